@@ -1,4 +1,4 @@
-"""One input of an operator, as the operator's function sees it."""
+"""`Arg`: an input of an operator, as the operator's function gets it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Arg:
-    """An input: what is known of it, and the expression that computes it.
+    """An input: the known facts about it, and the expression that computes it.
 
     Attributes:
         name: the value's name in the file ("" for an attribute that later opsets made an input).
         info: dtype, shape and elements, as far as they are known.
         value: the graph's value (None for an attribute).
-        index: which of the node's inputs it is, if it is known to be one.
+        index: its index among the node's inputs, if known.
     """
 
     def __init__(self, builder: Builder, info: Info, value: ir.Value | None = None, index: int | None = None) -> None:
@@ -50,7 +50,7 @@ class Arg:
 
     @property
     def known_rank(self) -> int:
-        """The rank, where the operator can't be written without it (a problem is raised if it is unknown)."""
+        """The rank, for operators that need it. Raises `OnnxgenError` if it is unknown."""
         if self.info.rank is None:
             raise self.builder.error(f"the rank of input {self.name} is unknown", UNKNOWN_SHAPE)
         return self.info.rank
@@ -61,7 +61,7 @@ class Arg:
 
     @property
     def constant(self) -> NDArray[Any] | None:
-        """The elements, if they are numbers known at generation (None for trainable tensors)."""
+        """The elements, if they are numbers known at generation; None for trainable tensors."""
         return self.info.constant if self.info.data is not None else self.builder.constant(self.value)
 
     @property
@@ -73,17 +73,16 @@ class Arg:
         return [v if isinstance(v, Sym) else int(v) for v in self.info.data.flat]
 
     def known_ints(self, what: str) -> list[int]:
-        """The elements as plain ints, where the operator can't be written without them."""
+        """Return the elements as plain ints, for operators that need them. Raises `OnnxgenError` if unknown."""
         found = self.ints
         if found is None or not all(isinstance(v, int) for v in found):
-            raise self.builder.error(
-                f"{what} is computed at run time", "fold it into a constant, e.g. with onnx-simplifier"
-            )
+            help = "fold it into a constant, e.g. with onnx-simplifier"
+            raise self.builder.error(f"{what} is computed at run time", help)
         return [v for v in found if isinstance(v, int)]
 
     @property
     def source(self) -> Source | None:
-        """The way this value is made of stored tensors, if it is an initializer or a view of initializers."""
+        """How this value is made of stored tensors, if it is an initializer or a view of initializers."""
         return self.builder.source(self.value)
 
     @property
@@ -100,11 +99,8 @@ class Arg:
         """A Python number if this is one element known at generation (a literal, or an int from shapes), else None."""
         if self.info.data is not None and self.info.data.dtype == object:
             return literal(self.info.data.flat[0]) if self.info.data.size == 1 else None
-        constant = self.constant
-        if constant is None or constant.size != 1 or constant.dtype.kind not in "biuf":
-            return None
-        item = constant.reshape(-1)[0].item()
-        return literal(shortest(item, self.dtype) if isinstance(item, float) else item)
+        scalar = self.scalar
+        return None if scalar is None else literal(scalar)
 
     @property
     def scalar(self) -> float | int | None:
@@ -116,10 +112,10 @@ class Arg:
         return shortest(item, self.dtype) if isinstance(item, float) else item
 
     def as_int(self) -> ast.expr:
-        """A Python int: a literal, a size, or `.item()` of the tensor where it comes from data."""
+        """Return a Python int: a literal, a size, or `.item()` of a tensor that is computed."""
         return self.number if self.number is not None else quote("x.item()", x=self.expr)
 
     def as_ints(self) -> ast.expr:
-        """A Python sequence of ints: a tuple of literals and sizes, or `.tolist()` of the tensor."""
+        """Return a Python sequence of ints: a tuple of literals and sizes, or `.tolist()` of the tensor."""
         ints = self.ints
         return literal(tuple(ints)) if ints is not None else quote("x.tolist()", x=self.expr)

@@ -1,8 +1,8 @@
 """Binds a node's inputs and attributes to the parameters of its operator's function, by schema name.
 
 The names are those of the schema at the node's own opset. An attribute that a later opset turned into an input has the
-same name in both, so it reaches the function as a constant input; one that the function doesn't know is an error unless
-it says what the default says.
+same name in both, so the function gets it as a constant input. An attribute that the function does not have is an error
+unless its value is the default.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
 MISSING = inspect.Parameter.empty
-MEANINGLESS = {"consumed_inputs"}  # opset 1 to 5: a hint which input's memory may be reused
+IGNORED_ATTRIBUTES = {"consumed_inputs"}  # opset 1 to 5: a hint which input's memory may be reused
 
 
 @cache
 def _input_names(operator: Operator, opset: int) -> tuple[tuple[str, bool], ...]:
-    """(parameter name, is variadic) for each input of the node, in order."""
+    """Return (parameter name, is variadic) for each input of the node, in order."""
     found = schema(operator.domain, operator.name, opset)
     if found is None:
         named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
@@ -55,7 +55,7 @@ def _defaults(domain: str, name: str, opset: int) -> dict[str, Any]:
 
 
 def as_input(builder: Builder, value: Any) -> Arg:
-    """An attribute as the constant input that later opsets made of it."""
+    """Return an attribute as the constant input that it is in later opsets."""
     array = np.asarray(value, np.float32 if np.asarray(value).dtype.kind == "f" else np.int64)
     return Arg(builder, Info(ir.DataType.from_numpy(array.dtype), array.shape, array))
 
@@ -86,18 +86,18 @@ def _too_many(builder: Builder, operator: Operator, known: int) -> OnnxgenError:
 
 
 def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and keyword arguments with which to call the operator's function for this node."""
+    """Return the positional and keyword arguments for calling the operator's function for this node."""
     parameters = operator.parameters
     bound = _bind_inputs(builder, operator)
     given = {k: plain(a.value) for k, a in builder.node.attributes.items()}
     for name, default in _defaults(operator.domain, operator.name, builder.opset).items():
         given.setdefault(name, plain(default))
     rest = next((p.name for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
-    others: dict[str, Any] = {}  # what a plugin's function takes as **attributes
+    others: dict[str, Any] = {}  # for the **attributes of a plugin's function
     for name, value in given.items():
         name = operator.renames.get(name, name)
         parameter = parameters.get(name)
-        if name in MEANINGLESS:
+        if name in IGNORED_ATTRIBUTES:
             continue
         if rest is not None and (parameter is None or name == rest):
             others[name] = value
@@ -115,11 +115,11 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
 
 
 def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any) -> None:
-    """An attribute that the function does not know may only say what the default says.
+    """Raise an error for an attribute that the function does not have, unless its value is the default.
 
-    Where this opset of ai.onnx has no such operator there is nothing that an unknown attribute could mean: onnxruntime,
-    which runs it all the same, ignores such attributes, and so do we, saying so. Those of its own domains it refuses,
-    unless its schema has them: so they are of a newer one, and mean something.
+    If this opset of ai.onnx has no such operator, an unknown attribute has no meaning. onnxruntime runs the node and
+    ignores the attribute; so do we, with a note. In its own domains onnxruntime refuses attributes that its schema does
+    not have, so an unknown one is from a newer version and has a meaning.
     """
     if schema(operator.domain, operator.name, builder.opset) is None:
         if operator.plugin is not None:

@@ -46,7 +46,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     graph = model.graph
     inputs = [state.argument(value) for value in graph.inputs if value not in state.initialized]
     state.run(graph)
-    for problem in state.open.said():
+    for problem in state.open.merged_problems():
         state.problems.add(problem)
     state.problems.raise_if_any()
     outputs = [state.result(value) for value in graph.outputs]

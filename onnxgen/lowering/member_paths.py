@@ -1,8 +1,8 @@
-"""The final path of each member of the module: every name stands for one thing.
+"""Chooses the final path of each member of the module, so that no two conflict.
 
-A file may call one tensor `a.weight` and another `a.weight.bias`, or use the bias that a layer `a` was made without in
-some other place. In a tree of modules a tensor has nothing below it, and what a layer computes with is the layer's own;
-so one of the two gets an underscore.
+A file may name one tensor `a.weight` and another `a.weight.bias`, or use `a.bias` elsewhere although the layer `a` has
+no bias. In a tree of modules a tensor has no children, and an attribute of a layer belongs to the layer. So one of the
+two names gets an underscore.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections import Counter
 from onnxgen.code.module_def import Member
 from onnxgen.common.names import ModulePath
 
-# What torch's layers read of themselves when they are called. Kept as a list, since generating never imports torch; a
-# test compares it with the layers that operators ask for.
+# Attributes that torch's layers read when they are called. A list, since generating never imports torch; a test
+# compares it with the layers that operators use.
 _LAYER_ATTRIBUTES = """
     weight bias in_features out_features in_channels out_channels kernel_size stride padding dilation transposed
     output_padding groups padding_mode eps momentum affine track_running_stats num_features running_mean running_var
@@ -25,7 +25,7 @@ LAYER_ATTRIBUTES: frozenset[str] = frozenset(_LAYER_ATTRIBUTES.split())
 
 
 def settle(members: list[Member]) -> None:
-    """Give every member its final path: those with a name of their own first, then `conv`, or `conv1`, `conv2`, ..."""
+    """Give every member its final path: first those named by the file, then `conv`, or `conv1`, `conv2`, ..."""
     places = Places()
     for member in sorted((m for m in members if m.named), key=lambda m: m.kind != "module"):
         member.path = places.near(member)
@@ -47,12 +47,12 @@ def settle(members: list[Member]) -> None:
 
 
 class Places:
-    """The paths that are taken, and by what.
+    """The paths that are in use.
 
     Attributes:
         tensors: parameters and buffers, those of layers included.
         modules: layers.
-        inner: paths with something below them.
+        inner: paths that have children.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Places:
         self.inner.update(p[:n] for p in (member.path, *tensors) for n in range(1, len(p)))
 
     def is_free(self, member: Member, path: ModulePath) -> bool:
-        """Whether a member may live there."""
+        """Return True if a member can have this path."""
         if path in self.modules or path in self.tensors or self.clear(path[:-1]) != path[:-1]:
             return False
         if path[:-1] in self.modules and path[-1] in LAYER_ATTRIBUTES:
@@ -81,14 +81,14 @@ class Places:
         return not any(p in self.tensors or p in self.inner for p in own)
 
     def clear(self, path: ModulePath) -> ModulePath:
-        """A path of modules like this one, none of which is a tensor."""
+        """Rename the modules on a path that are tensors or attributes of a layer."""
         for n in range(1, len(path) + 1):
             while path[:n] in self.tensors or (path[: n - 1] in self.modules and path[n - 1] in LAYER_ATTRIBUTES):
                 path = (*path[: n - 1], _other(path[n - 1]), *path[n:])
         return path
 
     def near(self, member: Member) -> ModulePath:
-        """The path nearest to a member's own where it may live."""
+        """Return the path most like the member's own that it can have."""
         path = (*self.clear(member.path[:-1]), member.path[-1])
         while not self.is_free(member, path):
             path = (*path[:-1], _other(path[-1]))

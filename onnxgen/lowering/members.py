@@ -1,8 +1,7 @@
 """The members that `__init__` registers (submodules, parameters and buffers), and their names.
 
-Names come from the file, in this order of trust: the parameter's own name (`layer1.0.conv1.weight`), the scope that its
-node was written in, the role it plays (`conv1`, `fc2`). `state_dict` keys are therefore the original ones wherever the
-file still knows them.
+Names come from the file: first the parameter's own name (`layer1.0.conv1.weight`), then the scope of its node, then its
+role (`conv1`, `fc2`). So `state_dict` keys are the original ones if the file still has them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ class Members:
     """The members of one network, while it is lowered.
 
     Attributes:
-        constants: arrays too large for source, by the key they have in the sidecar.
+        constants: arrays too large for source, by their key in the sidecar.
+        prefix: of these keys.
     """
 
     def __init__(self, model: ir.Model, options: Options) -> None:
@@ -50,15 +50,15 @@ class Members:
         self.prefix = "constants."
         self.members: list[Member] = []
         self._by_path: dict[ModulePath, Member] = {}
-        # by what they are made of: each with the scope that asked first
+        # by how they are made, each with the scope that asked first
         self._modules: dict[tuple[Any, ...], list[tuple[ModulePath, Member]]] = {}
         self._parameters: dict[tuple[Any, ...], list[tuple[ModulePath, Member]]] = {}
         # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
         self._weights: dict[str, tuple[Member, str]] = {}
-        # the array stays alive with its buffer: a large one is told from others by its `id`
+        # the array is kept alive, since the key has the `id` of a large one
         self._buffers: dict[tuple[Any, ...], tuple[Member, NDArray[Any]]] = {}
-        self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by their member's `id`
-        self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which lie in the sidecar as JSON
+        self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by the `id` of their member
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which are JSON in the sidecar
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not is_trained(v)}
         self._paths = ParameterPaths(model.graph)
 
@@ -67,12 +67,12 @@ class Members:
     def module(
         self, scope: ModulePath, role: str, build: ast.expr, sources: dict[str, Source], users: Mapping[str, User]
     ) -> MemberRef | None:
-        """The submodule with these tensors; the very same one if it is asked for twice."""
+        """Return the submodule with these tensors, always the same one."""
         own = {key: s for key, s in sources.items() if not is_rounding(key)}
-        is_layer = bool(own) or not sources  # else it only rounds what a layer makes or takes
+        is_layer = bool(own) or not sources  # otherwise it only quantises a layer's input or result
         home, elsewhere = self._home(scope, own)
         labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
-        # norms before training are all equal; and a weight may be of several modules, each with a name of its own
+        # untrained norms are all equal, and several modules may share a weight, each with its own name
         apart = all(len(s.shape) < 2 for s in sources.values()) or (
             home is not None and is_alias(scope, home) and self._paths.is_alone(scope)
         )
@@ -93,16 +93,16 @@ class Members:
         return _used(member, users)
 
     def _home(self, scope: ModulePath, sources: dict[str, Source]) -> tuple[ModulePath | None, bool]:
-        """The module path that the tensors' own names give, and whether a name contradicts being this module's.
+        """Return the module path in the tensors' names, and whether a name contradicts being this module's.
 
-        `fc.weight` as the weight makes it `fc`; `attn.in_proj_weight` can't be a module's `weight`, so it stays a
-        parameter by that name. Where the names disagree the first tensor's counts: exporters share equal biases.
+        A weight `fc.weight` makes it `fc`. `attn.in_proj_weight` cannot be a module's `weight`, so it stays a parameter
+        of that name. If the names disagree the first tensor's counts, since exporters share equal biases.
         """
         paths = {key: self._paths.source_path(source, scope) for key, source in sources.items()}
         first = next(iter(paths), None)
         decisive = paths[first] if first is not None else None
         if decisive is not None and decisive[-1] == first:
-            # its other tensors are its own whatever they are called: dynamo calls a folded norm's bias `x.weight_bias`
+            # its other tensors may have any name: dynamo names a folded norm's bias `x.weight_bias`
             return (decisive[:-1] or None), False
         paths = {key: path for key, path in paths.items() if not self._paths.is_vague(sources[key])}
         if any(path is not None and path[-1] != key for key, path in paths.items()):
@@ -111,18 +111,18 @@ class Members:
         return (homes[0] if homes else None), False
 
     def _own_scope(self, scope: ModulePath, home: ModulePath) -> ModulePath:
-        """Of a tied weight's users one has its name; another is called by the scope that its own node stands in."""
-        clean = tuple(module_part(p) for p in scope)
+        """Return the path of another user of a tied weight, whose name the first user has: the scope of its node."""
+        clean = _cleaned(scope)
         return scope if scope != home and scope and self._paths.is_alone(scope) and clean not in self._by_path else home
 
     def _module_path(
         self, scope: ModulePath, role: str, home: ModulePath | None, is_layer: bool
     ) -> tuple[ModulePath, bool]:
         if home is not None:
-            home = tuple(module_part(p) for p in home)
+            home = _cleaned(home)
             if home not in self._by_path:
                 return home, True
-        clean = tuple(module_part(p) for p in scope)
+        clean = _cleaned(scope)
         if is_layer and clean and self._paths.is_alone(scope) and clean not in self._by_path:
             return clean, True
         return (*clean, role), False
@@ -132,11 +132,13 @@ class Members:
     def parameter(
         self, arg: Any, label: str = "", transposed: bool = False, shape: tuple[int, ...] | None = None
     ) -> ast.expr:
-        """A trainable tensor that no module takes: a parameter of its own, which the original called `label`, if known.
+        """Return a trainable tensor that is in no module, as a parameter of its own.
 
-        `arg`: the operator's input that it is (an `ops.arg.Arg`).
-        `transposed`: the parameter is the matrix turned back, as it was before an exporter folded the turning.
-        `shape`: the one that it had before an exporter folded axes of size 1 in.
+        Args:
+            arg: the operator's input that it is (a `lowering.arg.Arg`).
+            label: its name in the original network, if known.
+            transposed: the exporter folded a transposition of the parameter.
+            shape: its shape before the exporter folded axes of size 1 in.
         """
         b, value = arg.builder, arg.value
         name, label = value.name or "weight", label or viewed_from(value)
@@ -163,11 +165,11 @@ class Members:
     def _parameter_path(
         self, scope: ModulePath, name: str, label: str, part: str, is_merged: bool
     ) -> tuple[ModulePath, bool]:
-        """`is_merged`: it may have been another layer's with the same values, whose name tells the last part only."""
+        """`is_merged`: tensors of several layers may have been merged, so only the last part of the name is right."""
         found = self._paths.path(name, label, scope)
-        clean = tuple(module_part(p) for p in scope)
+        clean = _cleaned(scope)
         if found is not None:
-            path = tuple(module_part(p) for p in found)
+            path = _cleaned(found)
             depth = min(len(clean), len(path) - 1)
             if is_merged and path[:depth] != clean[:depth]:
                 return (*clean, path[-1]), False
@@ -178,46 +180,55 @@ class Members:
         return (*clean, module_part(identifier(name.split(".")[-1].split(":")[0]))), False
 
     def buffer(self, scope: ModulePath, array: NDArray[Any], hint: str, dtype: ir.DataType) -> ast.expr:
-        """A constant tensor as a non-persistent buffer; equal ones in one scope are one buffer."""
+        """Return a constant tensor as a non-persistent buffer. Equal constants in one scope share a buffer."""
         if dtype in WIDER and WIDER[dtype].is_floating_point():
             array, dtype = array.astype(np.float32), ir.DataType.FLOAT
         content = array.tobytes() if array.nbytes <= 4096 else id(array)
         identity = (scope, dtype, array.shape, content)
         if identity not in self._buffers:
-            clean = tuple(module_part(p) for p in scope)
-            made = _written(array, dtype)
-            member = Member((*clean, _buffer_name(hint)), made or ast.Constant(None), "buffer", {}, set(), False)
-            if made is None:
-                self._large[id(member)] = array  # its expression follows in `finish`, when it has its name
-            self._buffers[identity] = self._register(member), array
+            self._add_constant(identity, hint, array, "buffer", _written(array, dtype), array)
         return MemberRef(self._buffers[identity][0])
 
     def texts(self, scope: ModulePath, array: NDArray[Any], hint: str) -> ast.expr:
-        """Strings: spelled out where they are few, else an attribute that reads them from the sidecar."""
+        """Return strings, written out if there are few, else as an attribute that is read from the sidecar."""
         items = [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in array.reshape(-1)]
         made = text_literal(items, array.shape)
         if made is not None:
             return checked(made, np.array(items, dtype=object).reshape(array.shape), ir.DataType.STRING)
         identity = (scope, ir.DataType.STRING, array.shape, tuple(items))
         if identity not in self._buffers:
-            clean = tuple(module_part(p) for p in scope)
-            member = Member((*clean, _buffer_name(hint)), ast.Constant(None), "text", {}, set(), False)
-            self._large[id(member)] = np.frombuffer(json.dumps(items).encode(), np.uint8)
-            self._shapes[id(member)] = array.shape
-            self._buffers[identity] = self._register(member), array
+            stored = np.frombuffer(json.dumps(items).encode(), np.uint8)
+            self._add_constant(identity, hint, array, "text", None, stored)
         return MemberRef(self._buffers[identity][0])
 
+    def _add_constant(
+        self,
+        identity: tuple[Any, ...],
+        hint: str,
+        array: NDArray[Any],
+        kind: str,
+        made: ast.expr | None,
+        stored: NDArray[Any],
+    ) -> None:
+        """Register a constant under its identity. `stored`: its array in the sidecar, if `made` is None."""
+        path = (*_cleaned(identity[0]), _buffer_name(hint))
+        member = Member(path, made or ast.Constant(None), kind, {}, set(), False)
+        if made is None:
+            self._large[id(member)] = stored  # `finish` makes the expression, which needs the final name
+            self._shapes[id(member)] = array.shape
+        self._buffers[identity] = self._register(member), array
+
     def named_buffer(self, arg: Any) -> ast.expr:
-        """A stored tensor that is not trained but has a name of its own: a buffer that the state dict keeps."""
+        """Return a stored tensor that is not trained but has a name, as a buffer that is in the state dict."""
         scope, value = arg.builder.scope, arg.value
         made = self._parameters.setdefault((value,), [])
         known = _known(made, scope)
         if known is None:
             tensor, name = stored(value), value.name or ""
             assert tensor is not None
-            path = tuple(module_part(p) for p in self._paths.path(name, "", scope) or (name,))
+            path = _cleaned(self._paths.path(name, "", scope) or (name,))
             source = Source.of(tensor, name)
-            build = _written(tensor.numpy(), source.dtype) or ast.Constant(None)  # its key follows
+            build = _written(tensor.numpy(), source.dtype) or ast.Constant(None)  # `finish` fills it in
             named = path not in self._by_path
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
             made.append((scope, known))
@@ -235,7 +246,7 @@ class Members:
     # the end
 
     def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
-        """The members that the code uses, with their final names."""
+        """Return the members that the code uses, with their final names."""
         trees = [*(e for s in body for e in expressions(s)), *outputs]
         used = {id(n.member) for tree in trees for n in walk(tree) if isinstance(n, MemberRef)}
         members = [m for m in self.members if id(m) in used]
@@ -256,13 +267,14 @@ class Members:
         return members
 
     def _holders(self, members: list[Member]) -> list[Member]:
-        """Modules that are only there for the name of their weight, which another module is called with: T5's
-        `shared`, whose weight `encoder.embed_tokens` has, too."""
+        """Return modules without calls that have the original name of another module's weight, such as T5's `shared`,
+        whose weight is also that of `encoder.embed_tokens`.
+        """
         keys = {(*member.path, key) for member in members for key in member.keys}
         found: dict[ModulePath, Member] = {}
         for member in members:
             for key, source in member.keys.items() if member.kind == "module" and len(member.keys) == 1 else ():
-                path = tuple(module_part(p) for p in self._paths.path(source.names[0], "", ()) or ())
+                path = _cleaned(self._paths.path(source.names[0], "", ()) or ())
                 if len(source.shape) < 2 or not source.is_identity or source.label or path[-1:] != (key,):
                     continue
                 if path not in keys and path[:-1] not in self._by_path and len(path) > 1:
@@ -271,9 +283,9 @@ class Members:
         return list(found.values())
 
     def ties(self, members: list[Member]) -> list[Tie]:
-        """Stored matrices that are a weight in two places.
+        """Return the stored matrices that are a weight in two places.
 
-        Not those that the file names apart: the legacy exporter stores equal tensors once, and names each by Identity.
+        Two names in the file mean two tensors: the legacy exporter stores equal tensors once, with Identity nodes.
         """
         first: dict[Source, tuple[Member, str, str]] = {}
         tied = TiedTensors([s for m in members for s in m.keys.values()])
@@ -290,13 +302,13 @@ class Members:
 
 
 def _written(array: NDArray[Any], dtype: ir.DataType) -> ast.expr | None:
-    """The expression that makes a constant, computed again to be sure; None if it is large and has no form."""
+    """Return an expression that makes a constant, and check it. None if the constant is large and has no form."""
     made = tensor_literal(array, dtype, CPU)
     return None if made is None else checked(made, array, dtype)
 
 
 def _used(member: Member, users: Mapping[str, User]) -> MemberRef:
-    """The member, which learns who asked for its tensors."""
+    """Return the member, and record the users of its tensors."""
     for key, user in users.items():
         member.users.setdefault(key, []).append(user)
     return MemberRef(member)
@@ -308,24 +320,26 @@ def _user(arg: Any) -> User:
 
 
 def _known(made: list[tuple[ModulePath, Member]], scope: ModulePath) -> Member | None:
-    """The member that was made for a scope, or for any but a sibling of it."""
+    """Return the member that was made for this scope, or for any other except its siblings."""
     return next((member for other, member in made if not siblings(other, scope)), None)
 
 
 def is_named_buffer(value: ir.Value) -> bool:
-    """A stored tensor with a parameter's name that the original's state dict had too: a persistent buffer."""
+    """Return True for a stored tensor that was a persistent buffer of the original network."""
     return KEPT.get(value) and stored(value) is not None
 
 
 def _is_to_be_read(member: Member) -> bool:
-    """A buffer too large for source: its expression is written when it has its name."""
+    """Return True for a buffer too large for source, whose expression needs its final name."""
     return member.kind == "buffer" and isinstance(member.build, ast.Constant)
 
 
 def _buffer_name(hint: str) -> str:
     last = re.split(r"[./]", hint)[-1]
-    return (
-        "constant"
-        if not last or NOISE.match(hint) or "/" in hint or "output" in last.lower()
-        else module_part(identifier(last))
-    )
+    is_noise = not last or NOISE.match(hint) or "/" in hint or "output" in last.lower()
+    return "constant" if is_noise else module_part(identifier(last))
+
+
+def _cleaned(path: ModulePath) -> ModulePath:
+    """Make every part of a path a valid attribute name."""
+    return tuple(map(module_part, path))

@@ -1,4 +1,4 @@
-"""The role of a stored tensor for its operator: the name of the parameter, and its initialisation from scratch."""
+"""Names and initial values of parameters, from the role of a stored tensor for its operator."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from onnxgen.weights.provenance import Source
 
 ADDITIVE = ("Add", "Sub", "Sum")
 MULTIPLICATIVE = ("Mul", "Div")
-NEWEST = 1 << 30
+NEWEST_OPSET = 1 << 30
 
 
 def role(node: ir.Node) -> str:
-    """The name of a parameter whose own name the file has lost."""
+    """Return a name for a parameter without a name in the file."""
     return "bias" if node.op_type in ADDITIVE else "scale" if node.op_type == "Mul" else "weight"
 
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
-    """A parameter's fresh value: multipliers of rank 1 ones, additive ones zeros, all others truncated normal 0.02."""
+    """Return a parameter's initial value: ones for rank-1 factors, zeros for rank-1 summands, else normal (0.02)."""
     while node.op_type == "Identity" and len(takers := list(node.outputs[0].consumers())) == 1:
-        value, node = node.outputs[0], takers[0]  # torch.onnx stores equal tensors once, and passes them on by Identity
+        value, node = (
+            node.outputs[0],
+            takers[0],
+        )  # torch.onnx stores equal tensors once, with Identity nodes for the others
     shape = source.shape
     dtype = {} if source.dtype == ir.DataType.FLOAT else {"dtype": source.dtype}
     place = _place(node, value)
@@ -37,8 +40,8 @@ def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
 
 
 def _place(node: ir.Node, value: ir.Value) -> str:
-    """ "scale" or "bias" by the operator's schema: what follows a layer's input and weight is its bias."""
-    operator = find(node.domain, node.op_type, NEWEST)
+    """Return "scale" or "bias" by the operator's schema. Inputs after a layer's input and weight are biases."""
+    operator = find(node.domain, node.op_type, NEWEST_OPSET)
     if operator is None or value not in node.inputs:
         return ""
     at = node.inputs.index(value)

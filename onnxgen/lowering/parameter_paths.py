@@ -1,4 +1,4 @@
-"""The module path of each stored tensor, by the names in the file."""
+"""Finds the module path of each stored tensor from the names in the file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import VIEWS, folded_from, stored
 
 PASSING = {*VIEWS, "FakeQuantize"}
-NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # what exporters call tensors that have no name
+NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # names that exporters give to unnamed tensors
 
 
 class ParameterPaths:
-    """The module paths that the names and the users of stored tensors tell.
+    """The module paths of stored tensors, from their names and their users.
 
     Attributes:
-        crowd: for each scope, the different weights (or sets of them) that nodes in it take.
-        shared: names of the tensors that several nodes take, or that another tensor is a folded copy of.
+        crowd: by scope, the different sets of weights that nodes in it take.
+        shared: names of tensors that several nodes take, or that another tensor is a folded copy of.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -43,18 +43,18 @@ class ParameterPaths:
                 self._sets.setdefault(value.name or "", set()).add(weights)
 
     def is_alone(self, scope: ModulePath) -> bool:
-        """Whether the nodes of a scope have one set of weights between them: the scope is one layer."""
+        """Return True if the nodes of a scope have only one set of weights: the scope is one layer."""
         return len(self.crowd.get(scope, ())) <= 1
 
     def is_vague(self, source: Source) -> bool:
-        """Whether a name does not tell where a tensor belongs: layers with different weights take it (equal biases)."""
+        """Return True if layers with different weights share the tensor (equal biases): its name may be another's."""
         return not source.label and len(source.names) == 1 and len(self._sets.get(source.names[0], ())) > 1
 
     def path(self, name: str, label: str, scope: ModulePath) -> ModulePath | None:
-        """The module path of a tensor of this name for a node of this scope; None if the name does not tell it.
+        """Return the module path of a tensor for a node in a scope; None if its name does not tell.
 
-        `label`: a further name that the file gives to it: the legacy exporter stores equal tensors once, and names the
-        others by Identity nodes; the dynamo exporter says which parameter it folded.
+        `label`: a second name in the file. The legacy exporter stores equal tensors once, and names the others by
+        Identity nodes. The dynamo exporter records which parameter it folded.
         """
         found = param_path(label) or param_path(name)
         if found is None:
@@ -63,16 +63,16 @@ class ParameterPaths:
         return seen_from(scope, found) if name in self.shared and not self.is_exact(label) else found
 
     def is_exact(self, label: str) -> bool:
-        """Whether a further name is the tensor's very own, as those by Identity are."""
+        """Return True if a second name is exactly this tensor's, as those of Identity nodes are."""
         return bool(label) and label not in self._folded
 
     def source_path(self, source: Source, scope: ModulePath) -> ModulePath | None:
-        """The module path of a state-dict tensor, if it is made of one tensor of the file."""
+        """Return the module path of a state-dict tensor, if it is made of one tensor of the file."""
         return self.path(source.names[0], source.label, scope) if len(source.names) == 1 else None
 
 
 def _weights(node: ir.Node) -> Iterator[ir.Value]:
-    """The stored tensors of floating point that a node takes, perhaps behind views of them."""
+    """Yield the stored floating-point tensors that a node takes, perhaps through views."""
     for value in node.inputs:
         for _ in range(8):
             producer = None if value is None else value.producer()

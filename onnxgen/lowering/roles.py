@@ -1,6 +1,6 @@
-"""Roles of values and constants (`q`, `mask`, `cos`, `positions`), found by what makes and what uses them.
+"""Finds the roles of values and constants (`q`, `mask`, `cos`, `positions`) from what makes and what uses them.
 
-It looks at the flat body, before structure: what a value is called then agrees through all the classes it passes.
+It works on the flat body, before structure, so that a value has the same name in all classes that it passes through.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from onnxgen.code.quote import MemberRef, Ref, walk
 from onnxgen.code.torch_api import VIEWS, function_of
 from onnxgen.shapes.info import Info
 
-# what the result of a function is, and whether its operands are that too before
-MADE = {"cos": "cos", "sin": "sin", "arange": "positions"}
-BACK = frozenset("q k v qkv mask positions angles scores".split())  # roles that go back through arithmetic
-OF_BUFFER = {"positions": "position_ids", "angles": ""}  # as authors call a buffer that is one
-# what a layer reads beside its input; views of it have the role, too
-BESIDE = frozenset("cos sin positions mask h c".split())
-# recurrent layers, and helpers that are one: they take states beside their input, and hand them out beside their result
+ROLE_OF_FUNCTION = {"cos": "cos", "sin": "sin", "arange": "positions"}
+BACKWARD_ROLES = frozenset(
+    "q k v qkv mask positions angles scores".split()
+)  # go from results to operands of arithmetic
+BUFFER_NAMES = {"positions": "position_ids", "angles": ""}  # usual names of buffers with a role
+# what a layer takes beside its input; views of it have the same role
+SIDE_INPUT_ROLES = frozenset("cos sin positions mask h c".split())
+# recurrent layers and helpers: they take states beside their input and return them beside their result
 RECURRENT = frozenset("nn.LSTM nn.GRU nn.RNN onnx_lstm onnx_gru onnx_rnn".split())
-STATES = ("h", "c")
-INDEXED = frozenset("index_select gather take_along_dim".split())
-STEPS = 8  # how far back from a softmax its product of queries and keys is looked for
+STATE_ROLES = ("h", "c")
+INDEX_FUNCTIONS = frozenset("index_select gather take_along_dim".split())
+MAX_STEPS = 8  # steps back from a softmax to look for the product of queries and keys
 
 
 def called(tree: ast.AST) -> tuple[str, list[ast.expr]]:
-    """A call's last name and operands, `x.cos()` as `torch.cos(x)`; ("", []) for other expressions."""
+    """Return a call's last name and operands, `x.cos()` as `torch.cos(x)`; ("", []) for other expressions."""
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Attribute):
         return "", []
     of = tree.func.value
@@ -41,7 +42,7 @@ def called(tree: ast.AST) -> tuple[str, list[ast.expr]]:
 
 
 def seen_through(tree: ast.AST) -> ast.AST:
-    """The variable that an expression is a view of: `x` for `x.transpose(1, 2)[:, None]`."""
+    """Return the expression that another is a view of: `x` for `x.transpose(1, 2)[:, None]`."""
     while True:
         name, operands = called(tree)
         if name in VIEWS and operands:
@@ -55,12 +56,12 @@ def seen_through(tree: ast.AST) -> ast.AST:
 def find_roles(
     body: list[Statement], infos: dict[str, Info], roles: dict[str, str], outputs: Iterable[ast.expr] = ()
 ) -> None:
-    """Add to `roles`, and give constants that have no name of their own one by their role."""
+    """Add to `roles`, and name constants without a name of their own by their role."""
     _Roles(body, infos, roles, outputs).run()
 
 
 class _Roles:
-    """Values and unnamed buffers alike, by id; a buffer's is made of its member's."""
+    """Values and unnamed buffers, both by id. A buffer's id is made of its member's `id()`."""
 
     def __init__(
         self, body: list[Statement], infos: dict[str, Info], roles: dict[str, str], outputs: Iterable[ast.expr]
@@ -70,7 +71,7 @@ class _Roles:
         self.buffers: dict[str, Member] = {}
         self.assigned: set[str] = set()
         self.made: dict[str, Assign] = {}
-        self.uses: dict[str, list[Assign | None]] = defaultdict(list)  # None: a use that says nothing
+        self.uses: dict[str, list[Assign | None]] = defaultdict(list)  # None: a use that gives no role
         self.operands: dict[int, dict[str, None]] = {}
         self._collect(outputs)
 
@@ -78,7 +79,7 @@ class _Roles:
         seen = self.assigned
         for statement in self.statements:
             for name in assigned(statement):
-                if name in seen:  # a branch or a loop assigns it too
+                if name in seen:  # assigned again in a branch or a loop
                     self.made.pop(name, None)
                 elif isinstance(statement, Assign):
                     self.made[name] = statement
@@ -93,13 +94,10 @@ class _Roles:
                 self.uses[name].append(None)
 
     def _ids(self, tree: ast.AST) -> Iterator[str]:
-        for node in walk(tree):
-            name = self._id(node)
-            if name:
-                yield name
+        return filter(None, map(self._id, walk(tree)))
 
     def _id(self, node: ast.AST) -> str:
-        """The id of a value or an unnamed buffer; "" for anything else."""
+        """Return the id of a value or an unnamed buffer; "" for anything else."""
         if isinstance(node, Ref):
             return node.value
         if isinstance(node, MemberRef) and node.member.kind == "buffer" and not node.member.named:
@@ -121,7 +119,7 @@ class _Roles:
         self._back()
         for name, member in self.buffers.items():
             role = self.roles.pop(name, "")
-            role = OF_BUFFER.get(role, role) or self._of_buffer(name, member)
+            role = BUFFER_NAMES.get(role, role) or self._of_buffer(name, member)
             if role and member.path[-1] == "constant":
                 member.path = (*member.path[:-1], role)
 
@@ -130,12 +128,11 @@ class _Roles:
             self.roles[name] = role
 
     def _give_back(self, name: str, role: str) -> None:
-        """Give a role to a value, and to what it is a view or a multiple of.
+        """Give a role to a value, and to the values that it is a view or a multiple of.
 
-        A cached key is used for more than scores. It stops at what may be anything: a part of a value, a layer's
-        result, a sum, or the network's input.
+        It stops at parts of a value, layers' results, sums and the network's inputs, which may have another role.
         """
-        for _ in range(STEPS):
+        for _ in range(MAX_STEPS):
             self._give(name, role)
             made = self.made.get(name)
             if made is None or any(isinstance(n, ast.Subscript) for n in walk(made.value)):
@@ -148,23 +145,23 @@ class _Roles:
             if made is None or len(made.targets) > 1 or _has_layer(made) or _is_sum(made.value):
                 return
 
-    # ---- what makes a value, and what it is used for
+    # ---- roles from the operation that makes or uses a value
 
     def _made(self, statement: Assign) -> None:
         if len(statement.targets) != 1:
             if _recurrent(statement.value):
-                for target, state in zip(statement.targets[1:], STATES):
+                for target, state in zip(statement.targets[1:], STATE_ROLES):
                     self._give(target, state)
             return
         target = statement.targets[0]
         facts = self.infos.get(target, Info())
         base = seen_through(statement.value)
         name, _ = called(base)
-        if name in MADE:
-            self._give(target, MADE[name])
+        if name in ROLE_OF_FUNCTION:
+            self._give(target, ROLE_OF_FUNCTION[name])
         elif self._id(base) and not any(isinstance(n, ast.Slice) for n in walk(statement.value)):
             role = self.roles.get(self._id(base))
-            if role in BESIDE:
+            if role in SIDE_INPUT_ROLES:
                 self._give(target, role)
         else:
             says = facts.kind == "tensor" and facts.dtype == ir.DataType.BOOL and bool(facts.rank)
@@ -183,15 +180,15 @@ class _Roles:
             self._give(self._base(operands[name == "masked_fill"]), "mask")
         elif name == "softmax" and operands:
             self._softmax(self._base(operands[0]))
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-            made = self.made.get(self._base(node.left))
+        elif matmul := _matmul(node):
+            made = self.made.get(self._base(matmul.left))
             if made is not None and called(seen_through(made.value))[0] == "softmax" and self._of_scores(made):
-                self._give_back(self._base(node.right), "v")
+                self._give_back(self._base(matmul.right), "v")
         elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and node.args:
             member = node.func.member
             if _recurrent(node) and len(node.args) > 1:
                 states = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else node.args[1:]
-                for state, role in zip(states, STATES):
+                for state, role in zip(states, STATE_ROLES):
                     self._give(self._base(state), role)
             if member.layer == "nn.Embedding" and "pos" in member.path[-1].lower():
                 self._give(self._base(node.args[0]), "positions")
@@ -201,17 +198,15 @@ class _Roles:
         return bool(operands) and self.roles.get(self._base(operands[0])) == "scores"
 
     def _softmax(self, name: str) -> None:
-        """Attention written out: the scores, what they are the product of, and what is added to them."""
-        chain = self._product(name, STEPS)
+        """Find the scores of attention before a softmax, the q and k that they are made of, and a mask or bias."""
+        chain = self._product(name, MAX_STEPS)
         if not chain:
             return
         for value in chain:
             self._give(value, "scores")
-        for node in walk(self.made[chain[-1]].value):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-                self._give_back(self._base(node.left), "q")
-                self._give_back(self._base(node.right), "k")
-                break
+        product = next(filter(None, map(_matmul, walk(self.made[chain[-1]].value))))
+        self._give_back(self._base(product.left), "q")
+        self._give_back(self._base(product.right), "k")
         for value in chain:
             tree = self.made[value].value
             if isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.Sub, ast.Mult)):
@@ -220,27 +215,23 @@ class _Roles:
                         self._give(side, "bias" if self._is_trained(side) else "mask")
 
     def _product(self, name: str, steps: int) -> list[str]:
-        """The values from `name` back to a matrix product of two values that is no layer; [] if there is none."""
+        """Return the values from `name` back to a matrix product of two values, not of a layer; [] if there is none."""
         made = self.made.get(name)
         facts = self.infos.get(name, Info())
         if made is None or len(made.targets) != 1 or steps == 0 or (facts.rank or 0) < 3:
             return []
-        if len(self.operands[id(made)]) > 3:  # no arithmetic on scores has as many
+        if len(self.operands[id(made)]) > 3:  # arithmetic on scores has fewer
             return []
         if any(isinstance(n, ast.Call) and isinstance(n.func, MemberRef) for n in walk(made.value)):
             return []
-        for node in walk(made.value):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-                is_product = bool(self._base(node.left) and self._base(node.right))
-                return [name] if is_product else []
-        for operand in self.operands[id(made)]:
-            further = self._product(operand, steps - 1)
-            if further:
-                return [name, *further]
-        return []
+        if matmul := next(filter(None, map(_matmul, walk(made.value))), None):
+            return [name] if self._base(matmul.left) and self._base(matmul.right) else []
+        further = (self._product(operand, steps - 1) for operand in self.operands[id(made)])
+        found = next(filter(None, further), None)
+        return [name, *found] if found else []
 
     def _is_trained(self, name: str) -> bool:
-        for _ in range(STEPS):
+        for _ in range(MAX_STEPS):
             made = self.made.get(name)
             if made is None:
                 return False
@@ -250,18 +241,18 @@ class _Roles:
         return False
 
     def _angles(self) -> None:
-        """What only cosine and sine are taken of."""
+        """Find values that are used only by cosine and sine."""
         for name, uses in self.uses.items():
             if {self.roles.get(s.targets[0]) if s is not None and s.targets else None for s in uses} == {"cos", "sin"}:
                 if all(s is not None and self._base(called(seen_through(s.value))[1][0]) == name for s in uses):
                     self._give(name, "angles")
 
-    # ---- back to what it is made of
+    # ---- from results to operands
 
     def _back(self) -> None:
-        """A role goes back to what its value is made of, and of nothing else; not through layers.
+        """Give a value's role to its operand if it has only one, but not through layers.
 
-        Where a value is split and joined again in between, what comes before has the role, the parts have none.
+        If a value is split and joined again in between, the whole before the split gets the role, the parts none.
         """
         inside: dict[str, str] = {}
         for statement in reversed(self.statements):
@@ -272,12 +263,12 @@ class _Roles:
         for name in self.uses:
             if name not in self.buffers and name not in self.assigned:  # the network's inputs
                 self._from_uses(name, inside)
-                if self.roles.get(name) not in BESIDE:
+                if self.roles.get(name) not in SIDE_INPUT_ROLES:
                     self.roles.pop(name, None)
         self._biases()
 
     def _biases(self) -> None:
-        """What a layer or a parameter makes to be added to scores is a bias, and so are views of it."""
+        """Rename masks that a layer or a parameter makes, and views of them, to "bias"."""
         for statement in self.statements:
             if isinstance(statement, Assign) and [self.roles.get(t) for t in statement.targets] == ["mask"]:
                 source = self._id(seen_through(statement.value))
@@ -307,11 +298,11 @@ class _Roles:
             inside[name] = role
 
     def _role_of(self, use: Assign, inside: dict[str, str]) -> str:
-        """The role of what a statement makes, if it is one that goes back; of all three projections it is `qkv`."""
+        """Return the role of a statement's result if it is a backward role. Of q, k and v together it is `qkv`."""
         roles = [self.roles.get(t) or inside.get(t, "") for t in use.targets]
         if roles == ["q", "k", "v"]:
             return "qkv"
-        return roles[0] if len(set(roles)) == 1 and roles[0] in BACK else ""
+        return roles[0] if len(set(roles)) == 1 and roles[0] in BACKWARD_ROLES else ""
 
     @staticmethod
     def _goes_back(use: Assign) -> bool:
@@ -320,7 +311,7 @@ class _Roles:
     # ---- constants
 
     def _of_buffer(self, name: str, member: Member) -> str:
-        """What a constant is in the statements that use it, if they agree."""
+        """Return the role of a constant in the statements that use it, if they agree."""
         roles = {self._in(name, use) if use is not None else "" for use in self.uses[name]}
         return roles.pop() if len(roles) == 1 else ""
 
@@ -337,22 +328,28 @@ class _Roles:
                     return "std" if of_input and isinstance(node.op, ast.Div) else "scale"
                 if isinstance(node.op, ast.Add):
                     return "offset"
-            indexes = [node.slice] if isinstance(node, ast.Subscript) else operands[1:] if function in INDEXED else []
+            indexes = (
+                [node.slice] if isinstance(node, ast.Subscript) else operands[1:] if function in INDEX_FUNCTIONS else []
+            )
             if name in map(self._base, indexes):
                 return "index"
         return ""
 
 
 def _has_layer(statement: Assign) -> bool:
-    """Whether a layer or a parameter takes part in what a statement computes."""
+    """Return True if a statement uses a layer or a parameter."""
     return any(isinstance(n, MemberRef) and n.member.kind != "buffer" for n in walk(statement.value))
 
 
 def _recurrent(tree: ast.AST) -> bool:
-    """Whether an expression calls a recurrent layer, or a helper that is one."""
+    """Return True if an expression calls a recurrent layer or helper."""
     if isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef):
         return tree.func.member.layer in RECURRENT
     return function_of(tree) in RECURRENT
+
+
+def _matmul(tree: ast.AST) -> ast.BinOp | None:
+    return tree if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult) else None
 
 
 def _is_sum(tree: ast.AST) -> bool:
@@ -367,5 +364,5 @@ def _flattened(block: list[Statement]) -> Iterator[Statement]:
 
 
 def _own(statement: Statement) -> list[ast.expr]:
-    """The expressions of a compound statement itself, and what it hands on under another name."""
+    """Return the expressions of a compound statement itself, and the values that it assigns."""
     return [*own_expressions(statement), *(Ref(t) for t in statement.targets)]

@@ -1,7 +1,7 @@
-"""Finds the tied weights that an exporter's constant folding set apart.
+"""Finds tied weights that an exporter's constant folding separated.
 
-A language model's output layer often shares its matrix with the embedding. Exporters fold the transposition away, and
-store the turned copy as one more tensor without a name; trained as it stands, the two would drift apart.
+A language model's output layer often shares its matrix with the embedding. Exporters fold the transposition, and store
+the transposed copy as another tensor without a name. Training would make the two diverge.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from onnxgen.weights.strided import Array
 
 
 class TiedTensors:
-    """Matrices without a name that hold, element by element, what a named one holds."""
+    """Finds unnamed matrices that are copies of named ones."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
         self._named: dict[object, list[Source]] = defaultdict(list)
-        self._by_look: dict[object, dict[object, list[Source]]] = {}  # made when a matrix of that kind asks
+        self._by_look: dict[object, dict[object, list[Source]]] = {}  # filled on demand
         for source in sources:
             if len(source.shape) >= 2 and source.is_identity and _is_named(source):
                 self._named[source.shape, source.dtype].append(source)
 
     def original(self, source: Source) -> Source | None:
-        """The named matrix that this one is a copy of; None if it has a name itself, or is no copy."""
+        """Return the named matrix that this one is a copy of; None if it has a name itself, or is not a copy."""
         kind = source.shape, source.dtype
         if len(source.shape) < 2 or len(source.names) != 1 or _is_named(source) or kind not in self._named:
             return None
@@ -56,16 +56,16 @@ def _is_named(source: Source) -> bool:
 
 
 def _look(source: Source) -> object:
-    """What equal matrices have in common, and others hardly: three corners of the first two axes.
+    """Return three corners of the first two axes, to tell most different matrices apart.
 
-    Not a row, which in a matrix that is stored transposed lies all over the file.
+    Not a row, which is scattered over the whole file if the matrix is stored transposed.
     """
     with stage(WEIGHTS):
         return tuple(_corner(source, *ends).tobytes() for ends in ((0, 0), (0, -1), (-1, 0)))
 
 
 def _corner(source: Source, *ends: int) -> Array:
-    """The elements at these places of the first axes, and the first of each other."""
+    """Return the elements at these positions of the first axes, and at the first position of all others."""
     for axis, size in enumerate(source.shape):
         at = ends[axis] % size if axis < len(ends) and size else 0
         source = source.slice(axis, at, at + 1)

@@ -1,14 +1,14 @@
-"""Operators without a function: all of them said at once, or (`--allow-unsupported`) left open as methods.
+"""Operators without a function: all are reported at once or, with `--allow-unsupported`, become stub methods.
 
-A method that is left open has the operator's inputs as arguments and its attributes as keywords, and raises until a
-person fills it in, or overrides it in a subclass. Nodes that call it alike share one.
+A stub has the operator's inputs as arguments and its attributes as keywords. It raises until a person fills it in or
+overrides it in a subclass. Nodes that call it in the same way share it.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -28,7 +28,7 @@ from onnxgen.shapes.info import Info, info
 
 UNSUPPORTED = "the operator is not supported"
 WAYS_OUT = "write a plugin for it (docs/EXTENDING.md), leave it open with --allow-unsupported, or open an issue"
-# what the frame and other stages call attributes of a class
+# attributes that the templates and other stages add to a class
 TAKEN = {"tie_weights", "from_pretrained", "dropout"}
 SCALARS = {ir.AttributeType.INT: "int", ir.AttributeType.FLOAT: "float", ir.AttributeType.STRING: "str"}
 LISTS = {ir.AttributeType.INTS: "int", ir.AttributeType.FLOATS: "float", ir.AttributeType.STRINGS: "str"}
@@ -39,29 +39,28 @@ class Open:
     """The operators of one network that have no function.
 
     Attributes:
-        stubs: by how they are called.
-        problems: nodes by what is wrong with them.
+        stubs: by the operator and the types of the call.
+        problems: the names of nodes, by the problem that they share.
     """
 
     stubs: dict[tuple[object, ...], Stub] = field(default_factory=dict)
     problems: dict[Problem, list[str]] = field(default_factory=dict)
 
     def refuse(self, problem: Problem) -> None:
-        """Note a node that can't be converted."""
-        alike = Problem(problem.what, "", problem.op, problem.opset, problem.help)
-        self.problems.setdefault(alike, []).append(problem.node)
+        """Record a node that cannot be converted."""
+        self.problems.setdefault(replace(problem, node=""), []).append(problem.node)
 
-    def said(self) -> Iterable[Problem]:
-        """A problem for each operator, with all its nodes."""
-        for alike, nodes in self.problems.items():
+    def merged_problems(self) -> Iterable[Problem]:
+        """Yield one problem for each operator, with all its nodes."""
+        for shared, nodes in self.problems.items():
             more = f" ({len(nodes)} nodes: {listed(nodes)})" if len(nodes) > 1 else ""
-            yield Problem(alike.what + more, nodes[0], alike.op, alike.opset, alike.help)
+            yield replace(shared, what=shared.what + more, node=nodes[0])
 
     def call(self, b: Builder) -> Any:
-        """The call of the method that stands for a node.
+        """Return a call of the stub for a node.
 
         Raises:
-            OnnxgenError: the node has a graph inside, which no argument can be.
+            OnnxgenError: an attribute is a graph, which cannot be an argument.
         """
         inputs = [None if v is None else Arg(b, info(v), v, i) for i, v in enumerate(b.node.inputs)]
         keywords = _keywords(b)
@@ -88,7 +87,7 @@ class Open:
         return made if len(outputs) == 1 else b.unpack(made)
 
     def finish(self, members: Iterable[Member], notes: list[str]) -> list[Stub]:
-        """Give every method a name that nothing else in a class has, and tell of it."""
+        """Give every stub a name that is unique in its class, and add a note."""
         namer = Namer({part for m in members for part in m.path} | MODULE_ATTRIBUTES | RESERVED | TAKEN)
         for stub in self.stubs.values():
             stub.name = namer.take(stub.name)
@@ -99,7 +98,7 @@ class Open:
 
 
 def _keywords(b: Builder) -> list[tuple[str, str, str, ast.expr]]:
-    """Of each attribute its name in the file, that in Python, its annotation and its value."""
+    """Return for each attribute its name in the file, its name in Python, its annotation and its value."""
     found, namer = [], Namer({"self"})
     for name, attribute in sorted(b.node.attributes.items()):
         value = plain(attribute.value)
@@ -110,10 +109,8 @@ def _keywords(b: Builder) -> list[tuple[str, str, str, ast.expr]]:
         elif attribute.type == ir.AttributeType.TENSOR:
             kind, made = "Tensor", b.buffer(value.numpy(), identifier(name), value.dtype)
         else:
-            raise b.error(
-                f"attribute {name} can't be an argument of a method",
-                "write a plugin for the operator (docs/EXTENDING.md)",
-            )
+            what = f"attribute {name} can't be an argument of a method"
+            raise b.error(what, "write a plugin for the operator (docs/EXTENDING.md)")
         found.append((name, namer.take(identifier(name, "attribute")), kind, made))
     return found
 
@@ -123,7 +120,7 @@ def _short(value: Any) -> Any:
 
 
 def _argument_names(inputs: list[Arg | None], taken: list[str]) -> list[str]:
-    """What a stored tensor is called by the last part of its name, another one `x`."""
+    """Name a stored tensor by the last part of its name, any other `x`."""
     namer = Namer({"self", *taken})
     return [
         namer.take(identifier(arg.name.rpartition(".")[2], "x") if arg is not None and arg.source is not None else "x")
@@ -134,7 +131,7 @@ def _argument_names(inputs: list[Arg | None], taken: list[str]) -> list[str]:
 def _doc(
     b: Builder, names: list[str], inputs: list[Arg | None], keywords: list[tuple[str, str, str, ast.expr]]
 ) -> list[str]:
-    """What is known of inputs and outputs of the first node that calls it; attributes by their names in the file."""
+    """Describe the inputs and outputs of the first node that calls it, and attributes that are renamed."""
     lines = [f"{name}: {_facts(arg.info)}" for name, arg in zip(names, inputs) if arg is not None]
     lines += [f"{python}: the attribute {printable(name)}" for name, python, _, _ in keywords if python != name]
     outputs = [_facts(b.out(i)) for i in range(len(b.node.outputs))]

@@ -1,13 +1,14 @@
-"""The node inputs of the file that each state-dict tensor stands for, where the file shares one tensor.
+"""Finds the node inputs of the file that each state-dict tensor stands for, if the file shares one tensor.
 
-Exporters store equal tensors once, as the biases of layers are before training. Passes have rewritten the graph since,
-so the file's nodes were noted as they were read (`graph.sites`): what a layer's node now computes in one step lies
-there between its outputs and what else the graph still has.
+Exporters store equal tensors once, such as the biases of layers before training. Passes have rewritten the graph, so
+the file's nodes were recorded when they were read (`graph.sites`). What a layer's node computes now in one step is, in
+that record, between its outputs and the other values that the graph still has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -19,7 +20,7 @@ from onnxgen.weights.stored import VIEWS, stored
 
 
 def uses(model: ir.Model, members: Iterable[Member], tensors: Collection[str]) -> dict[str, dict[str, list[Site]]]:
-    """For each of `tensors`, by ONNX name: the sites that take it, by the state-dict key that stands for them."""
+    """Return, for each of `tensors` (ONNX names), the sites that use it, by the state-dict key for these sites."""
     finder = _Finder(model)
     found: dict[str, dict[str, set[Site]]] = {name: {} for name in tensors}
     for member in members if found else ():
@@ -35,10 +36,9 @@ class _Finder:
     def __init__(self, model: ir.Model) -> None:
         self.nodes = NODES.get(model)
         self.model = model
-        self._ends: set[str] | None = None
 
     def sites(self, tensor: str, node: ir.Node, indices: Iterable[int]) -> set[Site]:
-        """The sites of `tensor` that these inputs of a node of the rewritten graph stand for."""
+        """Return the sites of `tensor` that these inputs of a node of the rewritten graph stand for."""
         found: set[Site] = set()
         for index in indices:
             value = node.inputs[index]
@@ -52,7 +52,7 @@ class _Finder:
         return found
 
     def _above(self, names: list[str], tensor: str, ends: Collection[str]) -> set[Site]:
-        """The sites of `tensor` among the nodes that make these values of other values."""
+        """Return the sites of `tensor` among the nodes that these values are computed by, back to `ends`."""
         found: set[Site] = set()
         pending, seen = list(names), set(names)
         while pending:
@@ -64,10 +64,8 @@ class _Finder:
                     pending.append(name)
         return found
 
-    @property
+    @cached_property
     def _others(self) -> set[str]:
-        """What other nodes of the rewritten graph compute."""
-        if self._ends is None:
-            nodes = (node for node in all_nodes(self.model.graph) if node.op_type not in VIEWS)
-            self._ends = {o.name for node in nodes for o in node.outputs if o.name}
-        return self._ends
+        """The values that nodes of the rewritten graph compute."""
+        nodes = (node for node in all_nodes(self.model.graph) if node.op_type not in VIEWS)
+        return {o.name for node in nodes for o in node.outputs if o.name}

@@ -28,7 +28,7 @@ from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
 from onnxgen.common.names import FileText, ModulePath, module_part
-from onnxgen.lowering.roles import BESIDE
+from onnxgen.lowering.roles import SIDE_INPUT_ROLES
 from onnxgen.structure.order import components, topological
 from onnxgen.structure.repeated import Repeated, repeated
 
@@ -224,7 +224,7 @@ class Splitter:
 
     def _is_side(self, name: str) -> bool:
         """Whether a value is what a layer reads beside its input (a mask, positions): arguments that come last."""
-        return self.module.roles.get(name) in BESIDE
+        return self.module.roles.get(name) in SIDE_INPUT_ROLES
 
     def _input(self, name: str) -> Input:
         for argument in self.module.inputs:

@@ -380,7 +380,7 @@ def _as_array(value: Any) -> Value:
 def unbound_names(op_type: str, domain: str = "") -> list[str]:
     """Every schema input or attribute of every version of an operator that its function can't be given; [] is right."""
     from onnxgen.graph.operators import find
-    from onnxgen.lowering.bind import MEANINGLESS
+    from onnxgen.lowering.bind import IGNORED_ATTRIBUTES
 
     missing = []
     for schema in onnx.defs.get_all_schemas_with_history():
@@ -391,6 +391,6 @@ def unbound_names(op_type: str, domain: str = "") -> list[str]:
             missing.append(f"{op_type}-{schema.since_version}: not registered")
             continue
         for name in [*(i.name for i in schema.inputs), *schema.attributes]:
-            if operator.renames.get(name, name) not in operator.parameters and name not in MEANINGLESS:
+            if operator.renames.get(name, name) not in operator.parameters and name not in IGNORED_ATTRIBUTES:
                 missing.append(f"{op_type}-{schema.since_version}: {name}")
     return missing
