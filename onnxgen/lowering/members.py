@@ -186,7 +186,11 @@ class Members:
         content = array.tobytes() if array.nbytes <= 4096 else id(array)
         identity = (scope, dtype, array.shape, content)
         if identity not in self._buffers:
-            self._add_constant(identity, hint, array, "buffer", _written(array, dtype), array)
+            made = _written(array, dtype)
+            member = Member((*_cleaned(scope), _buffer_name(hint)), made or ast.Constant(None), "buffer", named=False)
+            if made is None:
+                self._large[id(member)] = array  # `finish` makes the expression, which needs the final name
+            self._buffers[identity] = self._register(member), array
         return MemberRef(self._buffers[identity][0])
 
     def texts(self, scope: ModulePath, array: NDArray[Any], hint: str) -> ast.expr:
@@ -197,26 +201,11 @@ class Members:
             return checked(made, np.array(items, dtype=object).reshape(array.shape), ir.DataType.STRING)
         identity = (scope, ir.DataType.STRING, array.shape, tuple(items))
         if identity not in self._buffers:
-            stored = np.frombuffer(json.dumps(items).encode(), np.uint8)
-            self._add_constant(identity, hint, array, "text", None, stored)
-        return MemberRef(self._buffers[identity][0])
-
-    def _add_constant(
-        self,
-        identity: tuple[Any, ...],
-        hint: str,
-        array: NDArray[Any],
-        kind: str,
-        made: ast.expr | None,
-        stored: NDArray[Any],
-    ) -> None:
-        """Register a constant under its identity. `stored`: its array in the sidecar, if `made` is None."""
-        path = (*_cleaned(identity[0]), _buffer_name(hint))
-        member = Member(path, made or ast.Constant(None), kind, {}, set(), False)
-        if made is None:
-            self._large[id(member)] = stored  # `finish` makes the expression, which needs the final name
+            member = Member((*_cleaned(scope), _buffer_name(hint)), ast.Constant(None), "text", named=False)
+            self._large[id(member)] = np.frombuffer(json.dumps(items).encode(), np.uint8)
             self._shapes[id(member)] = array.shape
-        self._buffers[identity] = self._register(member), array
+            self._buffers[identity] = self._register(member), array
+        return MemberRef(self._buffers[identity][0])
 
     def named_buffer(self, arg: Any) -> ast.expr:
         """Return a stored tensor that is not trained but has a name, as a buffer that is in the state dict."""
