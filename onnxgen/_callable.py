@@ -1,9 +1,8 @@
-"""Modules that can be called, for a function that shares its module's name.
+"""Makes modules callable, for a function that has its module's name.
 
-`onnxgen.verify` is documented as a function and is also the module that the function lives in. Importing a submodule
-rebinds the package's attribute to the module, so which of the two `onnxgen.verify` names would depend on who imported
-what first. A module that can be called makes both readings right. (Assigning a module's `__class__` is what the Python
-reference, "Customizing module attribute access", provides for this.)
+`onnxgen.verify` is a function, and also the module that defines it. Importing a submodule rebinds the package's
+attribute to the module, so the meaning of `onnxgen.verify` would depend on the order of imports. With a callable module
+both meanings work. (For assigning `__class__` see "Customizing module attribute access" in the Python reference.)
 """
 
 from __future__ import annotations
@@ -17,9 +16,5 @@ from typing import Any
 
 def callable_module(name: str, function: Callable[..., Any]) -> None:
     """Let the imported module `name` be called as `function`."""
-    space = {
-        "__call__": staticmethod(function),
-        "__signature__": inspect.signature(function),
-        "__slots__": (),
-    }
+    space = {"__call__": staticmethod(function), "__signature__": inspect.signature(function), "__slots__": ()}
     sys.modules[name].__class__ = type("CallableModule", (ModuleType,), space)

@@ -1,4 +1,4 @@
-"""onnxgen as a backend of ONNX: a model is generated, imported and run by PyTorch.
+"""onnxgen as a backend of ONNX: generates a model, imports it and runs it with PyTorch.
 
     import onnx.backend.test, onnxgen.backend
     suite = onnx.backend.test.BackendTest(onnxgen.backend, __name__)
@@ -31,7 +31,7 @@ class OnnxgenBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """CPU always, CUDA where PyTorch has it."""
+        """Return True for "CPU", and for "CUDA" if PyTorch has it."""
         kind = Device(device).type
         if kind == DeviceType.CUDA:
             import torch
@@ -41,12 +41,12 @@ class OnnxgenBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> OnnxgenRep:
-        """A module of the model, with its weights.
+        """Generate a module and load its weights.
 
         Args:
-            model: to be generated from. It is not changed.
-            device: "CPU" or "CUDA", with a number after a colon if need be.
-            kwargs: ignored; the interface has them.
+            model: the model, which is not changed.
+            device: "CPU" or "CUDA", optionally with a number ("CUDA:1").
+            kwargs: ignored; part of the interface.
 
         Raises:
             OnnxgenError: the model can't be converted.
@@ -59,7 +59,7 @@ class OnnxgenBackend(Backend):
 
     @classmethod
     def run_node(cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", *args: Any, **kwargs: Any) -> Any:
-        """A node is no file: there is nothing to generate from it. Raises `NotImplementedError`."""
+        """Raise `NotImplementedError`: onnxgen generates from files."""
         raise NotImplementedError("run_node is not supported: make a model of the node with onnx.helper.make_model")
 
 
@@ -68,7 +68,7 @@ class OnnxgenRep(BackendRep):
 
     Attributes:
         module: an instance of the generated class, in eval mode.
-        dtypes: for each output numpy's type where PyTorch holds it in a wider one, else None.
+        dtypes: for each output its numpy type, if PyTorch stores it in a wider one, else None.
     """
 
     def __init__(self, module: nn.Module, dtypes: Sequence[Any], device: str = "CPU") -> None:
@@ -77,9 +77,9 @@ class OnnxgenRep(BackendRep):
         module.to(self.device)
 
     def run(self, inputs: Sequence[Any], **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs on numpy arrays, in graph order.
+        """Return the outputs for numpy arrays, in graph order.
 
-        Attention is computed by PyTorch's plain kernel: its fast one for CPUs rounds the probabilities of half floats.
+        Attention uses PyTorch's plain kernel: the fast one for CPUs rounds half-precision probabilities.
         """
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -93,7 +93,7 @@ class OnnxgenRep(BackendRep):
 
 
 def narrowed(model: onnx.ModelProto) -> list[Any]:
-    """For each output numpy's type, if generated code holds it in the next wider one; None for all others."""
+    """Return the numpy type of each output that generated code stores in a wider type; None for all others."""
     return [_narrow(output.type.tensor_type.elem_type) for output in model.graph.output]
 
 

@@ -1,8 +1,7 @@
-"""Everything that can go wrong with a model, said once and clearly.
+"""Errors that onnxgen reports to its users.
 
-A stage collects every `Problem` it finds in a `Problems` list and raises them together, so that a person
-reads all of them at once. On the command line an `OnnxgenError` is printed without a traceback and its
-`exit_code` ends the process.
+A stage collects its problems in `Problems` and raises them together, so that a person reads all of them at once. The
+command line prints an `OnnxgenError` without a traceback and exits with its `exit_code`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from onnxgen.common.names import visible
 
-# Ways out that many messages share: the `help` of a `Problem`.
+# Help that many problems share.
 BUG = "if onnxruntime runs the model, report this as a bug in onnxgen"
 WRITER = "report the file to the tool that wrote it, or cut the node off with --inputs/--outputs"
 CHECK = "run onnx.checker.check_model on the file; if it fails, export the model again or report the file to its tool"
@@ -26,10 +25,10 @@ _HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: what, at which node (if any), and the way out.
+    """One thing that is wrong: a description, the node (if any), and help.
 
-    `what` and `help` are plain sentences; names that come from the file are passed through
-    `names.printable` before they get here. What a terminal would obey is taken out of them all the same.
+    `what` and `help` are plain sentences. Names from the file must go through `names.printable` first. Characters that
+    control a terminal are removed in any case.
     """
 
     what: str
@@ -54,12 +53,12 @@ class OnnxgenError(Exception):
     """Bad input: a file, an option or a model that cannot be converted exactly.
 
     Attributes:
-        problems: everything that was found, in the order it was found.
-        exit_code: the process's exit code on the command line (2; subclasses differ).
+        problems: all problems, in the order in which they were found.
+        exit_code: of the command line (2; subclasses differ).
 
     Args:
-        problems: all of them, or what is wrong as text.
-        help: the way out of a problem that is given as text.
+        problems: all problems; a text is a problem without a node.
+        help: of the problem that is given as text.
     """
 
     exit_code = 2
@@ -70,42 +69,42 @@ class OnnxgenError(Exception):
 
 
 class EditedError(OnnxgenError):
-    """The output was edited by hand and its source changed too; nothing was overwritten."""
+    """The output was edited by hand and its source changed too. Nothing was overwritten."""
 
     exit_code = 3
 
 
 class WrongTranslation(Exception):
-    """The generated text does not do what the network does: a bug in onnxgen. Nothing is written."""
+    """The generated text does not compute what the network computes: a bug in onnxgen. Nothing is written."""
 
 
 class Problems:
-    """Collects problems during one stage; `raise_if_any` ends the stage."""
+    """Collects the problems of one stage."""
 
     def __init__(self) -> None:
         self.found: list[Problem] = []
 
     def add(self, problem: Problem | str, help: str = "") -> None:
-        """Record one problem; duplicates are kept once."""
+        """Record a problem, unless it is recorded already."""
         problem = Problem(problem, help=help) if isinstance(problem, str) else problem
         if problem not in self.found:
             self.found.append(problem)
 
     def raise_if_any(self) -> None:
-        """Raise one `OnnxgenError` with all that was found, if anything was."""
+        """Raise one `OnnxgenError` with all problems, if there are any."""
         if self.found:
             raise OnnxgenError(*self.found)
 
 
 def failed(error: BaseException) -> str:
-    """What to say of a part of a model that onnxgen's own code failed on: its inputs or attributes make no sense."""
+    """Describe an exception in onnxgen's code for a node whose inputs or attributes probably make no sense."""
     places = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_HERE)]
     where = f", {Path(places[-1].filename).relative_to(_HERE.parent)}:{places[-1].lineno}" if places else ""
     return f"the inputs and attributes do not fit together ({type(error).__name__}: {error}{where})"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The way out where there is nothing of a name: what is spelled much like it, else all that there is."""
+    """Return help for an unknown name: the most similar known name, or all known names."""
     import difflib  # for errors alone
 
     names = list(known)
@@ -114,16 +113,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
-    """What an error of someone else says, in one line."""
+    """Return the message of another library's error, in one line."""
     return " ".join(str(error).split())[:most]
 
 
 def typed(error: BaseException, most: int = 300) -> str:
-    """The same, behind the error's type."""
+    """Return the type and message of another library's error, in one line."""
     return f"{type(error).__name__}: {one_line(error, most)}"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and what it counts: `1 class`, `2 classes`, `1,204 parameters`."""
+    """Return a number with its noun: `1 class`, `2 classes`, `1,204 parameters`."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"

@@ -1,16 +1,16 @@
-"""`import onnxgen.importer`, and from then on `import pkg.mnist` works from `pkg/mnist.onnx`, during development.
+"""After `import onnxgen.importer`, `import pkg.mnist` works from `pkg/mnist.onnx`. For development.
 
-An ONNX file is looked for where Python would look for `mnist.py`, and only if there is none: a `.py`, a package, even a
-bare folder of that name comes first. The module is generated into the user's cache folder, with its weights and never
-beside the ONNX file; an unchanged file is generated once, a changed one when it is imported by the next process (or
-`onnxgen.reload` is called). Tracebacks and `inspect.getsource` show the generated source, which is a file there.
+Python looks for an ONNX file where it would look for `mnist.py`, after everything else: a `.py`, a package, even a bare
+folder of that name comes first. The module is generated with its weights into the user's cache folder, never beside the
+ONNX file. An unchanged file is generated once, a changed one when the next process imports it (or when
+`onnxgen.reload` is called). Tracebacks and `inspect.getsource` show the generated source.
 
     import onnxgen.importer
 
-    onnxgen.importer.options("pkg.mnist", dtype="float16")      # else as the project's [tool.onnxgen] says, if it does
+    onnxgen.importer.options("pkg.mnist", dtype="float16")      # by default those in the project's [tool.onnxgen]
     from pkg.mnist import Model
 
-Importing this module costs next to nothing until an ONNX file is imported. What goes wrong then is an `ImportError`.
+Importing this module costs almost nothing until an ONNX file is imported. Errors are then `ImportError`s.
 """
 
 from __future__ import annotations
@@ -29,20 +29,19 @@ if TYPE_CHECKING:
     from onnxgen.build_hooks.settings import Entry
     from onnxgen.options import Options
 
-KEPT = 3  # generations of one ONNX file that the cache folder has: a process may still run with an older one
+KEPT_VERSIONS = 3  # of one ONNX file in the cache folder: a process may still use an older one
 
-_options: dict[str, Options] = {}  # by module; "" is every module
+_options: dict[str, Options] = {}  # by module; "" is for all modules
 
 
 def options(module: str = "", /, **given: Any) -> None:
-    """Options of the modules that are imported from now on: fields of `onnxgen.Options` (`weights` does not count).
+    """Set options of modules that are imported from now on. They replace those in `[tool.onnxgen]`.
 
-    They stand in for what `[tool.onnxgen]` says about the file. `onnxgen.reload` lets them count for a module that is
-    imported already.
+    For a module that is already imported, call `onnxgen.reload` afterwards.
 
     Args:
-        module: the name of one module, `pkg.mnist`; default: all that have no options of their own.
-        given: the options; none of them: forget what was said before.
+        module: the name of one module, `pkg.mnist`. Default: all that have no options of their own.
+        given: fields of `onnxgen.Options` (`weights` is ignored). None given: remove the options set before.
 
     Raises:
         OnnxgenError: a value is wrong.
@@ -57,23 +56,23 @@ def options(module: str = "", /, **given: Any) -> None:
 
 
 def install() -> None:
-    """Let ONNX files be imported (importing this module does it); once is as good as twice."""
+    """Enable imports of ONNX files. Importing this module does it."""
     uninstall()
     sys.meta_path.append(Finder())
 
 
 def uninstall() -> None:
-    """No more ONNX files are imported; modules that were stay as they are."""
+    """Disable imports of ONNX files. Modules that are already imported stay."""
     sys.meta_path[:] = [f for f in sys.meta_path if (type(f).__module__, type(f).__name__) != (__name__, "Finder")]
 
 
 class Finder:
-    """Finds ONNX files; stands last in `sys.meta_path`, after what finds modules and packages."""
+    """Finds ONNX files. Last in `sys.meta_path`, after the finders of modules and packages."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module `name` if a folder of `path` (a package's `__path__`; None: `sys.path`) has its ONNX file."""
+        """Find the ONNX file of the module `name` in `path`, a package's `__path__` (None: `sys.path`)."""
         stem = name.rpartition(".")[2]
         if not stem.isidentifier():
             return None
@@ -85,7 +84,7 @@ class Finder:
 
 
 class Loader(SourceFileLoader):
-    """Loads the module that is generated from an ONNX file, once somebody asks for it.
+    """Generates the module from an ONNX file when it is needed, and loads it.
 
     Attributes:
         name: the module's name.
@@ -96,7 +95,7 @@ class Loader(SourceFileLoader):
         self.name, self.source = name, source
 
     @cached_property
-    def path(self) -> str:  # type: ignore[override]  # of a SourceFileLoader it is an attribute, too
+    def path(self) -> str:  # type: ignore[override]  # an attribute of SourceFileLoader
         """The generated file. Raises `ImportError`."""
         from onnxgen.errors import OnnxgenError
 
@@ -106,49 +105,45 @@ class Loader(SourceFileLoader):
             raise ImportError(str(error), name=self.name, path=self.source) from None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the generated source; its weights lie beside `module.__file__`."""
+        """Run the generated source, whose weights are beside `module.__file__`."""
         module.__file__ = self.path
         super().exec_module(module)
 
 
 def _is_there(path: str) -> bool:
-    """Whether there is a file of exactly this name: upper and lower case count on every system, as in all imports."""
+    """Return True if a file has exactly this name. Case matters on every system, as in all imports."""
     try:
         return os.path.isfile(path) and os.path.basename(path) in os.listdir(os.path.dirname(path))
     except OSError:
         return False
 
 
-# ---- generating ------------------------------------------------------------------------------------------------------
-
-
 def _generated(name: str, source: str) -> Path:
-    """The module made of an ONNX file, in the cache folder; generated if it is not there."""
+    """Return the module of an ONNX file in the cache folder. Generates it if it is missing."""
     from dataclasses import replace
 
     from onnxgen.build_hooks.build import build
     from onnxgen.build_hooks.freshness import content_of
     from onnxgen.common.cache import Cache
-    from onnxgen.errors import OnnxgenError, Problem
+    from onnxgen.errors import OnnxgenError
 
     cache = Cache()
     entry: Entry = _entry(name, source, cache.folder)
     try:
         key = content_of(entry, cache).key
-        version = entry.root / f"{key[:12]}{key[-12:]}"  # of either half: what was asked for, and what it is made by
+        version = entry.root / f"{key[:12]}{key[-12:]}"  # a part of each half (see `freshness`)
         output: Path = version / entry.output.name
         built = build(replace(entry, output=output), cache=cache)
     except OnnxgenError as error:
         start = f"{entry.at('source')}: "
-        plain = [Problem(p.what.removeprefix(start), p.node, p.op, p.opset, p.help) for p in error.problems]
-        raise OnnxgenError(*plain) from error
+        raise OnnxgenError(*(replace(p, what=p.what.removeprefix(start)) for p in error.problems)) from error
     if built.status == "written":
         _sweep(version.parent)
     return output
 
 
 def _entry(name: str, source: str, cache: Path) -> Entry:
-    """What a build would be asked for, with its output in the cache folder."""
+    """Return the `Entry` of a build, with its output in the cache folder."""
     import hashlib
     from dataclasses import replace
     from pathlib import Path
@@ -163,7 +158,7 @@ def _entry(name: str, source: str, cache: Path) -> Entry:
 
 
 def _chosen(name: str, source: Path) -> Options:
-    """Options that were said for the module or for all, else those of the project that the file belongs to."""
+    """Return the options set for the module or for all, else those of the project that the file belongs to."""
     if name in _options or "" in _options:
         return _options[name if name in _options else ""]
     from onnxgen.build_hooks.settings import nearest, read_project
@@ -176,11 +171,11 @@ def _chosen(name: str, source: Path) -> Options:
 
 
 def _sweep(versions: Path) -> None:
-    """Remove the oldest of what one ONNX file was made into."""
+    """Remove the oldest versions of one ONNX file."""
     import shutil
 
     folders = [path for path in versions.iterdir() if path.is_dir()]
-    for old in sorted(folders, key=lambda path: path.stat().st_mtime)[:-KEPT]:
+    for old in sorted(folders, key=lambda path: path.stat().st_mtime)[:-KEPT_VERSIONS]:
         shutil.rmtree(old, ignore_errors=True)
 
 

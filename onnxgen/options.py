@@ -1,4 +1,4 @@
-"""What a user can ask for: one frozen dataclass, read alike by the command line, pyproject.toml and the library."""
+"""The options of a generation: one dataclass for the command line, pyproject.toml and the library."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _files = partial(declared, group="Files")
 class Options:
     """Options of one generation; docs/COMMANDS.md lists them.
 
-    Each is declared here, once. The command's options, the keys of `[tool.onnxgen]`, the methods of `ModelGen` and that
-    page are made of these fields.
+    The command's options, the keys of `[tool.onnxgen]`, the methods of `ModelGen` and that page are made from these
+    fields.
     """
 
     class_name: str | None = _source(

@@ -1,4 +1,4 @@
-"""The road from an ONNX file to a module's source, a line a stage.
+"""The pipeline from an ONNX file to a module's source.
 
 Path --read--> ir.Model --simplify--> ir.Model --lower--> ModuleDef --structure--> classes --render--> source
                                                           +---------------- validate: the same? ---------+
@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
-from onnxgen.common.names import network_name
+from onnxgen.common.names import identifier, network_name
+from onnxgen.common.paths import python_file
 from onnxgen.common.timing import recorded, stage, uncollected
 from onnxgen.errors import OnnxgenError
 from onnxgen.graph.annotations import CHECKED, CLASSES
@@ -33,11 +34,11 @@ from onnxgen.structure import Plain, structure
 from onnxgen.validate import Difference, Specification, hold, hold_keys, specify, stored_by, translated, validate
 
 DEFAULTS = Options()
-Progress = Callable[[str], None]  # told the name of each of `STAGES` as it begins
+Progress = Callable[[str], None]  # called with the name of each stage (`common.timing.STAGES`) when it begins
 
 
 def read_and_simplify(path: Path, options: Options) -> ir.Model:
-    """The graph as the rest of the road sees it (see `reader.read` for what may be wrong with a file)."""
+    """Read a file and run all passes. Raises `OnnxgenError` (see `reader.read`)."""
     with plugged(options):
         model = read(path, options)
         simplify(model, options)
@@ -47,7 +48,7 @@ def read_and_simplify(path: Path, options: Options) -> ir.Model:
 def build(
     path: Path, options: Options, out: Path, progress: Progress | None = None, record: Build | None = None
 ) -> Generated:
-    """Everything that `generate` would write to `out`, in memory; the weights stay lazy. `record`: see `Build`.
+    """Make in memory what `generate` would write to `out`. The weights stay lazy. `record`: see `Build`.
 
     Raises:
         OnnxgenError: the file or an option is bad, or the model can't be converted exactly.
@@ -90,7 +91,7 @@ def build(
 
 
 def _specified(module: ModuleDef, options: Options, report: Report) -> Specification:
-    """Put the options' layers in, and say what the text has to do."""
+    """Add the layers of `--dropout`, and return the specification of the text."""
     with timed(report, "validate"):
         before = specify(module) if options.dropout else None
     with timed(report, "structure"):
@@ -114,15 +115,15 @@ def generate(
         out: the module to write; default: beside the ONNX file, by its stem.
         options: see `Options`.
         force: overwrite a module that was edited by hand.
-        progress: is told the name of each of `onnxgen.common.timing.STAGES` as it begins.
+        progress: called with the name of each stage (`onnxgen.common.timing.STAGES`) when it begins.
 
     Returns:
-        What was made; `report.status` says whether it was written, already fresh, or kept because it was edited.
+        The result. `report.status` says if it was written, was fresh, or was kept because it was edited.
 
     Raises:
-        OnnxgenError: the file or an option is bad, the model can't be converted exactly, or writing failed; nothing was
+        OnnxgenError: the file or an option is bad, the model can't be converted exactly, or writing failed. No file was
             changed.
-        EditedError: the module was edited and its source changed too; `<out>.new` was written beside it.
+        EditedError: the module was edited and its source changed too. `<out>.new` was written beside it.
     """
     path, out = Path(path), default_out(path, out)
     generated = build(path, options, out, progress)
@@ -138,19 +139,16 @@ def check(
     *,
     progress: Progress | None = None,
 ) -> bool:
-    """Whether the module and its weights are what `generate` would write; writes nothing."""
+    """Return True if the module and its weights are what `generate` would write. Writes nothing."""
     path, out = Path(path), default_out(path, out)
     return Output(out, options).is_fresh(build(path, options, out, progress))
 
 
 def default_out(path: Path | str, out: Path | str | None) -> Path:
-    """Where the module goes: where it was asked to, else beside the ONNX file by its stem as an identifier.
+    """Return the path of the module: `out`, or by default the ONNX file's path with its stem as an identifier.
 
-    Raises `OnnxgenError` if that is no file that Python would import.
+    Raises `OnnxgenError` if Python could not import that file.
     """
-    from onnxgen.common.names import identifier
-    from onnxgen.common.paths import python_file
-
     path = Path(path)
     if out is None:
         return path.with_name(identifier(path.stem, "model") + ".py") if path.name else Path("model.py")
@@ -167,7 +165,7 @@ def _class_name(model: ir.Model, path: Path, options: Options) -> str:
 
 @contextmanager
 def timed(report: Report, name: str) -> Iterator[None]:
-    """Say that a stage begins, and record how long it took, and what else happened inside (`common.timing`)."""
+    """Report that a stage begins, and record its seconds (see `common.timing`)."""
     if report.progress is not None:
         report.progress(name)
     with recorded(report.stages), stage(name):

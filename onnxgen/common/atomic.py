@@ -127,7 +127,7 @@ def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
     folders = sorted({Path(os.path.realpath(folder)) for folder in folders})  # each once: a lock waits for us, too
     with ExitStack() as stack:
         for folder in folders:
-            stack.callback(os.close, _lock(folder))
+            stack.enter_context(_locked_folder(folder))
         for folder in folders:
             _remove_temporaries(folder)
         files = Replacing()
@@ -153,11 +153,8 @@ def tidy(folder: Path) -> None:
     """Remove the leftovers of a killed run in a folder, unless another process is replacing files there now."""
     with suppress(OSError):  # another process is replacing files, or the folder is read-only
         if any(folder.glob(f".*{SUFFIX}")):
-            handle = _lock(folder, wait=False)
-            try:
+            with _locked_folder(folder, wait=False):
                 _remove_temporaries(folder)
-            finally:
-                os.close(handle)
 
 
 def _remove_temporaries(folder: Path) -> None:
@@ -174,23 +171,16 @@ def own_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """
     with ExitStack() as stack:
         with ExitStack() as begun:
-            begun.callback(os.close, _lock(parent))
+            begun.enter_context(_locked_folder(parent))
             for stale in parent.glob(f"{prefix}*"):
-                if not stale.is_symlink():
-                    _remove_unlocked(stale)
+                with suppress(OSError):  # locked by a running process
+                    if not stale.is_symlink():
+                        with _locked_folder(stale, wait=False):
+                            shutil.rmtree(stale)
             folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
-            stack.callback(os.close, _lock(folder))
+            stack.enter_context(_locked_folder(folder))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
-
-
-def _remove_unlocked(folder: Path) -> None:
-    with suppress(OSError):  # locked by a running process
-        handle = _lock(folder, wait=False)
-        try:
-            shutil.rmtree(folder)
-        finally:
-            os.close(handle)
 
 
 def _temporary(target: Path) -> Path:
@@ -227,7 +217,7 @@ def _lock_file(folder: Path) -> str:
     return os.path.join(tempfile.gettempdir(), f"onnxgen-{name}.lock")
 
 
-def _opened(path: Path | str, flags: int, wait: bool) -> int:
+def _opened(path: Path | str, flags: int, wait: bool = True) -> int:
     """Open a file and lock it. Returns its handle."""
     handle = os.open(path, flags, 0o666)
     try:
@@ -241,9 +231,18 @@ def _opened(path: Path | str, flags: int, wait: bool) -> int:
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
     """Hold the lock of a file. The file is created if missing, and stays; others wait. Raises `OSError`."""
-    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    handle = _opened(file, os.O_RDWR | os.O_CREAT)
     try:
-        _wait(handle)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _locked_folder(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a folder. Raises `OSError`, also if it would have to wait and must not."""
+    handle = _lock(folder, wait)
+    try:
         yield
     finally:
         os.close(handle)
@@ -252,7 +251,7 @@ def locked(file: Path) -> Iterator[None]:
 if sys.platform == "win32":
     import msvcrt
 
-    def _wait(handle: int, wait: bool = True) -> None:
+    def _wait(handle: int, wait: bool) -> None:
         """Wait for the lock on an open file, or raise `OSError`; closing the handle gives it back."""
         while True:
             try:  # Windows gives up after ten seconds
@@ -261,18 +260,18 @@ if sys.platform == "win32":
                 if not wait or error.errno not in (errno.EDEADLK, errno.EACCES, 36):
                     raise
 
-    def _lock(folder: Path, wait: bool = True) -> int:
+    def _lock(folder: Path, wait: bool) -> int:
         """Wait for the lock on a folder, or raise `OSError`; closing the returned handle gives it back."""
         return _opened(_lock_file(folder), os.O_RDWR | os.O_CREAT, wait)
 
 else:
     import fcntl
 
-    def _wait(handle: int, wait: bool = True) -> None:
+    def _wait(handle: int, wait: bool) -> None:
         """Wait for the lock on an open file, or raise `OSError`; closing the handle gives it back."""
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _lock(folder: Path, wait: bool = True) -> int:
+    def _lock(folder: Path, wait: bool) -> int:
         """Wait for the lock on a folder, or raise `OSError`; closing the returned handle gives it back."""
         try:
             return _opened(folder, os.O_RDONLY, wait)  # lock the folder itself, which needs no lock file

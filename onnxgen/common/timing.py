@@ -8,17 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-STAGES = (
-    "read",
-    "simplify",
-    "lower",
-    "structure",
-    "render",
-    "validate",
-    "write",
-)  # in order; progress shows these
-# Inside of these, and not counted there: modules that are imported, bytes of the weights that are read, hashed and
-# written, black.
+STAGES = ("read", "simplify", "lower", "structure", "render", "validate", "write")  # in order, as progress shows them
+# Timed inside the stages but not counted there: imports of modules, reading, hashing and writing of weights, black.
 IMPORTS, WEIGHTS, FORMAT = "imports", "weights", "format"
 
 

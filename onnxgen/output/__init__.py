@@ -1,1 +1,1 @@
-"""What a generation makes and writes: source, sidecar, signature, notes, report."""
+"""The results of a generation (source, sidecar, signature, notes, report), and how they are written."""

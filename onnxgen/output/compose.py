@@ -1,10 +1,11 @@
-"""What a generation makes: source, lazy weights with their way back, and a report."""
+"""Composes the result of a generation: source, lazy weights with their provenance, and a report."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -42,30 +43,30 @@ from onnxgen.weights.sidecar import index_path, is_sharded
 from onnxgen.weights.streamed import embed_bytes, stored_dtype
 
 Tensors = dict[str, Source | NDArray[Any]]
-DATA = "data"  # in the sidecar's metadata
-EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
+DATA = "data"  # key in the sidecar's metadata
+MAX_EMBEDDED_BYTES = 64 << 20
 _DEFAULTS = Options()
-_COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)  # `nn.Module.to(dtype)` would change them, too
-# what they change is in the code, if anything
-_NO_MATTER = ("weights", "limits", "templates", "annotate", "plugins", "allow_unsupported", "paranoid")
+_COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+# options whose effects, if any, are in the code
+_NOT_IN_FINGERPRINT = ("weights", "limits", "templates", "annotate", "plugins", "allow_unsupported", "paranoid")
 BUILD_LINE = "Build"
 
 
 @dataclass
 class Report:
-    """What a generation did, for people and for `--json`.
+    """The report of a generation, for people and for `--json`.
 
     Attributes:
-        classes, parameters, lines: of the generated file (parameters: trained elements).
-        recognised: how often each `nn` module occurs.
-        notes: what the file was exported without, and other things worth knowing.
-        stages: seconds that each stage took (see `onnxgen.common.timing`).
-        checked: what `Options.paranoid` found out of the passes, in a sentence; "" if it was not asked for.
+        classes, parameters, lines: counts of the generated file (parameters: trained elements).
+        recognised: counts of each `nn` module.
+        notes: what the export left out, and other remarks.
+        stages: seconds of each stage (see `onnxgen.common.timing`).
         trainable: for each stored float tensor of the ONNX file, whether it is trained, and why.
         wrote: the files written.
-        plain: module paths whose structure would have changed what they compute, and was left out (see `validate`).
-        progress: is told each stage as it begins.
+        plain: paths of modules left without structure, which would have changed their results (see `validate`).
         status: "written", "fresh" (nothing to do) or "kept" (edited by hand, source unchanged).
+        checked: the result of `Options.paranoid` in a sentence; "" if it was off.
+        progress: called with the name of each stage when it begins.
     """
 
     classes: int = 0
@@ -84,11 +85,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Build:
-    """What a build records of a generation, so that the next one need not generate to know that nothing changed.
+    """Digests that a build records, so that the next one can tell without generating that nothing changed.
 
     Attributes:
-        key: a digest of all that the module is made of; stands in its header.
-        data: a digest of the external data; stands in the sidecar, which has that of the ONNX file already.
+        key: of everything that the module is made of; in its header.
+        data: of the external data; in the sidecar, which has the digest of the ONNX file anyway.
     """
 
     key: str
@@ -102,12 +103,12 @@ class Generated:
     Attributes:
         source: the module's text.
         tensors: every tensor of the sidecar by its key; a `Source` is read only when it is written.
-        metadata: the sidecar's metadata: fingerprint, signature, and the way back of each trainable ONNX tensor.
-        weights: where the sidecar goes.
+        metadata: of the sidecar: fingerprint, signature, and how to rebuild each trainable ONNX tensor.
+        weights: the path of the sidecar.
         report: see `Report`.
-        reads: the ONNX file and its external data, which nothing may be written over.
-        key: that of the build, which the header has; empty if it is none.
-        tree: the source as Python reads it, in onnxgen's own templates.
+        reads: the ONNX file and its external data, which must not be overwritten.
+        key: `Build.key`; "" if this is not a build.
+        tree: the syntax tree of the source, made with onnxgen's own templates.
     """
 
     source: str
@@ -130,7 +131,7 @@ def compose(
     report: Report,
     build: Build | None = None,
 ) -> Generated:
-    """Put source, weights and report together, and what a build records of them."""
+    """Make source, weights and report. `build`: what a build records."""
     key = build.key if build is not None else ""
     tensors, record = _tensors(module, RESTORED.get(model) or [])
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
@@ -163,10 +164,10 @@ def compose(
 
 
 def _check_bytes(tensors: Tensors, model: ir.Model, options: Options) -> None:
-    total = sum(_nbytes(t) for t in tensors.values())
+    total = sum(int(t.nbytes) for t in tensors.values())
     if problem := past(total, writable(model, options), "the weights have"):
         raise OnnxgenError(problem)
-    if options.embed and total > EMBED_LIMIT:
+    if options.embed and total > MAX_EMBEDDED_BYTES:
         raise OnnxgenError(f"--embed is for small models, but the weights have {total >> 20} MiB: leave --embed out")
 
 
@@ -178,9 +179,10 @@ def _check_length(classes: list[ClassTree], options: Options) -> None:
 
 
 def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any]) -> dict[str, str]:
-    """The metadata that takes trained values back: what makes each ONNX tensor, who takes those that the file has once
-    for several keys, in which local functions the others lie that are no tensor of the graph, and which integers each
-    tensor stands for that is none of the file's."""
+    """Return the metadata for writing trained values back: how each ONNX tensor is rebuilt, the users of tensors that
+    the file stores once for several keys, the local functions of tensors that are not in the graph, and the integers
+    that tensors were dequantised from.
+    """
     shared = uses(model, module.members, [name for name, entry in record.items() if isinstance(entry, list)])
     local = {v.name: LOCAL.get(v) for v in stored_values(model.graph) if LOCAL.has(v) and v.name in record}
     found = {"wayback": record, "uses": shared, "functions": local, QUANTISED: quantised(model, record)}
@@ -188,7 +190,7 @@ def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any]) -> 
 
 
 def _freed_batch(model: ir.Model) -> dict[str, str]:
-    """What the batch was made free of (`--dynamic-batch`), as the metadata has it."""
+    """Return the metadata of `--dynamic-batch`."""
     freed = FREED.get(model)
     if freed is None or not freed.inputs:
         return {}
@@ -196,7 +198,7 @@ def _freed_batch(model: ir.Model) -> dict[str, str]:
 
 
 def _tensors(module: ModuleDef, restored: list[Restored]) -> tuple[Tensors, dict[str, Any]]:
-    """The sidecar's tensors, and the way back from them to the ONNX tensors (not to those that were made here)."""
+    """Return the sidecar's tensors, and how to rebuild the ONNX tensors (not those that a pass made)."""
     tied = {tie.names[1] for tie in module.ties}
     sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
     copies = [(tie.names[0], tie.copy) for tie in module.ties if tie.copy is not None]
@@ -211,25 +213,20 @@ def _tensors(module: ModuleDef, restored: list[Restored]) -> tuple[Tensors, dict
 
 
 def _floats(tensors: Tensors, module: ModuleDef) -> str:
-    """The one dtype that all floating-point entries of the state dict have; "" if there are several."""
+    """Return the dtype of all floating-point entries of the state dict; "" if there are several."""
     found = {stored_dtype(tensor) for key, tensor in tensors.items() if key not in module.constants} & set(TORCH_DTYPES)
     floats = {dtype for dtype in found if dtype.is_floating_point() or dtype in _COMPLEX} or {ir.DataType.FLOAT}
     return f"torch.{TORCH_DTYPES[floats.pop()]}" if len(floats) == 1 else ""
 
 
-def _nbytes(tensor: Source | NDArray[Any]) -> int:
-    return int(tensor.nbytes)
-
-
 def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
-    """What ties a module to its sidecar: code, keys, shapes, dtypes and options, but no weight bytes.
+    """Return a digest of code, keys, shapes, dtypes and options, which module and sidecar must share.
 
-    It begins with the code's digest, by which an edit is noticed.
-    Nor the way back, which only the sidecar has: two files of one network that name their tensors differently give the
-    very same module, which either sidecar fits.
+    It begins with the code's digest, to detect edits. Weight bytes and provenance are not in it: two files of one
+    network with other weights or tensor names give the same module, and either sidecar fits.
     """
     layout = {k: [list(t.shape), str(t.dtype)] for k, t in tensors.items()}
-    asked = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NO_MATTER}
+    asked = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_IN_FINGERPRINT}
     chosen = {name: str(value) for name, value in asked.items() if value != getattr(_DEFAULTS, name)}
     text = json.dumps([__version__, layout, chosen], sort_keys=True)
     return digest + hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -238,14 +235,9 @@ def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
 def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[ClassTree]) -> None:
     report.classes, report.parameters = len(classes), 0
     tied = {tie.names[1] for tie in module.ties}
-    for member in module.members:
-        for short, (key, source) in zip(member.keys, member.state_keys()):
-            if (
-                member.kind != "buffer"
-                and key not in tied
-                and not short.startswith("running_")
-                and short not in member.frozen
-            ):
+    for member in (member for member in module.members if member.kind != "buffer"):
+        for key, source in member.keys.items():
+            if member.state_key(key) not in tied and not key.startswith("running_") and key not in member.frozen:
                 report.parameters += int(np.prod(source.shape, dtype=np.int64))
     layers = [m.layer for m in module.members if m.kind == "module" and m.layer.startswith("nn.")]
     report.recognised = dict(sorted(Counter(layers).items()))
@@ -262,33 +254,21 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
 
 
 def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: Path | None, report: Report) -> Frame:
-    """What the templates are given of the file itself. `weights`: None where they are in the module."""
+    """Return the parts of the file around its classes. `weights`: None if they are in the module."""
     stored_inputs = set(model.graph.initializers)
     inputs = [v for v in model.graph.inputs if v.name not in stored_inputs]
     rows = {"Inputs": [_row(v) for v in inputs], "Outputs": [_row(v) for v in model.graph.outputs]}
     summary = aligned(rows)
     place = printable(weights.name, 60) if weights is not None else "in this file"
     summary.append(f"{'Weights':<10}{place}, {counted(report.parameters, 'parameter')}")
-    relative = "" if weights is None else _relative(weights, out.parent).as_posix()
+    relative = "" if weights is None else Path(os.path.relpath(weights, out.parent)).as_posix()
     if not is_quotable(relative):
         what = f"the name of the weights file, {printable(relative)}, can't be written into a Python file"
         raise OnnxgenError(what, help="name another --weights FILE")
     opset = model.graph.opset_imports.get("", 1)
-    return Frame(
-        module.name,
-        printable(path.name, 80),
-        opset,
-        summary,
-        relative,
-        constants=module.constants_prefix if module.constants else "",
-        ties=[t.names for t in module.ties],
-    )
-
-
-def _relative(path: Path, folder: Path) -> Path:
-    import os
-
-    return Path(os.path.relpath(path, folder))
+    frame = Frame(module.name, printable(path.name, 80), opset, summary, relative, ties=[t.names for t in module.ties])
+    frame.constants = module.constants_prefix if module.constants else ""
+    return frame
 
 
 def _row(value: ir.Value) -> tuple[str, str, str]:

@@ -1,6 +1,6 @@
-"""What a generated module takes and returns, and the ONNX file it came from, as its sidecar's metadata records it.
+"""The signature of a generated module: its inputs and outputs, and the ONNX file that it was made from.
 
-A person may edit the module, its docstring too; the sidecar still knows. Nothing here imports torch.
+It is in the sidecar's metadata, where edits of the module do not reach it. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxgen.common.json_text import json_object
 from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.shapes.info import info
 
-METADATA = "__metadata__"  # where a header has it, and a module that `load` made, which has no sidecar
+METADATA = "__metadata__"  # key in a header, and in a module made by `load`, which has no sidecar
 KEY = "signature"  # in the sidecar's metadata
 
 
@@ -28,11 +28,11 @@ class Port:
     """One input or output of a graph.
 
     Attributes:
-        name: as the ONNX file has it; the arguments of `forward` have the same order.
-        dtype: torch's name of the element type ("float32", "int64"), "str" for text, None where unknown.
-        dims: a number or the text of a symbolic size an axis; None where the rank is unknown.
-        kind: "tensor", "sequence" or "optional"; dtype and dims then speak of the elements. "map", and "maps" for a
-            list of maps; dtype is then that of the values.
+        name: in the ONNX file. The arguments of `forward` have the same order.
+        dtype: torch's name of the element type ("float32", "int64"), "str" for text, None if unknown.
+        dims: for each axis a number or the text of a symbolic size; None if the rank is unknown.
+        kind: "tensor", "sequence", "optional", "map", or "maps" for a list of maps. `dtype` and `dims` are those of the
+            elements or the map's values.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Signature:
 
 
 def signature(model: ir.Model, path: Path) -> Signature:
-    """The signature of a graph whose values are propagated, read from `path`. External data is not hashed."""
+    """Return the signature of a graph with propagated shapes, read from `path`. External data is not hashed."""
     stored = set(model.graph.initializers)
     inputs = tuple(_described(v) for v in model.graph.inputs if v.name not in stored)
     return Signature(inputs, tuple(map(_described, model.graph.outputs)), path.name, file_sha256(path))
 
 
 def file_sha256(path: Path) -> str:
-    """Of the bytes of one file."""
+    """Return the SHA-256 of one file."""
     digest = hashlib.sha256()
     with stage(WEIGHTS), open(path, "rb") as file:
         while chunk := file.read(1 << 20):
@@ -81,7 +81,7 @@ def file_sha256(path: Path) -> str:
 
 
 def recorded(metadata: Mapping[str, str]) -> Signature | None:
-    """The signature in a sidecar's metadata, if it has one."""
+    """Return the signature in a sidecar's metadata, or None."""
     try:
         return Signature.from_json(metadata[KEY])
     except (KeyError, ValueError):

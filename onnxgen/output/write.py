@@ -1,4 +1,4 @@
-"""Writing the pair of module and sidecar, and telling whether what is there is fresh, stale or edited by hand."""
+"""Writes module and sidecar, and tells if the existing ones are fresh, stale or edited by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Output:
         self.out, self.options = out, options
 
     def text(self) -> str | None:
-        """The module that is there; an empty file is nobody's work and counts as none."""
+        """Return the text of the existing module. None if there is none, or it is empty."""
         self._refuse_folders()
         try:
             text = self.out.read_bytes().decode("utf-8-sig", "replace")
@@ -42,13 +42,13 @@ class Output:
         return text.replace("\r\n", "\n").replace("\r", "\n") if text.strip() else None
 
     def _refuse_folders(self) -> None:
-        """Whatever is forced, a folder or a pipe is no place for a module."""
+        """Raise an error if the path is a folder or a pipe, also with `--force`."""
         if os.path.exists(self.out) and not os.path.isfile(self.out):
             what = "a folder" if os.path.isdir(self.out) else "not a regular file"
             raise OnnxgenError(f"cannot write {self.out}: it is {what}", help="name a file for the module")
 
     def is_edited(self, text: str) -> bool:
-        """Whether a person changed what the module does: its AST without docstrings is not what was generated."""
+        """Return True if a person changed the module's AST (except docstrings) since it was generated."""
         recorded = _fingerprint(text)
         try:
             return recorded is None or not recorded.startswith(code_digest(text))
@@ -56,21 +56,21 @@ class Output:
             return True
 
     def is_of(self, generated: Generated) -> bool:
-        """Whether the module that is there was made from the same graph with the same options."""
+        """Return True if the existing module was made from the same graph with the same options."""
         text = self.text()
         return text is not None and self._same_source(text, generated)
 
     def is_fresh(self, generated: Generated) -> bool:
-        """Whether module and sidecar say what `generated` says (whatever formatting the module got since)."""
+        """Return True if module and sidecar are those of `generated`, however the module is formatted."""
         text = self.text()
         return text is not None and self._same_source(text, generated) and self._same_weights(generated)
 
     def _same_source(self, text: str, generated: Generated) -> bool:
-        """Made from the same graph with the same options: the fingerprint covers the code as it was generated."""
+        """Compare fingerprints, which depend on the graph and the options, and not on later edits."""
         return _fingerprint(text) == generated.metadata["fingerprint"]
 
     def _same_weights(self, generated: Generated) -> bool:
-        """Whether the sidecar is what would be written. What only builds record counts for builds alone."""
+        """Return True if the sidecar is the one that would be written. The data digest counts in builds only."""
         if self.options.embed:
             return True
         recorded = {} if generated.key else self._recorded_data(generated)
@@ -87,11 +87,11 @@ class Output:
         return {DATA: metadata[DATA]} if DATA in metadata else {}
 
     def write(self, generated: Generated, force: bool) -> None:
-        """Write what changed; a module that was edited is kept, and gets weights if they are missing.
+        """Write what changed. An edited module is kept, and its weights are written if they are missing.
 
         Raises:
-            EditedError: it was edited and its source changed too.
-            OnnxgenError: it can't be written; the old files are as they were.
+            EditedError: the module was edited and its source changed too.
+            OnnxgenError: a file cannot be written. The old files are unchanged.
         """
         self._refuse_folders()
         self._refuse_sources(generated)
@@ -124,7 +124,7 @@ class Output:
                 tidy(folder)
 
     def _own_sidecar(self, weights: Path) -> list[Path]:
-        """The files of the sidecar that the module which is there reads: those that have its fingerprint."""
+        """Return the files of the existing module's sidecar, if all have its fingerprint."""
         fingerprint, found = _fingerprint(self.text() or ""), []
         with suppress(OnnxgenError):
             for path in sidecar_files(weights):
@@ -135,18 +135,18 @@ class Output:
         return found
 
     def _forget_new(self) -> None:
-        """Remove what an earlier run wrote beside an edited module: the module itself is newer now."""
+        """Remove the `.new` file of an earlier run: the module itself is newer now."""
         new = self.out.with_name(self.out.name + ".new")
         with suppress(OSError):
             if _fingerprint(new.read_text(encoding="utf-8", errors="replace")) is not None:
                 new.unlink()
 
     def standing(self, generated: Generated) -> str:
-        """How what is there stands to what was generated.
+        """Compare the existing files with what was generated.
 
-        "fresh": module and weights say the same. "stale": they do not, or are not there. Of a module that was edited:
-        "kept" if it was made from the same, "lost" if only its weights are missing or lack what a build records of
-        them, "edited" if its source changed too.
+        "fresh": module and weights are the same. "stale": they differ or are missing. For an edited module: "kept" if
+        its source is the same, "lost" if moreover its weights are missing or lack what a build records, "edited" if its
+        source changed too.
         """
         text = self.text()
         if text is None:
@@ -159,20 +159,21 @@ class Output:
         return "lost" if same and self._may_write_weights(generated) else "edited"
 
     def _may_write_weights(self, generated: Generated) -> bool:
-        """Whether writing the sidecar loses nothing: it is missing, broken, or of another module than this one, as when
-        a person brought the code up to date; or it lacks only what builds record."""
+        """Return True if writing the sidecar loses nothing: it is missing, broken, or of another module (a person has
+        updated the code), or lacks only what a build records.
+        """
         if is_lost(generated.weights) or self._is_of_another(generated):
             return True
         metadata = {k: v for k, v in generated.metadata.items() if k != DATA} | self._recorded_data(generated)
         return self._same_content(generated, metadata)
 
     def _is_of_another(self, generated: Generated) -> bool:
-        """Whether the sidecar says that it belongs to another module, so that this one would refuse to load it."""
+        """Return True if the sidecar has the fingerprint of another module, so this one would not load it."""
         metadata, _ = read_header(sidecar_files(generated.weights)[0])
         return metadata.get("fingerprint", generated.metadata["fingerprint"]) != generated.metadata["fingerprint"]
 
     def _sign(self, generated: Generated) -> None:
-        """Let a module that is fresh say which build it is of; it is as good as before, however it is formatted."""
+        """Record the build in a fresh module, whose formatting is kept."""
         text = self.text() or ""
         signed, count = _BUILD.subn(f"{BUILD_LINE:<10}{generated.key}", text, count=1)
         if generated.key and (signed != text or not count):
@@ -180,7 +181,7 @@ class Output:
             generated.report.status = "written"
 
     def _refuse_sources(self, generated: Generated) -> None:
-        """Never write over what is being read, whatever is forced."""
+        """Raise an error if a target is a file that is being read, also with `--force`."""
         targets = [self.out]
         if not self.options.embed:
             targets += sidecar_targets(generated.weights, generated.tensors, self.options.shard_size)
@@ -190,7 +191,7 @@ class Output:
                 raise OnnxgenError(f"cannot write there: {what}", help="name another output or --weights FILE")
 
     def refusal(self, generated: Generated, new: str = "") -> EditedError:
-        """Why a module that is "edited" stays as it is, and the ways out; `new` is what was written beside it."""
+        """Return the error for an "edited" module. `new`: the file that was written beside it."""
         text = self.text() or ""
         why, way_out = "was edited by hand, and the ONNX file or the options changed too", "merge the two"
         if self._same_source(text, generated):
@@ -211,7 +212,7 @@ class Output:
 
 
 def _plain(line: str) -> str:
-    """A line of the diff without what a terminal would obey."""
+    """Replace characters that could control a terminal."""
     return "".join(c if c.isprintable() else "?" for c in line[:200])
 
 

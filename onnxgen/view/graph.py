@@ -1,4 +1,4 @@
-"""The nodes and tensors of an ONNX file, as the page shows them."""
+"""The nodes and tensors of an ONNX file, as rows of the page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from onnxgen.passes.trainable import stored_values
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
 
-NAME_LENGTH = 1000  # characters of a node's name: so long that no two are one
-LONGEST = 60  # characters of an attribute
+MAX_NAME_CHARACTERS = 1000  # of a node's name: long, so that different names stay different
+MAX_ATTRIBUTE_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node of the file: its place in the graph, and what it takes and makes, as text."""
+    """A node of the file: its number in the graph, and its inputs and outputs as text."""
 
     number: int
     name: str
@@ -37,7 +37,7 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A stored tensor: dtype and shape as text, the module's key of it ("" if it has none), and if it is trained."""
+    """A stored tensor: dtype and shape as text, its state-dict key ("" if it has none), and if it is trained."""
 
     name: str
     described: str
@@ -47,7 +47,7 @@ class TensorRow:
 
 
 def node_rows(model: ir.Model, options: Options) -> list[tuple[str, list[NodeRow]]]:
-    """The nodes of a model that `reader.read` returned, in order, by the scope that they stand in."""
+    """Return the nodes of a model from `reader.read`, in order, grouped by scope."""
     propagate(model.graph, options)
     numbered = enumerate(all_nodes(model.graph))
     groups = groupby(numbered, key=lambda item: ".".join(SCOPE.get(item[1])))
@@ -55,7 +55,7 @@ def node_rows(model: ir.Model, options: Options) -> list[tuple[str, list[NodeRow
 
 
 def tensor_rows(model: ir.Model, generated: Generated, keys: Mapping[str, Any]) -> list[TensorRow]:
-    """The stored floats of a model. `keys`: the module's key of each, where it is one tensor as it is."""
+    """Return the stored float tensors of a model. `keys`: the state-dict key of each that is one tensor unchanged."""
     rows = []
     for value in stored_values(model.graph):
         name = value.name or ""
@@ -72,7 +72,7 @@ def _node(number: int, node: ir.Node) -> NodeRow:
     inputs = ["" if v is None else printable(v.name or "") for v in node.inputs]
     return NodeRow(
         number,
-        printable(names_of(node)[0], NAME_LENGTH),
+        printable(names_of(node)[0], MAX_NAME_CHARACTERS),
         domain + printable(node.op_type),
         inputs,
         outputs,
@@ -86,11 +86,11 @@ def _attributes(node: ir.Node) -> Iterator[str]:
         if kind in (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
             yield f"{printable(name)}=({kind.name.lower()})"
         else:
-            yield f"{printable(name)}={printable(str(attribute.value), LONGEST)}"
+            yield f"{printable(name)}={printable(str(attribute.value), MAX_ATTRIBUTE_CHARACTERS)}"
 
 
 def _value(value: ir.Value) -> str:
-    """`float32 [1, 8]`, as far as it is known."""
+    """Return the known dtype and shape: `float32 [1, 8]`."""
     facts = info(value)
     dtype = "" if facts.dtype is None else str(facts.dtype).lower()
     dims = "" if facts.shape is None else f"[{', '.join(printable(str(d)) for d in facts.shape)}]"

@@ -1,4 +1,4 @@
-"""Which ONNX nodes each line of a generated file comes from."""
+"""Finds the ONNX nodes that each line of a generated file comes from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxgen.code.annotations import ANNOTATION, marked
 from onnxgen.options import Options
 from onnxgen.output.compose import Generated
 from onnxgen.pipeline import build
-from onnxgen.view.graph import NAME_LENGTH
+from onnxgen.view.graph import MAX_NAME_CHARACTERS
 
 _MARK = re.compile(rf"(?:; |\s*# ){ANNOTATION}@(\d+)$")
 
@@ -22,7 +22,7 @@ def traced(path: Path, options: Options, out: Path) -> tuple[Generated, list[str
     """Generate a module in memory.
 
     Returns:
-        The module, the lines of its source, and for line numbers (from 1) the names of their nodes.
+        The module, the lines of its source, and the names of the nodes of each line, by line number (from 1).
 
     Raises:
         OnnxgenError: as `onnxgen.pipeline.build`.
@@ -34,14 +34,14 @@ def traced(path: Path, options: Options, out: Path) -> tuple[Generated, list[str
     last = _last_lines(tree)
     nodes: dict[int, list[str]] = {}
     for first, mark in found.items():
-        names = [name.printable(NAME_LENGTH) for name in marks.nodes(mark)]
+        names = [name.printable(MAX_NAME_CHARACTERS) for name in marks.nodes(mark)]
         for number in range(first, last.get(first, first) + 1):
             nodes[number] = names
     return generated, lines, {**nodes, **_registered(tree, nodes)}
 
 
 def _without_marks(source: str) -> tuple[list[str], dict[int, int]]:
-    """The lines of a source without the marks in it, and the mark of each statement by its first line."""
+    """Return the lines of a source without its marks, and the mark of each statement by its first line."""
     lines: list[str] = []
     found: dict[int, int] = {}
     above: int | None = None
@@ -60,7 +60,7 @@ def _without_marks(source: str) -> tuple[list[str], dict[int, int]]:
 
 
 def _last_lines(tree: ast.Module) -> dict[int, int]:
-    """The last line of each statement without the blocks in it, by its first line."""
+    """Return the last line of each statement, without its nested blocks, by its first line."""
     last: dict[int, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.If, ast.For, ast.While, ast.With)):
@@ -71,26 +71,22 @@ def _last_lines(tree: ast.Module) -> dict[int, int]:
 
 
 def _registered(tree: ast.Module, nodes: Mapping[int, list[str]]) -> dict[int, list[str]]:
-    """The nodes of the lines of `__init__`: those of the lines of `forward` that use what they register."""
+    """Return the nodes of each line of `__init__`: those of the lines that use the member."""
     found: dict[int, list[str]] = {}
     for made in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         users: dict[str, list[str]] = defaultdict(list)
         methods = [node for node in made.body if isinstance(node, ast.FunctionDef)]
-        for method in methods:
-            if method.name != "__init__":
-                for name, line in _attributes(method):
-                    users[name] += nodes.get(line, [])
-        for method in methods:
-            if method.name == "__init__":
-                for statement in method.body:
-                    names = [name for name, _ in _attributes(statement)]
-                    for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
-                        found[line] = list(dict.fromkeys(n for name in names for n in users[name]))
+        for name, line in (each for m in methods if m.name != "__init__" for each in _attributes(m)):
+            users[name] += nodes.get(line, [])
+        for statement in (s for m in methods if m.name == "__init__" for s in m.body):
+            names = [name for name, _ in _attributes(statement)]
+            for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
+                found[line] = list(dict.fromkeys(n for name in names for n in users[name]))
     return {line: names for line, names in found.items() if names}
 
 
 def _attributes(tree: ast.AST) -> Iterable[tuple[str, int]]:
-    """The attributes of `self` that a statement names, and the lines."""
+    """Yield the attributes of `self` in a statement, with their lines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
             yield node.attr, node.lineno

@@ -1,4 +1,4 @@
-"""The page: everything that comes from the file is escaped, and nothing is loaded from a network."""
+"""Makes the page. All text from the file is escaped, and nothing is loaded from a network."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ GENERATOR = '<meta name="generator" content="onnxgen view">'
 
 
 def view(path: Path, options: Options, out: Path) -> str:
-    """The page of an ONNX file.
+    """Return the page of an ONNX file.
 
     Args:
         path: the ONNX file.
-        out: the module that the source would be written to; only its name is used.
+        out: the path of the module, of which only the name is used.
 
     Raises:
         OnnxgenError: the file or an option is bad, or the model can't be converted exactly.
@@ -69,6 +69,6 @@ def view(path: Path, options: Options, out: Path) -> str:
 
 
 def _coloured(lines: list[str]) -> list[Markup]:
-    """Lines of Python as HTML. pygments escapes them, and closes each tag in its line."""
+    """Return lines of Python as HTML. pygments escapes them, and closes each tag in its line."""
     text: str = highlight("\n".join(lines), PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     return [Markup(line) for line in text.rstrip("\n").split("\n")]

@@ -171,14 +171,14 @@ def test_an_unchanged_file_is_generated_once(folder: Path, monkeypatch: pytest.M
 
 def test_a_changed_file_is_generated_anew(folder: Path, cache: Path) -> None:
     source, files = folder / "onnxpkg" / "net.onnx", {Path(load().__file__)}
-    for seed in range(1, importer.KEPT + 3):
+    for seed in range(1, importer.KEPT_VERSIONS + 3):
         save_model(source, seed)
         module = again()
         assert agrees(module, source)
         files.add(Path(module.__file__))
-    assert len(files) == importer.KEPT + 3
-    assert len(list(cache.glob("*/*/net.py"))) == importer.KEPT, "older ones are removed"
-    save_model(source, importer.KEPT + 1)
+    assert len(files) == importer.KEPT_VERSIONS + 3
+    assert len(list(cache.glob("*/*/net.py"))) == importer.KEPT_VERSIONS, "older ones are removed"
+    save_model(source, importer.KEPT_VERSIONS + 1)
     assert agrees(again(), source)
 
 
