@@ -25,5 +25,5 @@ __all__ = [
     "specify",
     "stored_by",
     "translated",
+    "validate",
 ]
-__all__ += ["stored_by", "translated", "validate"]

@@ -22,7 +22,7 @@ from onnx import helper as h
 from onnxgen.cli.app import app
 from onnxgen.options import Options
 from onnxgen.pipeline import build
-from onnxgen.view import view
+from onnxgen.view.page import view
 from onnxgen.view.lines import traced
 from tests.conftest import ROOT
 
