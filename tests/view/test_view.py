@@ -22,8 +22,8 @@ from onnx import helper as h
 from onnxgen.cli.app import app
 from onnxgen.options import Options
 from onnxgen.pipeline import build
-from onnxgen.view.page import view
 from onnxgen.view.lines import traced
+from onnxgen.view.page import view
 from tests.conftest import ROOT
 
 CNN = ROOT / "samples" / "mnist" / "mnist.onnx"
