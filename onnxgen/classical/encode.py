@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,9 +14,7 @@ from onnxgen.classical import shapes
 from onnxgen.classical.scores import ML
 from onnxgen.errors import INFER, WRITER
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 STRING, FLOAT, INT64 = ir.DataType.STRING, ir.DataType.FLOAT, ir.DataType.INT64
 Column = list[Any]

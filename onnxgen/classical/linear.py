@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from onnxgen import op
 from onnxgen.classical import shapes
@@ -11,10 +10,8 @@ from onnxgen.classical.scores import ML, elements, labels, rows, second_class, t
 from onnxgen.code.quote import OMIT
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.linear import linear_module
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> ast.expr:

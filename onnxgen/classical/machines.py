@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen import op
 from onnxgen.classical import shapes
@@ -12,9 +12,7 @@ from onnxgen.classical.scores import ML, elements, labels, rows, second_class, t
 from onnxgen.code.quote import shortest
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -13,9 +12,7 @@ from onnxgen.classical.scores import ML, matrix
 from onnxgen.code.quote import TORCH_DTYPES, quote
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 STRING = ir.DataType.STRING
 CASTS = {"TO_FLOAT": ir.DataType.FLOAT, "TO_INT64": ir.DataType.INT64, "TO_STRING": STRING}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,9 +13,7 @@ from onnxgen import op
 from onnxgen.code.quote import Ref, literal, unless
 from onnxgen.errors import CHECK, WRITER
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 Gram = tuple[int, ...]
 

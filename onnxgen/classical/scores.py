@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,10 +15,8 @@ import onnx_ir as ir
 from onnxgen.code.quote import literal
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import METHODS
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 ML = "ai.onnx.ml"
 TRANSFORMS = {

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen import op
 from onnxgen.classical.re2 import NotRe, as_python, as_searches
 from onnxgen.code.quote import unless
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 # languages whose letters change case in ways of their own, and locales that know ASCII alone
 PECULIAR, ASCII_ONLY = ("tr", "az", "lt"), ("C", "POSIX")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import ACTIVATION, ELEMENTWISE, RECTIFIER
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.wide import WIDER
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 # one input, no attribute, the same meaning at every opset; the trait, and the least number that comes of it
 UNARY = {

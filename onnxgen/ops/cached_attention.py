@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, Ref, unless
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 MICROSOFT = "com.microsoft"
 QUANTISED = ("PER_TENSOR", "PER_CHANNEL")

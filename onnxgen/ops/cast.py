@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,11 +12,9 @@ from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import FLOAT8
 from onnxgen.ops.wide import SIGNED
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 T = ir.DataType
 METHODS = {

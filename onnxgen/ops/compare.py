@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,11 +12,9 @@ from onnxgen.code.quote import literal
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE, MOVES
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import aligned
 from onnxgen.ops.wide import computed
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 LOGIC = {"And": "x & y", "Or": "x | y", "Xor": "x ^ y"}
 ORDER = {"Less": "x < y", "LessOrEqual": "x <= y", "Greater": "x > y", "GreaterOrEqual": "x >= y"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -13,11 +12,9 @@ from onnxgen.code.quote import DeviceOf, Ref, call, literal, quote, refs
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.wide import flipped
 from onnxgen.shapes.info import Info, info
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 ENDLESS = 2**62  # as many turns as this are no limit: exporters write it for a `while`
 

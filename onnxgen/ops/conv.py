@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -13,12 +13,10 @@ from onnxgen.errors import FIX_SHAPE, INFER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, SAMPLES
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.pads import padded, resolve_pads
 from onnxgen.shapes.dims import Dim, Sym, dim_max
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 def same(values: Sequence[Any]) -> Any:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 
 @op("ImageDecoder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,11 +15,9 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import PASSES_ON
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 FAKE = "FakeQuantize"
 FLOAT = ir.DataType.FLOAT

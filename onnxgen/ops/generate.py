@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,12 +13,10 @@ from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, FILLS, MOVES, RANDOM
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import converted
 from onnxgen.ops.wide import computed
 from onnxgen.shapes.dims import nonnegative
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 T = ir.DataType
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -11,11 +10,9 @@ from onnxgen.code.module_def import Assign, Statement, With
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.shapes.bodies import TRAINING
 from onnxgen.shapes.info import Info, info
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 @op("Gradient", domain=TRAINING)

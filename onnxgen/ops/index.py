@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,15 +12,13 @@ from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import MOVES, PASSES_ON
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
 from onnxgen.ops.wide import BITS, flipped
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, dim_min
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
 FARTHEST = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there

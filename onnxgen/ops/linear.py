@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -11,15 +11,13 @@ from onnxgen.code.quote import OMIT, MemberRef, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import QuantizedLayer, layer
 from onnxgen.ops.wide import INTEGERS, computed
 from onnxgen.scopes.origin import param_path
 from onnxgen.weights.dequantised import DequantisedTensor
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import viewed_from
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 PLAIN = QuantizedLayer("nn.Linear", None, {}, {})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -11,10 +11,8 @@ from onnxgen.code.quote import OMIT, shortest
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 # which update rules have a decay, and which one takes the state's own value from a new one
 DECAYING, LEARNING = ("gated", "gated_delta"), ("delta", "gated_delta")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,10 +12,8 @@ from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.weights.dequantised import BNB_TABLES
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 MICROSOFT = "com.microsoft"
 

@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -15,11 +15,9 @@ from onnxgen.code.quote import OMIT, Ref, shortest, unless
 from onnxgen.errors import FOR_CPU, INFER, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.shapes.info import Info
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 ExpertLinear = Callable[[ast.expr, Ref], ast.expr]  # rows of tokens, and the expert's number: what a linear layer makes
 ACTIVATIONS = {"relu": "F.relu(x)", "gelu": 'F.gelu(x, approximate="tanh")', "silu": "F.silu(x)", "identity": "x"}

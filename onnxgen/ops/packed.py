@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,11 +12,9 @@ from onnxgen.code.quote import OMIT, Ref, shortest, unless
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.moe import ExpertLinear, Gate, experts, mixture, pair
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 # by GGML's number of a format: how many numbers a block has, of how many bytes, and the helper that unpacks rows
 BLOCKS = {

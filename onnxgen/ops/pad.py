@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import FILLS
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.shapes.dims import Dim
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 

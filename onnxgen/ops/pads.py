@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen.errors import FIX_SHAPE
+from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.shapes.dims import Dim, Sym, dim_max
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.arg import Arg
-    from onnxgen.lowering.builder import Builder
 
 
 def resolve_pads(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -16,10 +16,8 @@ from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.cached_attention import MICROSOFT, Quantised, appended, normalized, read, rotated, split, stored
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder, Unpack
 
 CACHES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8}
 FLAT = "y.squeeze(0).transpose(0, 1).flatten(1)"  # [1, heads, tokens, size] as [tokens, heads * size]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -15,13 +15,11 @@ from onnxgen.graph.nodes import made_by
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import AVERAGES, GLOBAL_POOL, PICKS, POOL
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
 from onnxgen.ops.pads import resolve_pads
 from onnxgen.shapes.dims import Dim, dim_max, dim_min
 from onnxgen.shapes.info import info
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,13 +13,10 @@ from onnxgen.errors import CHECK, INFER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, SAMPLES
 from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Unpack
+from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.cast import converted
 from onnxgen.ops.conv import same
 from onnxgen.ops.pads import padded, resolve_pads
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 T = ir.DataType
 LIMITS = {

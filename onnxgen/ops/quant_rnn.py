@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import RECURRENT
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 USUAL = ["Sigmoid", "Tanh", "Tanh"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,12 +13,9 @@ from onnxgen.code.quote import OMIT, DeviceOf, literal, unless
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION
 from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Unpack
+from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.wide import WIDER, computed, is_integer
 from onnxgen.shapes.dims import Dim, product
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 PICKY = ("any", "all", "logsumexp")  # by no dims these do not mean all, as the others do
 Dims = Any  # an int, a list of ints, an expression of such; None: all axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,12 +14,10 @@ from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
 from onnxgen.shapes.dims import Dim, exact_div, scale_size
 from onnxgen.shapes.info import Info
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 SPATIAL = {3: "linear", 4: "bilinear", 5: "trilinear"}
 WHOLE = ("pytorch", "tf2onnx")  # exporters of frameworks that align corners between whole sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -14,11 +14,8 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import RECURRENT
 from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Unpack
+from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.weights.provenance import Source, concat
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 # where torch's gates are among ONNX's: LSTM i, o, f, c -> i, f, g, o; GRU z, r, h -> r, z, n
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}

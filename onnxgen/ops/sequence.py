@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -11,10 +11,8 @@ from onnxgen.code.module_def import Assign, Loop
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, unless
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.shapes.info import info
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 @op("SequenceConstruct")

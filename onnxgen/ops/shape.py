@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen.code.quote import unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, MOVES, PASSES_ON, RESHAPE, VIEW
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.subscript import subscript
 from onnxgen.shapes.dims import Dim, product
 from onnxgen.shapes.infer_layout import equal_parts
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 @op("Identity", traits=[VIEW, ELEMENTWISE])

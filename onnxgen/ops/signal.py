@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, unless
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import converted
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 @op("DFT", still="dft_length axis")

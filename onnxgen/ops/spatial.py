@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen.code.quote import OMIT, call, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
 from onnxgen.ops.wide import BITS
 from onnxgen.shapes.node_facts import MAX_RANK
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 # GridSample had other spellings before opset 20
 SAMPLING = {

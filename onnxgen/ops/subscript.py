@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen.code.quote import literal
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.arg import Arg
-    from onnxgen.shapes.dims import Dim
+from onnxgen.lowering.arg import Arg
+from onnxgen.shapes.dims import Dim
 
 FULL = ast.Slice()
 

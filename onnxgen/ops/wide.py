@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxgen.lowering.arg import UNKNOWN_SHAPE, Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 WIDER = {
     ir.DataType.UINT16: ir.DataType.INT32,
