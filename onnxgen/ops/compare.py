@@ -13,19 +13,11 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE, MOVES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
-from onnxgen.ops.math import aligned
+from onnxgen.ops.math import aligned, binary
 from onnxgen.ops.wide import computed
 
 LOGIC = {"And": "x & y", "Or": "x | y", "Xor": "x ^ y"}
 ORDER = {"Less": "x < y", "LessOrEqual": "x <= y", "Greater": "x > y", "GreaterOrEqual": "x >= y"}
-
-
-def _logic(template: str) -> Callable[..., ast.expr]:
-    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
-        x, y = aligned(b, A, B, axis)
-        return b(template, x=x, y=y)
-
-    return lower
 
 
 def _order(template: str) -> Callable[..., ast.expr]:
@@ -37,7 +29,7 @@ def _order(template: str) -> Callable[..., ast.expr]:
 
 
 for _name, _template in LOGIC.items():
-    op(_name, traits=[BROADCASTS])(_logic(_template))
+    op(_name, traits=[BROADCASTS])(binary(_template))
 for _name, _template in ORDER.items():
     op(_name, traits=[COMPARISON])(_order(_template))
 
@@ -59,7 +51,7 @@ def not_(b: Builder, X: Arg) -> ast.expr:
 
 @op("Where", traits=[MOVES, BROADCASTS], data="X Y", still="condition")
 def where(b: Builder, condition: Arg, X: Arg, Y: Arg) -> ast.expr:
-    """Elements of X where the condition holds, else of Y; all three broadcast."""
+    """Pick elements of X where the condition is true, else of Y; all three broadcast."""
     if X.dtype == ir.DataType.STRING:
         return b("np.where(c.cpu(), x, y)", c=condition, x=X, y=Y)
     x, y = _choices(b, condition, X, Y)
@@ -69,7 +61,7 @@ def where(b: Builder, condition: Arg, X: Arg, Y: Arg) -> ast.expr:
 
 
 def _choices(b: Builder, condition: Arg, X: Arg, Y: Arg) -> list[Any]:
-    """X and Y, as numbers where the result keeps its type and rank without them."""
+    """Return X and Y, as Python numbers where the result keeps its type and rank."""
     ranks = condition.rank, X.rank, Y.rank
     if condition.rank is None or max(r if r is not None else 99 for r in ranks) > condition.rank:
         return b.numbers(X, Y)
