@@ -59,6 +59,10 @@ def converted(
     return b(METHODS[target], x=x) if target in METHODS else b("x.to(d)", x=x, d=target)
 
 
+def as_float32(b: Builder, x: Arg) -> ast.expr:
+    return x.expr if x.dtype == T.FLOAT else b("x.float()", x=x)
+
+
 def _text(b: Builder, x: Any, source: T | None, target: T) -> ast.expr:
     """Convert numbers to strings, or strings to numbers, as onnxruntime does."""
     other = target if source == T.STRING else source
@@ -95,8 +99,8 @@ def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target
 def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     """Convert to another type; floats are truncated to integers.
 
-    `saturate` is for float8, `round_mode` for float8e8m0. ONNX does not define how a number that does not fit an integer
-    type is converted; torch and onnxruntime do what C does.
+    `saturate` is for float8, `round_mode` for float8e8m0. ONNX does not define how numbers that do not fit an integer
+    type are converted; torch and onnxruntime do what C does.
     """
     return converted(b, input, input.dtype, T(to), bool(saturate), round_mode)
 
