@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 import onnx_ir as ir
 
@@ -12,6 +11,7 @@ from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.cast import as_float32
 from onnxgen.ops.microsoft import MICROSOFT
 
 
@@ -22,7 +22,7 @@ def varlen_causal_conv_with_state(
     activation: str = "none", dilation: int = 1, state_update_capacity: int = 0, group_size: int = 1,
     delta_offset: int = 0,
 ) -> list[ast.expr | None]:  # fmt: skip
-    """Of each channel for itself, computed in float32; and the inputs that the next call needs."""
+    """Convolve each channel by itself, in float32; also returns the inputs that the next call needs."""
     if kernel_delta is not None or previous_mask is not None or group_size != 1 or delta_offset:
         raise b.error("kernel_delta, previous_mask, group_size and delta_offset run on GPUs only", FOR_CPU)
     if activation not in ("none", "silu", "swish") or dilation < 1:
@@ -31,11 +31,9 @@ def varlen_causal_conv_with_state(
         )
     if (capture_count is None) == (state_update_capacity > 0):
         raise b.error("capture_count must be given exactly if state_update_capacity is positive", WRITER)
-    given: list[Any] = [_wide(b, x) for x in (input, weight)]
-    made = b.call(
-        "packed_causal_conv", *given, cumulative_sequence_length, _wide(b, initial_state),
-        OMIT if bias is None else _wide(b, bias), dilation=unless(dilation, 1),
-    )  # fmt: skip
+    x, w, past = (as_float32(b, v) for v in (input, weight, initial_state))
+    offset = OMIT if bias is None else as_float32(b, bias)
+    made = b.call("packed_causal_conv", x, w, cumulative_sequence_length, past, offset, dilation=unless(dilation, 1))
     if activation != "none":
         made = b("F.silu(y)", y=made)
     if input.dtype != ir.DataType.FLOAT:
@@ -45,7 +43,3 @@ def varlen_causal_conv_with_state(
         return [made, state]
     first = b.call("leading_inputs", input, cumulative_sequence_length, capture_count, state_update_capacity)
     return [made, state, first]
-
-
-def _wide(b: Builder, x: Arg) -> Any:
-    return x if x.dtype == ir.DataType.FLOAT else b("x.float()", x=x)

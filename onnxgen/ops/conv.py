@@ -61,7 +61,7 @@ def conv(
         module = b.module("conv", build, weight=source, bias=B, **made.keys)
         if module is not None:
             return b("m(x)", m=module, x=x)
-    return b.call(f"F.conv{n}d", x, W, OMIT if B is None else B, **options)
+    return b.call(f"F.conv{n}d", x, W, unless(B, None), **options)
 
 
 def conv_options(strides: list[int], padding: list[int], dilations: list[int], group: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _transposed(
         module = b.module("deconv", build, weight=source, bias=B)
         if module is not None:
             return b("m(x)", m=module, x=X)
-    return b.call(f"F.conv_transpose{n}d", X, W, OMIT if B is None else B, **options, dilation=dilation)
+    return b.call(f"F.conv_transpose{n}d", X, W, unless(B, None), **options, dilation=dilation)
 
 
 def _computed_pads(

@@ -1,4 +1,4 @@
-"""What comes after a detector: choosing among its boxes."""
+"""Choosing among the boxes of a detector."""
 
 from __future__ import annotations
 
@@ -21,20 +21,17 @@ def non_max_suppression(
     *,
     center_point_box: int = 0,
 ) -> ast.expr:
-    """The boxes that overlap no better one of their class; without a number of boxes there are none."""
+    """Keep the boxes that overlap no better one of their class; none without a maximum number of boxes."""
     return b.call(
         "select_boxes",
         boxes,
         scores,
         most=OMIT if max_output_boxes_per_class is None else max_output_boxes_per_class.as_int(),
-        iou_threshold=_number(iou_threshold, 0.0),
-        score_threshold=_number(score_threshold, None),
+        iou_threshold=OMIT if iou_threshold is None or iou_threshold.scalar == 0 else _number(iou_threshold),
+        score_threshold=OMIT if score_threshold is None else _number(score_threshold),
         centered=unless(bool(center_point_box), False),
     )
 
 
-def _number(x: Arg | None, default: float | None) -> object:
-    """A threshold as a Python number; left out where it is the default."""
-    if x is None or (default is not None and x.scalar == default):
-        return OMIT
+def _number(x: Arg) -> ast.expr:
     return literal(x.scalar) if x.scalar is not None else quote("x.item()", x=x)

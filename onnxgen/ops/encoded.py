@@ -13,7 +13,7 @@ from onnxgen.lowering.builder import Builder
 
 @op("ImageDecoder")
 def image_decoder(b: Builder, encoded_stream: Arg, *, pixel_format: str = "RGB") -> ast.expr:
-    """By Pillow, whose JPEG decoder is libjpeg-turbo, as the standard's text has it."""
+    """Decoded with Pillow, whose JPEG decoder is libjpeg-turbo, the one that the standard names."""
     if pixel_format not in ("RGB", "BGR", "Grayscale"):
         raise b.error(f"attribute 'pixel_format' must be RGB, BGR or Grayscale, not {pixel_format!r}", CHECK)
     b.note("the network decodes images: the module needs Pillow (pip install pillow)")

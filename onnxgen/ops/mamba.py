@@ -1,4 +1,4 @@
-"""Mamba2 of onnxruntime, whose states are handed on from call to call."""
+"""Mamba2 of onnxruntime, with states that are passed from call to call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mamba2_verify(
     A_negative: Arg, D: Arg, norm_weight: Arg, state_row: Arg, *, heads: int, n_groups: int, head_dim: int = 64,
     d_state: int = 128, epsilon: float = 1e-5, time_step_min: float = 0.001,
 ) -> Any:  # fmt: skip
-    """A convolution, a recurrence and a gated norm; of the last tokens each leaves its states behind."""
+    """A convolution, a recurrence and a gated norm; also returns the states after each of the last tokens."""
     sizes = zip((ssm_state.shape or ())[1:], (heads, d_state, head_dim))
     if n_groups < 1 or heads % n_groups or any(isinstance(d, int) and d != wanted for d, wanted in sizes):
         raise b.error(

@@ -1,4 +1,4 @@
-"""Optimizers as nodes (ai.onnx.preview.training): a rate, a count, then as many tensors in each of several groups."""
+"""Optimizers (ai.onnx.preview.training). Their inputs: a rate, a count, then several groups of as many tensors."""
 
 from __future__ import annotations
 
@@ -54,16 +54,10 @@ def momentum(
 def _steps(
     b: Builder, function: str, rate: Arg, count: Arg, inputs: tuple[Arg, ...], groups: int, *options: Any
 ) -> list[ast.expr]:
-    """A call for each tensor. Outputs come in groups, too: all tensors, then all states of the first kind."""
+    """Write a call for each tensor. The outputs are in groups, too: all tensors, then all states of the first kind."""
     number, rest = divmod(len(inputs), groups)
     if rest:
         raise b.error(f"the node has {len(inputs)} tensors, not {groups} for each one that it updates", CHECK)
-    made = []
-    for i in range(number):
-        call = b.call(function, *inputs[i::number], rate, count, *map(_plain, options))
-        made.append(b.let(call, "updated"))
+    given = [shortest(option) if isinstance(option, float) else option for option in options]
+    made = [b.let(b.call(function, *inputs[i::number], rate, count, *given), "updated") for i in range(number)]
     return [b("u[i]", u=updated, i=place) for place in range(groups - 1) for updated in made]
-
-
-def _plain(option: float | bool) -> float | bool:
-    return shortest(option) if isinstance(option, float) else option

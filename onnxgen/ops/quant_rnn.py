@@ -1,4 +1,4 @@
-"""onnxruntime's LSTM with weights of 8 bits."""
+"""onnxruntime's LSTM with 8-bit weights."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import RECURRENT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.microsoft import MICROSOFT
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-USUAL = ["Sigmoid", "Tanh", "Tanh"]
+DEFAULT_ACTIVATIONS = ["Sigmoid", "Tanh", "Tanh"]
 
 
-@op("DynamicQuantizeLSTM", domain="com.microsoft", traits=[RECURRENT])
+@op("DynamicQuantizeLSTM", domain=MICROSOFT, traits=[RECURRENT])
 def dynamic_quantize_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
     initial_c: Arg | None, P: Arg | None, W_scale: Arg, W_zero_point: Arg, R_scale: Arg, R_zero_point: Arg, *,
@@ -23,17 +24,17 @@ def dynamic_quantize_lstm(
     activations: list[str] | None = None, activation_alpha: list[float] | None = None,
     activation_beta: list[float] | None = None,
 ) -> list[ast.expr]:  # fmt: skip
-    """Each direction by itself; what comes in is quantised anew for each product."""
+    """Directions are computed one by one; the input of each product is quantised at run time."""
     if direction not in DIRECTIONS:
         raise b.error(f"attribute 'direction' must be forward, reverse or bidirectional, not {direction!r}", WRITER)
-    directions = DIRECTIONS[direction]
-    if sequence_lens is not None or input_forget or (activations or USUAL) != USUAL * (len(activations or USUAL) // 3):
+    names = activations or DEFAULT_ACTIVATIONS
+    if sequence_lens is not None or input_forget or names != DEFAULT_ACTIVATIONS * (len(names) // 3):
         raise b.error(
             "sequence_lens, input_forget and other activations are not handled", "quantise the model without its LSTM"
         )
     state = b.let(b("x.new_zeros(x.shape[1], n)", x=X, n=hidden_size), "state")
     made = []
-    for i, is_reverse in enumerate(directions):
+    for i, is_reverse in enumerate(DIRECTIONS[direction]):
         weights, recurrent = (
             b("(w[i], s[i], z[i])", w=w, s=s, z=z, i=i)
             for w, s, z in ((W, W_scale, W_zero_point), (R, R_scale, R_zero_point))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from onnxgen.code.quote import OMIT, call, shortest, unless
+from onnxgen.code.quote import call, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES
@@ -15,8 +15,8 @@ from onnxgen.ops.conv import same
 from onnxgen.ops.wide import BITS
 from onnxgen.shapes.node_facts import MAX_RANK
 
-# GridSample had other spellings before opset 20
-SAMPLING = {
+# GridSample has other names before opset 20.
+SAMPLING_MODES = {
     "linear": "bilinear",
     "bilinear": "bilinear",
     "nearest": "nearest",
@@ -29,22 +29,22 @@ SAMPLING = {
 def grid_sample(
     b: Builder, X: Arg, grid: Arg, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> ast.expr:
-    """`F.grid_sample`; in torch too "bilinear" is what is linear in three dimensions."""
+    """`F.grid_sample`, in which "bilinear" is also the linear mode of three dimensions."""
     rank = X.known_rank
     _needs_floats(b, X)
-    if rank not in (4, 5) or (rank == 5 and SAMPLING.get(mode) == "bicubic"):
+    if rank not in (4, 5) or (rank == 5 and SAMPLING_MODES.get(mode) == "bicubic"):
         raise b.error(f"mode {mode!r} over {rank - 2} spatial axes has no PyTorch function", "use 2 axes, or linear")
-    if mode not in SAMPLING:
+    if mode not in SAMPLING_MODES:
         raise b.error(f"attribute 'mode' must be linear, nearest or cubic, not {mode!r}", CHECK)
     return b.call(
-        "F.grid_sample", X, grid, mode=unless(SAMPLING[mode], "bilinear"), padding_mode=unless(padding_mode, "zeros"),
-        align_corners=bool(align_corners),
+        "F.grid_sample", X, grid, mode=unless(SAMPLING_MODES[mode], "bilinear"),
+        padding_mode=unless(padding_mode, "zeros"), align_corners=bool(align_corners),
     )  # fmt: skip
 
 
 def _needs_floats(b: Builder, x: Arg) -> None:
     if x.dtype is not None and not x.is_float:
-        raise b.error(f"torch computes it for floats only, not for {x.dtype.name.lower()}", "cast the input first")
+        raise b.error(f"torch has this operator for floats only, not for {x.dtype.name.lower()}", "cast the input")
 
 
 @op("AffineGrid")
@@ -54,7 +54,7 @@ def affine_grid(b: Builder, theta: Arg, size: Arg, *, align_corners: int = 0) ->
 
 @op("DepthToSpace", traits=[MOVES, SAMPLES])
 def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
-    """`F.pixel_shuffle` is the mode CRD; DCR has the block's position before the channel instead of after it."""
+    """`F.pixel_shuffle` is the mode CRD. DCR has the position in the block before the channel instead of after it."""
     x = _shuffled(b, input)
     if mode == "DCR":
         x = b("x.unflatten(1, (n, -1)).transpose(1, 2).flatten(1, 2)", x=x, n=blocksize**2)
@@ -64,7 +64,7 @@ def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR")
 
 @op("SpaceToDepth", traits=[MOVES, SAMPLES])
 def space_to_depth(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
-    """The way back from `depth_to_space`."""
+    """The inverse of DepthToSpace."""
     made = b("F.pixel_unshuffle(x, n)", x=_shuffled(b, input), n=blocksize)
     if mode == "DCR":
         made = b("x.unflatten(1, (-1, n)).transpose(1, 2).flatten(1, 2)", x=made, n=blocksize**2)
@@ -72,7 +72,7 @@ def space_to_depth(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR")
 
 
 def _shuffled(b: Builder, x: Arg) -> ast.expr:
-    """The input in a dtype that torch shuffles."""
+    """Return the input in a dtype that torch can shuffle."""
     return b("x.view(d)", x=x, d=BITS[x.dtype]) if x.dtype in BITS else x.expr
 
 
@@ -88,7 +88,7 @@ def tile(b: Builder, input: Arg, repeats: Arg) -> ast.expr:
 
 @op("Tile", since=1)
 def tile_1(b: Builder, input: Arg, tiles: Arg, axis: Arg) -> ast.expr:
-    """Repeated along one axis only; both are one number of the input's dtype."""
+    """Repeated along one axis. `tiles` and `axis` are single numbers of the input's dtype."""
     if axis.scalar is None:
         raise b.error("the axis is computed at run time", "fold it into a constant, e.g. with onnx-simplifier")
     position = int(axis.scalar) % input.known_rank
@@ -158,7 +158,7 @@ def deform_conv(
     if X.known_rank != 4:
         raise b.error(f"a deformable convolution over {X.known_rank - 2} axes is not handled", "use two axes")
     return b.call(
-        "deform_conv2d", X, W, offset, bias=OMIT if B is None else B, mask=OMIT if mask is None else mask,
+        "deform_conv2d", X, W, offset, bias=unless(B, None), mask=unless(mask, None),
         stride=unless(tuple(strides or (1, 1)), (1, 1)), pads=unless(tuple(pads or (0,) * 4), (0,) * 4),
         dilation=unless(tuple(dilations or (1, 1)), (1, 1)), groups=unless(group, 1),
         offset_groups=unless(offset_group, 1),
@@ -179,7 +179,7 @@ def roi_align(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> ast.expr:
-    """Before opset 16, whose default is "half_pixel", there was no shift."""
+    """Before opset 16 there is no shift by half a pixel."""
     return b.call(
         "roi_align", X, rois, batch_indices, (output_height, output_width), sampling_ratio=unless(sampling_ratio, 0),
         scale=unless(shortest(spatial_scale), 1.0),
