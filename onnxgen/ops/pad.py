@@ -29,7 +29,7 @@ def pad(
     *,
     mode: str = "constant",
 ) -> ast.expr:
-    """`F.pad`, whose list begins with the last axis; its other modes only pad the spatial axes of floats."""
+    """`F.pad`, whose modes other than "constant" pad only spatial axes of floats."""
     if mode not in ("constant", *MODES):
         raise b.error(f"attribute 'mode' must be constant, reflect, edge or wrap, not {mode!r}", CHECK)
     value = _value(b, constant_value) if mode == "constant" else OMIT
@@ -61,24 +61,24 @@ def pad(
 
 
 def _value(b: Builder, constant_value: Arg | None) -> Any:
-    """What to pad with: a Python number where it is known, else the tensor."""
+    """Return the value to pad with: a Python number if it is known, else the tensor."""
     if constant_value is None:
         return OMIT
     scalar = constant_value.scalar
-    if isinstance(scalar, int) and int(float(scalar)) != scalar:  # torch takes it for a float
+    if isinstance(scalar, int) and int(float(scalar)) != scalar:  # torch converts the number to a float
         return constant_value
-    if scalar is not None:
-        return unless(constant_value.number, OMIT) if scalar != 0 else OMIT
+    if scalar == 0:
+        return OMIT
     return constant_value if constant_value.number is None else constant_value.number
 
 
 def _from_last(sides: dict[int, tuple[Dim, Dim]], rank: int, first: int) -> tuple[Dim, ...]:
-    """Begin and end of each axis from the last one back to `first`."""
+    """Return begin and end of each axis from the last back to `first`, as `F.pad` takes them."""
     return tuple(p for axis in range(rank - 1, first - 1, -1) for p in sides.get(axis, (0, 0)))
 
 
 def _spatial(data: Arg, sides: dict[int, tuple[Dim, Dim]], mode: str) -> int | None:
-    """The first of the axes that `F.pad` can pad in this mode (the last 1 to 3, after one or two others), or None."""
+    """Return the first of the axes that `F.pad` can pad in this mode (the last 1 to 3, after one or two others)."""
     rank, shape = data.known_rank, data.shape or ()
     first = 2 if min(sides) >= 2 else 1
     if not data.is_float or min(sides) < first or not 1 <= rank - first <= 3:
@@ -88,7 +88,7 @@ def _spatial(data: Arg, sides: dict[int, tuple[Dim, Dim]], mode: str) -> int | N
         if not all(isinstance(p, int) and p >= 0 for p in pair):
             return None
         most = max(p for p in pair if isinstance(p, int))
-        # reflect over a dynamic size: F.pad refuses where it can't be done, circular would need a proof
+        # with a dynamic size, F.pad itself raises an error where "reflect" is impossible, but not for "circular"
         if isinstance(size, int):
             limit = {"reflect": size - 1, "edge": most if size > 0 else -1, "wrap": size}[mode]
             if most > limit:

@@ -99,7 +99,7 @@ def tile_1(b: Builder, input: Arg, tiles: Arg, axis: Arg) -> ast.expr:
 
 @op("LRN", traits=[NORMALISES, SAMPLES])
 def lrn(b: Builder, X: Arg, *, size: int, alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0) -> ast.expr:
-    """Of an even window torch has the longer side before, ONNX after."""
+    """For an even window, torch has the longer side before the channel, ONNX after it."""
     alpha, beta, bias = shortest(alpha), shortest(beta), shortest(bias)
     if size % 2 and X.rank is not None and X.rank > 2:
         return b.call(
@@ -119,13 +119,12 @@ def col2im(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> ast.expr:
-    """`F.fold` for two axes padded alike on both sides."""
+    """`F.fold` for two axes with equal padding on both sides."""
     _needs_floats(b, input)
     n = next((a.shape[0] for a in (image_shape, block_shape) if a.shape and isinstance(a.shape[0], int)), None)
     if n is None or n > MAX_RANK:
         raise b.error(
-            "the number of spatial axes is unknown or too large",
-            "make image_shape or block_shape a constant",
+            "the number of spatial axes is unknown or too large", "make image_shape or block_shape a constant"
         )
     stride, dilation, pad = strides or [1] * n, dilations or [1] * n, pads or [0] * 2 * n
     if n == 2 and pad[:2] == pad[2:]:

@@ -1,4 +1,7 @@
-"""Text that is joined, or stands as numbers for what only moves it; the rest is of `onnxgen.classical`."""
+"""Joining of strings, and their conversion to numbers for operators that only move elements.
+
+Other operators on strings are in `onnxgen.classical`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from onnxgen.lowering.builder import Builder
 
 @op("TextCodes", domain=DOMAIN)
 def text_codes(b: Builder, *inputs: Arg) -> Any:
-    """The different strings of all inputs, sorted; then each input by their numbers."""
+    """The sorted distinct strings of all inputs; then each input as indices into them."""
     return b.unpack(b.call("text_codes", *inputs, device=DeviceOf()))
 
 
