@@ -1,4 +1,4 @@
-"""Features of ai.onnx.ml made fit for a model: scaled, normalised, imputed, joined."""
+"""Preparation of features (ai.onnx.ml): scaling, normalising, imputing, joining."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 @op("Scaler", domain=ML, infer=shapes.as_float, tables=("offset", "scale"))
 def scaler(b: Builder, X: Arg, offset: Arg | None = None, scale: Arg | None = None) -> ast.expr:
-    """`(X - offset) * scale`: one number, or one a column."""
+    """`(X - offset) * scale`, each with a single number or one per column."""
     x: ast.expr | Arg = X if X.dtype == DOUBLE else as_dtype(b, X, X.dtype, FLOAT)
     for template, arg, hint in (("x - t", offset, "offset"), ("x * t", scale, "scale")):
         if arg is None:
@@ -44,7 +44,7 @@ NORMS = {
 
 @op("Normalizer", domain=ML, infer=shapes.as_float)
 def normalizer(b: Builder, X: Arg, *, norm: str = "MAX") -> ast.expr:
-    """Rows divided by their norm, unless it is 0; MAX is the largest number, not the largest distance from 0."""
+    """Divide rows by their norm, unless it is 0. MAX is the largest number, not the largest absolute value."""
     matrix(b, X)
     if norm not in NORMS:
         raise b.error(f"attribute 'norm' must be one of {', '.join(NORMS)}, not {norm!r}", WRITER)
@@ -83,7 +83,7 @@ def binarizer(b: Builder, X: Arg, *, threshold: float = 0.0) -> ast.expr:
 
 @op("FeatureVectorizer", domain=ML, infer=shapes.feature_vectorizer)
 def feature_vectorizer(b: Builder, *X: Arg, inputdimensions: list[int] | None = None) -> ast.expr:
-    """Inputs side by side, each cut or filled up with zeros to its number of columns."""
+    """Join inputs side by side, each cut or padded with zeros to its number of columns."""
     if inputdimensions is not None and len(inputdimensions) != len(X):
         raise b.error(f"the node has {len(X)} inputs but {len(inputdimensions)} inputdimensions", WRITER)
     counts: Sequence[int | None] = inputdimensions or [None] * len(X)
@@ -92,9 +92,7 @@ def feature_vectorizer(b: Builder, *X: Arg, inputdimensions: list[int] | None = 
 
 @op("ArrayFeatureExtractor", domain=ML, infer=shapes.array_feature_extractor)
 def array_feature_extractor(b: Builder, X: Arg, Y: Arg) -> ast.expr:
-    """Columns of the last axis; a vector's come out as one row."""
-    if X.dtype == ir.DataType.STRING:
-        picked = b("x[..., y.flatten().cpu().numpy()]", x=X, y=Y)
-        return b("p[None]", p=picked) if X.known_rank == 1 else picked
-    picked = b("x[..., y.flatten()]", x=X, y=Y)
-    return b("p.unsqueeze(0)", p=picked) if X.known_rank == 1 else picked
+    """Pick columns of the last axis; those of a vector become one row."""
+    is_text = X.dtype == ir.DataType.STRING
+    picked = b("x[..., y.flatten().cpu().numpy()]" if is_text else "x[..., y.flatten()]", x=X, y=Y)
+    return b("p[None]" if is_text else "p.unsqueeze(0)", p=picked) if X.known_rank == 1 else picked

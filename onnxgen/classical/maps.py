@@ -1,4 +1,4 @@
-"""Maps of ai.onnx.ml: rows of numbers to dicts, and dicts to rows."""
+"""Maps of ai.onnx.ml: from rows of numbers to dicts, and from dicts to rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CASTS = {"TO_FLOAT": ir.DataType.FLOAT, "TO_INT64": ir.DataType.INT64, "TO_STRIN
 def zip_map(
     b: Builder, X: Arg, *, classlabels_strings: list[str] | None = None, classlabels_int64s: list[int] | None = None
 ) -> ast.expr:
-    """A list of dicts, one a row."""
+    """A list with one dict per row."""
     keys = classlabels_strings or classlabels_int64s
     if not keys or (classlabels_strings and classlabels_int64s):
         raise b.error("the node needs either classlabels_strings or classlabels_int64s", WRITER)
@@ -42,7 +42,7 @@ def _row(b: Builder, values: ast.expr, dtype: ir.DataType) -> ast.expr:
 def dict_vectorizer(
     b: Builder, X: Arg, *, string_vocabulary: list[str] | None = None, int64_vocabulary: list[int] | None = None
 ) -> ast.expr:
-    """A row of what a map has for each key of the vocabulary, 0 or no text for those that it has not."""
+    """A row of a map's values for the keys of the vocabulary; 0 or an empty string for missing keys."""
     keys = string_vocabulary or int64_vocabulary
     if not keys or X.dtype is None:
         raise b.error("the node has no vocabulary, or the type of its map is unknown", WRITER)
@@ -53,9 +53,9 @@ def dict_vectorizer(
 
 @op("CastMap", domain=ML, infer=shapes.cast_map)
 def cast_map(b: Builder, X: Arg, *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1) -> ast.expr:
-    """A row of what a map has by rising keys (dense), or for each key below `max_map`, 0 for those it has not."""
+    """A row of a map's values in the order of its keys (dense), or for each key below `max_map`, 0 if it is missing."""
     if cast_to not in CASTS or map_form not in ("DENSE", "SPARSE"):
         raise b.error("attribute 'cast_to' or 'map_form' has an unknown value", WRITER)
-    default = "0.f" if cast_to == "TO_STRING" else 0  # this text is onnxruntime's
+    default = "0.f" if cast_to == "TO_STRING" else 0  # "0.f" as in onnxruntime
     keys = None if map_form == "DENSE" else b("list(range(n))", n=max_map)
     return _row(b, b("map_values(x, k, d)", x=X, k=keys, d=default), CASTS[cast_to])
