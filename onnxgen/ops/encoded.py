@@ -1,4 +1,4 @@
-"""Images in files' formats."""
+"""Decoding of image files."""
 
 from __future__ import annotations
 
