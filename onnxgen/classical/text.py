@@ -49,7 +49,7 @@ def string_normalizer(
 
 @op("RegexFullMatch")
 def regex_full_match(b: Builder, X: Arg, *, pattern: str = "") -> ast.expr:
-    """The pattern is translated from RE2 to one of Python's `re` that matches the same strings."""
+    """The pattern is translated from RE2 to one of Python's `re` that matches the same strings, or refused."""
     try:
         return b("full_match(x, p)", x=X, p=as_python(pattern))
     except NotRe as error:
@@ -66,7 +66,7 @@ def tokenizer(
     b: Builder, X: Arg, *, mark: int, mincharnum: int, pad_value: str, separators: list[str] | None = None,
     tokenexp: str | None = None,
 ) -> ast.expr:  # fmt: skip
-    """RE2 takes the longest match at a position. A pattern for which `re` may not is split into its alternatives."""
+    """RE2 takes the longest match at a position. Other patterns are split into alternatives, or refused."""
     if X.rank not in (None, 1, 2) or mincharnum < 1:
         raise b.error(
             f"the input must have 1 or 2 axes (rank {X.rank}), and mincharnum {mincharnum} be at least 1", WRITER

@@ -39,7 +39,8 @@ def group_query_attention(
         raise b.error(f"num_heads {num_heads} is not a multiple of kv_num_heads {kv_num_heads}", WRITER)
     if local_window_size == 0 or qk_output not in (0, 1, 2) or (b.wants(3) and not qk_output):
         raise b.error(
-            f"local_window_size {local_window_size} is 0, or qk_output {qk_output} is not 1 or 2 for output 3", WRITER
+            f"local_window_size {local_window_size} must not be 0, or output 3 needs qk_output 1 or 2, not {qk_output}",
+            WRITER,
         )
     pasts = past_key, past_value
     q, k, v = split(b, query, key, value, num_heads, kv_num_heads)

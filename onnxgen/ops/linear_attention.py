@@ -1,9 +1,11 @@
-"""Linear attention of onnxruntime, with a state that is passed from call to call."""
+"""Layers of onnxruntime with a state that is passed from call to call: linear attention, Mamba2, causal convolutions."""
 
 from __future__ import annotations
 
 import ast
 from typing import Any
+
+import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
@@ -144,3 +146,53 @@ def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state:
         b.let(b("x[..., m:n].unflatten(-1, (-1, s))", x=query, m=end, n=2 * end, s=keys), "k"),
         b.let(b("x[..., m:].unflatten(-1, (-1, s))", x=query, m=2 * end, s=values), "v"),
     ]
+
+
+@op("Mamba2Verify", domain=MICROSOFT)
+def mamba2_verify(
+    b: Builder, projection: Arg, conv_state: Arg, ssm_state: Arg, conv_weight: Arg, conv_bias: Arg, dt_bias: Arg,
+    A_negative: Arg, D: Arg, norm_weight: Arg, state_row: Arg, *, heads: int, n_groups: int, head_dim: int = 64,
+    d_state: int = 128, epsilon: float = 1e-5, time_step_min: float = 0.001,
+) -> Any:  # fmt: skip
+    """A convolution, a recurrence and a gated norm; also returns the states after each of the last tokens."""
+    sizes = zip((ssm_state.shape or ())[1:], (heads, d_state, head_dim))
+    if n_groups < 1 or heads % n_groups or any(isinstance(d, int) and d != wanted for d, wanted in sizes):
+        raise b.error(
+            f"heads {heads}, n_groups {n_groups}, d_state {d_state} or head_dim {head_dim} do not fit ssm_state", WRITER
+        )
+    made = b.call(
+        "mamba2_block", projection, conv_state, ssm_state, state_row, b("(w, c)", w=conv_weight, c=conv_bias),
+        b("(t, a, d)", t=dt_bias, a=A_negative, d=D), norm_weight, groups=n_groups, epsilon=shortest(epsilon),
+        least=shortest(time_step_min),
+    )  # fmt: skip
+    return b.unpack(made, 5)
+
+
+@op("VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias")
+def varlen_causal_conv_with_state(
+    b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,
+    capture_count: Arg | None = None, kernel_delta: Arg | None = None, previous_mask: Arg | None = None, *,
+    activation: str = "none", dilation: int = 1, state_update_capacity: int = 0, group_size: int = 1,
+    delta_offset: int = 0,
+) -> list[ast.expr | None]:  # fmt: skip
+    """Convolve each channel by itself, in float32; also returns the inputs that the next call needs."""
+    if kernel_delta is not None or previous_mask is not None or group_size != 1 or delta_offset:
+        raise b.error("kernel_delta, previous_mask, group_size and delta_offset run on GPUs only", FOR_CPU)
+    if activation not in ("none", "silu", "swish") or dilation < 1:
+        raise b.error(
+            f"activation {activation!r} must be none, silu or swish, and dilation {dilation} at least 1", WRITER
+        )
+    if (capture_count is None) == (state_update_capacity > 0):
+        raise b.error("capture_count must be given exactly if state_update_capacity is positive", WRITER)
+    x, w, past = (as_float32(b, v) for v in (input, weight, initial_state))
+    offset = OMIT if bias is None else as_float32(b, bias)
+    made = b.call("packed_causal_conv", x, w, cumulative_sequence_length, past, offset, dilation=unless(dilation, 1))
+    if activation != "none":
+        made = b("F.silu(y)", y=made)
+    if input.dtype != ir.DataType.FLOAT:
+        made = b("y.to(x.dtype)", y=made, x=input)
+    state = b.call("packed_conv_state", input, cumulative_sequence_length, initial_state)
+    if not b.wants(2) or capture_count is None:
+        return [made, state]
+    first = b.call("leading_inputs", input, cumulative_sequence_length, capture_count, state_update_capacity)
+    return [made, state, first]

@@ -37,7 +37,7 @@ def cdist(b: Builder, A: Arg, B: Arg, *, metric: str = "sqeuclidean") -> ast.exp
 
 @op("Rfft", domain=MICROSOFT)
 def rfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int = 1) -> ast.expr:
-    """Over the last axes, as pairs of real and imaginary parts."""
+    """Over the last axes, as pairs of real and imaginary parts. A normalized transform is refused."""
     function = "rfftn" if onesided else "fftn"
     return b("torch.view_as_real(y)", y=b.call(f"torch.fft.{function}", X, dim=_fft_axes(b, normalized, signal_ndim)))
 

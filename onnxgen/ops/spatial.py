@@ -1,11 +1,11 @@
-"""Operators on images: sampling grids, blocks and depth, tiling, local response, columns, regions of interest."""
+"""Operators on images: decoding, sampling grids, blocks and depth, tiling, columns, regions of interest, boxes."""
 
 from __future__ import annotations
 
 import ast
 from typing import Any
 
-from onnxgen.code.quote import call, shortest, unless
+from onnxgen.code.quote import OMIT, call, literal, quote, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES
@@ -189,3 +189,39 @@ def roi_align(
 @op("MaxRoiPool")
 def max_roi_pool(b: Builder, X: Arg, rois: Arg, *, pooled_shape: list[int], spatial_scale: float = 1.0) -> ast.expr:
     return b.call("max_roi_pool", X, rois, tuple(pooled_shape), scale=unless(shortest(spatial_scale), 1.0))
+
+
+@op("ImageDecoder")
+def image_decoder(b: Builder, encoded_stream: Arg, *, pixel_format: str = "RGB") -> ast.expr:
+    """Decoded with Pillow, whose JPEG decoder is libjpeg-turbo, the one that the standard names."""
+    if pixel_format not in ("RGB", "BGR", "Grayscale"):
+        raise b.error(f"attribute 'pixel_format' must be RGB, BGR or Grayscale, not {pixel_format!r}", CHECK)
+    b.note("the network decodes images: the module needs Pillow (pip install pillow)")
+    return b.call("decode_image", encoded_stream, unless(pixel_format, "RGB"))
+
+
+@op("NonMaxSuppression")
+def non_max_suppression(
+    b: Builder,
+    boxes: Arg,
+    scores: Arg,
+    max_output_boxes_per_class: Arg | None = None,
+    iou_threshold: Arg | None = None,
+    score_threshold: Arg | None = None,
+    *,
+    center_point_box: int = 0,
+) -> ast.expr:
+    """Keep the boxes that overlap no better one of their class; none without a maximum number of boxes."""
+    return b.call(
+        "select_boxes",
+        boxes,
+        scores,
+        most=OMIT if max_output_boxes_per_class is None else max_output_boxes_per_class.as_int(),
+        iou_threshold=OMIT if iou_threshold is None or iou_threshold.scalar == 0 else _number(iou_threshold),
+        score_threshold=OMIT if score_threshold is None else _number(score_threshold),
+        centered=unless(bool(center_point_box), False),
+    )
+
+
+def _number(x: Arg) -> ast.expr:
+    return literal(x.scalar) if x.scalar is not None else quote("x.item()", x=x)
