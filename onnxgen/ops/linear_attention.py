@@ -1,4 +1,4 @@
-"""Layers of onnxruntime with a state that is passed from call to call: linear attention, Mamba2, causal convolutions."""
+"""Layers of onnxruntime with a state that is passed between calls: linear attention, Mamba2, causal convolutions."""
 
 from __future__ import annotations
 
