@@ -38,10 +38,7 @@ def group_query_attention(
     if kv_num_heads < 1 or num_heads % kv_num_heads:
         raise b.error(f"num_heads {num_heads} is not a multiple of kv_num_heads {kv_num_heads}", WRITER)
     if local_window_size == 0 or qk_output not in (0, 1, 2) or (b.wants(3) and not qk_output):
-        raise b.error(
-            f"local_window_size {local_window_size} must not be 0, or output 3 needs qk_output 1 or 2, not {qk_output}",
-            WRITER,
-        )
+        raise b.error(f"local_window_size is {local_window_size}, or qk_output {qk_output} gives no output 3", WRITER)
     pasts = past_key, past_value
     q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
     epsilons = [qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon)]
@@ -228,7 +225,8 @@ def read(b: Builder, caches: Sequence[ast.expr], types: Sequence[Quantised]) -> 
 
 
 def _scale(b: Builder, scale: Arg | ast.expr | None, kind: str) -> ast.expr:
-    if scale is None or kind not in QUANTISED:
-        names = " or ".join(sorted(QUANTISED))
-        raise b.error(f"the cache's quantisation must be {names} and have a scale, not {kind}", WRITER)
+    if kind not in QUANTISED:
+        raise b.error(f"the quantisation of a cache must be {' or '.join(QUANTISED)}, not {kind}", WRITER)
+    if scale is None:
+        raise b.error(f"a cache quantised as {kind} has no scale", WRITER)
     return scale.expr if isinstance(scale, Arg) else scale

@@ -101,10 +101,7 @@ def conv_transpose(
         begins, ends = _computed_pads(b, X, auto_pad, kernel, strides, dilations, extra, output_shape)
     for e, s, d in zip(extra, strides, dilations):
         if isinstance(e, int) and e >= max(s, d):
-            raise b.error(
-                "output_padding reaches past the last tap of the kernel",
-                "output_padding must be smaller than the stride",
-            )
+            raise b.error("output_padding reaches past the kernel's last tap", "make it smaller than the stride")
     pairs = zip(begins, ends)
     padding = [max(0, min(p, q)) if isinstance(p, int) and isinstance(q, int) else 0 for p, q in pairs]
     options = {

@@ -100,7 +100,7 @@ def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> as
     name = "triu" if upper else "tril"
 
     def formula(x: Any) -> ast.expr:
-        return b.call(ast.Attribute(literal(x), name, ast.Load()), diagonal)
+        return b.call(b(f"x.{name}", x=x), diagonal)
 
     return computed(b, input.dtype, formula, input)
 
@@ -155,7 +155,7 @@ def _generator(b: Builder, seed: float | None) -> Any:
 
 def _drawn(b: Builder, empty: ast.expr, how: str, a: float, c: float, seed: float | None) -> ast.expr:
     """Return `empty.normal_(a, c)` or `empty.uniform_(a, c)`."""
-    return b.call(ast.Attribute(empty, how, ast.Load()), shortest(a), shortest(c), generator=_generator(b, seed))
+    return b.call(b(f"x.{how}", x=empty), shortest(a), shortest(c), generator=_generator(b, seed))
 
 
 def _empty(b: Builder, shape: list[int], dtype: int) -> ast.expr:

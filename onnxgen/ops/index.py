@@ -16,7 +16,7 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
-from onnxgen.ops.wide import BITS, flipped
+from onnxgen.ops.wide import BITS, flipped, moved
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, dim_min
 
@@ -92,7 +92,7 @@ def _run(ints: list[Dim], size: Dim | None) -> ast.Slice | None:
 def gather_elements(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
     """`x.gather`, which takes no negative indices."""
     index = _from_front(b, data.expr, indices, axis)
-    return _signed(b, data, lambda x: b("x.gather(axis, i)", x=x, axis=axis, i=index))
+    return moved(b, data, data.dtype, lambda x: b("x.gather(axis, i)", x=x, axis=axis, i=index))
 
 
 def _from_front(b: Builder, x: ast.expr, indices: Arg, axis: int) -> Any:
@@ -100,14 +100,6 @@ def _from_front(b: Builder, x: ast.expr, indices: Arg, axis: int) -> Any:
     if not never_negative(indices.value):
         return b("nonnegative_index(i, x.shape[axis])", i=indices, x=x, axis=axis)
     return indices if indices.dtype == ir.DataType.INT64 else b("i.long()", i=indices)
-
-
-def _signed(b: Builder, data: Arg, compute: Any) -> ast.expr:
-    """Do a computation that only moves elements in a dtype that torch has kernels for."""
-    if data.dtype not in BITS:
-        made: ast.expr = compute(data.expr)
-        return made
-    return b("y.view(d)", y=compute(b("x.view(s)", x=data, s=BITS[data.dtype])), d=data.dtype)
 
 
 @op("GatherND", traits=[MOVES])

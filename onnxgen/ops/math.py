@@ -262,7 +262,7 @@ def _cumulative(name: str) -> Callable[..., ast.expr]:
             if exclusive:
                 made = b(f"exclusive_{name}(x, dim=i)", x=made, i=dim)
             else:
-                made = b.call(ast.Attribute(made, name, ast.Load()), dim=dim, dtype=kept)
+                made = b.call(b(f"x.{name}", x=made), dim=dim, dtype=kept)
             return b("x.flip(i)", x=made, i=dim) if reverse else made
 
         return computed(b, x.dtype, formula, x)

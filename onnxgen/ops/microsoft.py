@@ -195,7 +195,7 @@ def qlinear_softmax(
     if not -rank <= axis < rank:
         raise b.error(f"attribute 'axis' is {axis}, but the input has rank {rank}", WRITER)
     flat = opset < 13 and axis % rank != rank - 1
-    x = b.call(ast.Attribute(X.expr, "flatten", ast.Load()), unless(axis % rank, 0)) if flat else X.expr
+    x = b.call(b("x.flatten", x=X), unless(axis % rank, 0)) if flat else X.expr
     zero = _plain(_number(y_zero_point))
     made = b.call(
         "quantized_softmax", x, _plain(_number(X_scale)), _plain(_number(y_scale)),

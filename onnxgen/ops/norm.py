@@ -12,7 +12,7 @@ from onnxgen.code.quote import MemberRef, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.annotations import OWN_NORM
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.operators import op
+from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, NORM, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -226,19 +226,16 @@ def cosine_similarity(b: Builder, x: Arg, y: Arg, *, axis: int, epsilon: float) 
     return b.call("F.cosine_similarity", x, y, dim=dim, eps=unless(shortest(epsilon), 1e-8))
 
 
-@op("Variance", domain=DOMAIN)
-def variance(b: Builder, x: Arg, *, axes: list[int], keepdims: int) -> ast.expr:
-    return _statistic_of(b, "x.var", x, axes, keepdims)
+def _statistic(method: str) -> Lowering:
+    def lower(b: Builder, x: Arg, *, axes: list[int], keepdims: int) -> ast.expr:
+        dim = shown_axis(axes[0], x.rank) if len(axes) == 1 else tuple(axes)
+        return b.call(b(f"x.{method}", x=x), dim=dim, keepdim=unless(bool(keepdims), False))
+
+    return lower
 
 
-@op("Deviation", domain=DOMAIN)
-def deviation(b: Builder, x: Arg, *, axes: list[int], keepdims: int) -> ast.expr:
-    return _statistic_of(b, "x.std", x, axes, keepdims)
-
-
-def _statistic_of(b: Builder, function: str, x: Arg, axes: list[int], keepdims: int) -> ast.expr:
-    dim = shown_axis(axes[0], x.rank) if len(axes) == 1 else tuple(axes)
-    return b.call(b(function, x=x), dim=dim, keepdim=unless(bool(keepdims), False))
+op("Variance", domain=DOMAIN)(_statistic("var"))
+op("Deviation", domain=DOMAIN)(_statistic("std"))
 
 
 def _own_parameter(b: Builder, weight: Arg, shape: Any) -> ast.expr:

@@ -79,7 +79,7 @@ class Reduction:
         options = self.options
         if self.may_be_none and name in EMPTY_IS_NONE:
             options["dim"] = self.b("dims or list(range(x.dim()))", dims=options["dim"], x=self.x)
-        return self.b.call(ast.Attribute(x, name, ast.Load()), **options, dtype=dtype)
+        return self.b.call(self.b(f"x.{name}", x=x), **options, dtype=dtype)
 
 
 # What to compute before the reduction, the reduction, and what to compute of the reduced tensor `r`.
@@ -160,13 +160,12 @@ def _reduced(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg, integer
 
 def _product(b: Builder, x: ast.expr, r: Reduction, dtype: Any) -> ast.expr:
     """Write a product; torch multiplies along one axis at a time."""
-    prod = ast.Attribute(x, "prod", ast.Load())
     if r.dims is None:
-        return b.call(prod, dtype=dtype)
+        return b.call(b("x.prod", x=x), dtype=dtype)
     if r.axes is None:
         return b("prod_over(x, dims, keepdim=k)", x=x, dims=_as_list(r.dims), k=r.keep)
     for axis in reversed(r.axes):
-        x = b.call(ast.Attribute(x, "prod", ast.Load()), dim=axis, keepdim=unless(r.keep, False), dtype=dtype)
+        x = b.call(b("x.prod", x=x), dim=axis, keepdim=unless(r.keep, False), dtype=dtype)
     return x
 
 
@@ -200,11 +199,9 @@ def _position(function: str) -> Callable[..., ast.expr]:
         def formula(x: Any) -> ast.expr:
             keep = unless(bool(keepdims), False)
             if not select_last_index:
-                return b.call(ast.Attribute(literal(x), function, ast.Load()), dim=axis, keepdim=keep)
-            flipped = ast.Attribute(b("x.flip(axis)", x=x, axis=axis), function, ast.Load())
-            last: Any = b("x.shape[axis] - 1", x=data, axis=axis)
-            if data.shape:
-                last = data.shape[axis] - 1
+                return b.call(b(f"x.{function}", x=x), dim=axis, keepdim=keep)
+            flipped = b(f"x.flip(axis).{function}", x=x, axis=axis)
+            last = data.shape[axis] - 1 if data.shape else b("x.shape[axis] - 1", x=data, axis=axis)
             return b("last - place", last=last, place=b.call(flipped, dim=axis, keepdim=keep))
 
         return computed(b, data.dtype, formula, data, order=True, back=False)

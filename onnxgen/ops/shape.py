@@ -68,7 +68,7 @@ def _reshaped(b: Builder, data: Arg, sizes: list[Any]) -> ast.expr:
         if made is not None:
             return made
         sizes = _one_free(list(out), sizes)
-    return b.call(ast.Attribute(data.expr, "reshape", ast.Load()), *(sizes or [()]))
+    return b.call(b("x.reshape", x=data), *(sizes or [()]))
 
 
 def _flattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]) -> ast.expr | None:
@@ -80,7 +80,7 @@ def _flattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ..
         if out == others:
             last = unless(end, len(shape) - 1)
             first = OMIT if start == 0 and last is OMIT else start
-            return b.call(ast.Attribute(data.expr, "flatten", ast.Load()), first, last)
+            return b.call(b("x.flatten", x=data), first, last)
     return None
 
 
@@ -146,7 +146,7 @@ def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.ex
         if rank > 2 and second == rank - 1 and first == rank - 2:
             return b("x.transpose(-2, -1)", x=data)
         return b("x.transpose(i, j)", x=data, i=first, j=second)
-    return b.call(ast.Attribute(data.expr, "permute", ast.Load()), *order)
+    return b.call(b("x.permute", x=data), *order)
 
 
 @op("Unsqueeze", traits=[RESHAPE])
@@ -194,13 +194,13 @@ def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, nu
         return input.expr
     is_even = isinstance(size, int) and size and sizes is not None and [d * count for d in sizes] == [size] * count
     if is_even or split is None and (b.opset < 18 or (size is not None and sizes == [size] * count)):
-        return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
+        return b.unpack(b.call(b("x.chunk", x=input), count, dim=dim))
     if split is None and not isinstance(size, int):
         return b.unpack(b.call("equal_parts", input, count, dim=dim))
     part: Any = split.as_ints() if split is not None and sizes is None else sizes
     if sizes is not None and len(set(sizes)) == 1 and sizes[0]:
         part = sizes[0]
-    return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), part, dim=dim))
+    return b.unpack(b.call(b("x.split", x=input), part, dim=dim))
 
 
 def _from_end(x: Arg, axis: int) -> int:
@@ -223,7 +223,7 @@ def expand(b: Builder, input: Arg, shape: Arg) -> ast.expr:
     if out == input.shape:
         return input.expr
     kept = [-1 if i >= len(out) - len(input.shape) and input.shape[i - len(out)] == d else d for i, d in enumerate(out)]
-    return b.call(ast.Attribute(input.expr, "expand", ast.Load()), *kept)
+    return b.call(b("x.expand", x=input), *kept)
 
 
 def _is_either(out: Sequence[Dim], *operands: Sequence[Dim]) -> bool:

@@ -12,17 +12,11 @@ from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
-from onnxgen.ops.wide import BITS
+from onnxgen.ops.wide import moved
 from onnxgen.shapes.node_facts import MAX_RANK
 
 # GridSample has other names before opset 20.
-SAMPLING_MODES = {
-    "linear": "bilinear",
-    "bilinear": "bilinear",
-    "nearest": "nearest",
-    "cubic": "bicubic",
-    "bicubic": "bicubic",
-}
+SAMPLING_MODES = {"linear": "bilinear", "cubic": "bicubic"} | {m: m for m in ("bilinear", "bicubic", "nearest")}
 
 
 @op("GridSample")
@@ -55,25 +49,21 @@ def affine_grid(b: Builder, theta: Arg, size: Arg, *, align_corners: int = 0) ->
 @op("DepthToSpace", traits=[MOVES, SAMPLES])
 def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
     """`F.pixel_shuffle` is the mode CRD. DCR has the position in the block before the channel instead of after it."""
-    x = _shuffled(b, input)
-    if mode == "DCR":
-        x = b("x.unflatten(1, (n, -1)).transpose(1, 2).flatten(1, 2)", x=x, n=blocksize**2)
-    made = b("F.pixel_shuffle(x, n)", x=x, n=blocksize)
-    return b("y.view(d)", y=made, d=input.dtype) if input.dtype in BITS else made
+
+    def move(x: Arg | ast.expr) -> ast.expr:
+        if mode == "DCR":
+            x = b("x.unflatten(1, (n, -1)).transpose(1, 2).flatten(1, 2)", x=x, n=blocksize**2)
+        return b("F.pixel_shuffle(x, n)", x=x, n=blocksize)
+
+    return moved(b, input, input.dtype, move)
 
 
 @op("SpaceToDepth", traits=[MOVES, SAMPLES])
 def space_to_depth(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
     """The inverse of DepthToSpace."""
-    made = b("F.pixel_unshuffle(x, n)", x=_shuffled(b, input), n=blocksize)
-    if mode == "DCR":
-        made = b("x.unflatten(1, (-1, n)).transpose(1, 2).flatten(1, 2)", x=made, n=blocksize**2)
-    return b("y.view(d)", y=made, d=input.dtype) if input.dtype in BITS else made
-
-
-def _shuffled(b: Builder, x: Arg) -> ast.expr:
-    """Return the input in a dtype that torch can shuffle."""
-    return b("x.view(d)", x=x, d=BITS[x.dtype]) if x.dtype in BITS else x.expr
+    back = ".unflatten(1, (-1, n)).transpose(1, 2).flatten(1, 2)" if mode == "DCR" else ""
+    form = f"F.pixel_unshuffle(x, size){back}"
+    return moved(b, input, input.dtype, lambda x: b(form, x=x, size=blocksize, n=blocksize**2))
 
 
 @op("Tile", since=6, traits=[MOVES])
@@ -83,7 +73,7 @@ def tile(b: Builder, input: Arg, repeats: Arg) -> ast.expr:
         return b("x.repeat(r)", x=input, r=repeats.as_ints())
     if not known or all(r == 1 for r in known):
         return input.expr
-    return call(ast.Attribute(input.expr, "repeat", ast.Load()), *known)
+    return call(b("x.repeat", x=input), *known)
 
 
 @op("Tile", since=1)
@@ -94,7 +84,7 @@ def tile_1(b: Builder, input: Arg, tiles: Arg, axis: Arg) -> ast.expr:
     position = int(axis.scalar) % input.known_rank
     counts: list[Any] = [1] * input.known_rank
     counts[position] = b("int(x.item())", x=tiles) if tiles.scalar is None else int(tiles.scalar)
-    return call(ast.Attribute(input.expr, "repeat", ast.Load()), *counts)
+    return call(b("x.repeat", x=input), *counts)
 
 
 @op("LRN", traits=[NORMALISES, SAMPLES])

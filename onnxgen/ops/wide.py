@@ -63,11 +63,18 @@ def computed(
     return b("unordered(x)", x=made) if ordered else b("x.to(d)", x=made, d=dtype)
 
 
+def moved(
+    b: Builder, x: Arg | ast.expr, dtype: ir.DataType | None, move: Callable[[Arg | ast.expr], ast.expr]
+) -> ast.expr:
+    """Return `move(x)`, which only moves elements, computed in a type that torch has kernels for."""
+    if dtype not in BITS:
+        return move(x)
+    return b("y.view(d)", y=move(b("x.view(s)", x=x, s=BITS[dtype])), d=dtype)
+
+
 def flipped(b: Builder, x: Arg | ast.expr, dtype: ir.DataType | None, axes: int | tuple[int, ...]) -> ast.expr:
     """Reverse x along an axis, or several."""
-    if dtype not in BITS:
-        return b("x.flip(axes)", x=x, axes=axes)
-    return b("x.view(s).flip(axes).view(d)", x=x, s=BITS[dtype], axes=axes, d=dtype)
+    return moved(b, x, dtype, lambda x: b("x.flip(axes)", x=x, axes=axes))
 
 
 def compared(b: Builder, *operands: Arg) -> list[Any]:
