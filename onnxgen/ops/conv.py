@@ -15,7 +15,7 @@ from onnxgen.graph.traits import CONVOLUTION, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
-from onnxgen.ops.pads import f_pad, halved, padded, resolve_pads
+from onnxgen.ops.pad import f_pad, halved, padded, resolve_pads
 from onnxgen.shapes.dims import Dim, Sym, dim_max
 
 

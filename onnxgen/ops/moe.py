@@ -43,8 +43,8 @@ def moe(
     outer = _layer(b, fc2_experts_weights, fc2_experts_bias)
     other = None if fc3_experts_weights is None else _layer(b, fc3_experts_weights, fc3_experts_bias)
     gate = Gate(b, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, inner, other)
-    count = experts(b, fc1_experts_weights)
-    chosen = routed(b, router_probs, None, count, k, bool(normalize_routing_weights))
+    count = experts(b, fc1_experts_weights, k)
+    chosen = routed(b, router_probs, None, k, bool(normalize_routing_weights))
     return mixture(b, input, chosen, count, gate, outer)
 
 
@@ -103,23 +103,21 @@ class Gate:
         return b("g * torch.sigmoid(a * g) * u", g=gate, a=self.alpha, u=up)
 
 
-def experts(b: Builder, weight: Arg) -> int:
-    """Return how many experts there are. Raises a problem if that is unknown."""
+def experts(b: Builder, weight: Arg, chosen: int | None = None) -> int:
+    """Return how many experts there are. Raises a problem if that is unknown, or if there are fewer than `chosen`."""
     if not weight.shape or not isinstance(count := weight.shape[0], int):
         raise b.error("the number of experts is unknown", INFER)
+    if chosen is not None and not 1 <= chosen <= count:
+        raise b.error(f"attribute 'k' is {chosen}, but there are {count} experts", WRITER)
     return count
 
 
-def routed(
-    b: Builder, router: Arg, weights: Arg | None, count: int, k: int, normalize: bool
-) -> tuple[ast.expr, ast.expr]:
+def routed(b: Builder, router: Arg, weights: Arg | None, k: int, normalize: bool) -> tuple[ast.expr, ast.expr]:
     """Return the `k` experts that the router prefers for each token, and their weights.
 
     Among equal ones onnxruntime's kernel prefers the last, as the end of a stable sort does. `weights`: where to take
     the experts' weights from, instead of the router's numbers.
     """
-    if not 1 <= k <= count:
-        raise b.error(f"attribute 'k' is {k}, but there are {count} experts", WRITER)
     scores = router.expr if normalize or weights is not None else b("x.softmax(-1)", x=router)
     ranked, order = pair(b, b("x.sort(dim=-1, stable=True)", x=scores), "ranked", "order")
     chosen = b.let(b("x[:, -k:]", x=order, k=k), "chosen")
@@ -226,8 +224,8 @@ def qmoe(
         other = layer(bits[2], fc3_experts_weights, fc3_scales, fc3_zero_points, fc3_experts_bias)
     gate = Gate(b, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, inner, other)
     normalize = bool(normalize_routing_weights) or router_weights is None
-    count = experts(b, fc1_experts_weights)
-    return mixture(b, input, routed(b, router_probs, router_weights, count, k, normalize), count, gate, outer)
+    count = experts(b, fc1_experts_weights, k)
+    return mixture(b, input, routed(b, router_probs, router_weights, k, normalize), count, gate, outer)
 
 
 def _packed_layer(

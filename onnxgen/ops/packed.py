@@ -97,9 +97,7 @@ def moe_packed(
         raise b.error("experts without a gate are packed as IQ2_XXS, whose codebook is not known", OTHERS)
     if router_weights is None and (routing_epsilon or routed_scaling_factor != 1):
         raise b.error("routing_epsilon and routed_scaling_factor need the input router_weights", WRITER)
-    count = experts(b, gate_experts_weights)
-    if not 1 <= k <= count:
-        raise b.error(f"attribute 'k' is {k}, but there are {count} experts", WRITER)
+    count = experts(b, gate_experts_weights, k)
 
     def layer(data: Arg, packed_type: int) -> ExpertLinear:
         def linear(x: ast.expr, i: Ref) -> ast.expr:

@@ -18,7 +18,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
 from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.ops.pads import f_pad, resolve_pads
+from onnxgen.ops.pad import f_pad, resolve_pads
 from onnxgen.shapes.dims import Dim, dim_max, dim_min
 from onnxgen.shapes.info import info
 

@@ -16,7 +16,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.cast import as_float32, converted
 from onnxgen.ops.conv import conv_options, kernel_sizes
-from onnxgen.ops.pads import padded, resolve_pads
+from onnxgen.ops.pad import padded, resolve_pads
 
 T = ir.DataType
 LIMITS = {

@@ -1,4 +1,4 @@
-"""Sequences, which become Python lists, and optionals, which become a value or `None`."""
+"""Sequences (Python lists), optionals (a value or `None`) and strings; `onnxgen.classical` has more on strings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Loop
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, unless
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -118,3 +119,19 @@ def optional_has_element(b: Builder, input: Arg | None = None) -> ast.expr:
 @op("OptionalGetElement")
 def optional_get_element(b: Builder, input: Arg) -> ast.expr:
     return input.expr
+
+
+@op("TextCodes", domain=DOMAIN)
+def text_codes(b: Builder, *inputs: Arg) -> Any:
+    """The sorted distinct strings of all inputs; then each input as indices into them."""
+    return b.unpack(b.call("text_codes", *inputs, device=DeviceOf()))
+
+
+@op("TextAt", domain=DOMAIN)
+def text_at(b: Builder, table: Arg, index: Arg) -> ast.expr:
+    return b("text_at(table, i)", table=table, i=index)
+
+
+@op("StringConcat")
+def string_concat(b: Builder, X: Arg, Y: Arg) -> ast.expr:
+    return b("x + y" if b.out().rank else "string_concat(x, y)", x=X, y=Y)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from onnxgen.code.quote import OMIT, call, literal, quote, shortest, unless
+from onnxgen.code.quote import OMIT, call, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES
@@ -207,11 +207,7 @@ def non_max_suppression(
         boxes,
         scores,
         most=OMIT if max_output_boxes_per_class is None else max_output_boxes_per_class.as_int(),
-        iou_threshold=OMIT if iou_threshold is None or iou_threshold.scalar == 0 else _number(iou_threshold),
-        score_threshold=OMIT if score_threshold is None else _number(score_threshold),
+        iou_threshold=OMIT if iou_threshold is None or iou_threshold.scalar == 0 else iou_threshold.as_int(),
+        score_threshold=OMIT if score_threshold is None else score_threshold.as_int(),
         centered=unless(bool(center_point_box), False),
     )
-
-
-def _number(x: Arg) -> ast.expr:
-    return literal(x.scalar) if x.scalar is not None else quote("x.item()", x=x)
