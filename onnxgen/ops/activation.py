@@ -47,9 +47,7 @@ def softplus_scaled(b: Builder, x: Arg, *, beta: float) -> ast.expr:
     return b.call("F.softplus", x, beta=unless(whole, 1), threshold=OMIT if _is_narrow(x) else 40)
 
 
-@op("LogSigmoid", domain=DOMAIN, traits=[ELEMENTWISE])
-def log_sigmoid(b: Builder, x: Arg) -> ast.expr:
-    return b("F.logsigmoid(x)", x=x)
+op("LogSigmoid", domain=DOMAIN, traits=[ELEMENTWISE])(unary("F.logsigmoid(x)"))
 
 
 @op("Glu", domain=DOMAIN)
@@ -57,14 +55,15 @@ def glu(b: Builder, x: Arg, *, axis: int) -> ast.expr:
     return b.call("F.glu", x, dim=unless(shown_axis(axis, x.rank), -1))
 
 
-@op("Elu", traits=[RECTIFIER])
-def elu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return b.call("F.elu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
+def _elu(function: str) -> Lowering:
+    def lower(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
+        return b.call(function, X, alpha=unless(shortest(alpha, X.dtype), 1.0))
+
+    return lower
 
 
-@op("Celu", traits=[RECTIFIER])
-def celu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return b.call("F.celu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
+op("Elu", traits=[RECTIFIER])(_elu("F.elu"))
+op("Celu", traits=[RECTIFIER])(_elu("F.celu"))
 
 
 @op("Selu", traits=[RECTIFIER])

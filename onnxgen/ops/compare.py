@@ -13,7 +13,7 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE, MOVES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
-from onnxgen.ops.math import aligned, binary
+from onnxgen.ops.math import aligned, binary, unary
 from onnxgen.ops.wide import computed
 
 LOGIC = {"And": "x & y", "Or": "x | y", "Xor": "x ^ y"}
@@ -44,9 +44,7 @@ def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = 
     return computed(b, A.dtype, lambda x, y: b("x == y", x=x, y=y), x, y, back=False)
 
 
-@op("Not", traits=[ELEMENTWISE])
-def not_(b: Builder, X: Arg) -> ast.expr:
-    return b("~x", x=X)
+op("Not", traits=[ELEMENTWISE])(unary("~x"))
 
 
 @op("Where", traits=[MOVES, BROADCASTS], data="X Y", still="condition")

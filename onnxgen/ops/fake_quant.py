@@ -16,6 +16,7 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import PASSES_ON
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.math import unary
 from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
 
@@ -77,9 +78,7 @@ def fake_quantize(
     return b("m(x)", m=module, x=x)
 
 
-@op("FakeQuantizeDynamic", domain=DOMAIN)
-def fake_quantize_dynamic(b: Builder, x: Arg) -> ast.expr:
-    return b("fake_quantize_dynamic(x)", x=x)
+op("FakeQuantizeDynamic", domain=DOMAIN)(unary("fake_quantize_dynamic(x)"))
 
 
 def _quantizer(

@@ -30,9 +30,10 @@ def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
 @op("Linear", domain=DOMAIN, matrix="weight")
 def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr:
     """`x @ weight + bias`, with the weight as [in, out]."""
-    module = _module(b, weight, None if bias is None else bias.source, transposed=True)
-    if module is not None and (bias is None or bias.source is not None):
-        return b("m(x)", m=module, x=x)
+    if bias is None or bias.source is not None:
+        module = _module(b, weight, None if bias is None else bias.source, transposed=True)
+        if module is not None:
+            return b("m(x)", m=module, x=x)
     label = _original_name(weight, bias)
     if label and weight.is_trainable:
         original = b.parameter(weight, label, transposed=True)

@@ -12,6 +12,7 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, MOVES, PASSES_ON, RESHAPE, VIEW
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.math import unary
 from onnxgen.ops.subscript import subscript
 from onnxgen.shapes.dims import Dim, product
 from onnxgen.shapes.infer_layout import equal_parts
@@ -251,11 +252,5 @@ def repeat_interleave(b: Builder, x: Arg, *, repeats: int, axis: int) -> ast.exp
     return b("x.repeat_interleave(n, dim=axis)", x=x, n=repeats, axis=axis)
 
 
-@op("RotateHalf", domain=DOMAIN)
-def turn_half(b: Builder, x: Arg) -> ast.expr:
-    return b("rotate_half(x)", x=x)
-
-
-@op("RotatePairs", domain=DOMAIN)
-def turn_pairs(b: Builder, x: Arg) -> ast.expr:
-    return b("rotate_pairs(x)", x=x)
+op("RotateHalf", domain=DOMAIN)(unary("rotate_half(x)"))
+op("RotatePairs", domain=DOMAIN)(unary("rotate_pairs(x)"))
