@@ -105,7 +105,7 @@ def full_match(x: np.ndarray, pattern: str) -> Tensor:
 
 
 def numbers_as_text(x: Tensor) -> np.ndarray:
-    """Convert numbers to strings as onnxruntime: with eight digits, bools as 0 or 1."""
+    """Convert numbers to strings as onnxruntime: at most 8 digits, bools as 0 or 1."""
     if x.dtype.is_floating_point:
         names = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
         made = [names.get(str(number), f"{number:.8g}") for number in x.flatten().tolist()]
