@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, unless
+from onnxgen.code.quote import unless
 from onnxgen.errors import FIX_SHAPE, INFER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, SAMPLES
@@ -106,8 +106,8 @@ def conv_transpose(
     padding = [max(0, min(p, q)) if isinstance(p, int) and isinstance(q, int) else 0 for p, q in pairs]
     options = {
         "stride": unless(same(strides), 1),
-        "padding": OMIT if not any(padding) else same(padding),
-        "output_padding": OMIT if all(e == 0 for e in extra) else same(extra),
+        "padding": unless(same(padding), 0),
+        "output_padding": unless(same(extra), 0),
         "groups": unless(group, 1),
     }
     made = _transposed(b, X, W, B, kernel, group, options, unless(same(dilations), 1))
