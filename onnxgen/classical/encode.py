@@ -139,12 +139,7 @@ def category_mapper(
 
 @op("OneHotEncoder", domain=ML, infer=shapes.one_hot_encoder)
 def one_hot_encoder(
-    b: Builder,
-    X: Arg,
-    *,
-    cats_strings: list[str] | None = None,
-    cats_int64s: list[int] | None = None,
-    zeros: int = 1,
+    b: Builder, X: Arg, *, cats_strings: list[str] | None = None, cats_int64s: list[int] | None = None, zeros: int = 1
 ) -> ast.expr:
     """One column of zeros and ones per category. Unknown values give zeros, or an error at run time if `zeros` is 0."""
     categories: Column = cats_strings if cats_strings and X.dtype == STRING else cats_int64s or []

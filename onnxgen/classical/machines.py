@@ -38,12 +38,7 @@ def _kernel(b: Builder, x: ast.expr, vectors: Arg, count: int, kind: str, params
     return b("i ** d", i=inner, d=int(degree) if degree == int(degree) else degree)
 
 
-@op(
-    "SVMRegressor",
-    domain=ML,
-    infer=shapes.regressor,
-    tables=("coefficients", "support_vectors", "rho"),
-)
+@op("SVMRegressor", domain=ML, infer=shapes.regressor, tables=("coefficients", "support_vectors", "rho"))
 def svm_regressor(
     b: Builder,
     X: Arg,

@@ -197,13 +197,7 @@ def random_normal_like(
 
 @op("RandomUniformLike", traits=[RANDOM, ELEMENTWISE])
 def random_uniform_like(
-    b: Builder,
-    input: Arg,
-    *,
-    dtype: int | None = None,
-    low: float = 0.0,
-    high: float = 1.0,
-    seed: float | None = None,
+    b: Builder, input: Arg, *, dtype: int | None = None, low: float = 0.0, high: float = 1.0, seed: float | None = None
 ) -> ast.expr:
     if (low, high, seed) == (0.0, 1.0, None):
         return _like(b, "torch.rand_like", input, dtype)

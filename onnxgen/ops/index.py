@@ -152,13 +152,7 @@ def _scatter(b: Builder, template: str, data: Arg, index: Any, updates: Arg, red
 
 @op("TensorScatter", traits=[MOVES], data="past_cache update")
 def tensor_scatter(
-    b: Builder,
-    past_cache: Arg,
-    update: Arg,
-    write_indices: Arg | None = None,
-    *,
-    axis: int = -2,
-    mode: str = "linear",
+    b: Builder, past_cache: Arg, update: Arg, write_indices: Arg | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> ast.expr:
     """Write new entries into a key-value cache; without `write_indices` they are the first."""
     starts = b("x.new_zeros(x.shape[:1], dtype=torch.long)", x=past_cache) if write_indices is None else write_indices

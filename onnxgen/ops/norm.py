@@ -169,14 +169,7 @@ def group_normalization(
 
 @op("LayerNormalization", since=1, traits=[NORM], weights="Scale B")
 def layer_normalization(
-    b: Builder,
-    X: Arg,
-    Scale: Arg,
-    B: Arg | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
+    b: Builder, X: Arg, Scale: Arg, B: Arg | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Any:
     """Normalise over the axes from `axis` on. Further outputs: the mean and the inverse of the standard deviation."""
     rank = X.known_rank
