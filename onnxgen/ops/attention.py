@@ -28,7 +28,7 @@ KNOWN_ATTRIBUTES = set(
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """True if there is no cache, cap or window, one result, one kind of mask, and the numbers of heads fit."""
+    """True if there is no cache, softcap or window, only one output, one kind of mask, and the numbers of heads fit."""
     attributes = {name: a.value for name, a in node.attributes.items()}
     inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
     if any(v is not None for v in inputs[4:]) or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
