@@ -1,10 +1,10 @@
-"""Operators that are no networks: classical models (`ai.onnx.ml`), counts of n-grams, and patterns of text.
+"""Operators that are not neural networks: classical models (`ai.onnx.ml`), n-gram counts, and patterns of text.
 
-A plugin that lies in the tree and needs no naming (`BUNDLED` in `onnxgen.graph.operators`). It has what a plugin of a
-user has, and nothing else: functions with `@onnxgen.op`, their rules of shapes and their tables. Its torch functions
-lie in `helpers/` and are copied into generated files.
+This is a bundled plugin that is always on (`BUNDLED` in `onnxgen.graph.operators`). It uses only what a user's plugin
+can use: functions with `@onnxgen.op`, their shape rules and their tables. Its torch functions are in `helpers/` and are
+copied into generated files.
 """
 
-from onnxgen.classical import encode, features, linear, machines, maps, ngrams, text, trees
+from onnxgen.classical import encode, features, linear, machines, ngrams, text, trees
 
-__all__ = ["encode", "features", "linear", "machines", "maps", "ngrams", "text", "trees"]
+__all__ = ["encode", "features", "linear", "machines", "ngrams", "text", "trees"]

@@ -1,23 +1,21 @@
-"""Tree ensembles in one form, whatever version of ONNX they are written in.
+"""Tree ensembles of all versions of ONNX in one form.
 
-Every inner node asks `x[feature] <= threshold`; NaN goes the true way where the node says so. Other questions are
-brought to this one: `<` by the next smaller threshold, `>` by exchanging the ways, `==` and membership by a search
-among the ends of the values. Leaves come first, so that the number of a leaf is that of its row of weights.
+Every inner node tests `x[feature] <= threshold`; NaN takes the true branch if the node says so. Other tests are
+converted: `<` to the next smaller threshold, `>` to swapped branches, `==` and membership to a search among the ends of
+the values. Leaves come first, so that the number of a leaf is that of its row of weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxgen.errors import WRITER
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 Array = NDArray[Any]
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
@@ -27,14 +25,14 @@ LEAF = 7
 
 @dataclass
 class Nodes:
-    """The nodes of all trees as a file has them, by their place in its lists.
+    """The nodes of all trees, in the order of the file.
 
     Attributes:
-        modes: numbers as above; `features`, `thresholds`, `missing` (NaN goes the true way), `true` and `false` as they
-            say, of leaves without meaning.
-        roots: of each tree.
-        weights: of each weight its leaf, its target, and its place in the attribute, in this order.
-        members: the values of nodes that ask for membership.
+        modes: numbers as above. `features`, `thresholds`, `missing` (NaN takes the true branch), `true` and `false`
+            have no meaning for leaves.
+        roots: the root of each tree.
+        weights: one row per weight: its leaf, its target, and its position in the attribute.
+        members: the values of nodes that test membership.
     """
 
     modes: Array
@@ -50,9 +48,10 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Forest:
-    """See the module's text; `children` are the true and the false ways, those of leaves lead to themselves.
+    """The form that the module's docstring describes.
 
-    `slots` has for each leaf the places of its weights, `targets` what they are added to; -1 where it has no more.
+    `children` are the true and the false branches; those of a leaf lead to itself. `slots` has the positions of the
+    weights of each leaf and `targets` what they are added to, both filled up with -1.
     """
 
     features: Array
@@ -66,12 +65,12 @@ class Forest:
 
     @property
     def is_dense(self) -> bool:
-        """Every leaf has one weight for each of the targets, in order."""
+        """True if every leaf has one weight per target, in order."""
         return bool((self.targets == np.arange(self.targets.shape[1])).all())
 
 
 def forest(b: Builder, nodes: Nodes, count: int) -> Forest:
-    """The one form of the trees; `count`: how many targets there are."""
+    """Convert the trees; `count`: the number of targets."""
     _check(b, nodes, count)
     _only_lower_or_equal(nodes)
     number = len(nodes.modes)
@@ -103,18 +102,18 @@ def _check(b: Builder, nodes: Nodes, count: int) -> None:
     if any(((way[inner] < 0) | (way[inner] >= number)).any() for way in (nodes.true, nodes.false)):
         raise b.error("a branch of a tree leads to a node that does not exist", WRITER)
     if (nodes.features[inner] < 0).any():
-        raise b.error("a tree asks for a feature with a negative index", WRITER)
+        raise b.error("a tree node has a negative feature index", WRITER)
     if count < 1 or ((nodes.weights[:, 1] < 0) | (nodes.weights[:, 1] >= count)).any():
         raise b.error(f"a leaf weight is for a target outside the {count} targets", WRITER)
 
 
 def _only_lower_or_equal(nodes: Nodes) -> None:
-    """Turn every question into `<=`, where needed by further nodes."""
+    """Convert every test to `<=`, with further nodes if necessary."""
     for other, plain in ((GT, LEQ), (GTE, LT), (NEQ, EQ)):
         at = nodes.modes == other
         nodes.true, nodes.false = np.where(at, nodes.false, nodes.true), np.where(at, nodes.true, nodes.false)
         nodes.missing = nodes.missing ^ at if other != NEQ else nodes.missing & ~at  # NaN is not equal to anything
-        never = at & np.isnan(nodes.thresholds) & (other != NEQ)  # nothing is greater than NaN: all numbers go on
+        never = at & np.isnan(nodes.thresholds) & (other != NEQ)  # nothing is greater than NaN
         nodes.thresholds[never] = np.inf
         nodes.modes = np.where(never, LEQ, np.where(at, plain, nodes.modes))
     at = nodes.modes == LT
@@ -126,55 +125,49 @@ def _only_lower_or_equal(nodes: Nodes) -> None:
 
 
 def below(thresholds: Array) -> Array:
-    """The greatest numbers that are smaller; NaN, which nothing is smaller than or equal to, if there are none."""
+    """Return the next smaller numbers; NaN if there is none, since no number is `<=` NaN."""
     with np.errstate(all="ignore"):
         smaller = np.nextafter(thresholds, np.asarray(-np.inf, thresholds.dtype))
     return np.where(np.isneginf(thresholds), np.nan, smaller).astype(thresholds.dtype)
 
 
 def _search(nodes: Nodes, node: int, values: Array) -> None:
-    """Replace a node that asks whether x is one of the (sorted) values by a balanced search among their ends."""
+    """Replace a node that tests whether x is one of the (sorted) values by a binary search among their ends."""
     true, false, missing = int(nodes.true[node]), int(nodes.false[node]), bool(nodes.missing[node])
     ends = np.stack([below(values), values], 1).reshape(-1)
-    made: list[tuple[float, bool, int, int]] = []  # threshold, whether NaN goes the true way, true, false
+    made: list[tuple[float, bool, int, int]] = []  # threshold, whether NaN takes the true branch, true, false
     first = len(nodes.modes)
 
     def between(low: int, high: int) -> int:
-        """The node that finds out between which of the ends x lies, from `low` to `high`."""
+        """Return the node that finds the ends between which x is, from `low` to `high`."""
         if low == high:
             return true if low % 2 else false
         middle = (low + high) // 2
         place = node if not made else first + len(made) - 1
         made.append((0.0, False, 0, 0))
         mine = len(made) - 1
-        last = middle == len(ends) - 1  # NaN goes where the greatest value goes
+        last = middle == len(ends) - 1  # NaN takes the branch of the greatest value
         made[mine] = (ends[middle], missing and last, between(low, middle), between(middle + 1, high))
         return place
 
-    if not len(values):  # never: NaN is what no number is lower than or equal to
+    if not len(values):  # never true: no number is `<=` NaN
         made.append((np.nan, missing, true, false))
     else:
         between(0, len(ends))
     columns = list(zip(*made))
+    for name in ("modes", "features", "thresholds", "missing", "true", "false"):
+        setattr(nodes, name, np.pad(getattr(nodes, name), (0, len(made) - 1)))
     where = np.array([node, *range(first, first + len(made) - 1)])
-    _grow(nodes, len(made) - 1, nodes.features[node])
+    nodes.modes[where], nodes.features[where] = LEQ, nodes.features[node]
     nodes.thresholds[where] = np.array(columns[0], nodes.thresholds.dtype)
-    nodes.missing[where] = columns[1]
-    nodes.true[where], nodes.false[where] = columns[2], columns[3]
-    nodes.modes[where] = LEQ
-
-
-def _grow(nodes: Nodes, count: int, feature: int) -> None:
-    nodes.modes = np.concatenate([nodes.modes, np.full(count, LEQ)])
-    nodes.features = np.concatenate([nodes.features, np.full(count, feature)])
-    nodes.thresholds = np.concatenate([nodes.thresholds, np.zeros(count, nodes.thresholds.dtype)])
-    nodes.missing = np.concatenate([nodes.missing, np.zeros(count, bool)])
-    nodes.true = np.concatenate([nodes.true, np.zeros(count, np.int64)])
-    nodes.false = np.concatenate([nodes.false, np.zeros(count, np.int64)])
+    nodes.missing[where], nodes.true[where], nodes.false[where] = columns[1:]
 
 
 def _weights(b: Builder, nodes: Nodes, leaves: Array, count: int) -> tuple[Array, Array]:
-    """Places and targets of each leaf's weights. Those of inner nodes mean nothing; of one target the first counts."""
+    """Return the positions and targets of each leaf's weights.
+
+    Weights of inner nodes have no meaning. With a single target, only the first weight of a leaf counts.
+    """
     row = np.full(len(nodes.modes), -1)
     row[leaves] = np.arange(len(leaves))
     weights = nodes.weights[row[nodes.weights[:, 0]] >= 0]
@@ -193,23 +186,23 @@ def _weights(b: Builder, nodes: Nodes, leaves: Array, count: int) -> tuple[Array
 
 
 def _depth(b: Builder, children: Array, roots: Array, leaves: int) -> int:
-    """How many questions the longest way has."""
+    """Return the number of tests on the longest path."""
     frontier, depth = np.unique(roots), 0
     while (frontier := frontier[frontier >= leaves]).size:
         frontier = np.unique(children[:, frontier])
         depth += 1
         if depth > children.shape[1]:
-            raise b.error("a tree leads back to a node that it came from", WRITER)
+            raise b.error("a tree has a cycle", WRITER)
     return depth
 
 
-# ------------------------------------------------------------------------------------------------ as files have them
+# ------------------------------------------------------------------------------------------------ nodes of a file
 
 
 def numbered(
     b: Builder, trees: Sequence[int], numbers: Sequence[int]
 ) -> Callable[[Sequence[int], Sequence[int]], Array]:
-    """What finds the places of nodes by tree and number (versions 1 and 3 of the operators); -1 if there is none."""
+    """Return a function that finds nodes by tree and number (versions 1 and 3 of the operators); -1 if not found."""
     places = {key: place for place, key in enumerate(zip(trees, numbers))}
     if len(places) < len(trees):
         raise b.error("two tree nodes have the same id", WRITER)
@@ -217,6 +210,6 @@ def numbered(
 
 
 def first_of_each(trees: Sequence[int]) -> Array:
-    """The roots: the first node of each run of nodes of one tree."""
+    """Return the roots: the first of consecutive nodes of one tree."""
     array = np.asarray(trees)
     return np.flatnonzero(np.concatenate([[True], array[1:] != array[:-1]])) if len(array) else array

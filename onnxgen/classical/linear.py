@@ -1,9 +1,8 @@
-"""Linear models of ai.onnx.ml: an `nn.Linear`, a transform and, of classifiers, the label of the best score."""
+"""Linear models of ai.onnx.ml: an `nn.Linear`, a transform and, for classifiers, the label of the best score."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from onnxgen import op
 from onnxgen.classical import shapes
@@ -11,16 +10,14 @@ from onnxgen.classical.scores import ML, elements, labels, rows, second_class, t
 from onnxgen.code.quote import OMIT
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.linear import linear_module
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> ast.expr:
-    """`X @ weight.T + bias`, the weight's rows one after another in its attribute.
+    """Return `X @ weight.T + bias`. The attribute has the weight's rows one after another.
 
-    Of more numbers than the input's features ask for, onnxruntime takes the first.
+    If there are more numbers than the input has features, onnxruntime uses the first ones.
     """
     x, count = rows(b, X), elements(b, weight).size
     features = X.shape[-1] if X.shape and isinstance(X.shape[-1], int) else None
@@ -28,27 +25,18 @@ def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> 
         features = count // columns
     if features is None or columns < 1 or count < columns * features:
         raise b.error(f"{count} coefficients do not divide into {columns} outputs", WRITER)
-    shape = (columns, features)
-    if columns * features < count:
-        return _first(b, x, weight, bias, shape)
-    if weight.is_trainable and (bias is None or bias.is_trainable) and weight.source is not None:
-        source = None if bias is None else bias.source
-        module = linear_module(b, weight.source.reshape(shape), source)
-        if module is not None:
-            return b("m(x)", m=module, x=x)
-    return _functional(b, x, table(b, weight, shape, "coefficients"), bias, columns)
-
-
-def _first(b: Builder, x: ast.expr, weight: Arg, bias: Arg | None, shape: tuple[int, int]) -> ast.expr:
-    count = shape[0] * shape[1]
-    b.note(f"{b.node.op_type} has more coefficients than its input has features: the first {count} are used")
-    whole = table(b, weight, (elements(b, weight).size,), "coefficients")
-    return _functional(b, x, b("w[:n].view(s)", w=whole, n=count, s=shape), bias, shape[0])
-
-
-def _functional(b: Builder, x: ast.expr, weight: ast.expr, bias: Arg | None, columns: int) -> ast.expr:
-    offset = OMIT if bias is None else table(b, bias, (columns,), "intercepts")
-    return b.call("F.linear", x, weight, offset)
+    shape, used = (columns, features), columns * features
+    if used < count:
+        b.note(f"{b.node.op_type} has more coefficients than its input has features: the first {used} are used")
+        w = b("w[:n].view(s)", w=table(b, weight, (count,), "coefficients"), n=used, s=shape)
+    else:
+        if weight.is_trainable and (bias is None or bias.is_trainable) and weight.source is not None:
+            source = None if bias is None else bias.source
+            module = linear_module(b, weight.source.reshape(shape), source)
+            if module is not None:
+                return b("m(x)", m=module, x=x)
+        w = table(b, weight, shape, "coefficients")
+    return b.call("F.linear", x, w, OMIT if bias is None else table(b, bias, (columns,), "intercepts"))
 
 
 @op("LinearRegressor", domain=ML, infer=shapes.regressor, tables=("coefficients", "intercepts"))
@@ -61,9 +49,9 @@ def linear_regressor(
     targets: int = 1,
     post_transform: str = "NONE",
 ) -> ast.expr:
-    """Of one target, only PROBIT transforms: onnxruntime has it so."""
+    """For a single target, onnxruntime applies no transform but PROBIT."""
     if intercepts is not None and elements(b, intercepts).size != targets:
-        intercepts = None  # onnxruntime leaves them out, too
+        intercepts = None  # onnxruntime ignores them, too
     scores = product(b, X, coefficients, intercepts, targets)
     return transformed(b, scores, post_transform if targets > 1 or post_transform == "PROBIT" else "NONE")
 
@@ -80,7 +68,7 @@ def linear_classifier(
     classlabels_strings: list[str] | None = None,
     classlabels_ints: list[int] | None = None,
 ) -> list[ast.expr]:
-    """As many scores as intercepts. One score is the second class's if there are two labels."""
+    """There are as many scores as intercepts. A single score is that of the second class if there are two labels."""
     names = classlabels_strings or classlabels_ints or []
     if intercepts is None:
         raise b.error(
@@ -96,8 +84,7 @@ def linear_classifier(
     positive = b("(s.squeeze(1) > 0).long()", s=scores)
     if len(names) not in (0, 2):
         raise b.error(f"a node with one score must have two labels, not {len(names)}", WRITER)
-    if not names:
-        label = labels(b, positive, None, None)
-        return [label, transformed(b, scores, post_transform if post_transform == "PROBIT" else "NONE")]
     label = labels(b, positive, classlabels_ints, classlabels_strings)
+    if not names:
+        return [label, transformed(b, scores, post_transform if post_transform == "PROBIT" else "NONE")]
     return [label, second_class(b, scores, post_transform, mixed=False)]

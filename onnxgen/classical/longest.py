@@ -1,15 +1,15 @@
-"""Whether the first match that Python's `re` finds at a place is the longest one there, which RE2 can be asked for.
+"""Checks that the first match that Python's `re` finds at a position is the longest, which RE2 can be asked for.
 
-A pattern is made a program of letters and of branches, in the order in which `re` tries them (greedily). Its threads
-follow every text at once: those of `re`, which end where an earlier one has matched, and all of them. Where these
-match, one of `re` must match, too.
+A pattern becomes a program of letters and branches, in the order in which `re` tries them (greedily). Its threads
+follow all texts at once. The threads of `re` end where an earlier one has matched. Wherever any thread matches, one of
+`re` must match, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnxgen.classical.ambiguity import STEPS, Pattern, Ranges, letter_kinds
+from onnxgen.classical.ambiguity import MAX_STEPS, Pattern, Ranges, letter_kinds
 
 MATCH = -1
 Threads = tuple[int, ...]  # numbers of letters, or `MATCH`; what `re` tries first comes first
@@ -19,9 +19,9 @@ class _Program:
     """Letters and branches by number.
 
     Attributes:
-        start: where it begins; `after`: what comes behind each letter.
-        asserts: something looks at what is beside it, which may hold or not.
-        loops: something that may match nothing is repeated.
+        start: where it begins; `after`: what follows each letter.
+        asserts: a part tests the surrounding text.
+        loops: a part that can match the empty text is repeated.
         twice: a place was reached in two ways at once.
     """
 
@@ -33,12 +33,12 @@ class _Program:
         self.start = self.of(pattern, MATCH)
 
     def branch(self, *ways: int) -> int:
-        """Where one of some ways is taken; branches are numbered from -2 down."""
+        """Add a branch, of which one way is taken; branches are numbered from -2 down."""
         self.branches.append(list(ways))
         return -1 - len(self.branches)
 
     def of(self, pattern: Pattern, then: int) -> int:
-        """Where a pattern begins, behind which comes `then`."""
+        """Add a pattern that is followed by `then`, and return where it begins."""
         entry = then
         if pattern.high != 1:
             self.loops |= _may_be_empty(pattern)
@@ -64,7 +64,7 @@ class _Program:
         return then
 
     def threads(self, places: Iterable[int]) -> Threads:
-        """The letters and the match that are reached from some places."""
+        """Return the letters, and the match, that are reached from some places."""
         found: dict[int, None] = {}
         seen: set[int] = set()
         waiting = list(places)[::-1]
@@ -81,12 +81,12 @@ class _Program:
         return tuple(found)
 
     def behind(self, threads: Threads, kind: frozenset[int]) -> Threads:
-        """What is reached by a letter that is one of some."""
+        """Return what is reached after a letter of a kind."""
         return self.threads(self.after[t] for t in threads if t in kind)
 
 
 def _may_be_empty(pattern: Pattern) -> bool:
-    """Whether what is repeated may match nothing."""
+    """Return True if a repeated pattern can match the empty text."""
     if pattern.ranges is not None:
         return False
     empty = [part.low == 0 or _may_be_empty(part) for part in pattern.parts]
@@ -94,10 +94,10 @@ def _may_be_empty(pattern: Pattern) -> bool:
 
 
 def greedy_is_longest(pattern: Pattern) -> bool:
-    """Whether `re`, at any place of any text, finds the longest match first. False where that takes long to tell.
+    """Return True if `re` finds the longest match first, at any position of any text. False if that takes too long.
 
-    Where something looks at what is beside it, threads may end early. So none may stand behind a match then, and none
-    may be left out since an earlier one is where it would be.
+    With assertions, threads can end early. Then no thread may follow a match, and none may be left out because an
+    earlier thread is at the same place.
     """
     program = _Program(pattern)
     if program.loops:
@@ -113,7 +113,7 @@ def greedy_is_longest(pattern: Pattern) -> bool:
         for kind in kinds:
             state = program.behind(tried, kind), program.behind(every, kind)
             steps += len(tried) + len(every)
-            if steps > STEPS:
+            if steps > MAX_STEPS:
                 return False
             if state not in known:
                 known.add(state)

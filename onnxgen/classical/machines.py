@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen import op
 from onnxgen.classical import shapes
@@ -12,15 +12,13 @@ from onnxgen.classical.scores import ML, elements, labels, rows, second_class, t
 from onnxgen.code.quote import shortest
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 
 
 def _kernel(b: Builder, x: ast.expr, vectors: Arg, count: int, kind: str, params: list[float] | None) -> ast.expr:
-    """Each row against each support vector, `[rows, count]`."""
+    """Return the kernel of each row with each support vector, `[rows, count]`."""
     if kind not in KERNELS:
         raise b.error(f"attribute 'kernel_type' must be one of {', '.join(KERNELS)}, not {kind!r}", WRITER)
     size = elements(b, vectors).size
@@ -40,12 +38,7 @@ def _kernel(b: Builder, x: ast.expr, vectors: Arg, count: int, kind: str, params
     return b("i ** d", i=inner, d=int(degree) if degree == int(degree) else degree)
 
 
-@op(
-    "SVMRegressor",
-    domain=ML,
-    infer=shapes.regressor,
-    tables=("coefficients", "support_vectors", "rho"),
-)
+@op("SVMRegressor", domain=ML, infer=shapes.regressor, tables=("coefficients", "support_vectors", "rho"))
 def svm_regressor(
     b: Builder,
     X: Arg,
@@ -59,7 +52,7 @@ def svm_regressor(
     one_class: int = 0,
     post_transform: str = "NONE",
 ) -> ast.expr:
-    """One target, which onnxruntime transforms by nothing; of one class, whether it is in it: 1 or -1."""
+    """A single target without a post transform, as in onnxruntime. `one_class`: 1 if a row is in the class, else -1."""
     if rho is None:
         raise b.error("attribute 'rho' is missing", WRITER)
     if n_supports > 0:
@@ -96,7 +89,7 @@ def svm_classifier(
     classlabels_ints: list[int] | None = None,
     post_transform: str = "NONE",
 ) -> list[ast.expr]:
-    """Pairs of classes vote (as libsvm has it), or, without support vectors, each class has a score (liblinear)."""
+    """Pairs of classes vote, as in libsvm; without support vectors each class has a score, as in liblinear."""
     names = classlabels_strings or classlabels_ints or []
     if not names or rho is None:
         raise b.error("the node has no labels or no rho", WRITER)
@@ -126,11 +119,11 @@ def svm_classifier(
 def _linear(
     b: Builder, X: Arg, coefficients: Arg, rho: Arg, classes: int, has_chances: bool, transform: str
 ) -> tuple[Any, ast.expr]:
-    """The number of the class and the scores of a model without support vectors: a row of coefficients a class."""
+    """Return the class index and the scores of a model without support vectors: one row of coefficients per class."""
     made = product(b, X, coefficients, None, classes)
     scores = b.let(b("s + r[0]", s=made, r=table(b, rho, (elements(b, rho).size,), "rho")), "scores")
     best = b("s.argmax(1)", s=scores)
-    if classes == 2 and not has_chances:  # onnxruntime: the second class wherever one of them is sure enough
+    if classes == 2 and not has_chances:  # onnxruntime returns the second class if the best score is high enough
         limit = b("s.amax(1) >= 0.5" if bool((elements(b, coefficients) >= 0).all()) else "s.amax(1) > 0", s=scores)
         best = b("torch.where(c, 1, i)", c=limit, i=best)
     if classes == 1:

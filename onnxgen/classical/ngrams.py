@@ -1,9 +1,9 @@
-"""Counts of runs of words: TfIdfVectorizer."""
+"""Counts of n-grams: TfIdfVectorizer."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,9 +13,7 @@ from onnxgen import op
 from onnxgen.code.quote import Ref, literal, unless
 from onnxgen.errors import CHECK, WRITER
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 Gram = tuple[int, ...]
 
@@ -35,7 +33,7 @@ def tf_idf_vectorizer(
     pool_strings: list[str] | None = None,
     weights: list[float] | None = None,
 ) -> ast.expr:
-    """A tree of runs of words, walked for all positions at once; then weights, by column."""
+    """Searches a tree of n-grams for all positions at once; then weights the columns."""
     if mode not in ("TF", "IDF", "TFIDF"):
         raise b.error(f"attribute 'mode' must be TF, IDF or TFIDF, not {mode!r}", CHECK)
     pool: list[Any] = list(pool_strings if pool_strings is not None else pool_int64s or [])
@@ -53,7 +51,7 @@ def tf_idf_vectorizer(
 
 
 def _grams(b: Builder, pool: list[int], starts: list[int], columns: list[int]) -> dict[Gram, int]:
-    """The column of each run of words, by their ranks. `starts`: where runs of 1, 2, ... words begin in the pool."""
+    """Return the column of each n-gram of word ranks. `starts`: where 1-grams, 2-grams, ... begin in the pool."""
     grams: dict[Gram, int] = {}
     rest = iter(columns)
     for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)]), 1):
@@ -70,24 +68,18 @@ def _grams(b: Builder, pool: list[int], starts: list[int], columns: list[int]) -
 
 
 def _counts(b: Builder, ranks: Ref, grams: dict[Gram, int], words: int, size: int, skips: int) -> ast.expr:
-    """The call of `count_ngrams`, with a sorted table for each length of runs."""
+    """Return the call of `count_ngrams`, with a sorted table for each length of n-grams."""
     prefixes, columns = [], []
     above: dict[Gram, int] = {(): 0}
     for n in range(1, max(map(len, grams), default=0) + 1):
-        # in the order of their codes, since prefixes are numbered in the order of theirs
+        # sorted n-grams have sorted codes, since their prefixes are numbered in sorted order
         level = sorted({gram[:n] for gram in grams if len(gram) >= n})
         prefixes.append(np.array([above[run[:-1]] * words + run[-1] for run in level], np.int64))
         columns.append(np.array([grams.get(run, -1) for run in level], np.int64))
         above = {run: i for i, run in enumerate(level)}
-    return b.call(
-        "count_ngrams",
-        ranks,
-        words,
-        [b.buffer(p, f"ngrams{n}") for n, p in enumerate(prefixes, 1)],
-        [b.buffer(c, f"columns{n}") for n, c in enumerate(columns, 1)],
-        size,
-        skips=unless(skips, 0),
-    )
+    tables = [b.buffer(p, f"ngrams{n}") for n, p in enumerate(prefixes, 1)]
+    places = [b.buffer(c, f"columns{n}") for n, c in enumerate(columns, 1)]
+    return b.call("count_ngrams", ranks, words, tables, places, size, skips=unless(skips, 0))
 
 
 def _weighted(b: Builder, counts: ast.expr, mode: str, columns: list[int], weights: list[float] | None) -> ast.expr:

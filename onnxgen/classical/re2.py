@@ -1,9 +1,9 @@
-"""Patterns of RE2 (https://github.com/google/re2/wiki/Syntax) as patterns of Python's `re` that match the same strings.
+"""Translates RE2 patterns (https://github.com/google/re2/wiki/Syntax) to Python's `re`, to match the same strings.
 
-Where only whole strings are matched, groups, greed and the order of alternatives do not matter. In a search RE2 can be
-asked for the longest match, and `re` must find that one first (see `longest`). What the two spell alike and mean
-differently (`$`, `\\d`, `\\s`, `{,5}`, letters regardless of case) is written out. RE2 matches in linear time, `re`
-tries one way after the other: a pattern with many ways is refused (see `ambiguity`).
+If only whole strings are matched, groups, greed and the order of alternatives do not matter. In a search RE2 can be
+asked for the longest match, and `re` must find that one first (see `longest`). What has another meaning in `re` (`$`,
+`\\d`, `\\s`, `{,5}`, ignored case) is rewritten. RE2 takes linear time, while `re` tries one way after the other: a
+pattern with many ways is refused (see `ambiguity`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 from onnxgen.classical.ambiguity import Pattern, Ranges, TooManyWays, check_linear
 from onnxgen.classical.longest import greedy_is_longest
 
-LONGEST = 4_096  # characters of a pattern
-LAST = 0x10FFFF
-DEEPEST, MOST_REPEATS = 100, 1000  # how deep groups may be nested; RE2's own limit of counts
+MAX_LENGTH = 4_096  # characters of a pattern
+MAX_DEPTH, MAX_REPEATS = 100, 1000  # of nested groups; of counts, which is RE2's own limit
+LAST_CODE = 0x10FFFF
 PERL: dict[str, Ranges] = {
     "d": [(48, 57)],
     "s": [(9, 10), (12, 13), (32, 32)],
@@ -41,23 +41,23 @@ POSIX: dict[str, Ranges] = {
 }
 COUNTS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 CONTROLS = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
-FOLDED = {"k": 0x212A, "s": 0x17F}  # letters beyond ASCII that are a "k" and an "s" where case does not matter
+FOLDED = {"k": 0x212A, "s": 0x17F}  # non-ASCII letters that equal "k" and "s" if case is ignored
 
 
 class NotRe(ValueError):
-    """What RE2 refuses, or what `re` can't say."""
+    """The pattern is refused by RE2, or cannot be expressed in `re`."""
 
 
 def as_python(pattern: str) -> str:
-    """A pattern of `re`, without flags, for `fullmatch`. Raises `NotRe`."""
+    """Return a pattern of `re`, without flags, for `fullmatch`. Raises `NotRe`."""
     return _either(_branches(pattern)).text
 
 
 def as_searches(pattern: str) -> list[str]:
-    """Patterns of `re` for `search`. RE2's leftmost and longest match is, of what they find first, the longest.
+    """Return patterns of `re` for `search`. RE2's leftmost longest match is the longest of what they find first.
 
     Raises:
-        NotRe: also where the first match that `re` finds at a place may be shorter than another.
+        NotRe: also if the first match that `re` finds at a position may not be the longest.
     """
     branches = _branches(pattern)
     whole = _either(branches)
@@ -68,9 +68,9 @@ def as_searches(pattern: str) -> list[str]:
 
 
 def _branches(pattern: str) -> list[_Made]:
-    """The alternatives of a pattern. Raises `NotRe`."""
-    if len(pattern) > LONGEST:
-        raise NotRe(f"the pattern has {len(pattern):,} characters, at most {LONGEST:,} are read")
+    """Return the alternatives of a pattern. Raises `NotRe`."""
+    if len(pattern) > MAX_LENGTH:
+        raise NotRe(f"the pattern has {len(pattern):,} characters, at most {MAX_LENGTH:,} are read")
     reader = _Reader(pattern)
     made = reader.alternatives(frozenset(), 0)
     if reader.rest():
@@ -83,7 +83,7 @@ def _branches(pattern: str) -> list[_Made]:
 
 
 class _Made(NamedTuple):
-    """A part of the pattern in the words of `re`, and what it means."""
+    """A part of the pattern as text for `re`, and its meaning."""
 
     text: str
     meant: Pattern
@@ -112,11 +112,11 @@ def _others(ranges: Ranges) -> Ranges:
         if low > start:
             made.append((start, low - 1))
         start = high + 1
-    return [*made, (start, LAST)] if start <= LAST else made
+    return [*made, (start, LAST_CODE)] if start <= LAST_CODE else made
 
 
 def _folded(ranges: Ranges) -> Ranges:
-    """With the other cases of letters. Beyond ASCII, `re` and RE2 know different ones."""
+    """Add the other case of letters. Beyond ASCII, `re` and RE2 differ."""
     if any(high > 127 for _, high in ranges):
         raise NotRe("non-ASCII letters where case is ignored")
     more: Ranges = []
@@ -146,7 +146,7 @@ def _class(ranges: Ranges) -> str:
     others = _others(ranges)
     if not others:
         return r"[\s\S]"
-    negated = ranges[-1][1] == LAST
+    negated = ranges[-1][1] == LAST_CODE
     parts = [_written(low) + ("" if low == high else "-" * (high > low + 1) + _written(high))
              for low, high in (others if negated else ranges)]  # fmt: skip
     return f"[{'^' if negated else ''}{''.join(parts)}]"
@@ -157,7 +157,7 @@ def _one(ranges: Ranges) -> _Made:
 
 
 class _Reader:
-    """Reads a pattern from left to right. `flags` are the letters of those that are on."""
+    """Reads a pattern from left to right. `flags` are the letters of active flags."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
@@ -166,13 +166,13 @@ class _Reader:
         return self.text[self.at :]
 
     def take(self, wanted: str) -> bool:
-        """Go past `wanted` if it comes next."""
+        """Skip `wanted` if it comes next, and return whether it did."""
         found = self.text.startswith(wanted, self.at)
         self.at += len(wanted) if found else 0
         return found
 
     def match(self, pattern: str) -> re.Match[str] | None:
-        """Go past what comes next if it is of this form."""
+        """Skip what comes next if it matches, and return the match."""
         found = re.compile(pattern, re.ASCII).match(self.text, self.at)
         if found is not None:
             self.at = found.end()
@@ -185,8 +185,8 @@ class _Reader:
         return self.text[self.at - 1]
 
     def alternatives(self, flags: frozenset[str], depth: int) -> list[_Made]:
-        """Up to the end, or a closing parenthesis, which stays."""
-        if depth > DEEPEST:
+        """Read up to the end, or up to a closing parenthesis, which is not read."""
+        if depth > MAX_DEPTH:
             raise NotRe("groups are nested too deeply")
         made: list[list[_Made]] = [[]]
         while self.rest() and not self.text.startswith(")", self.at):
@@ -215,7 +215,7 @@ class _Reader:
         if self.match(r"[*+?]|\{\d+(,\d*)?\}"):
             raise NotRe("a repetition of a repetition without parentheses")
         low, high = found[2], found[4]
-        if low is not None and (max(int(low), int(high or low)) > MOST_REPEATS or int(high or low) < int(low)):
+        if low is not None and (max(int(low), int(high or low)) > MAX_REPEATS or int(high or low) < int(low)):
             raise NotRe(f"the repetition {found[1]}")
         atom, (least, most) = made.text, COUNTS.get(found[1][0], (0, 0))
         if low is not None:
@@ -241,7 +241,7 @@ class _Reader:
         if letter == "(":
             raise NotRe("a kind of group that RE2 does not have")
         if letter == ".":
-            return _one([(0, LAST)] if "s" in flags else _others([(10, 10)]))
+            return _one([(0, LAST_CODE)] if "s" in flags else _others([(10, 10)]))
         if letter in "^$":
             text = f"(?m:{letter})" if "m" in flags else r"\A" if letter == "^" else r"\Z"
             return _Made(text, ASSERTION)
@@ -251,14 +251,14 @@ class _Reader:
         return _one(_folded([(code, code)]) if "i" in flags else [(code, code)])
 
     def escaped(self, flags: frozenset[str]) -> _Made:
-        """What follows a backslash outside of brackets."""
+        """Read what follows a backslash outside of brackets."""
         if self.take("A"):
             return _Made(r"\A", ASSERTION)
         if self.take("z"):
             return _Made(r"\Z", ASSERTION)
         found = self.match("[bB]")
         if found is not None:
-            text = r"(?a:\b)" if found[0] == "b" else r"(?!(?a:\b))"  # Python 3.13 finds no \B in an empty string
+            text = r"(?a:\b)" if found[0] == "b" else r"(?!(?a:\b))"  # Python 3.13's \B does not match an empty string
             return _Made(text, ASSERTION)
         ranges = self.perl()
         if ranges is None:
@@ -273,11 +273,11 @@ class _Reader:
         return ranges if found[0].islower() else _others(ranges)
 
     def code(self) -> int:
-        """The code point after a backslash."""
+        """Read the code point after a backslash."""
         found = self.match(r"x\{([0-9A-Fa-f]+)\}|x([0-9A-Fa-f]{2})")
         if found is not None:
             code = int(found[1] or found[2], 16)
-            if code > LAST:
+            if code > LAST_CODE:
                 raise NotRe("a code point outside Unicode")
             return code
         found = self.match(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
@@ -291,18 +291,16 @@ class _Reader:
         return ord(letter)
 
     def bracketed(self, flags: frozenset[str]) -> Ranges:
-        """A class, from behind its opening bracket."""
+        """Read a class, after its opening bracket. A "]" that comes first is a letter."""
         negated = self.take("^")
-        ranges: Ranges = []
-        first = True
-        while first or not self.take("]"):
+        ranges = [*self.element()]
+        while not self.take("]"):
             ranges += self.element()
-            first = False
         found = _case(_united(ranges), flags)
         return _others(found) if negated else found
 
     def element(self) -> Ranges:
-        """One letter, range or named class between brackets."""
+        """Read one letter, range or named class between brackets."""
         named = self.match(r"\[:(\^?)(\w+):\]")
         if named is not None:
             if named[2] not in POSIX:

@@ -1,13 +1,13 @@
-"""What the classical models (ai.onnx.ml) share: rows of numbers in, scores through a transform, labels out.
+"""What classical models (ai.onnx.ml) share: rows of numbers in, scores with a transform and labels out.
 
-The standard leaves much of this open; it is as onnxruntime has it.
+Where the standard is not precise, onnxruntime is followed.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,10 +15,8 @@ import onnx_ir as ir
 from onnxgen.code.quote import literal
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import METHODS
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 ML = "ai.onnx.ml"
 TRANSFORMS = {
@@ -31,12 +29,12 @@ TRANSFORMS = {
 
 
 def as_dtype(b: Builder, x: Any, source: ir.DataType | None, target: ir.DataType) -> ast.expr:
-    """`x`, of the type `source`, as `target`, a floating point type."""
+    """Convert `x` from the type `source` to `target`, a floating point type."""
     return literal(x) if source == target else b(METHODS[target], x=x)
 
 
 def matrix(b: Builder, X: Arg) -> None:
-    """Refuse an input that is neither a matrix, of a sample a row, nor a vector, which is one sample."""
+    """Refuse an input that is neither a matrix with one sample per row nor a vector, which is one sample."""
     if X.known_rank not in (1, 2):
         raise b.error(
             f"the input has rank {X.rank}, but samples must be rows of a matrix", "reshape it to [N, features]"
@@ -44,24 +42,21 @@ def matrix(b: Builder, X: Arg) -> None:
 
 
 def rows(b: Builder, X: Arg, dtype: ir.DataType = ir.DataType.FLOAT) -> ast.expr:
-    """The input as a matrix of a sample a row; a vector is one sample."""
-    if X.known_rank not in (1, 2):
-        raise b.error(
-            f"the input has rank {X.known_rank}, but samples must be rows of a matrix", "reshape it to [N, features]"
-        )
+    """Return the input as a matrix with one sample per row."""
+    matrix(b, X)
     x = as_dtype(b, X, X.dtype, dtype)
     return b("x.unsqueeze(0)", x=x) if X.rank == 1 else x
 
 
 def table(b: Builder, arg: Arg, shape: tuple[int, ...], hint: str = "") -> ast.expr:
-    """Numbers of an attribute in their shape: a parameter where they are trained, else a constant."""
+    """Return the numbers of an attribute in a shape, as a parameter if they are trained, else as a constant."""
     if arg.is_trainable:
         return b.parameter(arg, arg.name.rpartition(":")[2], shape=shape)
     return b.buffer(elements(b, arg).reshape(shape), hint or "table")
 
 
 def elements(b: Builder, arg: Arg) -> np.ndarray[Any, Any]:
-    """The numbers of an attribute, trained or not, as they are in the file."""
+    """Return the numbers of an attribute as they are in the file, trained or not."""
     if arg.source is not None:
         return arg.source.numpy()
     if arg.constant is None:
@@ -70,17 +65,17 @@ def elements(b: Builder, arg: Arg) -> np.ndarray[Any, Any]:
 
 
 def transformed(b: Builder, scores: Any, name: str) -> ast.expr:
-    """A post transform of scores of two or more columns."""
+    """Apply a post transform to scores of two or more columns."""
     if name not in TRANSFORMS:
         raise b.error(f"attribute 'post_transform' must be one of {', '.join(TRANSFORMS)}, not {name!r}", WRITER)
     return b(TRANSFORMS[name], x=scores)
 
 
 def second_class(b: Builder, scores: Any, name: str, mixed: bool) -> ast.expr:
-    """Two columns of the one score of a binary model, which is the second class's.
+    """Make two columns of the single score of a binary model, which is the score of the second class.
 
-    `mixed`: weights of both signs, so that 0 divides the classes; otherwise the score is a probability (unless LOGISTIC
-    makes it one).
+    `mixed`: the weights have both signs, so that 0 divides the classes. Otherwise the score is a probability, unless
+    LOGISTIC makes it one.
     """
     if name == "PROBIT":
         raise b.error("PROBIT is not defined for one score of two classes", "give a score for each class")
@@ -90,7 +85,7 @@ def second_class(b: Builder, scores: Any, name: str, mixed: bool) -> ast.expr:
 
 
 def labels(b: Builder, index: Any, ints: Sequence[int] | None, strings: Sequence[str] | None) -> ast.expr:
-    """The labels of classes by their numbers: an int64 tensor, or text."""
+    """Return the labels of classes, given by index: an int64 tensor, or text."""
     if strings:
         return b("text_at(t, i)", t=list(strings), i=index)
     if not ints or list(ints) == list(range(len(ints))):

@@ -1,10 +1,10 @@
-"""Dtypes and shapes of what classical models (ai.onnx.ml) compute."""
+"""Dtypes and shapes of the outputs of classical models (ai.onnx.ml)."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.dims import Dim, product
 from onnxgen.shapes.info import Info, Shape
 from onnxgen.shapes.node_facts import NodeFacts, tensor
 
@@ -12,7 +12,7 @@ FLOAT, INT64, STRING = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.STRING
 
 
 def _rows(n: NodeFacts) -> Dim:
-    """The length of the first axis; a vector is one row. Raises `Unknown`."""
+    """Return the number of rows; a vector is one row. Raises `Unknown`."""
     shape = n.shape()
     return 1 if len(shape) == 1 else shape[0]
 
@@ -37,7 +37,7 @@ def regressor(n: NodeFacts) -> list[Info]:
 
 
 def classifier(n: NodeFacts) -> list[Info]:
-    """Labels, and a column of scores a class (of support vectors perhaps one a pair of classes)."""
+    """Labels, and one column of scores per class (or, for support vectors, per pair of classes)."""
     labels = STRING if _has(n, "classlabels_strings") else INT64
     columns: Dim = n.fresh(1, 1)
     if n.op == "TreeEnsembleClassifier":
@@ -51,7 +51,7 @@ def classifier(n: NodeFacts) -> list[Info]:
 
 
 def encoder(n: NodeFacts) -> list[Info]:
-    """LabelEncoder and CategoryMapper: by what the values are, else by what the input is."""
+    """LabelEncoder and CategoryMapper: the type follows from the values, else from the input."""
     shape = n.input(0).shape
     for name, dtype in (("values_strings", STRING), ("values_int64s", INT64), ("values_floats", FLOAT)):
         if _has(n, name):
@@ -72,12 +72,9 @@ def feature_vectorizer(n: NodeFacts) -> list[Info]:
 
 
 def array_feature_extractor(n: NodeFacts) -> list[Info]:
-    shape, picked = n.shape(), n.shape(1)
-    count: Dim = 1
-    for dim in picked:
-        count = count * dim
+    shape = n.shape()
     lead: Shape = (1,) if len(shape) == 1 else shape[:-1]
-    return [tensor(n.dtype(), [*lead, count])]
+    return [tensor(n.dtype(), [*lead, product(n.shape(1))])]
 
 
 def zip_map(n: NodeFacts) -> list[Info]:

@@ -1,10 +1,10 @@
-"""Decision trees and forests of ai.onnx.ml; weights of leaves are trained, thresholds are constants."""
+"""Decision trees and forests of ai.onnx.ml: the weights of leaves are trained, thresholds are constants."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,34 +12,32 @@ import onnx_ir as ir
 from onnxgen import op
 from onnxgen.classical import shapes
 from onnxgen.classical.forest import LEAF, MODES, Forest, Nodes, first_of_each, forest, numbered
-from onnxgen.classical.scores import ML, as_dtype, elements, rows, table, transformed
+from onnxgen.classical.scores import ML, TRANSFORMS, as_dtype, elements, rows, table, transformed
 from onnxgen.classical.votes import classified
-from onnxgen.code.quote import OMIT, literal
+from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 BASES = ("base_values", "base_values_as_tensor")
-POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+POST_TRANSFORMS = tuple(TRANSFORMS)
 
 
 class Ensemble:
     """The expressions of one ensemble.
 
     Attributes:
-        count: how many targets (or classes) there are.
-        dtype: that trees are walked and weights added up in.
+        count: the number of targets or classes.
+        dtype: the type in which features are compared and weights are added.
     """
 
     def __init__(self, b: Builder, X: Arg, trees: Forest, weights: Arg, count: int, dtype: ir.DataType) -> None:
         self.b, self.trees, self.count, self.dtype = b, trees, count, dtype
         used = trees.features.max(initial=0)
         if X.shape and isinstance(X.shape[-1], int) and used >= X.shape[-1]:
-            raise b.error(f"a tree asks for feature {used}, but the input has {X.shape[-1]} features", WRITER)
+            raise b.error(f"a tree tests feature {used}, but the input has {X.shape[-1]} features", WRITER)
         self.leaves = b.let(
             b.call(
                 "tree_leaves", rows(b, X, dtype), b.buffer(trees.features, "features"),
@@ -50,24 +48,19 @@ class Ensemble:
         )  # fmt: skip
         self.weights = weights
 
-    @property
-    def is_dense(self) -> bool:
-        return self.trees.is_dense and self.trees.targets.shape[1] == self.count
-
     def aggregated(self, how: str) -> ast.expr:
-        """Of each row and target the sum, mean, least or largest weight of the leaves it reaches."""
-        if self.is_dense:
+        """Return the sum, mean, minimum or maximum of the weights that each row reaches, for each target."""
+        if self.trees.is_dense and self.trees.targets.shape[1] == self.count:
             method = {"SUM": "sum", "AVERAGE": "mean", "MIN": "amin", "MAX": "amax"}[how]
             return self.b(f"w[i].{method}(1)", w=self._matrix(), i=self.leaves)
         if how in ("MIN", "MAX"):
             values = self._values(float("-inf") if how == "MAX" else float("inf"))
-            targets = self._targets()
-            return self.b.call("target_extremes", values, targets, self.leaves, self.count, how == "MAX")
+            return self.b.call("target_extremes", values, self._targets(), self.leaves, self.count, how == "MAX")
         sums = self.b.call("target_sums", self._values(0.0), self._targets(), self.leaves, self.count)
         return self.b("s / n", s=sums, n=len(self.trees.roots)) if how == "AVERAGE" else sums
 
     def reached(self, target: int) -> bool | None:
-        """Whether every row has a weight for a target; None where it depends on the row."""
+        """Return True if every row reaches a weight for a target, None if that depends on the row."""
         held = (self.trees.targets == target).any(1)
         if not held.any():
             return False
@@ -77,25 +70,23 @@ class Ensemble:
         return self.b.call("targets_reached", self._targets(), self.leaves, self.count)
 
     def _matrix(self) -> ast.expr:
-        """The weights, a row a leaf."""
+        """Return the weights with one row per leaf."""
         slots = self.trees.slots
-        shape = (elements(self.b, self.weights).size,)
-        if bool((slots.reshape(-1) == np.arange(slots.size)).all()) and slots.size == shape[0]:
-            return self._cast(table(self.b, self.weights, slots.shape, "leaf_weights"))
-        return self.b("w[s]", w=self._cast(table(self.b, self.weights, shape, "leaf_weights")), s=self._slots())
+        if np.array_equal(slots.reshape(-1), np.arange(elements(self.b, self.weights).size)):
+            return self._table(self.weights, "leaf_weights", slots.shape)
+        return self.b("w[s]", w=self._table(self.weights, "leaf_weights"), s=self._slots())
 
     def _values(self, empty: float) -> ast.expr:
-        weights = self._cast(table(self.b, self.weights, (elements(self.b, self.weights).size,), "leaf_weights"))
-        return self.b.call("leaf_weights", weights, self._slots(), self.leaves, OMIT if empty == 0 else literal(empty))
+        weights = self._table(self.weights, "leaf_weights")
+        return self.b.call("leaf_weights", weights, self._slots(), self.leaves, unless(empty, 0))
 
-    def _cast(self, weights: ast.expr) -> ast.expr:
-        return as_dtype(self.b, weights, self.weights.dtype, self.dtype)
+    def _table(self, arg: Arg, hint: str, shape: tuple[int, ...] | None = None) -> ast.expr:
+        made = table(self.b, arg, shape or (elements(self.b, arg).size,), hint)
+        return as_dtype(self.b, made, arg.dtype, self.dtype)
 
     def base(self, values: Arg) -> ast.expr:
-        """Numbers to begin with, one a target."""
-        return as_dtype(
-            self.b, table(self.b, values, (elements(self.b, values).size,), "base_values"), values.dtype, self.dtype
-        )
+        """Return the numbers to begin with, one per target."""
+        return self._table(values, "base_values")
 
     def _slots(self) -> ast.expr:
         return self.b.buffer(self.trees.slots, "slots")
@@ -105,14 +96,14 @@ class Ensemble:
 
 
 def _given(b: Builder, values: Any, tensor: Any, what: str) -> Any:
-    """Of an attribute that can be a list or a tensor the one that is there."""
+    """Return the one of two attributes that is given: a list, or a tensor."""
     if values is not None and tensor is not None:
-        raise b.error(f"the node has its {what} twice, as numbers of two types", WRITER)
+        raise b.error(f"the node has both attributes {what} and {what}_as_tensor", WRITER)
     return tensor if values is None else values
 
 
-def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], **given: Any) -> Nodes:
-    """Nodes as versions 1 and 3 have them: by numbers of trees and of nodes within their tree."""
+def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], given: dict[str, Any]) -> Nodes:
+    """Read nodes of versions 1 and 3, which are given by the numbers of trees and of nodes within their tree."""
     trees = given["nodes_treeids"] or []
     find = numbered(b, trees, given["nodes_nodeids"] or [])
     names = given["nodes_modes"] or []
@@ -123,7 +114,7 @@ def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], **gi
     values = _given(b, given["nodes_values"], given["nodes_values_as_tensor"], "nodes_values")
     values = values.numpy() if isinstance(values, ir.TensorProtocol) else np.asarray(values or [], np.float32)
     if values.dtype == np.float64 and dtype != DOUBLE:
-        raise b.error("the thresholds are double, the input is not", "cast the input to double")
+        raise b.error("the thresholds are double, but the input is not", "cast the input to double")
     tracks = given["nodes_missing_value_tracks_true"] or []
     missing = np.zeros(len(trees), bool)
     missing[: len(tracks)] = np.asarray(tracks[: len(trees)]) == 1
@@ -141,11 +132,6 @@ def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], **gi
         first_of_each(trees),
         np.stack(found, 1),
     )
-
-
-def _numbers_in(X: Arg) -> ir.DataType:
-    """What trees are walked in: integers are compared as float32."""
-    return DOUBLE if X.dtype == DOUBLE else FLOAT
 
 
 def _regressed(
@@ -166,7 +152,7 @@ def _regressed(
             if count > 1 and not all(ensemble.reached(target) for target in range(count)):
                 scores = b("s.where(r, 0.0)", s=scores, r=ensemble.reached_at_run_time())  # as onnxruntime has it
     if count == 1 and post_transform != "PROBIT":
-        post_transform = "NONE"  # onnxruntime has it so
+        post_transform = "NONE"  # as in onnxruntime
     if post_transform != "NONE":
         return as_dtype(b, transformed(b, as_dtype(b, scores, ensemble.dtype, FLOAT), post_transform), FLOAT, out)
     return as_dtype(b, scores, ensemble.dtype, out)
@@ -207,11 +193,9 @@ def tree_ensemble_regressor(
     nodes_hitrates_as_tensor: ir.TensorProtocol | None = None,
 ) -> ast.expr:
     given = dict(locals())
-    dtype = _numbers_in(X)
-    nodes = _numbered_nodes(b, dtype, (target_treeids, target_nodeids, target_ids), **_tables(given))
     weights = _given(b, target_weights, target_weights_as_tensor, "target_weights")
     base = _given(b, base_values, base_values_as_tensor, "base_values")
-    ensemble = _ensemble(b, X, nodes, weights, n_targets, dtype)
+    ensemble = _numbered_ensemble(b, X, (target_treeids, target_nodeids, target_ids), given, weights, n_targets)
     return _regressed(ensemble, base, aggregate_function, post_transform, FLOAT)
 
 
@@ -250,35 +234,29 @@ def tree_ensemble_classifier(
     nodes_hitrates_as_tensor: ir.TensorProtocol | None = None,
 ) -> list[ast.expr]:
     given = dict(locals())
-    dtype = _numbers_in(X)
-    nodes = _numbered_nodes(b, dtype, (class_treeids, class_nodeids, class_ids), **_tables(given))
     weights = _given(b, class_weights, class_weights_as_tensor, "class_weights")
     base = _given(b, base_values, base_values_as_tensor, "base_values")
     count = len(classlabels_strings or classlabels_int64s or [])
-    ensemble = _ensemble(b, X, nodes, weights, count, dtype)
+    ensemble = _numbered_ensemble(b, X, (class_treeids, class_nodeids, class_ids), given, weights, count)
     return classified(ensemble, base, class_ids or [], post_transform, classlabels_int64s, classlabels_strings)
 
 
-def _tables(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name.startswith("nodes_")}
+def _numbered_ensemble(
+    b: Builder, X: Arg, leaves: Sequence[Any], given: dict[str, Any], weights: Arg | None, count: int
+) -> Ensemble:
+    dtype = DOUBLE if X.dtype == DOUBLE else FLOAT  # integers are compared as float32
+    return _ensemble(b, X, _numbered_nodes(b, dtype, leaves, given), weights, count, dtype)
 
 
 def _ensemble(b: Builder, X: Arg, nodes: Nodes, weights: Arg | None, count: int, dtype: ir.DataType) -> Ensemble:
     if weights is None or elements(b, weights).size != len(nodes.weights):
         raise b.error("the number of leaf weights differs from the number of leaves", WRITER)
     if weights.dtype == DOUBLE and dtype != DOUBLE:
-        raise b.error("the leaf weights are double, the input is not", "cast the input to double")
+        raise b.error("the leaf weights are double, but the input is not", "cast the input to double")
     return Ensemble(b, X, forest(b, nodes, count), weights, count, dtype)
 
 
-@op(
-    "TreeEnsemble",
-    since=5,
-    domain=ML,
-    infer=shapes.regressor,
-    tables=("leaf_weights",),
-    still="X",
-)
+@op("TreeEnsemble", since=5, domain=ML, infer=shapes.regressor, tables=("leaf_weights",), still="X")
 def tree_ensemble(
     b: Builder,
     X: Arg,
@@ -300,25 +278,25 @@ def tree_ensemble(
     nodes_missing_value_tracks_true: list[int] | None = None,
     nodes_hitrates: ir.TensorProtocol | None = None,
 ) -> ast.expr:
-    """Inner nodes and leaves are counted apart; a tree that is a leaf has a node whose two ways lead to it."""
+    """Inner nodes and leaves are numbered separately. A tree of a single leaf has a node with two branches to it."""
     given = dict(locals())
     if not 0 <= aggregate_function < len(AGGREGATES) or not 0 <= post_transform < len(POST_TRANSFORMS):
         raise b.error("attribute 'aggregate_function' or 'post_transform' has an unknown value", WRITER)
-    if post_transform in (1, 2):  # onnxruntime 1.31 has them the other way round
+    if post_transform in (1, 2):  # onnxruntime 1.31 swaps them
         raise b.error(
             f"post_transform {post_transform} is {POST_TRANSFORMS[post_transform]} in the standard and "
             f"{POST_TRANSFORMS[3 - post_transform]} in onnxruntime",
             "put a node of that operator after it",
         )
-    nodes = _nodes_and_leaves(b, np.asarray(tree_roots, np.int64), leaf_targetids, **_tables(given))
+    nodes = _nodes_and_leaves(b, np.asarray(tree_roots, np.int64), leaf_targetids, given)
     nodes.members = _members(nodes.modes, membership_values)
     ensemble = _ensemble(b, X, nodes, leaf_weights, n_targets, X.dtype or FLOAT)
     aggregate, transform = AGGREGATES[aggregate_function], POST_TRANSFORMS[post_transform]
     return _regressed(ensemble, None, aggregate, transform, ensemble.dtype)
 
 
-def _nodes_and_leaves(b: Builder, roots: Any, targets: list[int], **given: Any) -> Nodes:
-    """Nodes as version 5 has them; leaves follow the inner nodes."""
+def _nodes_and_leaves(b: Builder, roots: Any, targets: list[int], given: dict[str, Any]) -> Nodes:
+    """Read nodes of version 5; leaves follow the inner nodes."""
     modes = given["nodes_modes"].numpy().reshape(-1).astype(np.int64)
     if (modes >= LEAF).any():
         raise b.error(f"a tree node has the unknown mode {modes.max()}", WRITER)
@@ -345,7 +323,7 @@ def _nodes_and_leaves(b: Builder, roots: Any, targets: list[int], **given: Any) 
 
 
 def _members(modes: np.ndarray[Any, Any], values: ir.TensorProtocol | None) -> dict[int, Any]:
-    """The values of each node that asks for membership; NaN divides those of one from those of the next."""
+    """Return the values of each node that tests membership; NaN separates those of different nodes."""
     array = np.zeros(0) if values is None else values.numpy().reshape(-1)
     parts = np.split(array, np.flatnonzero(np.isnan(array)))
     asking = [int(node) for node in np.flatnonzero(modes == MODES.index("BRANCH_MEMBER"))]

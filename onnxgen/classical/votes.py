@@ -1,7 +1,7 @@
-"""Labels and scores of tree ensembles that classify, as onnxruntime has them.
+"""Labels and scores of tree ensembles that classify, as in onnxruntime.
 
-Of two classes the standard leaves open what the scores of a model are that has weights for one of them, and for which
-rows that is so; onnxruntime decides it row by row.
+For two classes the standard does not say what the scores are if there are weights for only one of them. onnxruntime
+decides it for each row, by the weights that the row reaches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Strings: TypeAlias = "Sequence[str] | None"
 def classified(
     ensemble: Ensemble, base: Arg | None, classes: Sequence[int], transform: str, ints: Ints, strings: Strings
 ) -> list[ast.expr]:
-    """The expressions of labels and scores; `classes`: the class of each weight."""
+    """Return the expressions of labels and scores; `classes`: the class of each weight."""
     found = 0 if base is None else elements(ensemble.b, base).size
     if ensemble.count == 2:
         return _Binary(ensemble, base, found, classes, transform).outputs(ints, strings)
@@ -51,7 +51,7 @@ def classified(
 
 
 class _Binary:
-    """Two classes: rows that have a weight for the second one, and rows that have none."""
+    """Two classes: rows that reach a weight of the second one, and rows that do not."""
 
     def __init__(
         self, ensemble: Ensemble, base: Arg | None, found: int, classes: Sequence[int], transform: str
@@ -66,7 +66,7 @@ class _Binary:
         b, second = self.b, self.ensemble.reached(1)
         sums = b.let(self.ensemble.aggregated("SUM"), "scores")
         if second is None:
-            if self.found == 1:  # onnxruntime leaves half of such rows unwritten
+            if self.found == 1:  # onnxruntime does not write all scores of such rows
                 raise b.error(
                     "the node has one base value, and only some leaves have weights of the second class",
                     "give a base value for each class",
@@ -86,7 +86,7 @@ class _Binary:
         return [labels(b, index, ints if self.one_class else None, strings)]
 
     def _two(self, sums: Any) -> tuple[ast.expr, ast.expr]:
-        """The score that decides, and both scores, of rows with a weight for the second class."""
+        """Return the deciding score and both scores, for rows with a weight of the second class."""
         b = self.b
         scores = sums
         if self.found == 2 and self.base is not None:
@@ -94,13 +94,13 @@ class _Binary:
             scores = b.let(b("torch.cat([-x, x], 1)", x=positive))
         elif self.base is not None:
             scores = b.let(b("torch.cat([s[:, :1] + c, s[:, 1:]], 1)", s=sums, c=self.ensemble.base(self.base)))
-        if self.base is not None and not self.ensemble.reached(0):  # no weight, no score, says onnxruntime
+        if self.base is not None and not self.ensemble.reached(0):  # without a weight the score is 0, as in onnxruntime
             scores = b.let(b("s.where(r, 0.0)", s=scores, r=self.ensemble.reached_at_run_time()))
         out = as_dtype(b, scores, self.ensemble.dtype, FLOAT)
         return b("s[:, 1:]", s=scores), transformed(b, out, self.transform)
 
     def _one(self, sums: Any) -> tuple[ast.expr, ast.expr]:
-        """The same of rows that have none."""
+        """Return the same for rows without a weight of the second class."""
         b = self.b
         score = b("s[:, :1]", s=sums)
         if self.base is not None:

@@ -7,10 +7,9 @@ from torch import Tensor
 
 
 def unpack_bits(packed: Tensor, bits: int) -> Tensor:
-    """Unpack bytes into unsigned numbers of `bits` bits along the last axis, lowest
-    bits first, as uint8.
+    """Unpack bytes into uint8 numbers of `bits` bits along the last axis, lowest first.
 
-    Where `bits` does not divide 8 (3, 5, ...), numbers cross from one byte to the next.
+    If `bits` does not divide 8 (3, 5, ...), numbers continue in the next byte.
     """
     shifts = torch.arange(8, device=packed.device, dtype=torch.uint8)
     stream = ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)
@@ -25,18 +24,17 @@ def unpack_bits(packed: Tensor, bits: int) -> Tensor:
 def dequantize_blocks(
     packed: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: int, groups: Tensor | None = None
 ) -> Tensor:
-    """Dequantise onnxruntime's blocked weights to [rows, size]:
-    `(number - zero) * scale`, in the scales' type.
+    """Dequantise blocks to [rows, size] in the scales' type: `(number - zero) * scale`.
 
     Args:
-        packed: [rows, blocks, bytes a block], uint8.
+        packed: [rows, blocks, bytes per block], uint8.
         scales: [rows * blocks].
-        zeros: by block, packed in the bytes of a row or one number each; without them
+        zeros: one per block, packed in the bytes of a row or one number each; default:
             2 ** (bits - 1).
         size: elements of a row; the last block may have more.
         bits: of one element.
-        groups: [size or more], the block whose scale an element has, if that is not the
-            one it lies in.
+        groups: [size or more], the block whose scale each element has, if it is not the
+            block that it is in.
     """
     rows, blocks, _ = packed.shape
     scales = scales.reshape(rows, blocks)
@@ -62,16 +60,17 @@ def gather_blocks(
     block: int = 128,
     bits: int = 0,
 ) -> Tensor:
-    """Gather slices of a block-quantised table: `(number - zero) * scale`; an index out
-    of range gives zeros.
+    """Gather slices of a block-quantised table: `(number - zero) * scale`.
+
+    An index out of range gives zeros.
 
     Args:
-        data: numbers, or bytes that hold several of `bits` bits along the last axis
+        data: numbers, or bytes with several numbers of `bits` bits along the last axis
             (0: one number each).
-        indices: of any shape, which takes the place of the axis; negative ones count
-            from the end.
-        scales, zeros: of the table's rank; of the axis `along` one for each `block`
-            elements. Without zeros they are 0, of packed numbers 2 ** (bits - 1).
+        indices: of any shape, which replaces the axis; negative ones count from the
+            end.
+        scales, zeros: of the table's rank, with one number for each `block` elements of
+            the axis `along`. Default of zeros: 0, for packed numbers 2 ** (bits - 1).
     """
     count, wanted = data.shape[axis], indices.flatten().long()
     wanted = torch.where(wanted < 0, wanted + count, wanted)
@@ -94,15 +93,14 @@ def gather_blocks(
 
 
 def dequantize_table(packed: Tensor, scales: Tensor, table: Tensor, shape: tuple[int, int], block: int) -> Tensor:
-    """Dequantise bitsandbytes' 4-bit weights to a matrix: `table[number] * scale`, one
-    scale for each `block` elements.
+    """Dequantise bitsandbytes' 4-bit weights to a matrix: `table[number] * scale`.
 
     Args:
-        packed: two numbers a byte, the first in the high bits; uint8.
-        scales: one a block.
+        packed: two numbers per byte, the first in the high bits; uint8.
+        scales: one per block.
         table: the 16 values that numbers stand for.
         shape: of the matrix.
-        block: elements that share a scale; they follow each other through the rows.
+        block: elements that share a scale, counted through all rows.
     """
     numbers = torch.stack([packed >> 4, packed & 15], -1).flatten()[: shape[0] * shape[1]]
     spread = scales.flatten().repeat_interleave(block)[: numbers.numel()]
@@ -110,15 +108,13 @@ def dequantize_table(packed: Tensor, scales: Tensor, table: Tensor, shape: tuple
 
 
 def dequantize_blob(blob: Tensor, shape: tuple[int, int], has_zeros: bool) -> Tensor:
-    """Dequantise onnxruntime's 4-bit matrix in one blob to float32 [rows, columns]:
-    `(number - zero) * scale`.
+    """Dequantise onnxruntime's 4-bit blob to float32: `(number - zero) * scale`.
 
     Args:
-        blob: uint8. Each block of 32 elements of a row is the four bytes of its scale,
-            its zero point if there are any (else it is 8), and 16 bytes: element i in
-            the low bits of byte i, element i + 16 in the high ones.
-        shape: rows and columns; what the last block of a row has beyond them is left
-            out.
+        blob: uint8. Each block of 32 elements of a row has the four bytes of its scale,
+            its zero point if there are any (default: 8), and 16 bytes: element i is in
+            the low bits of byte i, element i + 16 in the high bits.
+        shape: rows and columns; further elements of a row's last block are left out.
     """
     blocks = blob.reshape(shape[0], -1, 21 if has_zeros else 20)
     scales = blocks[..., :4].flatten().clone().view(torch.float32).reshape(*blocks.shape[:2], 1)

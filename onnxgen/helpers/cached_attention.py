@@ -1,10 +1,10 @@
-"""Attention of few key heads with a cache of keys and values (onnxruntime's GroupQueryAttention, PagedAttention).
+"""Attention with shared key heads and a cache of keys and values (onnxruntime's GroupQueryAttention, PagedAttention).
 
-Rows of a batch may have several lengths: of each, `lengths` is how many keys it has, the new ones among them. A row
-with fewer keys than there are queries is padded at its end.
+Rows of a batch may have different lengths: `lengths` are their numbers of keys, including the new ones. A row with
+fewer keys than there are queries is padded at its end.
 
-Or tokens of all rows are packed, one after the other: `starts` [batch + 1] says where each row begins. Then a table
-[batch, pages] says which pages of a cache [pages, entries, heads, size] have a row's keys; -1 is none.
+Or the tokens of all rows are packed one after the other, and `starts` [batch + 1] says where each row begins. Then a
+table [batch, pages] says which pages of a cache [pages, entries, heads, size] have a row's keys; -1 is no page.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def row_places(
     total: Tensor | None = None,
     before: Tensor | None = None,
 ) -> Tensor:
-    """Return the positions [batch, count] of each row's queries: the last of its
-    `lengths` keys, or those `given`.
+    """Return the positions [batch, count] of each row's queries.
 
-    Of a prompt, which has as many queries as keys in `total`, only the first place is
-    looked at. If rows say how many keys they had `before`, their queries are as many as
-    there are new keys, and 0 is written for those behind them.
+    They are the last of a row's `lengths` keys, or they are `given`. For a prompt,
+    which has as many queries as keys in `total`, only the first given position is used.
+    With `before`, the keys that each row had before, queries after a row's new keys get
+    0.
     """
     numbers = torch.arange(count, device=lengths.device)
     if before is not None:
@@ -41,10 +41,10 @@ def row_places(
 
 def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
     """Rotary embedding of `x` [batch, heads, length, size] at positions
-    [batch, length]; caches [positions, half].
+    [batch, length].
 
-    Halves of the first `2 * half` elements are turned with each other, or neighbours if
-    `interleaved`.
+    The caches are [positions, half]. In the first `2 * half` elements, the two halves
+    are rotated with each other, or neighbours if `interleaved`.
     """
     positions = positions[:, : x.shape[2]]
     cos, sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
@@ -61,11 +61,10 @@ def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, int
 def append_cache(
     past: Tensor | None, new: Tensor, lengths: Tensor, length: int, before: Tensor | None = None
 ) -> Tensor:
-    """Write new entries at the end of each row's `lengths` [batch] in a cache of size
-    `length`; zeros after them.
+    """Write new entries at the end of each row of a cache of size `length`.
 
-    If rows say how many entries they had `before`, the last of `new` may be padding,
-    which is left out.
+    `lengths` [batch] includes the new entries; zeros follow them. If rows say how many
+    entries they had `before`, the last of `new` may be padding, which is left out.
     """
     batch, heads, count, size = new.shape
     if before is None:
@@ -83,25 +82,19 @@ def append_cache(
 
 
 def resident_keys(lengths: Tensor, capacity: int, window: int) -> Tensor:
-    """Count the keys of a row in a sliding cache, which makes room for
-    `capacity - window + 1` keys at once.
-    """
+    """Count a row's keys in a sliding cache, which frees several at once when full."""
     step = capacity - window + 1
     return lengths - ((lengths - capacity).clamp(min=0) + step - 1) // step * step
 
 
 def window_lengths(lengths: Tensor, count: int, capacity: int, window: int) -> Tensor:
-    """Count the keys of a row in a sliding cache and among the `count` new ones after
-    it.
-    """
+    """Count a row's keys in a sliding cache and among the `count` new ones."""
     before = (lengths - count).clamp(min=0)
     return resident_keys(before, capacity, window) + lengths - before
 
 
 def slide_cache(cache: Tensor, lengths: Tensor, kept: Tensor, capacity: int) -> Tensor:
-    """Keep the last `kept` [batch] of each row's first `lengths` entries in a cache of
-    `capacity`; zeros after them.
-    """
+    """Keep the last `kept` of each row's `lengths` entries; zeros fill the rest."""
     numbers = torch.arange(capacity, device=cache.device)
     places = ((lengths - kept)[:, None] + numbers).clamp(max=cache.shape[2] - 1)[:, None, :, None]
     moved = cache.gather(2, places.expand(*cache.shape[:2], -1, cache.shape[3]))
@@ -109,9 +102,7 @@ def slide_cache(cache: Tensor, lengths: Tensor, kept: Tensor, capacity: int) -> 
 
 
 def slide_bias(bias: Tensor, start: Tensor, count: int) -> Tensor:
-    """Take `count` columns of each batch row, from its `start` [batch] on; zeros after
-    the last.
-    """
+    """Take `count` columns of each row from its `start` on; zeros after the last."""
     places = start[:, None] + torch.arange(count, device=bias.device)
     shape = (start.shape[0], *bias.shape[1:3], count)
     bias = torch.nn.functional.pad(bias, (0, 1))
@@ -147,8 +138,8 @@ def grouped_scores(
     is_causal: bool = True,
     before: Tensor | None = None,
 ) -> Tensor:
-    """Attention scores [batch, heads, queries, keys], -inf where a query may not see a
-    key. Arguments as below.
+    """Attention scores [batch, heads, queries, keys], -inf for hidden keys. Arguments
+    as of `group_query_attention`.
     """
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -171,19 +162,18 @@ def grouped_scores(
 
 
 def block_bias(rows: Tensor, columns: Tensor, lengths: Tensor, count: int, keys: int, heads: int, block: int) -> Tensor:
-    """Build a bias [batch, heads, count, keys]: 0 for keys whose block a query sees,
-    the lowest number for the others.
+    """Bias [batch, heads, count, keys]: 0 for keys that are seen, else the lowest value
 
-    Which those are, a matrix of blocks says, in compressed rows: `columns`
-    [layouts, entries] has where the entries of a row are, `rows` [layouts, blocks + 1]
-    where a row begins. Heads take the layouts in turn.
+    A matrix of blocks in compressed rows says what is seen: `columns`
+    [layouts, entries] has the column of each entry, `rows` [layouts, blocks + 1] the
+    start of each row. Heads use the layouts in turn.
     """
     blocks = rows.shape[1] - 1
     entries = torch.arange(columns.shape[1], device=rows.device)
     row = (entries[None, :, None] >= rows[:, None, 1:]).sum(-1)
     seen = torch.zeros(rows.shape[0], blocks + 1, blocks + 1, dtype=torch.bool, device=rows.device)
     layout = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(row)
-    seen[layout, row, columns.long() % (blocks + 1)] = True  # an entry of -1 is none: it goes to a column of its own
+    seen[layout, row, columns.long() % (blocks + 1)] = True  # an entry of -1 is unused: it goes to a further column
     places = (lengths - count).clamp(min=0)[:, None] + torch.arange(count, device=rows.device)
     of_keys = torch.arange(keys, device=rows.device) // block
     chosen = torch.arange(heads, device=rows.device) % rows.shape[0]
@@ -192,9 +182,7 @@ def block_bias(rows: Tensor, columns: Tensor, lengths: Tensor, count: int, keys:
 
 
 def sink_softmax(scores: Tensor, sink: Tensor | None = None) -> Tensor:
-    """Softmax over the keys and, with a sink [heads], over one more key with that score
-    and no value.
-    """
+    """Softmax over the keys and, with a sink [heads], a further key with that score."""
     if sink is None:
         return scores.softmax(-1)
     nothing = sink.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
@@ -202,9 +190,7 @@ def sink_softmax(scores: Tensor, sink: Tensor | None = None) -> Tensor:
 
 
 def grouped_values(weights: Tensor, v: Tensor) -> Tensor:
-    """Sum values [batch, key heads, keys, size] by their weights; query heads share key
-    heads.
-    """
+    """Sum values [batch, key heads, keys, size] by weights; key heads are shared."""
     return weights.to(v.dtype) @ v.repeat_interleave(weights.shape[1] // v.shape[1], 1)
 
 
@@ -221,22 +207,22 @@ def group_query_attention(
     before: Tensor | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Grouped-query attention: each query sees the keys of its row up to its own place,
-    counted from the row's end.
+    """Grouped-query attention: queries see the keys of their row up to their position.
 
     Args:
         q: [batch, heads, queries, size]; k, v: [batch, key heads, keys, size], whose
             heads are shared.
-        lengths: [batch], how many keys a row has; the last are those of the queries.
-        scale: of the products; None is the inverse root of the size.
-        window: how many keys a query sees, -1 is all.
-        softcap: a bound that scores approach, 0 is none.
+        lengths: [batch], the number of keys of each row; the last are those of the
+            queries.
+        scale: factor of the products; default: the inverse root of the size.
+        window: how many keys a query sees; -1 is all.
+        softcap: a bound that scores approach; 0 is none.
         bias: [batch or 1, heads or 1, queries, keys], added to the scores; the last
             keys may be left out.
-        is_causal: without, a query sees all keys of its row.
-        before: [batch], how many keys a row had before: queries behind its own are
-            padding. None if none are.
-        sink: [heads], a score for attending to nothing.
+        is_causal: if False, a query sees all keys of its row.
+        before: [batch], the number of keys that each row had before; queries after its
+            new keys are padding. None: there is no padding.
+        sink: [heads], the score of a key without a value.
     """
     scores = grouped_scores(q, k, lengths, scale, window, softcap, bias, is_causal, before)
     return grouped_values(sink_softmax(scores, sink), v)
@@ -249,24 +235,18 @@ def token_rows(starts: Tensor, count: int) -> Tensor:
 
 
 def token_places(starts: Tensor, past: Tensor, rows: Tensor) -> Tensor:
-    """Return the position of each token in its sequence, after the `past` [batch] keys
-    that it had before.
-    """
+    """Return the position of each token in its sequence, after `past` [batch] keys."""
     return (past - starts[:-1])[rows] + torch.arange(rows.shape[0], device=starts.device)
 
 
 def page_slots(table: Tensor, rows: Tensor, places: Tensor, entries: int) -> Tensor:
-    """Return the slot of each token, counted over the entries of all pages; -1 where
-    there is no page.
-    """
+    """Return each token's slot among the entries of all pages; -1 without a page."""
     pages = table[rows, places // entries].long()
     return torch.where(pages < 0, -1, pages * entries + places % entries)
 
 
 def write_slots(cache: Tensor, slots: Tensor, new: Tensor) -> Tensor:
-    """Write new entries [1, heads, tokens, size] into the pages at their slots; entries
-    with slot -1 are left out.
-    """
+    """Write new entries [1, heads, tokens, size] at their slots, except for slot -1."""
     flat = cache.flatten(0, 1)
     flat = torch.cat([flat, flat.new_zeros(1, *flat.shape[1:])])
     written = flat.index_copy(0, slots.long() % flat.shape[0], new.squeeze(0).transpose(0, 1).to(cache.dtype))
@@ -274,9 +254,7 @@ def write_slots(cache: Tensor, slots: Tensor, new: Tensor) -> Tensor:
 
 
 def read_pages(cache: Tensor, table: Tensor) -> Tensor:
-    """Read the entries of all pages, one sequence after the other:
-    [1, heads, entries, size].
-    """
+    """Read the entries of all sequences' pages: [1, heads, entries, size]."""
     return cache[table.clamp(min=0).flatten().long()].flatten(0, 1).transpose(0, 1).unsqueeze(0)
 
 
@@ -299,17 +277,13 @@ def page_mask(
 
 
 def window_mask(places: Tensor, keys: int, window: int = -1) -> Tensor:
-    """Mask of the keys that queries at `places` [batch, queries] see: those up to their
-    own, or the last `window`.
-    """
+    """Mask of the keys that queries see: `window` keys up to their own place."""
     columns, rows = torch.arange(keys, device=places.device), places[:, None, :, None]
     return (columns <= rows) & (columns > rows - window) if window > 0 else columns <= rows
 
 
 def selected_mask(indices: Tensor, counts: Tensor, places: Tensor, keys: int) -> Tensor:
-    """Mask of the selected keys, [batch, 1, queries, keys]: the first `counts` of each
-    query's `indices`.
-    """
+    """Mask of each query's first `counts` selected keys: [batch, 1, queries, keys]."""
     chosen = torch.arange(indices.shape[1], device=indices.device) < counts[:, None]
     at = torch.where(chosen & (indices >= 0) & (indices < keys), indices.long(), keys)
     seen = torch.zeros(at.shape[0], keys + 1, dtype=torch.bool, device=at.device).scatter(1, at, True)
@@ -317,9 +291,7 @@ def selected_mask(indices: Tensor, counts: Tensor, places: Tensor, keys: int) ->
 
 
 def row_mask(mask: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """Turn a mask [tokens, 1, keys] into one over the keys of all rows: a token sees
-    only the keys of its own row.
-    """
+    """Turn a mask [tokens, 1, keys] into one over all rows; tokens see only theirs."""
     own = torch.arange(batch, device=rows.device)[:, None] == rows[:, None, None]
     return (mask & own).flatten(1)
 
@@ -333,16 +305,15 @@ def shown_attention(
     softcap: float = 0.0,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each query to the keys that `shown` lets it see; a query that sees
-    none gives zeros.
+    """Attention of each query to the keys that `shown` allows; zeros if there are none.
 
     Args:
         q: [batch, heads, queries, size]; k, v: [batch, key heads, keys, size], whose
             heads are shared.
-        shown: what is seen, for [..., queries, keys].
-        scale: of the products; None is the inverse root of the size.
-        softcap: a bound that scores approach, 0 is none.
-        sink: [heads], a score for attending to nothing.
+        shown: which keys each query sees, broadcasts to [..., queries, keys].
+        scale: factor of the products; default: the inverse root of the size.
+        softcap: a bound that scores approach; 0 is none.
+        sink: [heads], the score of a key without a value.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -356,13 +327,12 @@ def shown_attention(
 def merge_selections(
     base: Tensor, counts: Tensor, rows: Tensor, more: Tensor, more_counts: Tensor, room: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge two selections a query: the first `counts` indices of a row of `base`, then
-    those of `more`, each once.
+    """Merge the first `counts` indices of rows of `base` with those of `more`.
 
     Returns:
-        indices [queries, room], -1 behind the last; how many there are; and 0, or 1
-        where something given is out of its range, or 2 where there is no room: then
-        there are none.
+        The indices [queries, room], filled up with -1; their numbers; and a status: 0,
+        1 if an argument is out of range, 2 if there is no room. With status 1 or 2
+        there are no indices.
     """
     is_row = (rows >= 0) & (rows < base.shape[0])
     at = torch.where(is_row, rows, 0).long()
@@ -377,16 +347,15 @@ def merge_selections(
     total = first.sum(1)
     status = torch.where(wrong, 1, torch.where(total > room, 2, 0))
     kept = first & (status == 0)[:, None]
-    places = torch.where(kept, first.cumsum(1) - 1, room)  # what is left out goes to a column behind the last
+    places = torch.where(kept, first.cumsum(1) - 1, room)  # what is left out goes to a further column
     merged = torch.full((rows.shape[0], room + 1), -1, device=base.device).scatter(1, places, given)[:, :room]
     return merged.int(), kept.sum(1).int(), status.int()
 
 
 def index_ranges(starts: Tensor, ends: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """List the numbers from starts to ends and count them; a count of `room + 1` means
-    that they do not fit.
+    """List and count the numbers from starts to ends.
 
-    A count of -1 says that a start is negative.
+    The count is `room + 1` if they do not fit, and -1 if a start is negative.
     """
     numbers = starts[:, None].long() + torch.arange(room + 1, device=starts.device)
     return numbers, torch.where(starts < 0, -1, (ends - starts).clamp(max=room + 1))

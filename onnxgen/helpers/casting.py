@@ -7,11 +7,10 @@ from torch import Tensor
 
 
 def float4(x: Tensor) -> Tensor:
-    """Round to float4e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), ties to
-    even, as float32.
+    """Round to float4e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and negatives), half to even.
 
-    What is larger saturates (https://onnx.ai/onnx/technical/float4.html); NaN, which
-    the type lacks, becomes -0.
+    The result is float32. Larger numbers saturate; NaN, which the type lacks, becomes
+    -0 (https://onnx.ai/onnx/technical/float4.html).
     """
     x = x.masked_fill(torch.isnan(x), -0.0)
     size = x.abs().clamp(max=6.0)
@@ -20,14 +19,12 @@ def float4(x: Tensor) -> Tensor:
 
 
 def float8_e8m0(x: Tensor, rounding: str = "up", saturate: bool = True) -> Tensor:
-    """Round to float8e8m0, as float32: its only values are the powers of two from
-    2**-127 to 2**127, and NaN.
+    """Round float32 to float8e8m0: powers of two from 2**-127 to 2**127, or NaN.
 
     Args:
-        x: float32.
-        rounding: to the power "up", "down" or "nearest" (of two equally near the larger
-            one).
-        saturate: what is not between the two is the nearer one, else NaN.
+        rounding: to the power "up", "down" or "nearest" (the larger of two equally near
+            ones).
+        saturate: clamp numbers to the range; else those outside become NaN.
     """
     smallest, largest = 2.0**-127, 2.0**127
     inside = x.clamp(smallest, largest)

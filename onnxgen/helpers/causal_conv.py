@@ -1,4 +1,4 @@
-"""Causal convolutions of sequences that lie one behind the other, each with the inputs of an earlier call before it."""
+"""Causal convolutions of packed sequences, each preceded by the last inputs of an earlier call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from torch import Tensor
 
 
 def inputs_at(x: Tensor, starts: Tensor, state: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-    """Gather inputs of `x` [tokens, channels] at `places` of the sequences `rows`,
-    which begin at `starts`.
+    """Gather inputs of `x` [tokens, channels] at `places` of the sequences `rows`.
 
-    Before a sequence's first input stand the last ones of its `state`
-    [rows, channels, length].
+    Sequences begin at `starts`. Before the first input of each are the last ones of its
+    `state` [rows, channels, length].
     """
     early, length = places - starts[rows], state.shape[2]
     past = torch.nn.functional.pad(state, (0, 1))[rows, :, (early + length).clamp(max=length)]
@@ -24,12 +23,12 @@ def packed_causal_conv(
     """Causal depthwise convolution over packed sequences.
 
     Args:
-        x: [tokens, channels], sequence behind sequence.
+        x: [tokens, channels], one sequence after the other.
         weight: [channels, 1, taps].
-        starts: [sequences + 1], where each begins, and where the last one ends.
+        starts: [sequences + 1], the start of each sequence, and the end of the last.
         state: [sequences, channels, (taps - 1) * dilation], the inputs before.
         bias: [channels].
-        dilation: how far apart taps are.
+        dilation: the distance between taps.
     """
     starts, numbers = starts.long(), torch.arange(x.shape[0], device=x.device)
     rows = torch.searchsorted(starts[1:], numbers, right=True)
@@ -41,9 +40,7 @@ def packed_causal_conv(
 
 
 def packed_conv_state(x: Tensor, starts: Tensor, state: Tensor) -> Tensor:
-    """Return the last inputs of each sequence, as many as `state` has and in its
-    layout; arguments as above.
-    """
+    """Return the last inputs of each sequence in the shape of `state`; see above."""
     starts = starts.long()
     numbers = torch.arange(state.shape[2], device=x.device) - state.shape[2]
     rows = torch.arange(state.shape[0], device=x.device).unsqueeze(-1)
@@ -51,9 +48,7 @@ def packed_conv_state(x: Tensor, starts: Tensor, state: Tensor) -> Tensor:
 
 
 def leading_inputs(x: Tensor, starts: Tensor, counts: Tensor, capacity: int) -> Tensor:
-    """Return the first `counts` [sequences] inputs of each sequence; zeros after them,
-    up to `capacity`.
-    """
+    """Return the first `counts` inputs of each sequence; zeros fill the `capacity`."""
     numbers = torch.arange(capacity, device=x.device)
     kept = numbers < torch.minimum(counts, starts.diff())[:, None]
     first = x[(starts[:-1, None] + numbers).clamp(max=x.shape[0] - 1)]

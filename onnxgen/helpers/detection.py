@@ -1,4 +1,4 @@
-"""Boxes: which of those that overlap are kept."""
+"""Non-maximum suppression: choosing among overlapping boxes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def box_corners(boxes: Tensor, centered: bool) -> Tensor:
 
 
 def overlaps_box(box: Tensor, boxes: Tensor, threshold: float) -> Tensor:
-    """Whether the intersection of a box with each of `boxes` is more than `threshold`
-    of their union, bool [n].
+    """Return True for `boxes` that overlap a box by more than `threshold`, bool [n].
+
+    The overlap is the intersection over the union; it is 0 for boxes without an area.
 
     Args:
-        box, boxes: [4] and [n, 4], as `corners` has them. What has no area overlaps
-            nothing.
+        box, boxes: [4] and [n, 4], as from `box_corners`.
     """
     low, high = torch.maximum(box[:2], boxes[:, :2]), torch.minimum(box[2:], boxes[:, 2:])
     shared = (high - low).prod(1)
@@ -42,18 +42,18 @@ def select_boxes(
     score_threshold: float | None = None,
     centered: bool = False,
 ) -> Tensor:
-    """ONNX NonMaxSuppression (11): keep the best boxes of each class that overlap no
-    better one.
+    """ONNX NonMaxSuppression: keep boxes that overlap no better one of their class.
 
     Args:
-        boxes: [batch, boxes, 4], see `corners`.
+        boxes: [batch, boxes, 4], see `box_corners`.
         scores: [batch, classes, boxes].
-        most: how many to keep a class; of equal scores the first.
-        iou_threshold: boxes overlap whose intersection over union is greater.
-        score_threshold: only what scores higher.
+        most: the number to keep per class; the first of equal scores is better.
+        iou_threshold: boxes overlap if their intersection over union is greater.
+        score_threshold: keep only boxes with a higher score.
 
     Returns:
-        int64 [kept, 3]: batch, class, box; by batch, then by class, then best first.
+        int64 [kept, 3]: batch, class, box; sorted by batch, then by class, then by
+        score.
     """
     boxes = box_corners(boxes, centered)
     kept: list[list[int]] = []

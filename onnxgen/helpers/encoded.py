@@ -1,4 +1,4 @@
-"""Images in files' formats."""
+"""Decoding of image files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from torch import Tensor
 
 
 def decode_image(stream: Tensor, pixels: str = "RGB") -> Tensor:
-    """Decode an image file to uint8 [height, width, channels]; no elements if it can't
-    be decoded (ONNX ImageDecoder).
+    """ONNX ImageDecoder: decode an image file to uint8 [height, width, channels].
+
+    The result has no elements if the file can't be decoded.
 
     Args:
         stream: the file's bytes, uint8.

@@ -1,4 +1,4 @@
-"""Which experts of a mixture a token is sent to."""
+"""Routing of tokens to the experts of a mixture."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from torch import Tensor
 def route_by_groups(
     logits: Tensor, bias: Tensor, count: int, groups: int = 1, kept: int = 1, best: int = 2, sentinel: float = -10000.0
 ) -> Tensor:
-    """Choose experts for each token as DeepSeek-V3 does, and return their log scores
-    [tokens, experts].
+    """Choose experts as DeepSeek-V3 does; return their log scores [tokens, experts].
 
-    Experts compete by `sigmoid(logits) + bias`, within the groups whose best experts
-    are the strongest; the bias counts for the choice only (DeepSeek-AI 2024,
-    "DeepSeek-V3 Technical Report", 2.1.2).
+    Experts compete by `sigmoid(logits) + bias` within the groups whose best experts are
+    the strongest; the bias counts for the choice only (DeepSeek-AI 2024, "DeepSeek-V3
+    Technical Report", 2.1.2).
 
     Args:
         logits: [..., experts].
         bias: [experts], float32.
-        count: experts for each token.
-        groups: of experts that lie side by side; `kept`: of these for each token.
-        best: how many experts of a group speak for it.
-        sentinel: the score of the others.
+        count: experts per token.
+        groups: the number of groups of adjacent experts; `kept`: groups per token.
+        best: how many of its best experts make up the score of a group.
+        sentinel: the score of experts that are not chosen.
     """
     scores = torch.sigmoid(logits.flatten(0, -2).float())
     biased = scores + bias
@@ -45,17 +44,15 @@ def best_experts(
     epsilon: float = 0.0,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return the best experts of each token and their weights, both [tokens, count],
-    the best first.
+    """Return the best experts of each token and their weights, both [tokens, count].
 
-    Among equals the first is better, and every number is better than NaN.
+    The best comes first. Of equal ones the first is better, and NaN is the worst.
 
     Args:
         scores: [tokens, experts]; without weights, logits.
-        weights: [tokens, experts]; None: the softmax of the scores.
-        normalize: weights are divided by `epsilon` and their sum, or are 0 where that
-            is 0.
-        factor: by which they are multiplied at last.
+        weights: [tokens, experts]; default: the softmax of the scores.
+        normalize: divide weights by their sum plus `epsilon`; they are 0 if that is 0.
+        factor: factor of the final weights.
     """
     scores = scores.float()
     weights = scores.softmax(-1) if weights is None else weights.float()

@@ -1,4 +1,4 @@
-"""Fake quantisation: floats that are rounded to what integers could hold, with gradients as if they had not been."""
+"""Fake quantisation: floats are rounded to what integers can hold, with gradients as if they were not rounded."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 
 def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor | float, low: int, high: int) -> Tensor:
-    """Quantise and dequantise `x`: round `x / scale` half to even, saturate to `low`
-    ... `high`, multiply by `scale`.
+    """Quantise and dequantise `x`: round `x / scale`, saturate, multiply by `scale`.
 
-    The gradient of `x` is that of a clamp. A scale that is trained gets LSQ's (Esser et
-    al. 2020, arXiv 1902.08153).
+    The rounding is half to even, the range `low` ... `high`. The gradient of `x` is
+    that of a clamp. A trained scale gets the gradient of LSQ (Esser et al. 2020, arXiv
+    1902.08153).
     """
     if scale.requires_grad:
         share = (x.numel() / scale.numel() * max(-low, high)) ** -0.5
         scale = scale.detach() + share * (scale - scale.detach())
-    # float16 has too few digits for 255 steps; of a scale of 0, everything is 0
+    # float16 has too few digits for 255 steps; with a scale of 0, everything is 0
     wide = torch.promote_types(x.dtype, torch.float32)
     steps = x.to(wide) / scale.where(scale != 0, 1)
     steps = torch.clamp(steps, low - zero, high - zero)  # type: ignore[arg-type]
@@ -27,9 +27,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor | float, low: int, high
 
 
 def fake_quantize_dynamic(x: Tensor) -> Tensor:
-    """Quantise and dequantise `x` over its own range and 0, in 255 steps, as ONNX's
-    DynamicQuantizeLinear rounds.
-    """
+    """Quantise and dequantise `x` over its range, as ONNX's DynamicQuantizeLinear."""
     low, high = x.detach().amin().clamp(max=0), x.detach().amax().clamp(min=0)
     scale = torch.where(low == high, 1.0, (high - low) / 255)
     return fake_quantize(x, scale, (-low / scale).round().clamp(0, 255), 0, 255)
@@ -43,12 +41,11 @@ def fake_quantize_float(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class FakeQuantize(nn.Module):
-    """Rounds a tensor to the integers from `low` to `high`, times `scale`; it stays a
-    tensor of floats.
+    """Rounds a float tensor to the integers from `low` to `high`, times `scale`.
 
     Args:
         shape: of the scale, which broadcasts to the tensor.
-        block: how many elements of `axis` share a scale, if that is not 0.
+        block: how many elements of `axis` share a scale, if it is not 0.
         shifted: there is a zero point, the buffer `zero`; otherwise it is 0.
         learned: the scale is a parameter, otherwise a buffer.
     """
@@ -87,9 +84,7 @@ class FakeQuantize(nn.Module):
 
 
 class FakeQuantizeFloat(nn.Module):
-    """Rounds a tensor to a narrow type of floats, times `scale` (of this shape); it
-    stays a tensor of its own type.
-    """
+    """Rounds a float tensor to the numbers of a narrow float type, times `scale`."""
 
     scale: Tensor
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 
 def nonnegative_index(index: Tensor, size: int) -> Tensor:
-    """Turn indices that may count from the end into int64 indices that count from the
-    front.
+    """Convert indices, negative ones counting from the end, to non-negative int64.
 
     Args:
         index: integer indices in [-size, size).
@@ -21,8 +20,11 @@ def nonnegative_index(index: Tensor, size: int) -> Tensor:
 
 
 def gather_batched(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
-    """ONNX GatherND with leading axes that x [b..., n...] and index [b..., i..., k]
-    share.
+    """ONNX GatherND with leading axes that x and index share.
+
+    Args:
+        x: [b..., n...].
+        index: [b..., i..., k].
 
     Returns:
         [b..., i..., the axes of x after the first batch_dims + k].
@@ -36,8 +38,7 @@ def gather_batched(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
 
 
 def scatter_nd_reduce(x: Tensor, index: Tensor, updates: Tensor, reduce: str) -> Tensor:
-    """ONNX ScatterND with a reduction: x with updates multiplied ("prod") into, or
-    compared with ("amax", "amin"), it.
+    """ONNX ScatterND with a reduction: multiply ("prod") or compare ("amax", "amin").
 
     Args:
         x: [n...].
@@ -60,23 +61,20 @@ def scatter_nd_reduce(x: Tensor, index: Tensor, updates: Tensor, reduce: str) ->
 def slice_axes(
     x: Tensor, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
 ) -> Tensor:
-    """ONNX Slice: `x[start:end:step]` along each of `axes`; a negative step walks
-    backwards from start.
-    """
+    """ONNX Slice: `x[start:end:step]` along each of `axes`; steps may be negative."""
     for start, end, axis, step in zip(starts, ends, axes, steps):
         if step < 0:  # position p of the flipped axis is position ~p of the axis itself
-            stop = None if end in (2**31 - 1, 2**63 - 1) else ~end  # "to the end", whatever the direction
+            stop = None if end in (2**31 - 1, 2**63 - 1) else ~end  # "to the end" in both directions
             piece = slice(min(~start, x.shape[axis] - 1), stop, -step)
             x = x.index_select(axis, torch.arange(x.shape[axis] - 1, -1, -1, device=x.device))  # of any dtype
         else:
-            piece = slice(max(start, -x.shape[axis]), max(end, -x.shape[axis]), step)  # torch warns of very low ones
+            piece = slice(max(start, -x.shape[axis]), max(end, -x.shape[axis]), step)  # torch warns of very low numbers
         x = x[(slice(None),) * (axis % x.dim()) + (piece,)]
     return x
 
 
 def reverse_sequence(x: Tensor, lengths: Tensor, time_axis: int = 0, batch_axis: int = 1) -> Tensor:
-    """ONNX ReverseSequence: the first `lengths[b]` steps of each sample in reverse
-    order, the others as they are.
+    """ONNX ReverseSequence: reverse the first `lengths[b]` steps of each sample.
 
     Args:
         x: [time, batch, ...] or [batch, time, ...].
@@ -90,14 +88,13 @@ def reverse_sequence(x: Tensor, lengths: Tensor, time_axis: int = 0, batch_axis:
 
 
 def write_cache(cache: Tensor, update: Tensor, starts: Tensor, axis: int = -2, circular: bool = False) -> Tensor:
-    """ONNX TensorScatter: the cache with `update` written along `axis`, from a position
-    of its own for each sample.
+    """ONNX TensorScatter: write `update` into the cache, from each sample's start on.
 
     Args:
         cache: [batch, ..., size, ...].
-        update: [batch, ..., length, ...], length <= size.
+        update: [batch, ..., length, ...] along `axis`, length <= size.
         starts: integer [batch].
-        circular: continue at the beginning where the end is reached.
+        circular: continue at the beginning after the end.
     """
     position = starts.long().unsqueeze(1) + torch.arange(update.shape[axis], device=cache.device)
     if circular:

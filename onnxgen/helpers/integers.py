@@ -1,4 +1,4 @@
-"""Integer arithmetic as ONNX has it, where torch has no kernel or Python another meaning."""
+"""Integer arithmetic of ONNX that torch has no kernel for, or that Python defines differently."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def unordered(x: Tensor) -> Tensor:
 
 
 def uint64_div(a: Tensor, b: Tensor) -> Tensor:
-    """a // b for uint64 (ONNX Div), by signed division of the halved dividend (Hacker's
-    Delight, section 9-3).
+    """a // b for uint64 (ONNX Div), by signed division of the halved dividend.
+
+    See Hacker's Delight, section 9-3.
     """
     n, d = a.to(torch.int64), b.to(torch.int64)
     half = (n >> 1) & torch.iinfo(torch.int64).max
@@ -42,8 +43,6 @@ def uint64_shift_right(a: Tensor, b: Tensor) -> Tensor:
 
 
 def int_div(a: int, b: int) -> int:
-    """Division of sizes truncated toward zero, as ONNX Div has it for integers;
-    `a // b` rounds down.
-    """
+    """Division of sizes, truncated toward zero as ONNX Div; `a // b` rounds down."""
     quotient = a // b
     return quotient + 1 if quotient < 0 and quotient * b != a else quotient

@@ -1,8 +1,8 @@
-"""Attention that sums up its keys and values in a state, one token after the other.
+"""Attention that sums its keys and values in a state, one token after the other.
 
-Linear attention (Katharopoulos et al. 2020) adds each key and value to the state. With a decay the state fades before
-(Gated Linear Attention: Yang et al. 2023); by the delta rule what the state already says of a key is taken from the
-value (DeltaNet: Yang et al. 2024), and Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024) does both.
+Linear attention (Katharopoulos et al. 2020) adds each key and value to the state. With a decay, the state is scaled
+down before that (Gated Linear Attention: Yang et al. 2023). With the delta rule, the state's value for the key is
+subtracted from the value (DeltaNet: Yang et al. 2024). Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024) does both.
 """
 
 from __future__ import annotations
@@ -22,21 +22,18 @@ def delta_rule(
     beta: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Linear attention with a recurrent state: what each query reads after its own
-    token, and the last state.
+    """Linear attention: return what queries read after their token, and the last state.
 
     Args:
-        q: [batch, length, heads, key size], whose heads share those of v, or are shared
-            by them.
-        k: [batch, length, heads, key size], whose heads are those of v, or are shared
-            by them.
+        q, k: [batch, length, heads, key size]; their heads share those of v, or are
+            shared by them.
         v: [batch, length, heads, value size].
-        state: [batch, heads, key size, value size], of zeros if it is None.
-        decay: [batch, length, heads, key size or 1], logarithms of what is kept of the
-            state; None keeps all.
-        beta: [batch, length, heads or 1, 1], by how much the state learns a value in
-            place of the one that it has for a key; None adds the value to it.
-        scale: of the results; None is the inverse root of the key size.
+        state: [batch, heads, key size, value size]; default: zeros.
+        decay: [batch, length, heads, key size or 1], logarithms of the share of the
+            state that is kept; default: all.
+        beta: [batch, length, heads or 1, 1], how far the state's value for a key moves
+            to the new one; default: the new value is added.
+        scale: factor of the results; default: the inverse root of the key size.
     """
     heads = v.shape[2]
     k = k.repeat_interleave(heads // k.shape[2], 2)
@@ -68,11 +65,10 @@ def linear_attention(
     beta: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply `delta_rule` to heads side by side, [batch, length, heads * size]; computed
-    in float32.
+    """Apply `delta_rule` to heads side by side, [batch, length, heads * size].
 
-    A decay has a number for each head, or for each element of its keys; beta has one
-    for each head, or one for all.
+    It is computed in float32. A decay has one number per head or per element of its
+    keys; beta has one per head, or one for all.
     """
     dtype, kept = q.dtype, q.dtype if state is None else state.dtype
     k = torch.unflatten(k.float(), -1, (-1, q.shape[-1] // heads))
@@ -95,17 +91,17 @@ def packed_delta_rule(
     scale: float | None = None,
     epsilon: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply `delta_rule` to packed sequences, one after the other; computed in float32.
+    """Apply `delta_rule` to packed sequences, one after the other, in float32.
 
     Args:
         q, k, v: [tokens, heads, size] or [batch, length, heads, size].
         state: [batch, heads, value size, key size].
-        starts: [batch + 1], where each sequence begins, and where the last one ends;
-            None: all are as long.
+        starts: [batch + 1], the start of each sequence, and the end of the last. None:
+            all have the same length.
         decay: [tokens, heads] or [tokens, heads, key size]; beta: [tokens, heads]; or
-            both with a batch.
-        epsilon: queries and keys are brought to length 1, of squares that it is added
-            to; None leaves them.
+            both with a batch axis.
+        epsilon: normalise queries and keys to length 1, with this added to their sums
+            of squares. None: do not.
     """
     dtype, lead = q.dtype, v.shape[:-1]
     q, k, v = q.float(), k.float(), v.float()
@@ -144,11 +140,10 @@ def state_updates(
     beta: Tensor | None = None,
     epsilon: float | None = None,
 ) -> Tensor:
-    """Return the decays, keys and values that update the state at the first tokens of
-    each sequence.
+    """Return decays, keys and values that update the state at the start of sequences.
 
-    Of these there are `counts` [batch] tokens at most, and zeros behind them, to
-    `capacity`. The others: as above.
+    They are those of the first `counts` [batch] tokens; zeros fill the `capacity`. The
+    other arguments are those of `packed_delta_rule`.
     """
     shared, heads = k.shape[-2], v.shape[-2]
     k, v = k.float().flatten(0, -3), v.float().flatten(0, -3)

@@ -1,4 +1,4 @@
-"""Mamba2 (Dao, Gu 2024) with what surrounds it, token after token, each of which leaves its states behind."""
+"""A Mamba2 block (Dao, Gu 2024), token after token, with the states after each token."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from torch import Tensor
 
 
 def selective_scan(state: Tensor, kept: Tensor, keys: Tensor, values: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Selective scan (Mamba2): what each token's query reads from the state after it,
-    and these states.
+    """Selective scan (Mamba2): return what queries read from the state, and all states.
 
     Args:
         state: [heads, key size, value size].
-        kept: [tokens, heads, 1], what is left of the state at each token.
+        kept: [tokens, heads, 1], the share of the state that is kept at each token.
         keys, queries: [tokens, heads, key size]; values: [tokens, heads, value size].
     """
     added, states = keys.unsqueeze(-1) * values.unsqueeze(-2), []
@@ -36,23 +35,25 @@ def mamba2_block(
     epsilon: float,
     least: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Mamba2 block: normed results, states after the last tokens, convolution outputs,
-    values read from states.
-
-    Computed in float32; what the convolution makes and the results are rounded to the
-    type of `projection`.
+    """Mamba2 block, computed in float32.
 
     Args:
         projection: [tokens, gate + channels + heads].
         conv_states: [slots, channels, taps - 1]; states:
             [slots, heads, state size, head size].
-        row: [1], the slot to begin with; one that is not there makes NaN.
+        row: [1], the slot to begin with; the results are NaN if there is no such slot.
         conv: weights [channels, taps] or [channels, 1, taps], and biases [channels].
-        terms: what is added to the time steps, the decay and by how much an input
-            passes by; each [heads].
+        terms: the offset of time steps, the decay, and the factor by which inputs skip
+            the scan; each [heads].
         norm: [heads * head size].
-        groups: of heads that share keys and queries, and are normed together.
+        groups: the number of groups of heads that share keys and queries and are
+            normalised together.
         least: the shortest time step.
+
+    Returns:
+        The normalised results, the states of convolution and scan after the last
+        tokens, the convolution's outputs, and what is read from the states. Results and
+        outputs have the type of `projection`.
     """
     slots, heads, size, width = states.shape
     dtype, count, channels = projection.dtype, projection.shape[0], conv_states.shape[1]

@@ -25,9 +25,7 @@ def as_halves(rows: Tensor) -> Tensor:
 
 
 def bit_fields(packed: Tensor, bits: int) -> Tensor:
-    """Split bytes into fields of `bits`, all first fields before all second ones:
-    [..., n] to [..., n * 8 / bits].
-    """
+    """Split bytes [..., n] into [..., n * 8 / bits]: all first fields come first."""
     return torch.cat([packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], -1)
 
 
@@ -38,9 +36,7 @@ def unpack_q4_0(rows: Tensor) -> Tensor:
 
 
 def unpack_q5_0(rows: Tensor) -> Tensor:
-    """Dequantise Q5_0: blocks of 32 numbers of 5 bits, whose highest bits are stored
-    apart.
-    """
+    """Dequantise Q5_0: blocks of 32 numbers of 5 bits, of which one is stored apart."""
     blocks = torch.unflatten(rows, -1, (-1, 22))
     high = (blocks[..., 2:6].unsqueeze(-1) >> torch.arange(8, device=rows.device) & 1).flatten(-2)
     codes = bit_fields(blocks[..., 6:], 4) + 16 * high
@@ -61,8 +57,9 @@ def unpack_q2_0(rows: Tensor) -> Tensor:
 
 
 def unpack_q5_k(rows: Tensor) -> Tensor:
-    """Dequantise Q5_K: blocks of 8 times 32 numbers of 5 bits; each 32 have a scale and
-    an offset of 6 bits.
+    """Dequantise Q5_K: blocks of 8 times 32 numbers of 5 bits.
+
+    Each 32 numbers have a scale and an offset of 6 bits.
     """
     blocks = torch.unflatten(rows, -1, (-1, 176))
     factors = as_halves(blocks[..., :4])
@@ -75,9 +72,7 @@ def unpack_q5_k(rows: Tensor) -> Tensor:
 
 
 def unpack_q6_k(rows: Tensor) -> Tensor:
-    """Dequantise Q6_K: blocks of 16 times 16 numbers of 6 bits; each 16 have a scale of
-    8 bits.
-    """
+    """Dequantise Q6_K: blocks of 16 times 16 numbers of 6 bits with an 8-bit scale."""
     blocks = torch.unflatten(rows, -1, (-1, 210))
     low = bit_fields(torch.unflatten(blocks[..., :128], -1, (2, 64)), 4)
     high = bit_fields(torch.unflatten(blocks[..., 128:192], -1, (2, 32)), 2)
@@ -99,9 +94,7 @@ def unpack_iq4_nl(rows: Tensor) -> Tensor:
 
 
 def unpack_iq4_xs(rows: Tensor) -> Tensor:
-    """Dequantise IQ4_XS: blocks of 8 times 32 codes of a codebook of 16; each 32 have a
-    scale of 6 bits.
-    """
+    """Dequantise IQ4_XS: blocks of 8 times 32 codes of a codebook with 6-bit scales."""
     blocks = torch.unflatten(rows, -1, (-1, 136))
     high = (blocks[..., 2:4].unsqueeze(-1) >> torch.arange(0, 8, 2, device=rows.device) & 3).flatten(-2)
     low = (blocks[..., 4:8].unsqueeze(-1) >> torch.arange(0, 8, 4, device=rows.device) & 15).flatten(-2)

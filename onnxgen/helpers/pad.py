@@ -1,4 +1,4 @@
-"""Padding with ONNX's semantics where `F.pad` has other ones."""
+"""Padding with ONNX's semantics, where those of `F.pad` differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def pad_with(x: Tensor, sides: Sequence[int], value: Tensor) -> Tensor:
-    """`F.pad` whose value is a tensor of one element, which gets a gradient."""
+    """`F.pad` with a tensor of one element as the value, which gets a gradient."""
     inside = F.pad(torch.ones_like(x, dtype=torch.bool), sides)
     return torch.where(inside, F.pad(x, sides), value.reshape(()))
 
@@ -27,8 +27,8 @@ def pad_axes(
     Args:
         pads: what to add at the beginning of each of `axes`, then at their ends.
         axes: default: all.
-        mode: "constant", "reflect" (without repeating the edge), "edge" or "wrap", all
-            of what is left by a crop.
+        mode: "constant", "reflect" (without repeating the edge), "edge" or "wrap";
+            applied after cropping.
     """
     chosen = [a % x.dim() for a in (range(x.dim()) if axes is None else axes)]
     begins, ends = pads[: len(chosen)], pads[len(chosen) :]
@@ -46,16 +46,14 @@ def pad_axes(
         elif mode == "wrap":
             position = position % size
         else:
-            position = position % max(2 * size - 2, 1)  # of a single element all are copies
+            position = position % max(2 * size - 2, 1)  # a single element is repeated
             position = torch.minimum(position, 2 * size - 2 - position)
         x = x.index_select(axis, position)
     return x
 
 
 def center_crop_pad(x: Tensor, sizes: Sequence[int], axes: Sequence[int] | None = None) -> Tensor:
-    """ONNX CenterCropPad: crop or zero-pad each axis equally on both sides; an odd
-    element goes to the end.
-    """
+    """ONNX CenterCropPad: crop or zero-pad both ends; odd elements go to the end."""
     for axis, size in zip(range(x.dim()) if axes is None else axes, sizes):
         spare = x.shape[axis] - size
         if spare >= 0:

@@ -1,4 +1,4 @@
-"""Pooling with ONNX's semantics where torch's functions have other ones."""
+"""Pooling with ONNX's semantics, where those of torch's functions differ."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 
 def pool_windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """Return every pooling window of x [batch, channels, size...] as a view
-    [batch, channels, out..., kernel...].
+    """Return all pooling windows of x [batch, channels, size...] as a view.
+
+    The view is [batch, channels, out..., kernel...].
     """
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation), 2):
         x = x.unfold(axis, (k - 1) * d + 1, s)[..., ::d]
@@ -32,9 +33,9 @@ def average_pool(
 
     Args:
         x: [batch, channels, size...].
-        pads: padding as of `F.pad`; it counts as elements only if `count_include_pad`.
-            A window of none is 0.
-        overhang: more padding as of `F.pad`, which never counts (from a rounded-up
+        pads: padding for `F.pad`; it counts as elements only if `count_include_pad`. A
+            window without elements is 0.
+        overhang: further padding for `F.pad` that never counts (from a rounded-up
             output size).
     """
     counted = x.new_ones(1, 1, *x.shape[2:])
@@ -53,9 +54,7 @@ def summed_pool(
     overhang: Sequence[int],
     count_include_pad: bool,
 ) -> Tensor:
-    """As `average_pool`, but summed element by element; where padding counts, elements
-    past its end count too.
-    """
+    """`average_pool` summed one by one; where padding counts, `overhang` does, too."""
     ones, axes = (1,) * len(kernel), list(range(-len(kernel), 0))
     counted = F.pad(F.pad(x.new_ones(1, 1, *x.shape[2:]), pads), overhang)
     windows = pool_windows(F.pad(F.pad(x, pads), overhang), kernel, stride, ones).flatten(-len(kernel))
@@ -85,12 +84,12 @@ def max_pool_with_indices(
 
     Args:
         x: [batch, channels, size...], 1 to 3 sizes.
-        pads: padding as of `F.pad`; it is never the maximum.
-        column_major: count the spatial position with its first axis fastest
-            (storage_order 1).
+        pads: padding for `F.pad`; it is never the maximum.
+        column_major: count spatial positions with the first axis fastest (storage_order
+            1).
 
     Returns:
-        The maxima, and for each its position (int64) in the flattened x.
+        The maxima, and the position (int64) of each in the flattened x.
     """
     sizes, n = x.shape[2:], len(kernel)
     pools = (F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices)
@@ -110,18 +109,17 @@ def max_pool_with_indices(
 def masked_max_pool(
     x: Tensor, mask: Tensor, kernel: Sequence[int], stride: Sequence[int], pads: Sequence[int]
 ) -> Tensor:
-    """onnxruntime's MaxpoolWithMask: each row of a window, along the last axis, ends at
-    the first 0 of the mask.
+    """onnxruntime's MaxpoolWithMask: rows of a window end at the first 0 of the mask.
 
     Args:
         x: [batch, channels, size...].
         mask: integers, of x's sizes. As in onnxruntime's kernel, the first element of a
             plane is never hidden, and the mask of the nth plane is read from n times
             its size on, modulo the number of the mask's planes.
-        pads: padding as of `F.pad`; it is never the maximum.
+        pads: padding for `F.pad`; it is never the maximum.
 
     Returns:
-        The maxima; the lowest number of the type where a window has none.
+        The maxima; the lowest number of the type for windows without elements.
     """
     lowest, size = torch.finfo(x.dtype).min, math.prod(x.shape[2:])
     begins = torch.arange(x.shape[0] * x.shape[1], device=x.device) * size % (mask.shape[0] * mask.shape[1])
@@ -139,8 +137,8 @@ def max_unpool(x: Tensor, index: Tensor, shape: Sequence[int], windows: Sequence
     Args:
         x: [batch, channels, size...].
         index: of x's shape, int64: positions in the flattened result.
-        windows: the shape that all windows together cover. Where the result is larger,
-            it is zeros at the ends, and `index` counts without them.
+        windows: the shape that all windows together cover, in which `index` counts. A
+            larger result has zeros at the ends.
     """
     counted = shape if windows is None else [min(pair) for pair in zip(shape, windows)]
     made = x.new_zeros(math.prod(counted)).scatter(0, index.flatten(), x.flatten()).reshape(list(counted))

@@ -21,15 +21,13 @@ def dynamic_quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def integer_matmul(a: Tensor, b: Tensor, a_zero: Tensor | int = 0, b_zero: Tensor | int = 0) -> Tensor:
     """`(a - a_zero) @ (b - b_zero)` of 8-bit integers as int32.
 
-    In float64, where every sum is exact: torch multiplies integer matrices on the CPU
-    only.
+    It is computed in float64, where every sum is exact; torch has integer products on
+    the CPU only.
     """
     return ((a.double() - a_zero) @ (b.double() - b_zero)).long().int()
 
 
 def requantize(total: Tensor, scale: Tensor | float, zero: Tensor | int, dtype: torch.dtype) -> Tensor:
-    """Integer sums times `scale`, rounded half to even, plus `zero`, saturated to int8
-    or uint8.
-    """
+    """Scale integer sums, round half to even, add `zero`, saturate to int8 or uint8."""
     limits = torch.iinfo(dtype)
     return ((total.float() * scale).round() + zero).clamp(limits.min, limits.max).to(dtype)

@@ -1,4 +1,4 @@
-"""onnxruntime's LSTM with weights of 8 bits, whose inputs are quantised as they come."""
+"""onnxruntime's LSTM with 8-bit weights, whose inputs are quantised at run time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from torch import Tensor
 
 
 def dynamic_product(x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Multiply rows [rows, size], quantised to 8 bits with one scale, by a quantised
-    matrix.
+    """Quantise rows [rows, size] to 8 bits, and multiply them by a quantised matrix.
 
     Args:
-        weight: [size, columns]; `(weight - zero) * scale`, scale and zero of one
-            element or one a column.
+        weight: [size, columns]; `(weight - zero) * scale`, scale and zero with a single
+            element or one per column.
     """
     low, high = x.min().clamp(max=0.0), x.max().clamp(min=0.0)
     step = (high - low) / 255.0
@@ -34,15 +33,15 @@ def dynamic_lstm(
     is_reverse: bool,
     clip: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One LSTM direction over x [length, batch, size]: all h [length, batch, hidden],
-    last h and c [batch, hidden].
+    """One direction of an LSTM: return all h [length, batch, hidden], the last h and c.
 
     Args:
+        x: [length, batch, size].
         weights, recurrent: a matrix with the gates i, o, f, c side by side, its scale
             and its zero point.
-        bias: [8 * hidden], for either product.
-        peepholes: [3 * hidden], what i, o and f see of c.
-        clip: what goes into a gate lies between -clip and clip, if that is not 0.
+        bias: [8 * hidden], for both products.
+        peepholes: [3 * hidden], the weights of c for i, o and f.
+        clip: inputs of gates are clamped to [-clip, clip], unless it is 0.
     """
     length, batch, size = x.shape
     hidden = h.shape[-1]

@@ -9,12 +9,11 @@ from torch import Tensor
 def quantized_sum(
     a: Tensor, a_scale: Tensor | float, b: Tensor, b_scale: Tensor | float, offset: Tensor | float
 ) -> Tensor:
-    """onnxruntime's QLinearAdd: `a * a_scale + (b * b_scale + offset)`, rounded half to
-    even and saturated.
+    """onnxruntime's QLinearAdd: `a * a_scale + (b * b_scale + offset)`, saturated.
 
-    Products are added without rounding in between, as its fused multiply-add does; so
-    is float64's. The scales are those of the operands in units of the result's, the
-    offset is what the three zero points come to.
+    It is rounded half to even. Products are added without rounding in between, as by
+    its fused multiply-add, which float64 equals. The scales are relative to the
+    result's, and the offset combines the three zero points.
     """
     total = (b.double() * b_scale + offset).float()
     total = (a.double() * a_scale + total).float()
@@ -25,11 +24,11 @@ def quantized_sum(
 def quantized_softmax(
     x: Tensor, x_scale: Tensor | float, y_scale: Tensor | float, y_zero: Tensor | int, dim: int
 ) -> Tensor:
-    """onnxruntime's QLinearSoftmax along an axis, which multiplies by the whole number
-    below `1 / y_scale`.
+    """onnxruntime's QLinearSoftmax along an axis.
 
-    Of y_scales below about 1 / 2000, version 1.31 makes zeros, since its exponentials
-    overflow; this does not.
+    It multiplies by the whole number below `1 / y_scale`. For y_scale below about 1 /
+    2000, onnxruntime 1.31 returns zeros, since its exponentials overflow; this does
+    not.
     """
     below = x.double() - x.double().amax(dim, keepdim=True)
     exponentials = (below * x_scale).exp().float()

@@ -1,4 +1,4 @@
-"""Tensors of counted numbers."""
+"""Ranges and one-hot positions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def range_tensor(
     dtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """ONNX Range: start, start + delta, ... before limit; empty if limit lies the other
-    way, unlike torch.arange.
+    """ONNX Range: start, start + delta, ... before limit; it may be empty.
 
-    The count is `max(ceil((limit - start) / delta), 0)` (ONNX Range).
+    The count is `max(ceil((limit - start) / delta), 0)`, while torch.arange raises an
+    error if limit is in the other direction.
     """
     if dtype.is_floating_point:
         count = math.ceil((limit - float(start)) / float(delta))
@@ -32,12 +32,10 @@ def range_tensor(
 
 
 def one_hot_places(indices: Tensor, depth: int, axis: int = -1) -> Tensor:
-    """ONNX OneHot as bool: True where the position on the new axis, of size `depth`,
-    equals the index.
+    """ONNX OneHot as bool: True where the position on the new axis equals the index.
 
-    Negative indices count from the end, those out of range are nowhere (ONNX OneHot;
-    F.one_hot refuses them). The result is bool and has one axis more than `indices`, at
-    `axis`.
+    The new axis has the size `depth` and is at `axis`. Negative indices count from the
+    end; those out of range are nowhere (F.one_hot refuses them).
     """
     indices = indices.long().unsqueeze(axis)
     indices = torch.where(indices < 0, indices + depth, indices)

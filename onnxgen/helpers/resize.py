@@ -28,21 +28,19 @@ def resize(
     """ONNX Resize (19): resize the given axes, each to a size or by a scale.
 
     Args:
-        x: any shape and dtype; the modes other than "nearest" compute in floating
-            point.
-        sizes, scales: one an entry of `axes`; scales win.
+        x: any shape and dtype; modes other than "nearest" compute in floating point.
+        sizes, scales: one per axis; scales win.
         mode: "nearest", "linear" or "cubic".
         coordinates, rounding: ONNX's coordinate_transformation_mode and nearest_mode.
         cubic: the coefficient a of the cubic kernel.
-        exclude_outside: neighbours outside the input weigh nothing, instead of
+        exclude_outside: neighbours outside the input have weight 0, instead of
             repeating the edge.
         antialias: widen the kernel when shrinking.
-        roi: with "tf_crop_and_resize" the starts, then the ends, of the region in
+        roi: with "tf_crop_and_resize", the starts, then the ends, of the region in
             [0, 1].
         outside: the value of points outside the input, with "tf_crop_and_resize".
-        policy: ONNX's keep_aspect_ratio_policy ("stretch", "not_larger",
-            "not_smaller").
-        whole: "align_corners" is between whole sizes, as in PyTorch, also where a scale
+        policy: ONNX's keep_aspect_ratio_policy.
+        whole: "align_corners" is between whole sizes, as in PyTorch, even if a scale
             gives a fraction.
     """
     n = len(axes)
@@ -74,9 +72,7 @@ def resize(
 def resize_targets(
     old: Sequence[int], sizes: Sequence[int] | None, scales: Sequence[float] | None, policy: str, whole: bool
 ) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:
-    """Return the new size, the scale and the unrounded new size of each axis; see
-    `resize`.
-    """
+    """Return new sizes, scales and unrounded new sizes of the axes; see `resize`."""
     if scales is not None:
         new = [scale_size(d, s) for d, s in zip(old, scales)]  # of the whole axis with a roi, too, as in onnxruntime
         exact = [single_precision(d * single_precision(s)) for d, s in zip(old, scales)]
@@ -100,10 +96,10 @@ def resize_coordinates(
     width: float,
     device: torch.device,
 ) -> Tensor:
-    """Map output points to input coordinates (float32 [size]), by ONNX's
-    coordinate_transformation_mode.
+    """Map output points to input coordinates, float32 [size].
 
-    `width` is the size before it was rounded down.
+    `mode` is ONNX's coordinate_transformation_mode, `width` the size before it was
+    rounded down.
     """
     i = torch.arange(size, dtype=torch.float32, device=device)
     by = torch.tensor(scale, dtype=torch.float32, device=device)
@@ -126,8 +122,9 @@ def resize_coordinates(
 
 
 def resize_nearest(at: Tensor, before: int, scale: float, rounding: str) -> Tensor:
-    """Return the input index nearest to each coordinate, by ONNX's nearest_mode
-    ("simple": as before opset 11).
+    """Return the nearest input index of each coordinate, by ONNX's nearest_mode.
+
+    The rounding "simple" is that of opset 10.
     """
     if rounding == "simple":
         rounding = "ceil" if scale < 1 else "floor"
@@ -141,9 +138,7 @@ def resize_nearest(at: Tensor, before: int, scale: float, rounding: str) -> Tens
 
 
 def cubic_kernel(t: Tensor, a: float) -> Tensor:
-    """Evaluate the cubic convolution kernel at the distances t (Keys 1981): support 2,
-    coefficient a.
-    """
+    """Evaluate the cubic convolution kernel at the distances t (Keys 1981)."""
     t = t.abs()
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
@@ -153,8 +148,7 @@ def cubic_kernel(t: Tensor, a: float) -> Tensor:
 def resize_taps(
     at: Tensor, before: int, scale: float, mode: str, cubic: float, exclude_outside: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the neighbours of each coordinate and their weights under the linear or
-    cubic kernel.
+    """Return the neighbours of each coordinate and their linear or cubic weights.
 
     The kernel is widened by 1 / scale if scale < 1.
 
@@ -175,9 +169,7 @@ def resize_taps(
 
 
 def weighted_select(x: Tensor, axis: int, index: Tensor, weight: Tensor) -> Tensor:
-    """Compute weighted sums of elements picked along `axis`; index and weight are
-    [size, taps].
-    """
+    """Sum elements along `axis` at `index`, weighted by `weight`; both [size, taps]."""
     axis %= x.dim()
     shape = [*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]]
     picked = x.index_select(axis, index.flatten()).reshape(shape)
@@ -186,9 +178,7 @@ def weighted_select(x: Tensor, axis: int, index: Tensor, weight: Tensor) -> Tens
 
 
 def single_precision(value: float) -> float:
-    """Round a number to float32 by arithmetic alone (Veltkamp 1968), so that compiled
-    code can trace it.
-    """
+    """Round to float32 in a way that compiled code can trace (Veltkamp 1968)."""
     spread = value * 536870913.0  # 2**29 + 1: 53 bits of float64 less 24 of float32
     return spread - (spread - value)
 

@@ -1,4 +1,4 @@
-"""ONNX's recurrent operators with all that torch's layers lack, step by step and differentiable."""
+"""ONNX's recurrent operators with everything that torch's layers lack, step by step and differentiable."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from torch import Tensor
 
 
 def rnn_activation(x: Tensor, name: str, alpha: float = 0.0, beta: float = 0.0) -> Tensor:
-    """Apply an activation function of ONNX's RNN, GRU and LSTM (attribute
-    `activations`).
-    """
+    """Apply an activation of ONNX's RNN, GRU and LSTM (attribute `activations`)."""
     if name == "Sigmoid":
         return torch.sigmoid(x)
     if name == "Tanh":
@@ -45,11 +43,10 @@ def unroll_rnn(
     lengths: Tensor | None,
     backwards: bool,
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Run a cell over x [seq, batch, ...]; sequences stop after `lengths` steps,
-    outputs are 0 from there on.
+    """Run a cell over x [seq, batch, ...], each sequence for `lengths` steps.
 
-    Returns the first state of every step, stacked in the order of `x`, and the last
-    states. Backwards, each sequence begins at its own end.
+    Returns the first state of every step, stacked in the order of `x` and 0 after a
+    sequence's end, and the last states. Backwards, each sequence begins at its own end.
     """
     steps = x.shape[0]
     outputs: list[Tensor] = []
@@ -79,11 +76,10 @@ def onnx_recurrent(
     direction: str,
     layout: int,
 ) -> tuple[Tensor, ...]:
-    """Run ONNX's LSTM, GRU or RNN with a given cell: directions, layout, biases and
-    lengths.
+    """Run ONNX's LSTM, GRU or RNN with a cell: directions, layout, biases, lengths.
 
-    `cell(d, gates, states, r=r, rb=rb)` makes the new states of direction `d` from the
-    input's part of the gates, the recurrence weights and bias, and the old states.
+    `cell(d, gates, states, r=r, rb=rb)` computes the new states of direction `d` from
+    the input's part of the gates, the recurrence weights and bias, and the old states.
 
     Returns Y [seq, directions, batch, hidden] (layout 1:
     [batch, seq, directions, hidden]) and the last states, shaped as the initial ones.
@@ -115,9 +111,7 @@ def lstm_step(
     clip: float,
     input_forget: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the next h and c [batch, hidden] of `onnx_lstm` from the gate inputs
-    [batch, 4 * hidden].
-    """
+    """Compute the next h and c of `onnx_lstm` from gate inputs [batch, 4 * hidden]."""
     act_f, act_g, act_h = activations
     i, o, f, g = gates.chunk(4, -1)
     p_i, p_o, p_f = (0, 0, 0) if peepholes is None else peepholes.chunk(3)
@@ -144,19 +138,18 @@ def onnx_lstm(
     input_forget: bool = False,
     layout: int = 0,
 ) -> tuple[Tensor, ...]:
-    """ONNX's LSTM with everything that `nn.LSTM` lacks; gates in ONNX's order i, o, f,
-    c.
+    """ONNX's LSTM with everything that `nn.LSTM` lacks; gates in the order i, o, f, c.
 
     Args:
         x: [seq, batch, input] (layout 1: [batch, seq, input]).
         w, r: [directions, 4 * hidden, input] and [directions, 4 * hidden, hidden].
-        bias: [directions, 8 * hidden], of `w` and of `r`.
+        bias: [directions, 8 * hidden], for `w` and for `r`.
         lengths: [batch], integers.
         h, c: [directions, batch, hidden] (layout 1: [batch, directions, hidden]);
             default: zeros.
         peepholes: [directions, 3 * hidden], for i, o, f.
         activations: (name, alpha, beta) of f, g and h for each direction.
-        clip: what enters the gates' activations is cut to [-clip, clip].
+        clip: inputs of the gates' activations are clamped to [-clip, clip].
 
     Returns Y, Y_h and Y_c as ONNX has them.
     """
@@ -184,10 +177,10 @@ def onnx_gru(
     layout: int = 0,
     linear_before_reset: bool = False,
 ) -> tuple[Tensor, ...]:
-    """ONNX's GRU with everything that `nn.GRU` lacks; gates in ONNX's order z, r, h.
-    Arguments as of `onnx_lstm`.
+    """ONNX's GRU with everything that `nn.GRU` lacks; gates in the order z, r, h.
 
-    Without `linear_before_reset` the reset gate acts on h before its matrix product.
+    Arguments as of `onnx_lstm`. Without `linear_before_reset` the reset gate acts on h
+    before its matrix product.
     """
     acts = activations or (("Sigmoid", 0.0, 0.0), ("Tanh", 0.0, 0.0)) * r.shape[0]
 
@@ -219,9 +212,7 @@ def onnx_rnn(
     direction: str = "forward",
     layout: int = 0,
 ) -> tuple[Tensor, ...]:
-    """ONNX's simple RNN with everything that `nn.RNN` lacks. Arguments as of
-    `onnx_lstm`.
-    """
+    """ONNX's RNN with everything that `nn.RNN` lacks. Arguments as of `onnx_lstm`."""
     acts = activations or (("Tanh", 0.0, 0.0),) * r.shape[0]
 
     def cell(d: int, gates: Tensor, states: Sequence[Tensor], r: Tensor, rb: Tensor | None) -> Sequence[Tensor]:
@@ -234,11 +225,11 @@ def onnx_rnn(
 
 
 def additive_attention(query: Tensor, keys: Tensor, values: Tensor, v: Tensor, shown: Tensor) -> Tensor:
-    """Bahdanau's attention: the mean of values [batch, steps, depth], weighted by
-    `tanh(keys + query) @ v`.
+    """Bahdanau's attention: a mean of values, weighted by `tanh(keys + query) @ v`.
 
     Args:
-        query: [batch, size]; keys: [batch, steps, size]; v: [size].
+        query: [batch, size]; keys: [batch, steps, size]; values: [batch, steps, depth];
+            v: [size].
         shown: which steps count, bool [batch, steps].
     """
     scores = torch.tanh(keys + query.unsqueeze(1)) @ v
@@ -267,17 +258,16 @@ def attention_lstm(
     direction: str = "forward",
     input_forget: bool = False,
 ) -> tuple[Tensor, ...]:
-    """onnxruntime's AttnLSTM: each step also takes in what the step before saw of the
-    memory (at first zeros).
+    """onnxruntime's AttnLSTM: each step also takes in what the last saw of the memory.
 
     Args:
-        w: [directions, 4 * hidden, input + seen], whose last columns are for what was
-            seen.
+        w: [directions, 4 * hidden, input + seen]; the last columns are for what was
+            seen, which is zeros at first.
         query_weight: [directions, hidden, size]; memory_weight:
             [directions, depth, size]; v: [directions, size].
         memory: [batch, steps, depth], of which `memory_lengths` [batch] steps count.
         attention_weight: [directions, hidden + depth, seen], which mixes h and the
-            context; else the context is seen.
+            context; without it the context is seen.
         x, r, bias, lengths, h, c, peepholes and all others: as of `onnx_lstm`, in
             ONNX's layout 0.
 

@@ -15,13 +15,13 @@ def roi_points(
 
     Args:
         start, length: [regions], of each region.
-        ratio: samples a bin; 0: as many as the bin is long, rounded up.
+        ratio: samples per bin; 0: as many as the bin is long, rounded up.
         extent: the size of the image.
 
     Returns:
-        The lower and the upper neighbour of each sample and their weights
-        (0 past the image), and which samples are the region's own, all
-        [regions, bins * samples]; then how many it has a bin, [regions].
+        The lower and the upper neighbour of each sample and their weights, which are 0
+        outside the image; which samples belong to the region, all
+        [regions, bins * samples]; and the number of samples per bin, [regions].
     """
     count = torch.full_like(length, ratio) if ratio > 0 else (length / bins).ceil().clamp(min=0)
     most = ratio if ratio > 0 else int(count.max()) if count.numel() else 0
@@ -54,8 +54,8 @@ def roi_align(
         rois: [regions, 4], x1, y1, x2, y2 before `scale`.
         batch: integer [regions].
         size: height and width of the output.
-        half_pixel: shift by half a pixel, and let regions be smaller than one.
-        mode: "avg", or "max" (of the weighted neighbours, as onnxruntime has it).
+        half_pixel: shift by half a pixel, and allow regions smaller than one pixel.
+        mode: "avg", or "max" (of the weighted neighbours, as in onnxruntime).
 
     Returns:
         [regions, channels, *size].
@@ -85,8 +85,7 @@ def roi_align(
 
 
 def max_roi_pool(x: Tensor, rois: Tensor, size: Sequence[int], scale: float = 1.0) -> Tensor:
-    """ONNX MaxRoiPool (Girshick 2015): the maximum of each bin of each region, 0 where
-    a bin is empty.
+    """ONNX MaxRoiPool (Girshick 2015): the maximum of each bin; 0 for an empty bin.
 
     Args:
         x: [batch, channels, height, width].
@@ -120,17 +119,17 @@ def crop_and_resize(
     is_nearest: bool = False,
     outside: float = 0.0,
 ) -> Tensor:
-    """Crop boxes of images `x` [batch, channels, height, width] and resize them:
-    [boxes, channels, *size].
+    """Crop boxes of images and resize them: [boxes, channels, *size].
 
     Args:
+        x: [batch, channels, height, width].
         boxes: [boxes, 4], y1, x1, y2, x2, whose corners are the centres of corner
-            pixels; 1 is the last of the image.
-        images: [boxes], the image of each.
+            pixels; 1 is the last pixel.
+        images: [boxes], the image of each box.
         size: height and width of the result; a single row or column is the middle of
             the box.
         is_nearest: take the nearest pixel, else bilinear.
-        outside: what lies outside the image.
+        outside: the value outside the image.
     """
 
     def places(first: Tensor, last: Tensor, count: int, length: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What authors of rotary embeddings call by these names."""
+"""Rotations of rotary embeddings, under their usual names."""
 
 from __future__ import annotations
 

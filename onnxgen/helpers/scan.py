@@ -7,16 +7,12 @@ from torch import Tensor
 
 
 def exclusive_cumsum(x: Tensor, dim: int) -> Tensor:
-    """The sum of all earlier elements along `dim`, 0 for the first (ONNX CumSum,
-    `exclusive`); x's dtype and shape.
-    """
+    """ONNX CumSum, `exclusive`: the sum of all earlier elements along `dim`."""
     before = x.narrow(dim, 0, max(x.shape[dim] - 1, 0)).cumsum(dim, dtype=x.dtype)
     return torch.cat([torch.zeros_like(x.narrow(dim, 0, min(x.shape[dim], 1))), before], dim)
 
 
 def exclusive_cumprod(x: Tensor, dim: int) -> Tensor:
-    """The product of all earlier elements along `dim`, 1 for the first (ONNX CumProd,
-    `exclusive`).
-    """
+    """ONNX CumProd, `exclusive`: the product of all earlier elements along `dim`."""
     before = x.narrow(dim, 0, max(x.shape[dim] - 1, 0)).cumprod(dim, dtype=x.dtype)
     return torch.cat([torch.ones_like(x.narrow(dim, 0, min(x.shape[dim], 1))), before], dim)

@@ -1,4 +1,4 @@
-"""Elements by their order: the greatest, the distinct, and products over several axes."""
+"""The largest and the distinct elements, and products over several axes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from torch import Tensor
 
 
 def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """ONNX TopK: the k greatest (or smallest) elements along `dim` in order, and their
-    int64 indices.
+    """ONNX TopK: the k largest (or smallest) elements along `dim`, and their indices.
 
-    Of equal ones the first comes first: ONNX TopK promises that, torch.topk does not.
+    Equal elements stay in the order of x: ONNX TopK promises that, torch.topk does not.
     """
     values, places = x.sort(dim=dim, descending=largest, stable=True)
     return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
 
 
 def distinct(x: Tensor, dim: int | None = None, sorted: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ONNX Unique: the distinct elements (or slices along `dim`) of x, by value or in
-    order of first occurrence.
+    """ONNX Unique: the distinct elements (or slices along `dim`) of x.
 
-    Then, as int64 vectors: where each of them occurs first, which of them each element
-    of x is, how often each occurs.
+    They are sorted, or in the order of first occurrence. Then, as int64 vectors: the
+    first position of each, the inverse, and the counts.
     """
     _, inverse, counts = torch.unique(x.detach(), sorted=True, return_inverse=True, return_counts=True, dim=dim)
     inverse = inverse.flatten()
@@ -35,10 +33,10 @@ def distinct(x: Tensor, dim: int | None = None, sorted: bool = True) -> tuple[Te
 
 
 def extreme(x: Tensor, dims: list[int], keepdim: bool, largest: bool) -> Tensor:
-    """The greatest (or smallest) element over some axes, over all if `dims` is empty.
+    """The largest (or smallest) element over some axes, over all if `dims` is empty.
 
-    Of no elements: the lowest (or highest) number of the type (ONNX ReduceMax-20),
-    which torch.amax refuses.
+    Without elements it is the lowest (or highest) number of the type (ONNX
+    ReduceMax-20), while torch.amax raises an error.
     """
     axes = {d % max(x.dim(), 1) for d in dims} or set(range(x.dim()))
     if all(x.shape[axis] for axis in axes):

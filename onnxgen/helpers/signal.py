@@ -9,8 +9,9 @@ from torch import Tensor
 
 
 def as_spectrum(x: Tensor) -> Tensor:
-    """Turn [..., 1] into real, [..., 2] into complex numbers without the last axis;
-    half precision becomes float32.
+    """Convert [..., 1] to real, [..., 2] to complex numbers without the last axis.
+
+    Half precision becomes float32.
     """
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     return x.squeeze(-1) if x.shape[-1] == 1 else torch.view_as_complex(x.contiguous())
@@ -20,12 +21,12 @@ def dft(x: Tensor, length: int | None = None, axis: int = -2, inverse: bool = Fa
     """ONNX DFT (20) along `axis` of x, [..., 1] or [..., 2].
 
     Args:
-        length: cuts the signal off or pads it with zeros.
-        onesided: only the first half of the frequencies, and x is real; with `inverse`,
-            x is such a half.
+        length: to which the signal is cut or padded with zeros.
+        onesided: return only the first half of the frequencies of a real x; with
+            `inverse`, x is such a half.
 
     Returns:
-        [..., 2]; [..., 1] of the one-sided inverse. In x's dtype.
+        [..., 2]; [..., 1] for the one-sided inverse. In x's dtype.
     """
     axis = axis % x.dim()
     signal = as_spectrum(x)
@@ -41,14 +42,13 @@ def dft(x: Tensor, length: int | None = None, axis: int = -2, inverse: bool = Fa
 def stft(
     x: Tensor, step: int, window: Tensor | None = None, length: int | None = None, onesided: bool = True
 ) -> Tensor:
-    """ONNX STFT (17): the Fourier transforms of frames of a signal that begin every
-    `step` samples.
+    """ONNX STFT (17): the Fourier transforms of frames that begin every `step` samples.
 
     Args:
         x: [batch, samples, 1], or [batch, samples, 2] for complex numbers.
         window: [length], by which each frame is multiplied.
-        length: of a frame; the window's by default, else the signal's.
-        onesided: only the first half of the frequencies.
+        length: of a frame; default: that of the window, else of the signal.
+        onesided: return only the first half of the frequencies.
 
     Returns:
         [batch, frames, frequencies, 2], in x's dtype.
@@ -64,13 +64,13 @@ def stft(
 
 
 def mel_weights(bins: int, length: int, rate: int, low: float, high: float, device: torch.device) -> Tensor:
-    """ONNX MelWeightMatrix (17): triangular filters, evenly spaced on the mel scale
-    from `low` to `high` hertz.
+    """ONNX MelWeightMatrix (17): triangular filters, evenly spaced on the mel scale.
 
     Args:
-        bins: how many filters.
+        bins: the number of filters.
         length: of the Fourier transform.
-        rate: samples a second.
+        rate: samples per second.
+        low, high: the range in hertz.
 
     Returns:
         float32 [length // 2 + 1, bins].

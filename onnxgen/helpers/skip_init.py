@@ -1,4 +1,4 @@
-"""Networks that are built on the meta device only to be given weights need no first ones."""
+"""Skips the initialisation of networks that are built on the meta device and then get weights."""
 
 from __future__ import annotations
 

@@ -11,11 +11,9 @@ from torch import Tensor
 
 
 def local_response_norm(x: Tensor, size: int, alpha: float, beta: float, bias: float) -> Tensor:
-    """ONNX LRN over windows of channels; of an even window the longer side comes after
-    (torch's comes before).
+    """ONNX LRN over windows of channels, x [batch, channels, ...].
 
-    Args:
-        x: [batch, channels, ...].
+    An even window has its longer side after the channel; torch's has it before.
     """
     squares = F.pad((x * x).movedim(1, -1), ((size - 1) // 2, size // 2)).unfold(-1, size, 1).sum(-1)
     return x / (bias + alpha / size * squares.movedim(-1, 1)) ** beta
@@ -88,8 +86,9 @@ def deform_conv2d(
     groups: int = 1,
     offset_groups: int = 1,
 ) -> Tensor:
-    """ONNX DeformConv (Dai et al. 2017; with `mask` Zhu et al. 2018): a convolution
-    with shifted sampling points.
+    """ONNX DeformConv: a convolution with shifted sampling points.
+
+    Dai et al. 2017; with `mask` Zhu et al. 2018.
 
     Args:
         x: [batch, channels, height, width].

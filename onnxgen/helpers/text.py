@@ -1,4 +1,4 @@
-"""Text: arrays of strings are numpy's, of dtype object."""
+"""Text, as numpy arrays of strings with dtype object."""
 
 from __future__ import annotations
 
@@ -12,47 +12,37 @@ from torch import Tensor
 
 
 def text_array(items: Sequence[str], shape: Sequence[int]) -> np.ndarray:
-    """Make an array of strings; numpy by itself takes a string for a sequence of
-    letters.
-    """
+    """Make an array of strings; numpy alone takes a string for a sequence."""
     made = np.empty(len(items), dtype=object)
     made[:] = items
     return made.reshape(tuple(shape))
 
 
 def read_texts(encoded: Tensor, shape: Sequence[int]) -> np.ndarray:
-    """Read an array of strings that the weights file stores as the uint8 bytes of a
-    JSON list.
-    """
+    """Read strings that the weights file stores as uint8 bytes of a JSON list."""
     return text_array(json.loads(bytes(encoded.tolist())), shape)
 
 
 def text_codes(*arrays: np.ndarray, device: torch.device) -> list[np.ndarray | Tensor]:
-    """Return the sorted distinct strings of some arrays, and each array as int64
-    indices into them.
-    """
+    """Return the sorted distinct strings, and each array as int64 indices into them."""
     table, codes = np.unique(np.concatenate([array.reshape(-1) for array in arrays]), return_inverse=True)
     parts = np.split(codes, np.cumsum([array.size for array in arrays])[:-1])
     return [table, *(torch.tensor(part, device=device).reshape(a.shape) for part, a in zip(parts, arrays))]
 
 
 def string_concat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """ONNX StringConcat: join the strings of x and y with broadcasting; also of rank 0,
-    where numpy returns a str.
-    """
+    """ONNX StringConcat; also for rank 0, for which numpy returns a str."""
     return np.asarray(x + y, dtype=object)
 
 
 def string_split(x: np.ndarray, delimiter: str = "", most: int = -1) -> tuple[np.ndarray, Tensor]:
-    """ONNX StringSplit (20), as onnxruntime has it: the pieces between delimiters, or
-    runs of spaces.
+    """ONNX StringSplit (20), as onnxruntime: split at delimiters, or at runs of spaces.
 
-    An empty string has no pieces. `most`: how often a string is split; -1: wherever
-    possible.
+    An empty string has no pieces. `most`: how often to split a string; -1: no limit.
 
     Returns:
-        The pieces, with one axis more, filled up with empty strings; and how many they
-        are, int64.
+        The pieces, with a further axis, filled up with empty strings; and their
+        numbers, int64.
     """
     pieces: list[list[str]] = []
     for text in x.reshape(-1).tolist():
@@ -74,9 +64,7 @@ def string_split(x: np.ndarray, delimiter: str = "", most: int = -1) -> tuple[np
 
 
 def changed_case(text: str, upper: bool) -> str:
-    """Change case as C does, by letter: one whose other case is several letters stays,
-    sigma has one lower case.
-    """
+    """Change the case letter by letter, as C: no letter becomes several."""
     made = []
     for letter in text:
         other = letter.upper() if upper else letter.lower()
@@ -89,16 +77,16 @@ def changed_case(text: str, upper: bool) -> str:
 def normalized_words(
     x: np.ndarray, case: str = "NONE", stopwords: Sequence[str] = (), case_sensitive: bool = False
 ) -> np.ndarray:
-    """ONNX StringNormalizer (10): without some words, and in lower or upper case.
+    """ONNX StringNormalizer (10): leave out stop words, and change the case.
 
     Args:
         x: strings [n] or [1, n].
         case: "LOWER", "UPPER" or "NONE".
-        stopwords: what is left out.
-        case_sensitive: stop words must be written like that; else case does not matter.
+        stopwords: the words to leave out.
+        case_sensitive: compare stop words with their case.
 
     Returns:
-        The strings that are left, one empty string if none is.
+        The remaining strings; a single empty string if there are none.
     """
     compared = set(stopwords) if case_sensitive else {changed_case(word, case == "UPPER") for word in stopwords}
     kept = []
@@ -111,15 +99,13 @@ def normalized_words(
 
 
 def full_match(x: np.ndarray, pattern: str) -> Tensor:
-    """Whether each whole string matches a regular expression, bool of x's shape."""
+    """Return True for strings that match a regular expression as a whole."""
     matcher = re.compile(pattern)
     return torch.tensor([matcher.fullmatch(t) is not None for t in x.reshape(-1)], dtype=torch.bool).reshape(x.shape)
 
 
 def numbers_as_text(x: Tensor) -> np.ndarray:
-    """Convert numbers to strings as onnxruntime does: floats with at most eight digits,
-    a bool as 0 or 1.
-    """
+    """Convert numbers to strings as onnxruntime: at most 8 digits, bools as 0 or 1."""
     if x.dtype.is_floating_point:
         names = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
         made = [names.get(str(number), f"{number:.8g}") for number in x.flatten().tolist()]
@@ -129,12 +115,12 @@ def numbers_as_text(x: Tensor) -> np.ndarray:
 
 
 def floats_in(x: np.ndarray, device: torch.device) -> Tensor:
-    """Parse the number at the start of each string, as C does ("1.5e3", "INF", "NaN",
-    "0x1p3"); float64 of x's shape.
+    """Parse the number at the start of each string as C does, as float64 of x's shape.
+
+    Examples: "1.5e3", "INF", "NaN", "0x1p3".
 
     Raises:
-        ValueError: a string does not begin with a number, or with one that is too
-            large.
+        ValueError: a string does not begin with a number, or the number is too large.
     """
     forms = [
         r"0x(?:[\da-f]+\.?[\da-f]*|\.[\da-f]+)(?:p[+-]?\d+)?",
@@ -157,16 +143,16 @@ def floats_in(x: np.ndarray, device: torch.device) -> Tensor:
 
 
 def integers_in(x: np.ndarray, device: torch.device, signed: bool = True) -> Tensor:
-    """Parse the integer at the start of each string, as C does ("12.5" and "12e3" are
-    12); int64 of x's shape.
+    """Parse the integer at the start of each string as C does, as int64 of x's shape.
+
+    Examples: "12.5" and "12e3" are 12.
 
     Args:
-        signed: else they may be up to 2**64 - 1, which become negative: these are the
-            same bits.
+        signed: if False, numbers up to 2**64 - 1 are allowed, and become negative
+            numbers with the same bits.
 
     Raises:
-        ValueError: a string does not begin with an integer, or with one that 64 bits
-            can't hold.
+        ValueError: a string does not begin with an integer, or it does not fit 64 bits.
     """
     numbers = []
     limit = 2**63 if signed else 2**64
@@ -183,17 +169,13 @@ def integers_in(x: np.ndarray, device: torch.device, signed: bool = True) -> Ten
 
 
 def first_match(patterns: Sequence[str], text: str, start: int) -> tuple[int, int] | None:
-    """Return begin and end of the first match from `start` on; of several patterns that
-    match there, the longest.
-    """
+    """Return begin and end of the first match from `start` on, the longest there."""
     found = [match.span() for pattern in patterns if (match := re.compile(pattern).search(text, start))]
     return min(found, key=lambda span: (span[0], -span[1]), default=None)
 
 
 def words_between(text: str, separator: Sequence[str]) -> list[str]:
-    """Split a string at the matches of a separator; an empty match takes the next
-    letter with it.
-    """
+    """Split a string at the matches of a separator; an empty match takes a letter."""
     words, start = [], 0
     while start <= len(text) and (span := first_match(separator, text, start)):
         words.append(text[start : span[0]])
@@ -202,9 +184,7 @@ def words_between(text: str, separator: Sequence[str]) -> list[str]:
 
 
 def words_in(text: str, pattern: Sequence[str], least: int) -> list[str]:
-    """Find the matches of at least `least` letters; after a shorter one, the search
-    goes on at its second letter.
-    """
+    """Find matches of at least `least` letters; in shorter ones, go on at letter 2."""
     words, start = [], 0
     while start <= len(text) and (span := first_match(pattern, text, start)):
         long_enough = span[1] - span[0] >= least
@@ -221,17 +201,16 @@ def split_words(
     least: int = 1,
     mark: bool = False,
 ) -> np.ndarray:
-    """onnxruntime's Tokenizer: split strings into words along a new axis, or into
-    letters if no words are described.
+    """onnxruntime's Tokenizer: split strings into words, or letters, along a new axis.
 
     Args:
-        x: strings [n] or [m, n]. Where there are none, the result has no further axis.
-        padding: stands where a string has fewer words than another.
-        separators: regular expressions of what is between words, each as alternatives;
-            one after the other.
+        x: strings [n] or [m, n]. If there are none, the result has no further axis.
+        padding: fills up strings with fewer words than others.
+        separators: regular expressions of separators, each as alternatives, applied one
+            after the other.
         words: alternatives of a regular expression that words match.
-        least: the letters that a word has at least.
-        mark: the words of a string are between the letters U+0002 and U+0003, unless no
+        least: the minimum number of letters of a word.
+        mark: put the letters U+0002 and U+0003 around the words of a string, unless no
             string has any.
     """
     if x.size == 0:

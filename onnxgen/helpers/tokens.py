@@ -1,4 +1,4 @@
-"""What decoders of onnxruntime ask of token ids: repeated and hashed runs of them, where drafts part, alignments."""
+"""Token ids in decoders of onnxruntime: repeated and hashed n-grams, drafts, alignments."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from torch import Tensor
 
 
 def block_repeated_ngrams(ids: Tensor, scores: Tensor, size: int) -> Tensor:
-    """Set scores [batch, vocabulary] to -inf for each token that would repeat an n-gram
-    of `size` tokens in `ids`.
+    """Set scores of tokens that would repeat an n-gram of `size` tokens to -inf.
 
-    `ids`: the tokens so far, [batch, length], int64.
+    Args:
+        ids: the tokens so far, [batch, length], int64.
+        scores: [batch, vocabulary].
     """
     if ids.shape[1] < size:
         return scores
@@ -23,9 +24,7 @@ def block_repeated_ngrams(ids: Tensor, scores: Tensor, size: int) -> Tensor:
 
 
 def find_run(tokens: list[int], run: list[int], start: int = 0) -> int:
-    """Find the first occurrence of a run of tokens from `start` on; -1 if there is
-    none.
-    """
+    """Find the first occurrence of a run of tokens from `start` on; -1 if none."""
     places = range(start, len(tokens) - len(run) + 1)
     return next((i for i in places if tokens[i : i + len(run)] == run), -1)
 
@@ -33,23 +32,24 @@ def find_run(tokens: list[int], run: list[int], start: int = 0) -> int:
 def merge_draft(
     source: Tensor, current: Tensor, start: Tensor, predicted: Tensor | None = None, least: int = 1, most: int = 3
 ) -> tuple[Tensor, Tensor]:
-    """One step of aggressive decoding: accept predicted tokens as long as they equal
-    the source, and one more.
+    """One step of aggressive decoding.
+
+    Predicted tokens are accepted as long as they equal the source, and one more.
 
     Args:
         source, current: token ids, int64 vectors.
-        start: one number, from where on the source foretells tokens.
-        predicted: one id for each that is foretold, and one more; none are taken over
-            without them.
-        least, most: how long a run at the end may be that is looked for in the source.
+        start: a single number, the position in the source whose tokens are expected
+            next.
+        predicted: one id for each expected token, and one more. None: no tokens are
+            accepted.
+        least, most: the length of a run at the end that is searched in the source.
 
     Returns:
-        The tokens now, and where the source goes on behind the run that they end in, of
-        the shape of `start`; -1 where the source has no such run, or several.
+        The tokens now, and the position after the run in the source that they end with,
+        in the shape of `start`; -1 if the source does not have the run exactly once.
 
     Raises:
-        ValueError: `start` is outside of the source, or `predicted` is of another
-            length.
+        ValueError: `start` is outside the source, or `predicted` has another length.
     """
     given, made, first = source.tolist(), current.tolist(), int(start.item())
     if predicted is not None:
@@ -71,11 +71,11 @@ def merge_draft(
 
 
 def dynamic_time_warping(costs: Tensor) -> Tensor:
-    """Dynamic time warping: the path of least cost through costs [rows, columns] or
-    [1, rows, columns].
+    """Dynamic time warping: return the path of least cost through a matrix.
 
-    Where ways cost the same, the last step is along a row. Returns the rows and columns
-    on the path, [2, steps], int32.
+    The costs are [rows, columns] or [1, rows, columns]. Of equal paths, the one whose
+    last step is along a row is taken. Returns the rows and columns of the path,
+    [2, steps], int32.
     """
     costs = costs.detach().reshape(costs.shape[-2:])
     rows, columns = costs.shape
@@ -101,8 +101,9 @@ def dynamic_time_warping(costs: Tensor) -> Tensor:
 
 
 def murmur_step(h: Tensor, k: Tensor) -> Tensor:
-    """Mix four more bytes into a MurmurHash3_x86_32 state: 32-bit numbers in int64,
-    whose products wrap around.
+    """Mix four more bytes into a MurmurHash3_x86_32 state.
+
+    The state has 32-bit numbers in int64, whose products wrap around.
     """
     k = k * 0xCC9E2D51 & 0xFFFFFFFF
     h = h ^ (k << 15 | k >> 17) * 0x1B873593 & 0xFFFFFFFF
@@ -148,18 +149,17 @@ def ngram_hashes(
     end: Tensor | None = None,
     segments: Tensor | None = None,
 ) -> Tensor:
-    """Hash the n-grams of 2, 3, ... n tokens that end in each token, several hashes for
-    each n-gram.
+    """Hash the n-grams of 2, 3, ... n tokens that end at each token, several times.
 
     Args:
-        windows: each token behind the n - 1 tokens before it, [..., n], int32 or int64,
+        windows: each token after the n - 1 tokens before it, [..., n], int32 or int64,
             whose products wrap around.
-        multipliers: [n] or more, the last token's first.
+        multipliers: [n] or more, that of the last token first.
         sizes: of the table of each hash, [hashes], those of 2 tokens first.
-        fill: what stands for a token that a run does not reach.
-        offsets: [hashes], added.
-        end: a token behind which runs begin anew.
-        segments: what each token of `windows` is a part of: runs end where it changes.
+        fill: stands for missing tokens.
+        offsets: [hashes], added to the hashes.
+        end: a token after which n-grams begin anew.
+        segments: the segment of each token of `windows`, at whose borders n-grams end.
 
     Returns:
         [..., hashes], of the type of `windows`.
@@ -180,13 +180,15 @@ def ngram_hashes(
 
 
 def packed_windows(x: Tensor, starts: Tensor, past: Tensor) -> Tensor:
-    """Return each number of x [tokens] with the `length` before it in its own sequence,
-    [tokens, length + 1].
+    """Return each number of x with the numbers before it in its sequence.
 
     Args:
-        x: sequence behind sequence.
-        starts: where each begins, and where the last one ends, [sequences + 1].
-        past: what is before the first of each sequence, [sequences, length].
+        x: [tokens], one sequence after the other.
+        starts: the start of each sequence, and the end of the last, [sequences + 1].
+        past: the numbers before each sequence, [sequences, length].
+
+    Returns:
+        [tokens, length + 1].
     """
     length = past.shape[1]
     numbers = torch.arange(x.shape[0], device=x.device).unsqueeze(-1)
@@ -198,16 +200,15 @@ def packed_windows(x: Tensor, starts: Tensor, past: Tensor) -> Tensor:
 
 
 def leading_states(windows: Tensor, starts: Tensor, counts: Tensor, capacity: int, fill: int) -> Tensor:
-    """Return the states after the first tokens of the sequences of `packed_windows`:
-    all but the oldest token.
+    """Return the states after the first tokens of sequences: all but the oldest token.
 
     Args:
+        windows: [tokens, n], from `packed_windows`.
         counts: how many of its tokens each sequence asks for, [sequences].
-        capacity: how many there is room for; `fill` stands where fewer are asked for,
-            or there.
+        capacity: how many there is room for; `fill` stands for missing ones.
 
     Returns:
-        [sequences, capacity, n - 1] of windows [tokens, n].
+        [sequences, capacity, n - 1].
     """
     numbers = torch.arange(capacity, device=windows.device)
     kept = numbers < torch.minimum(counts, starts.diff()).unsqueeze(-1)

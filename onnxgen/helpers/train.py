@@ -1,4 +1,4 @@
-"""Layers whose state or mode is data of the graph, so that no module can have it."""
+"""Layers whose state or mode is data of the graph, so that a module cannot have it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch import Tensor
 def batch_norm_update(
     x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, momentum: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """ONNX BatchNormalization in training mode: y, and the running mean and variance
-    after it.
+    """ONNX BatchNormalization in training: return y and the new running statistics.
 
     `momentum` is the share of the running values that is kept; the variance is that of
     the population.
@@ -26,10 +25,10 @@ def batch_norm_update(
 
 
 def stochastic_depth(x: Tensor, p: float, mode: str, training: bool) -> Tensor:
-    """Stochastic depth: in training, zero a whole sample with probability p, and scale
-    it by 1 / (1 - p) if kept.
+    """Stochastic depth: in training, drop samples with probability p, scale the others.
 
-    Huang et al. 2016, Deep Networks with Stochastic Depth (arXiv 1603.09382).
+    Kept samples are multiplied by 1 / (1 - p). Huang et al. 2016, Deep Networks with
+    Stochastic Depth (arXiv 1603.09382).
 
     Args:
         x: [batch, ...].
@@ -43,16 +42,12 @@ def stochastic_depth(x: Tensor, p: float, mode: str, training: bool) -> Tensor:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def drawn_by_numpy(seed: int, shape: Sequence[int]) -> Tensor:
-    """Draw float64 from [0, 1) with numpy's generator of that seed: the same numbers at
-    each call.
-    """
+    """Draw float64 from [0, 1) with numpy's generator: the same in every call."""
     return torch.from_numpy(np.random.RandomState(seed).uniform(0, 1, tuple(shape)))
 
 
 def batch_norm_by_input(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """ONNX BatchNormalization whose mean and variance are inputs: they get gradients,
-    unlike in F.batch_norm.
-    """
+    """ONNX BatchNormalization; mean and variance get gradients, unlike F.batch_norm."""
     scale, bias, mean, var = (v.reshape(-1, *[1] * (x.dim() - 2)) for v in (scale, bias, mean, var))
     return (x - mean) / (var + eps).sqrt() * scale + bias
 
@@ -60,11 +55,10 @@ def batch_norm_by_input(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, va
 def dropout_by_input(
     x: Tensor, ratio: Tensor | float, training: Tensor | bool, seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """ONNX Dropout whose ratio or mode is an input, and its mask, which is true where
-    an element is kept.
+    """ONNX Dropout whose ratio or mode is an input: return the result and the mask.
 
-    With a seed it draws as the operator's reference does: from numpy's generator of
-    that seed, anew at each call.
+    The mask is True for kept elements. A seed draws as the operator's reference does,
+    from numpy's generator, the same numbers in every call.
     """
     if training is False:
         return x, torch.ones_like(x, dtype=torch.bool)
@@ -78,7 +72,5 @@ def dropout_by_input(
 
 
 def as_variable(x: Tensor) -> Tensor:
-    """Make x a variable to differentiate by: x itself if it already requires gradients,
-    else a detached copy.
-    """
+    """Return x if it requires gradients, else a detached copy that does."""
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()

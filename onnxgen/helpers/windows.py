@@ -7,11 +7,10 @@ from torch import Tensor
 
 
 def relative_positions(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the row of the bias table for each two tokens of a window,
-    [height * width, height * width] int64.
+    """Return the row of the bias table for each two tokens of a window.
 
-    The row counts how far the first token is below and right of the second (Swin
-    Transformer, Liu et al. 2021).
+    The result is int64 [height * width, height * width]. A row counts how far the first
+    token is below and right of the second (Swin Transformer, Liu et al. 2021).
     """
     token = torch.arange(height * width, device=device)
     y, x = token // width, token % width

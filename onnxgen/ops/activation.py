@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import ACTIVATION, ELEMENTWISE, RECTIFIER
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
+from onnxgen.ops.math import unary
+from onnxgen.ops.subscript import shown_axis
 from onnxgen.ops.wide import WIDER
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
-# one input, no attribute, the same meaning at every opset; the trait, and the least number that comes of it
+# Operators with one input, no attribute and the same meaning at every opset: a trait, and a lower bound of the result.
 UNARY = {
     "Relu": ("F.relu(x)", RECTIFIER, 0.0),
     "Sigmoid": ("torch.sigmoid(x)", ACTIVATION, 0.0),
@@ -26,20 +25,13 @@ UNARY = {
 }
 
 
-def _unary(template: str) -> Lowering:
-    def lower(b: Builder, X: Arg) -> ast.expr:
-        return b(template, x=X)
-
-    return lower
-
-
 for _name, (_template, _trait, _least) in UNARY.items():
-    op(_name, renames={"input": "X"}, traits=[_trait], least=_least)(_unary(_template))
+    op(_name, renames={"input": "X"}, traits=[_trait], least=_least)(unary(_template))
 
 
 @op("Softplus", traits=[RECTIFIER], least=0.0)
 def softplus(b: Builder, X: Arg) -> ast.expr:
-    # F.softplus is linear past its threshold, which is not what ln(exp(x) + 1) rounds to in float64
+    # F.softplus is linear above its threshold; the default, 20, is too low for float64
     return b.call("F.softplus", X, threshold=OMIT if _is_narrow(X) else 40)
 
 
@@ -55,24 +47,23 @@ def softplus_scaled(b: Builder, x: Arg, *, beta: float) -> ast.expr:
     return b.call("F.softplus", x, beta=unless(whole, 1), threshold=OMIT if _is_narrow(x) else 40)
 
 
-@op("LogSigmoid", domain=DOMAIN, traits=[ELEMENTWISE])
-def log_sigmoid(b: Builder, x: Arg) -> ast.expr:
-    return b("F.logsigmoid(x)", x=x)
+op("LogSigmoid", domain=DOMAIN, traits=[ELEMENTWISE])(unary("F.logsigmoid(x)"))
 
 
 @op("Glu", domain=DOMAIN)
 def glu(b: Builder, x: Arg, *, axis: int) -> ast.expr:
-    return b.call("F.glu", x, dim=unless(_last(axis, x.rank), -1))
+    return b.call("F.glu", x, dim=unless(shown_axis(axis, x.rank), -1))
 
 
-@op("Elu", traits=[RECTIFIER])
-def elu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return b.call("F.elu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
+def _elu(function: str) -> Lowering:
+    def lower(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
+        return b.call(function, X, alpha=unless(shortest(alpha, X.dtype), 1.0))
+
+    return lower
 
 
-@op("Celu", traits=[RECTIFIER])
-def celu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return b.call("F.celu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
+op("Elu", traits=[RECTIFIER])(_elu("F.elu"))
+op("Celu", traits=[RECTIFIER])(_elu("F.celu"))
 
 
 @op("Selu", traits=[RECTIFIER])
@@ -108,14 +99,14 @@ def gelu(b: Builder, X: Arg, *, approximate: str = "none") -> ast.expr:
 
 @op("Swish", since=24, traits=[RECTIFIER])
 def swish(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return (
-        b("F.silu(x)", x=X) if alpha == 1.0 else b("x * torch.sigmoid(alpha * x)", x=X, alpha=shortest(alpha, X.dtype))
-    )
+    if alpha == 1.0:
+        return b("F.silu(x)", x=X)
+    return b("x * torch.sigmoid(alpha * x)", x=X, alpha=shortest(alpha, X.dtype))
 
 
 @op("PRelu", since=1)
 def prelu_by_channel(b: Builder, X: Arg, slope: Arg) -> ast.expr:
-    """Before opset 7 a vector has one value a channel."""
+    """Before opset 7, a vector has one value per channel."""
     made = _prelu_module(b, X, slope)
     if made is not None:
         return made
@@ -126,7 +117,7 @@ def prelu_by_channel(b: Builder, X: Arg, slope: Arg) -> ast.expr:
 
 @op("PRelu", since=7, traits=[RECTIFIER], weights="slope")
 def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
-    """The slope broadcasts to X; with one value a channel (or one in all) it is `nn.PReLU`."""
+    """The slope broadcasts to X; with a single value, or one per channel, it is `nn.PReLU`."""
     if X.dtype in WIDER:  # nothing is below zero
         return X.expr
     made = _prelu_module(b, X, slope)
@@ -134,7 +125,7 @@ def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
 
 
 def _prelu_module(b: Builder, X: Arg, slope: Arg) -> ast.expr | None:
-    """`nn.PReLU`, if the slope is stored and has one value, or one a channel."""
+    """Return the call of an `nn.PReLU`, if the slope is stored and has one value, or one per channel."""
     source, rank = slope.source, X.rank
     if source is None or rank is None or rank < 2 or not X.is_float:
         return None
@@ -150,19 +141,17 @@ def _prelu_module(b: Builder, X: Arg, slope: Arg) -> ast.expr | None:
     return None if module is None else b("m(x)", m=module, x=X)
 
 
-# From opset 13 on an axis is what it is everywhere; before, the tensor was flattened to 2-D at it.
-SOFTMAX = {"Softmax": "softmax", "LogSoftmax": "log_softmax"}
-
-
 def _softmax(function: str) -> tuple[Lowering, Lowering]:
+    """Make the functions of a softmax: from opset 13 on, and before, when the tensor was flattened at the axis."""
+
     def lower(b: Builder, input: Arg, *, axis: int = -1) -> ast.expr:
-        return b(f"F.{function}(x, dim=axis)", x=input, axis=_last(axis, input.rank))
+        return b(f"F.{function}(x, dim=axis)", x=input, axis=shown_axis(axis, input.rank))
 
     def flattened(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
         rank = input.known_rank
         axis = axis % rank if rank else 0
         if axis == rank - 1 or rank == 0 or all(d == 1 for d in (input.shape or ())[axis + 1 :]):
-            return b(f"F.{function}(x, dim=axis)", x=input, axis=_last(axis, rank))
+            return b(f"F.{function}(x, dim=axis)", x=input, axis=shown_axis(axis, rank))
         if axis == 0:
             return b(f"F.{function}(x.flatten(), dim=0).reshape(x.shape)", x=input)
         return b(f"F.{function}(x.flatten(axis), dim=-1).reshape(x.shape)", x=input, axis=axis)
@@ -170,15 +159,7 @@ def _softmax(function: str) -> tuple[Lowering, Lowering]:
     return lower, flattened
 
 
-def _last(axis: int, rank: int | None) -> int:
-    return -1 if rank is not None and axis == rank - 1 and rank > 2 else axis
-
-
-def _register_softmax() -> None:
-    for name, function in SOFTMAX.items():
-        new, old = _softmax(function)
-        op(name, since=13, least=0.0 if name == "Softmax" else None)(new)
-        op(name, since=1)(old)
-
-
-_register_softmax()
+for _name, _function in (("Softmax", "softmax"), ("LogSoftmax", "log_softmax")):
+    _new, _old = _softmax(_function)
+    op(_name, since=13, least=0.0 if _name == "Softmax" else None)(_new)
+    op(_name, since=1)(_old)

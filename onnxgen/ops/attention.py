@@ -1,4 +1,4 @@
-"""Attention-23 and torch's own, for what `F.scaled_dot_product_attention` computes."""
+"""Attention that `F.scaled_dot_product_attention` computes: ONNX's Attention-23 and the one that passes write."""
 
 from __future__ import annotations
 
@@ -20,30 +20,28 @@ from onnxgen.passes.views import LONGEST, arranges
 from onnxgen.shapes.dims import Dim, floordiv
 from onnxgen.shapes.info import info
 
-# what an exporter's steps in a dtype leave of a scale, relatively
-NEAR = {ir.DataType.FLOAT: 3e-7, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 2e-2}
-KNOWN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"}
+# Relative error of a scale that an exporter computes step by step in a dtype.
+SCALE_ERRORS = {ir.DataType.FLOAT: 3e-7, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 2e-2}
+KNOWN_ATTRIBUTES = set(
+    "is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision".split()
+)
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """No cache, no cap, no window, one result, one kind of mask, and heads that are known to fit."""
+    """True if there is no cache, softcap or window, only one output, one kind of mask, and the numbers of heads fit."""
     attributes = {name: a.value for name, a in node.attributes.items()}
     inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
     if any(v is not None for v in inputs[4:]) or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
         return False
-    if (
-        attributes.keys() - KNOWN
-        or attributes.get("softcap")
-        or (attributes.get("is_causal") and inputs[3] is not None)
-    ):
+    if attributes.keys() - KNOWN_ATTRIBUTES or attributes.get("softcap"):
         return False
-    heads = _heads(inputs[0], attributes.get("q_num_heads")), _heads(inputs[1], attributes.get("kv_num_heads"))
-    ranks = {info(v).rank for v in inputs[:3]}
-    if len(ranks) > 1 or heads[0] is None or heads[1] is None:
+    if attributes.get("is_causal") and inputs[3] is not None or len({info(v).rank for v in inputs[:3]}) > 1:
         return False
-    return heads[0] == heads[1] or (
-        isinstance(heads[0], int) and isinstance(heads[1], int) and heads[0] % heads[1] == 0
-    )
+    heads = _heads(inputs[0], attributes.get("q_num_heads"))
+    shared = _heads(inputs[1], attributes.get("kv_num_heads"))
+    if heads == shared:
+        return heads is not None
+    return isinstance(heads, int) and isinstance(shared, int) and heads % shared == 0
 
 
 def _heads(value: ir.Value | None, given: int | None) -> Dim | None:
@@ -76,13 +74,12 @@ def attention(
     queries, keys = _heads(Q.value, q_num_heads), _heads(K.value, kv_num_heads)
     operands = []
     for arg, name, heads in ((Q, "q", queries), (K, "k", keys), (V, "v", keys)):
-        _name(b, arg, name)
+        _set_role(b, arg, name)
         x = arg.expr if arg.rank == 4 else b("x.unflatten(-1, (n, -1)).transpose(1, 2)", x=arg, n=heads)
         if heads != queries and isinstance(queries, int) and isinstance(heads, int):
             x = b("x.repeat_interleave(n, dim=1)", x=x, n=queries // heads)
         operands.append(x if isinstance(x, Ref) else b.let(x, name))
-    if attn_mask is not None:
-        _name(b, attn_mask, "mask")
+    _set_role(b, attn_mask, "mask")
     size = None if Q.shape is None else Q.shape[3] if Q.rank == 4 else floordiv(Q.shape[2], q_num_heads)
     made = b.call(
         "F.scaled_dot_product_attention", *operands,
@@ -105,12 +102,12 @@ def scaled_dot_product(
     is_causal: int = 0,
     dropout: float = 0.0,
 ) -> ast.expr:
-    """`F.scaled_dot_product_attention` of q, k, v as [..., length, size]; the rate of Dropout is that of a module."""
+    """`F.scaled_dot_product_attention` of q, k, v as [..., length, size]; an `nn.Dropout` has the dropout rate."""
     for arg, name in ((q, "q"), (k, "k"), (v, "v"), (mask, "mask")):
-        _name(b, arg, name)
+        _set_role(b, arg, name)
     return b.call(
         "F.scaled_dot_product_attention", q, k, v,
-        attn_mask=OMIT if mask is None else mask,
+        attn_mask=unless(mask, None),
         dropout_p=_dropout(b, dropout) if dropout else OMIT,
         is_causal=True if is_causal else OMIT,
         scale=_scale(q.dtype, None if q.shape is None else q.shape[-1], scale),
@@ -124,8 +121,8 @@ def _dropout(b: Builder, ratio: float) -> ast.expr:
     return b("m.p if self.training else 0.0", m=module)
 
 
-def _name(b: Builder, arg: Arg | None, name: str) -> None:
-    """Call an input by its role, and what it is a mere view of."""
+def _set_role(b: Builder, arg: Arg | None, name: str) -> None:
+    """Name an input, and the values that it is only a view of, by its role."""
     b.role(arg, name)
     value = None if arg is None else arg.value
     for _ in range(LONGEST):
@@ -137,15 +134,15 @@ def _name(b: Builder, arg: Arg | None, name: str) -> None:
 
 
 def _mask(b: Builder, q: Arg, mask: Arg) -> Any:
-    """A mask of numbers is added to the scores, whatever its type; torch takes only the queries' own."""
+    """Return the mask for torch, which takes bools or the queries' dtype; ONNX takes numbers of any dtype."""
     if mask.dtype in (ir.DataType.BOOL, q.dtype) or mask.dtype is None or q.dtype is None:
         return mask
     return b("m.to(d)", m=mask, d=q.dtype)
 
 
 def _scale(dtype: ir.DataType | None, size: Dim | None, scale: float | None) -> Any:
-    """The scale, unless it is the inverse root of the head size, to the roundings of an exporter's steps."""
-    near = 1e-12 if dtype is None else NEAR.get(dtype, 1e-12)
+    """Return the scale in few digits, or OMIT if it is the default, the inverse root of the head size."""
+    near = 1e-12 if dtype is None else SCALE_ERRORS.get(dtype, 1e-12)
     if scale is None or (isinstance(size, int) and math.isclose(scale, default_scale(size), rel_tol=near)):
         return OMIT
     digits = (float(f"{scale:.{n}g}") for n in range(1, 18))

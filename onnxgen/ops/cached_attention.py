@@ -1,22 +1,20 @@
-"""Attention of onnxruntime with a cache of keys and values, whose rows may be of several lengths."""
+"""Attention of onnxruntime with a cache of keys and values, whose rows may have different lengths."""
 
 from __future__ import annotations
 
 import ast
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, Ref, unless
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
+from onnxgen.ops.microsoft import MICROSOFT
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
-MICROSOFT = "com.microsoft"
 QUANTISED = ("PER_TENSOR", "PER_CHANNEL")
 
 
@@ -36,11 +34,11 @@ def group_query_attention(
     qk_norm_epsilon: float = 1e-6, q_norm_epsilon: float | None = None, k_norm_epsilon: float | None = None,
     sliding_window_cache: int = 0,
 ) -> list[ast.expr | None]:  # fmt: skip
-    """The cache takes the new keys and values behind those of each row, of which there are `seqlens_k + 1` then."""
+    """New keys and values are appended to each row of the cache, which then has `seqlens_k + 1` of them."""
     if kv_num_heads < 1 or num_heads % kv_num_heads:
         raise b.error(f"num_heads {num_heads} is not a multiple of kv_num_heads {kv_num_heads}", WRITER)
     if local_window_size == 0 or qk_output not in (0, 1, 2) or (b.wants(3) and not qk_output):
-        raise b.error(f"local_window_size is {local_window_size}, or qk_output {qk_output} names no scores", WRITER)
+        raise b.error(f"local_window_size is {local_window_size}, or qk_output {qk_output} gives no output 3", WRITER)
     pasts = past_key, past_value
     q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
     epsilons = [qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon)]
@@ -53,14 +51,14 @@ def group_query_attention(
         q, k = rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
     types = [(s, t, kv_cache_bit_width) for s, t in ((k_scale, k_quant_type), (v_scale, v_quant_type))]
     k, v = stored(b, (k, v), types)
-    bias: Any = OMIT if attention_bias is None else attention_bias
+    bias: Any = unless(attention_bias, None)
     if sliding_window_cache:
         k, v, lengths, before, bias, *present = _slid(b, q, (k, v), pasts, (lengths, before), bias, local_window_size)
     else:
         k, v = present = appended(b, (k, v), pasts, lengths, total_sequence_length, before)
     options = {"scale": scale or OMIT, "window": unless(local_window_size, -1), "softcap": softcap or OMIT}
     options |= {"bias": bias, "is_causal": unless(bool(causal), True), "before": before}
-    sink: Any = OMIT if head_sink is None else head_sink
+    sink: Any = unless(head_sink, None)
     if head_sink is None and smooth_softmax > 0:
         sink = b("q.new_zeros(n)", q=q, n=num_heads)
     made = _attended(b, (q, *read(b, (k, v), types)), lengths, options, sink, total_sequence_length, qk_output)
@@ -71,7 +69,7 @@ def _before(
     b: Builder, inputs: Sequence[Arg | None], pasts: Sequence[Arg | None], lengths: ast.expr, counts: Arg | None,
     causal: int,
 ) -> Any:  # fmt: skip
-    """How many keys each row had before, if the file counts the queries that are no padding."""
+    """Return how many keys each row had before, if `query_seqlens` says how many of its queries are not padding."""
     if counts is None:
         return OMIT
     sizes = {x.shape[1] for x in inputs if x is not None and x.shape is not None}
@@ -91,7 +89,7 @@ def sparse_attention(
     num_heads: int, kv_num_heads: int, sparse_block_size: int, scale: float = 0.0, do_rotary: int = 0,
     rotary_interleaved: int = 0,
 ) -> list[ast.expr | None]:  # fmt: skip
-    """Causal attention with a cache, of whose keys each query sees some blocks; the cache keeps its size."""
+    """Causal attention with a cache of fixed size, of which each query sees some blocks of keys."""
     if kv_num_heads < 1 or num_heads % kv_num_heads or sparse_block_size < 1:
         raise b.error(
             f"num_heads {num_heads} is not a multiple of kv_num_heads {kv_num_heads}, or sparse_block_size is below 1",
@@ -113,7 +111,7 @@ def _attended(
     b: Builder, operands: tuple[ast.expr, ...], lengths: ast.expr, options: dict[str, Any], sink: Any, total: Arg,
     qk_output: int,
 ) -> list[ast.expr]:  # fmt: skip
-    """The result; and scores before (1) or after (2) the softmax where those are wanted."""
+    """Return the result and, if output 3 is used, the scores before (`qk_output` 1) or after (2) the softmax."""
     q, k, v = operands
     if not b.wants(3):
         made = b.call("group_query_attention", q, k, v, lengths, **options, sink=sink)
@@ -128,7 +126,7 @@ def _attended(
 def split(
     b: Builder, query: Arg | ast.expr, key: Arg | ast.expr | None, value: Arg | ast.expr | None, heads: int, shared: int
 ) -> list[ast.expr]:
-    """q, k and v as [batch, heads, length, size]; they may come side by side."""
+    """Return q, k and v as [batch, heads, length, size]. Without key and value, `query` has all three side by side."""
     split = "x.unflatten(-1, (n, -1)).transpose(1, 2)"
     if key is None or value is None:
         parts = b(f"{split}.split(s, dim=1)", x=query, n=heads + 2 * shared, s=(heads, shared, shared))
@@ -142,11 +140,13 @@ def split(
 def normalized(
     b: Builder, operands: tuple[ast.expr, ast.expr], weights: tuple[Arg | None, Arg | None], epsilons: Sequence[float]
 ) -> list[ast.expr]:
-    """q and k over the root mean square of each head."""
+    """Divide q and k by the root mean square of each head, if there are weights for it."""
     made = []
     for x, weight, epsilon, name in zip(operands, weights, epsilons, "qk"):
         if weight is not None and not 0 <= epsilon < math.inf:
-            raise b.error(f"the epsilon for the norm of {name} must be a number from 0, not {epsilon}", WRITER)
+            raise b.error(
+                f"the epsilon for the norm of {name} must be finite and not negative, but is {epsilon}", WRITER
+            )
         form = "F.rms_norm(x, x.shape[-1:], w, e)"
         made.append(x if weight is None else b.let(b(form, x=x, w=weight, e=epsilon), name))
     return made
@@ -156,7 +156,7 @@ def rotated(
     b: Builder, operands: tuple[ast.expr, ast.expr], places: ast.expr, cos: Arg | None, sin: Arg | None,
     interleaved: bool, start: int = 0,
 ) -> list[ast.expr]:  # fmt: skip
-    """q and k turned by the angles of their places; of each head the elements before `start` stay."""
+    """Apply the rotary embedding of `places` to q and k; in each head, the elements before `start` are kept."""
     if cos is None or sin is None:
         raise b.error("do_rotary needs the inputs cos_cache and sin_cache", WRITER)
     turn = "rotate_positions(x, cos, sin, p, i)"
@@ -170,7 +170,7 @@ def appended(
     b: Builder, new: Sequence[ast.expr], pasts: tuple[Arg | None, Arg | None], lengths: ast.expr, total: Arg,
     before: Any = OMIT,
 ) -> list[ast.expr]:  # fmt: skip
-    """The caches with what is new in them: as long as they were, or as there are keys if that is more."""
+    """Write new keys and values into the caches, which grow if there are more keys than entries."""
     length: Any = b("k.shape[2]", k=new[0])
     if pasts[0] is not None:
         length = b.let(b("max(p.shape[2], n)", p=pasts[0], n=total.as_int()), "length")
@@ -181,10 +181,10 @@ def _slid(
     b: Builder, q: ast.expr, new: tuple[ast.expr, ast.expr], pasts: tuple[Arg | None, Arg | None],
     counts: tuple[ast.expr, Any], bias: Any, window: int,
 ) -> list[Any]:  # fmt: skip
-    """What the queries see of caches that keep the last keys only, how many keys that are, and the new caches.
+    """Return what queries see of caches that keep only the last keys, the numbers of keys, and the new caches.
 
-    `counts`: how many keys rows have, and had before. Keys are numbered from the oldest that is still there, and so are
-    the columns of the bias.
+    `counts`: how many keys each row has, and had before. Keys and columns of the bias are counted from the oldest key
+    in the cache.
     """
     lengths, before = counts
     if pasts[0] is None or pasts[1] is None or window < 1:
@@ -210,7 +210,7 @@ Quantised = tuple[Arg | ast.expr | None, str, int]
 
 
 def stored(b: Builder, operands: Sequence[ast.expr], types: Sequence[Quantised]) -> list[ast.expr]:
-    """New keys and values as the caches have them: perhaps as integers of 8 or 4 bits."""
+    """Quantise new keys and values if the caches have integers of 8 or 4 bits."""
     return [
         x if kind == "NONE" else b.let(b("quantize_cache(x, s, n)", x=x, s=_scale(b, scale, kind), n=bits), "stored")
         for x, (scale, kind, bits) in zip(operands, types)
@@ -225,6 +225,8 @@ def read(b: Builder, caches: Sequence[ast.expr], types: Sequence[Quantised]) -> 
 
 
 def _scale(b: Builder, scale: Arg | ast.expr | None, kind: str) -> ast.expr:
-    if scale is None or kind not in QUANTISED:
-        raise b.error(f"a cache quantised as {kind} has no scale, or is none of {', '.join(sorted(QUANTISED))}", WRITER)
+    if kind not in QUANTISED:
+        raise b.error(f"the quantisation of a cache must be {' or '.join(QUANTISED)}, not {kind}", WRITER)
+    if scale is None:
+        raise b.error(f"a cache quantised as {kind} has no scale", WRITER)
     return scale.expr if isinstance(scale, Arg) else scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,11 +12,8 @@ from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.math import FLOAT8
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.wide import SIGNED
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 T = ir.DataType
 METHODS = {
@@ -28,17 +25,17 @@ METHODS = {
     T.INT32: "x.int()",
     T.BOOL: "x.bool()",
 }
-# the largest finite number of the types to which Cast saturates (https://onnx.ai/onnx/technical/float8.html)
-LARGEST = {T.FLOAT8E4M3FN: 448.0, T.FLOAT8E4M3FNUZ: 240.0, T.FLOAT8E5M2: 57344.0, T.FLOAT8E5M2FNUZ: 57344.0}
-# types that travel in a wider one: bits, and the type in which they are computed
-WIDE = (T.FLOAT4E2M1, T.FLOAT8E8M0)
+# The largest finite number of the types to which Cast saturates (https://onnx.ai/onnx/technical/float8.html).
+FLOAT8_MAX = {T.FLOAT8E4M3FN: 448.0, T.FLOAT8E4M3FNUZ: 240.0, T.FLOAT8E5M2: 57344.0, T.FLOAT8E5M2FNUZ: 57344.0}
+# Types that torch lacks, whose values are kept in a wider type. Of integers: their bits, and whether they are signed.
+WIDE_FLOATS = (T.FLOAT4E2M1, T.FLOAT8E8M0)
 SMALL = {T.INT4: (4, True), T.INT2: (2, True), T.UINT4: (4, False), T.UINT2: (2, False)}
 
 
 def converted(
     b: Builder, x: Any, source: T | None, target: T, saturate: bool = True, round_mode: str = "up"
 ) -> ast.expr:
-    """`x`, of the type `source`, as `target`; `saturate` and `round_mode` as of `cast`."""
+    """Convert `x` from the type `source` to `target`; `saturate` and `round_mode` as in `cast`."""
     if source == target:
         return literal(x)
     if T.STRING in (source, target):
@@ -46,29 +43,33 @@ def converted(
     for dtype in (source, target):
         if dtype is not None and dtype not in TORCH_DTYPES:
             raise b.error(f"torch has no type {dtype.name.lower()}", "use float8e5m2 or a wider type")
-    if source in FLOAT8:  # torch converts these to and from floating point only
+    if source in FLOAT8_MAX:  # torch converts these to and from floating point only
         x, source = b("x.float()", x=x), T.FLOAT
     if target in SMALL:
         return _small(b, x, source, *SMALL[target], target)
-    if target == T.FLOAT4E2M1:
-        return b("float4(x)", x=x if source == T.FLOAT else b("x.float()", x=x))
-    if target == T.FLOAT8E8M0:
+    if target in WIDE_FLOATS:
         x = x if source == T.FLOAT else b("x.float()", x=x)
+        if target == T.FLOAT4E2M1:
+            return b("float4(x)", x=x)
         return b.call("float8_e8m0", x, unless(round_mode, "up"), saturate=unless(saturate, True))
-    if target in FLOAT8:
+    if target in FLOAT8_MAX:
         return _float8(b, x, source, target, saturate)
     if source is not None and TORCH_DTYPES[source] == TORCH_DTYPES[target]:
         return literal(x)
     return b(METHODS[target], x=x) if target in METHODS else b("x.to(d)", x=x, d=target)
 
 
+def as_float32(b: Builder, x: Arg) -> ast.expr:
+    return x.expr if x.dtype == T.FLOAT else b("x.float()", x=x)
+
+
 def _text(b: Builder, x: Any, source: T | None, target: T) -> ast.expr:
-    """Numbers as text, and back, as onnxruntime prints and reads them."""
+    """Convert numbers to strings, or strings to numbers, as onnxruntime does."""
     other = target if source == T.STRING else source
     if other is None or other not in TORCH_DTYPES or other in (T.COMPLEX64, T.COMPLEX128):
         raise b.error("torch can't cast between strings and numbers of this type", "cast before or after the network")
     if target == T.STRING:
-        return b("numbers_as_text(x)", x=b("x.float()", x=x) if other in FLOAT8 else x)
+        return b("numbers_as_text(x)", x=b("x.float()", x=x) if other in FLOAT8_MAX else x)
     if target.is_floating_point():
         return converted(b, b.call("floats_in", x, DeviceOf()), T.DOUBLE, target)
     signed = unless(target in SIGNED or target in (T.INT4, T.INT2), True)
@@ -79,14 +80,14 @@ def _float8(b: Builder, x: Any, source: T | None, target: T, saturate: bool) -> 
     if source is None or not source.is_floating_point():
         x = b("x.float()", x=x)
     if saturate:
-        x = b("x.clamp(low, high)", x=x, low=-LARGEST[target], high=LARGEST[target])
-    elif target == T.FLOAT8E4M3FN:  # some versions of torch saturate; 464 is halfway to the next number, were there one
+        x = b("x.clamp(low, high)", x=x, low=-FLOAT8_MAX[target], high=FLOAT8_MAX[target])
+    elif target == T.FLOAT8E4M3FN:  # some versions of torch saturate; the number after 448 would be 480
         x = b("x.masked_fill(x.abs() > 464.0, nan)", x=x, nan=float("nan"))
     return b("x.to(d)", x=x, d=target)
 
 
 def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target: T) -> ast.expr:
-    """The lowest bits of an integer; floats are cut off to one first, as ONNX has it (onnxruntime rounds them)."""
+    """Keep the lowest bits of an integer. Floats are truncated first, as ONNX says (onnxruntime rounds them)."""
     if source in SMALL and SMALL[source][0] < bits and (signed or not SMALL[source][1]):
         return b("x.to(d)", x=x, d=target)
     sign = 1 << bits - 1
@@ -96,9 +97,10 @@ def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target
 
 @op("Cast", traits=[ELEMENTWISE, PASSES_ON, KEEPS_SIGN])
 def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str = "up") -> ast.expr:
-    """To another type: floats are cut off towards integers; `saturate` is about float8, `round_mode` about float8e8m0.
+    """Convert to another type; floats are truncated to integers.
 
-    What does not fit an integer type is undefined in ONNX; torch and onnxruntime do what C does.
+    `saturate` is for float8, `round_mode` for float8e8m0. ONNX does not define how numbers that do not fit an integer
+    type are converted; torch and onnxruntime do what C does.
     """
     return converted(b, input, input.dtype, T(to), bool(saturate), round_mode)
 
@@ -112,9 +114,9 @@ def cast_like(b: Builder, input: Arg, target_type: Arg, *, saturate: int = 1, ro
 
 @op("BitCast")
 def bit_cast(b: Builder, input: Arg, *, to: int) -> ast.expr:
-    """The same bits as another type of the same size."""
+    """Reinterpret the bits as another type of the same size."""
     for dtype in (input.dtype, T(to)):
-        if dtype is None or dtype not in TORCH_DTYPES or dtype in SMALL or dtype in WIDE:
+        if dtype is None or dtype not in TORCH_DTYPES or dtype in SMALL or dtype in WIDE_FLOATS:
             raise b.error(
                 f"torch has no type {dtype.name.lower() if dtype else ''} to reinterpret the bits as",
                 "use a wider type",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,22 +12,12 @@ from onnxgen.code.quote import literal
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE, MOVES
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.math import aligned
+from onnxgen.lowering.builder import Builder
+from onnxgen.ops.math import aligned, binary, unary
 from onnxgen.ops.wide import computed
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 LOGIC = {"And": "x & y", "Or": "x | y", "Xor": "x ^ y"}
 ORDER = {"Less": "x < y", "LessOrEqual": "x <= y", "Greater": "x > y", "GreaterOrEqual": "x >= y"}
-
-
-def _logic(template: str) -> Callable[..., ast.expr]:
-    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
-        x, y = aligned(b, A, B, axis)
-        return b(template, x=x, y=y)
-
-    return lower
 
 
 def _order(template: str) -> Callable[..., ast.expr]:
@@ -39,7 +29,7 @@ def _order(template: str) -> Callable[..., ast.expr]:
 
 
 for _name, _template in LOGIC.items():
-    op(_name, traits=[BROADCASTS])(_logic(_template))
+    op(_name, traits=[BROADCASTS])(binary(_template))
 for _name, _template in ORDER.items():
     op(_name, traits=[COMPARISON])(_order(_template))
 
@@ -54,14 +44,12 @@ def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = 
     return computed(b, A.dtype, lambda x, y: b("x == y", x=x, y=y), x, y, back=False)
 
 
-@op("Not", traits=[ELEMENTWISE])
-def not_(b: Builder, X: Arg) -> ast.expr:
-    return b("~x", x=X)
+op("Not", traits=[ELEMENTWISE])(unary("~x"))
 
 
 @op("Where", traits=[MOVES, BROADCASTS], data="X Y", still="condition")
 def where(b: Builder, condition: Arg, X: Arg, Y: Arg) -> ast.expr:
-    """Elements of X where the condition holds, else of Y; all three broadcast."""
+    """Pick elements of X where the condition is true, else of Y; all three broadcast."""
     if X.dtype == ir.DataType.STRING:
         return b("np.where(c.cpu(), x, y)", c=condition, x=X, y=Y)
     x, y = _choices(b, condition, X, Y)
@@ -71,7 +59,7 @@ def where(b: Builder, condition: Arg, X: Arg, Y: Arg) -> ast.expr:
 
 
 def _choices(b: Builder, condition: Arg, X: Arg, Y: Arg) -> list[Any]:
-    """X and Y, as numbers where the result keeps its type and rank without them."""
+    """Return X and Y, as Python numbers where the result keeps its type and rank."""
     ranks = condition.rank, X.rank, Y.rank
     if condition.rank is None or max(r if r is not None else 99 for r in ranks) > condition.rank:
         return b.numbers(X, Y)

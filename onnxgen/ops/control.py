@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import onnx_ir as ir
 
-from onnxgen.code.module_def import Assign, If, Loop, Statement
+from onnxgen.code.module_def import Assign, If, Loop, Statement, expressions
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, quote, refs
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.wide import flipped
 from onnxgen.shapes.info import Info, info
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
-ENDLESS = 2**62  # as many turns as this are no limit: exporters write it for a `while`
+ENDLESS = 2**62  # exporters write a trip count of at least this for a `while`
+ZEROS = repeat(0)
 
 
 @op("If", still="cond")
 def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) -> list[ast.expr | None]:
-    """The branch itself where the condition is known, else a Python `if`."""
+    """A Python `if`, or only the branch that is taken if the condition is known."""
     known = cond.constant
     if known is not None and known.size == 1:
         statements, results = b.block(then_branch if known.item() else else_branch, [])
@@ -39,7 +38,7 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
         if not b.wants(i):
             made.append(None)
             continue
-        names.append(b.fresh(b.node.outputs[i].name or "x", b.out(i)))
+        names.append(_fresh(b, b.node.outputs[i]))
         made.append(Ref(names[-1]))
         then.append(Assign((names[-1],), one, b.scope))
         orelse.append(Assign((names[-1],), other, b.scope))
@@ -51,24 +50,24 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
 def loop(
     b: Builder, M: Arg | None = None, cond: Arg | None = None, *v_initial: Arg, body: ir.Graph
 ) -> list[ast.expr | None]:
-    """`for turn in range(M)`, `while keep`, or the one with a `break` for the other.
+    """`for i in range(M)`, `while keep`, or a `for` with a `break` if there is both a trip count and a condition.
 
-    Values that the body makes for each turn are collected in lists and stacked. Of no turn at all, as onnxruntime has
-    it, comes a tensor of size 0 in the first dim, and in each other one that the file leaves open.
+    Values that the body computes in each iteration are collected in lists and stacked. Without any iteration the result
+    has size 0 in the first dim and, as in onnxruntime, in every dim that the file leaves open.
     """
     count = len(v_initial)
     turn = b.fresh("i")
     states = [_state(b, value, arg.expr) for value, arg in zip(body.inputs[2:], v_initial)]
-    number, going = _scalar(b, body.inputs[0]), _scalar(b, body.inputs[1])
+    number, going = _fresh(b, body.inputs[0]), _fresh(b, body.inputs[1])
     statements, results = b.block(body, [Ref(name) for name in (number, going, *states)])
     keep, keeps = _condition(b, cond, going, body.outputs[0], results[0])
-    endless = M is None or _endless(M)
+    endless = M is None or (isinstance(M.scalar, int) and M.scalar >= ENDLESS)
     iterable = None if endless or M is None else b("range(n)", n=M.as_int())
     head: list[Statement] = []
     ends: list[tuple[str, ast.expr]] = list(zip(states, results[1 : count + 1]))
     if _uses(statements, results, number):
         value: ast.expr = Ref(turn)
-        if endless:  # a `while` has no turns: the number is a state
+        if endless:  # a `while` has no loop variable: the number is a state
             turn = b.fresh("i", Info(kind="int"))
             b.emit(Assign((turn,), literal(0), b.scope))
             value, states, ends = Ref(turn), [turn, *states], [*ends, (turn, b("i + 1", i=Ref(turn)))]
@@ -88,7 +87,7 @@ def loop(
     offset = len(states) - count
     made = [_as_output(b, i, Ref(states[offset + i])) if b.wants(i) else None for i in range(count)]
     fixed = stop is None and M is not None and (M.scalar or 0) > 0
-    return made + stacks.results([0] * len(stacks.values), [0] * len(stacks.values), may_be_empty=not fixed)
+    return made + stacks.results(may_be_empty=not fixed)
 
 
 @op("Scan", since=9)
@@ -102,16 +101,14 @@ def scan(
     scan_output_axes: list[int] | None = None,
     scan_output_directions: list[int] | None = None,
 ) -> list[ast.expr | None]:
-    """`for x in xs.unbind(axis)`, the state carried from turn to turn."""
+    """`for x in xs.unbind(axis)`, with a state that is carried from iteration to iteration."""
     count = len(initial_state_and_scan_inputs) - num_scan_inputs
     states = [_state(b, v, a.expr) for v, a in zip(body.inputs[:count], initial_state_and_scan_inputs)]
     scanned = initial_state_and_scan_inputs[count:]
-    axes = scan_input_axes or [0] * num_scan_inputs
-    reverse = scan_input_directions or [0] * num_scan_inputs
+    axes, reverse = scan_input_axes or ZEROS, scan_input_directions or ZEROS
     slices = [_slices(b, x, axis, r) for x, axis, r in zip(scanned, axes, reverse)]
-    outputs = len(body.outputs) - count
-    made = _turns(b, body, states, slices, scan_output_axes or [0] * outputs, scan_output_directions or [0] * outputs)
-    return [_as_output(b, i, e) if e is not None else None for i, e in enumerate(made)]
+    made = _iterate(b, body, states, slices, scan_output_axes or ZEROS, scan_output_directions or ZEROS)
+    return [None if e is None else _as_output(b, i, e) for i, e in enumerate(made)]
 
 
 @op("Scan", since=1)
@@ -123,64 +120,56 @@ def scan_batched(
     num_scan_inputs: int,
     directions: list[int] | None = None,
 ) -> list[ast.expr | None]:
-    """Scan-8: the same for each sequence of a batch, the first axis of every input and output."""
+    """Scan-8: the loop runs for each sequence of a batch, which is the first axis of every input and output."""
     if sequence_lens is not None:
-        raise b.error(
-            "sequence_lens of a Scan are not handled", "convert the file to opset 9 or newer (onnx.version_converter)"
-        )
+        way_out = "convert the file to opset 9 or newer (onnx.version_converter)"
+        raise b.error("input 'sequence_lens' of a Scan is not handled", way_out)
     count = len(initial_state_and_scan_inputs) - num_scan_inputs
     row = b.fresh("row")
-    facts = [_element(a) for a in initial_state_and_scan_inputs]
+    facts = [Info(a.dtype, None if a.shape is None else a.shape[1:]) for a in initial_state_and_scan_inputs]
     rows = [b.fresh(a.name or "x", f) for a, f in zip(initial_state_and_scan_inputs, facts)]
     head: list[Statement] = [
         Assign((r,), b("x[i]", x=a, i=Ref(row)), b.scope) for r, a in zip(rows, initial_state_and_scan_inputs)
     ]
     with b.writing(head):
         states = [_state(b, v, Ref(r)) for v, r in zip(body.inputs[:count], rows)]
-        reverse = directions or [0] * num_scan_inputs
-        slices = [
-            flipped(b, Ref(r), f.dtype, 0) if d else Ref(r) for r, f, d in zip(rows[count:], facts[count:], reverse)
-        ]
-        outputs = len(body.outputs) - count
-        results = _turns(b, body, states, slices, [0] * outputs, [0] * outputs, wants=range(len(body.outputs)))
+        scanned = zip(rows[count:], facts[count:], directions or ZEROS)
+        slices = [flipped(b, Ref(r), f.dtype, 0) if backwards else Ref(r) for r, f, backwards in scanned]
+        results = _iterate(b, body, states, slices, wants=range(len(body.outputs)))
     stacks = _Stacks(b, 0, body.outputs, [r for r in results if r is not None])
     size = b("range(x.shape[0])", x=initial_state_and_scan_inputs[-1])
     b.emit(Loop((row,), size, None, [*head, *stacks.appends], tuple(stacks.lists), b.scope, b.nodes))
-    return stacks.results([0] * len(results), [0] * len(results), may_be_empty=False)
+    return stacks.results()
 
 
-def _turns(
+def _iterate(
     b: Builder,
     body: ir.Graph,
     states: list[str],
     slices: list[ast.expr],
-    axes: list[int],
-    reverse: list[int],
+    axes: Iterable[int] = ZEROS,
+    reverse: Iterable[int] = ZEROS,
     wants: Sequence[int] | None = None,
 ) -> list[ast.expr | None]:
-    """The loop over what is scanned; returns final states and stacked outputs."""
+    """Write the loop over the scanned slices, and return the final states and the stacked outputs."""
     count = len(states)
-    items = [b.fresh(v.name or "x", info(v)) for v in body.inputs[count:]]
+    items = [_fresh(b, v) for v in body.inputs[count:]]
     statements, results = b.block(body, [Ref(name) for name in (*states, *items)])
     stacks = _Stacks(b, count, body.outputs[count:], results[count:], wants)
     inner = [*statements, *stacks.appends, *_together(b, list(zip(states, results)))]
     iterable = slices[0] if len(slices) == 1 else call("zip", *slices)
     b.emit(Loop(tuple(items), iterable, None, inner, (*states, *stacks.lists), b.scope, b.nodes))
-    return [*map(Ref, states), *stacks.results(axes, reverse, may_be_empty=False)]
+    return [*map(Ref, states), *stacks.results(axes, reverse)]
 
 
 def _slices(b: Builder, x: Arg, axis: int, reverse: int) -> ast.expr:
-    """What a `for` goes through: the slices of a tensor along an axis (iterating does it along the first)."""
+    """Return what a `for` iterates over: the slices of a tensor along an axis."""
     made = flipped(b, x, x.dtype, axis) if reverse else x.expr
     return made if axis == 0 else quote("x.unbind(axis)", x=made, axis=axis)
 
 
-def _element(arg: Arg) -> Info:
-    return Info(arg.dtype, None if arg.shape is None else arg.shape[1:])
-
-
 class _Stacks:
-    """The values that a body makes in each turn, in lists that grow: `ys = []`, `ys.append(y)`, `torch.stack(ys)`."""
+    """The values that a body computes in each iteration: `ys = []`, `ys.append(y)`, `torch.stack(ys)`."""
 
     def __init__(
         self,
@@ -190,7 +179,9 @@ class _Stacks:
         turns: Sequence[ast.expr],
         wants: Sequence[int] | None = None,
     ) -> None:
-        """`first`: which output of the node the first of these is; `wants`: which count (default: what is used)."""
+        """`first`: the number of the first of these among the node's outputs. `wants`: the outputs to collect, by
+        default those that are used.
+        """
         self.b, self.first, self.values = b, first, values
         self.names: list[str | None] = []
         self.appends: list[Statement] = []
@@ -206,8 +197,10 @@ class _Stacks:
     def lists(self) -> list[str]:
         return [name for name in self.names if name is not None]
 
-    def results(self, axes: list[int], reverse: list[int], may_be_empty: bool) -> list[ast.expr | None]:
-        """The stacked tensors."""
+    def results(
+        self, axes: Iterable[int] = ZEROS, reverse: Iterable[int] = ZEROS, may_be_empty: bool = False
+    ) -> list[ast.expr | None]:
+        """Return the stacked tensors."""
         made: list[ast.expr | None] = []
         for value, name, axis, back in zip(self.values, self.names, axes, reverse):
             if name is None:
@@ -220,41 +213,36 @@ class _Stacks:
         return made
 
     def _or_empty(self, stacked: ast.expr, name: str, value: ir.Value) -> ast.expr:
-        """Of no turn at all nothing can be stacked; dims that the file leaves open are 0 then, as in onnxruntime."""
+        """Without iterations nothing can be stacked; dims that the file leaves open are then 0, as in onnxruntime."""
         facts = info(value)
         shape = (0, *(d if isinstance(d, int) else 0 for d in facts.shape or ()))
         if facts.dtype == ir.DataType.STRING:
             empty = call("np.empty", shape, dtype=quote("object"))
-            return self.b("stacked if ys else empty", stacked=stacked, ys=Ref(name), empty=empty)
-        empty = call("torch.empty", shape, dtype=facts.dtype or ir.DataType.FLOAT, device=DeviceOf())
+        else:
+            empty = call("torch.empty", shape, dtype=facts.dtype or ir.DataType.FLOAT, device=DeviceOf())
         return self.b("stacked if ys else empty", stacked=stacked, ys=Ref(name), empty=empty)
 
 
 def _state(b: Builder, value: ir.Value, initial: ast.expr) -> str:
-    """A variable that a loop carries, as the body knows it; its first value is assigned here."""
-    name = b.fresh(value.name or "x", info(value))
+    """Assign the first value of a variable that a loop carries, and return its name in the body."""
+    name = _fresh(b, value)
     b.emit(Assign((name,), initial, b.scope))
     return name
 
 
-def _scalar(b: Builder, value: ir.Value) -> str:
+def _fresh(b: Builder, value: ir.Value) -> str:
     return b.fresh(value.name or "x", info(value))
 
 
 def _tensor(value: ast.expr, like: ir.Value) -> ast.expr:
-    """The number of the turn, or the condition, as the tensor that the body declares: of rank 0, else 1."""
-    rank = info(like).rank
-    return call("torch.tensor", ast.List([value], ast.Load()) if rank == 1 else value, device=DeviceOf())
-
-
-def _endless(M: Arg) -> bool:
-    return isinstance(M.scalar, int) and M.scalar >= ENDLESS
+    """Return the iteration number or the condition as a tensor of the rank that the body declares, 0 or 1."""
+    return call("torch.tensor", ast.List([value], ast.Load()) if info(like).rank == 1 else value, device=DeviceOf())
 
 
 def _condition(
     b: Builder, cond: Arg | None, going: str, after: ir.Value, result: ast.expr
 ) -> tuple[str | None, ast.expr | None]:
-    """The variable that says whether another turn comes (None: always), and its value after a turn (None: the same)."""
+    """Return the variable that says whether to go on (None: always), and its next value (None: it does not change)."""
     start = True if cond is None else cond.scalar
     same = isinstance(result, Ref) and result.value == going
     known = info(after).constant
@@ -270,7 +258,7 @@ def _condition(
 
 
 def _together(b: Builder, ends: list[tuple[str, ast.expr]]) -> list[Statement]:
-    """Assignments as if they were simultaneous: in an order in which none spoils another, else as one tuple."""
+    """Return assignments that act as if simultaneous: in an order in which none changes another, else as one tuple."""
     pending = [(name, value) for name, value in ends if not (isinstance(value, Ref) and value.value == name)]
     made: list[Statement] = []
     while pending:
@@ -287,14 +275,12 @@ def _together(b: Builder, ends: list[tuple[str, ast.expr]]) -> list[Statement]:
 
 
 def _uses(statements: list[Statement], results: list[ast.expr], name: str) -> bool:
-    from onnxgen.code.module_def import expressions
-
     trees = [*results, *(e for s in statements for e in expressions(s))]
     return any(name in refs(tree) for tree in trees)
 
 
 def _as_output(b: Builder, index: int, made: ast.expr) -> ast.expr:
-    """A value from inside a body under what is known of it outside: dims that only mean something inside are others."""
+    """Return a result of a body; a new variable if its facts differ outside, where symbolic dims have other names."""
     if isinstance(made, Ref) and b.known(made.value) != b.out(index):
         return b.let(made, b.node.outputs[index].name or "x", b.out(index))
     return made

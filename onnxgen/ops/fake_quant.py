@@ -1,10 +1,10 @@
-"""Fake quantisation (`--quantized qat`): of activations a module, of a layer's weight the layer's own part."""
+"""Fake quantisation (`--quantized qat`): a module for activations, a part of the layer for a layer's weight."""
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,11 +15,10 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import PASSES_ON
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
+from onnxgen.ops.math import unary
 from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 FAKE = "FakeQuantize"
 FLOAT = ir.DataType.FLOAT
@@ -27,43 +26,43 @@ FLOAT = ir.DataType.FLOAT
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """What a layer is built of whose weight is stored, perhaps to be fake-quantised.
+    """What to build a layer from, whose weight may be fake-quantised.
 
     Attributes:
-        name: of its class: `nn.Linear` or `QuantizedLinear`.
+        name: the class, `nn.Linear` or `QuantizedLinear`.
         weight: None if it is computed.
-        options, keys: what the quantiser adds to the arguments of `Builder.call` and `Builder.module`.
+        options, keys: further arguments of `Builder.call` and `Builder.module` for the quantiser.
     """
 
     name: str
     weight: Source | None
-    options: dict[str, Any]
-    keys: dict[str, Source]
+    options: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, Source] = field(default_factory=dict)
 
 
-def layer(b: Builder, weight: Arg, name: str, turned: bool = False) -> QuantizedLayer:
-    """The layer of torch's with this weight; `turned`: the layer has the matrix the other way round."""
-    value, flips = weight.value, turned
+def layer(b: Builder, weight: Arg, name: str, transposed: bool = False) -> QuantizedLayer:
+    """Return the torch layer with this weight; `transposed`: the layer stores the transposed matrix."""
+    value, flips = weight.value, transposed
     node = None if value is None else value.producer()
-    while node is not None and node.op_type == "Transpose" and info(node.inputs[0]).rank == 2 and _is_turn(node):
+    while node is not None and _transposes(node):
         value, flips = node.inputs[0], not flips
         node = None if value is None else value.producer()
     if node is None or node.op_type != FAKE or node.domain != DOMAIN:
         source = weight.source
-        return QuantizedLayer(
-            f"nn.{name}", source.transpose((1, 0)) if source is not None and turned else source, {}, {}
-        )
+        return QuantizedLayer(f"nn.{name}", source.transpose((1, 0)) if source is not None and transposed else source)
     source = b.source(node.inputs[0])
     made = None if source is None else _quantizer(b, node, len(source.shape), flips)
     if source is None or made is None:
-        return QuantizedLayer(f"nn.{name}", None, {}, {})
+        return QuantizedLayer(f"nn.{name}", None)
     keys = {f"quantize.{key}": found for key, found in made[1].items()}
-    return QuantizedLayer(
-        f"Quantized{name}", source.transpose((1, 0)) if flips else source, {"quantize": made[0]}, keys
-    )
+    weight_source = source.transpose((1, 0)) if flips else source
+    return QuantizedLayer(f"Quantized{name}", weight_source, {"quantize": made[0]}, keys)
 
 
-def _is_turn(node: ir.Node) -> bool:
+def _transposes(node: ir.Node) -> bool:
+    """Return True if the node transposes a matrix."""
+    if node.op_type != "Transpose" or info(node.inputs[0]).rank != 2:
+        return False
     return "perm" not in node.attributes or list(node.attributes["perm"].as_ints()) == [1, 0]
 
 
@@ -79,13 +78,13 @@ def fake_quantize(
     return b("m(x)", m=module, x=x)
 
 
-@op("FakeQuantizeDynamic", domain=DOMAIN)
-def fake_quantize_dynamic(b: Builder, x: Arg) -> ast.expr:
-    return b("fake_quantize_dynamic(x)", x=x)
+op("FakeQuantizeDynamic", domain=DOMAIN)(unary("fake_quantize_dynamic(x)"))
 
 
-def _quantizer(b: Builder, node: ir.Node, rank: int, turned: bool = False) -> tuple[ast.expr, dict[str, Source]] | None:
-    """What builds the quantiser of a node, and its tensors; None if these are computed."""
+def _quantizer(
+    b: Builder, node: ir.Node, rank: int, transposed: bool = False
+) -> tuple[ast.expr, dict[str, Source]] | None:
+    """Return the expression that builds the quantiser of a node, and its tensors; None if these are computed."""
     given = {name: int(attribute.value) for name, attribute in node.attributes.items()}
     axis, block = given.get("axis", 1), given.get("block", 0)
     keys: dict[str, Source] = {}
@@ -95,13 +94,13 @@ def _quantizer(b: Builder, node: ir.Node, rank: int, turned: bool = False) -> tu
             return None
         if source is not None:
             found = _shaped(source.cast(FLOAT) if key == "zero" else source, rank, axis, block)
-            keys[key] = found.transpose((1, 0)) if turned and len(found.shape) == 2 else found
+            keys[key] = found.transpose((1, 0)) if transposed and len(found.shape) == 2 else found
     shape, scale = keys["scale"].shape, node.inputs[1]
     learned = scale is not None and is_trained(scale)
     if "to" in given:
         dtype = ir.DataType(given["to"])
         return b.call("FakeQuantizeFloat", *shape, dtype=dtype, learned=unless(learned, False)), keys
-    at = (1 - axis if turned else axis) - rank if block else -1
+    at = (1 - axis if transposed else axis) - rank if block else -1
     build = b.call(
         FAKE, *shape, low=unless(given["low"], -128), high=unless(given["high"], 127), axis=unless(at, -1),
         block=unless(block, 0), shifted=unless("zero" in keys, False), learned=unless(learned, False),
@@ -110,7 +109,7 @@ def _quantizer(b: Builder, node: ir.Node, rank: int, turned: bool = False) -> tu
 
 
 def _shaped(source: Source, rank: int, axis: int, block: int) -> Source:
-    """A scale or zero point so that it broadcasts."""
+    """Return a scale or zero point in a shape that broadcasts."""
     if int(np.prod(source.shape)) == 1:
         return source.reshape(())
     if block:

@@ -1,9 +1,9 @@
-"""Tensors made of nothing: constants, ranges, random numbers; and what a tensor tells about itself."""
+"""Operators that create tensors: constants, ranges, random numbers, shapes and positions."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,12 +13,10 @@ from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, FILLS, MOVES, RANDOM
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import converted
-from onnxgen.ops.wide import computed
+from onnxgen.ops.wide import WIDER, computed
 from onnxgen.shapes.dims import nonnegative
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 T = ir.DataType
 
@@ -36,8 +34,8 @@ def constant(
     value_strings: list[str] | None = None,
     sparse_value: Any = None,
 ) -> ast.expr:
-    """All but this are known before it is asked (`stored.stored`)."""
-    raise b.error("the Constant is sparse, which is not supported", "store it as a dense tensor")
+    """Only a sparse Constant gets here: all others are read as stored tensors (`weights.stored.stored`)."""
+    raise b.error("a sparse Constant is not handled", "store it as a dense tensor")
 
 
 @op("ConstantOfShape")
@@ -47,15 +45,14 @@ def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
     if item in (0, 1) and dtype not in (T.BOOL, T.STRING) and not (item == 0 and np.signbit(item)):
         name = "torch.zeros" if item == 0 else "torch.ones"
         return b.call(name, input.as_ints(), dtype=unless(dtype, T.FLOAT), device=DeviceOf())
-    implied = {T.FLOAT, T.INT64, T.BOOL}
     number = shortest(item, dtype) if isinstance(item, float) else item
-    kept = OMIT if dtype in implied else dtype
+    kept = OMIT if dtype in (T.FLOAT, T.INT64, T.BOOL) else dtype
     return b.call("torch.full", input.as_ints(), number, dtype=kept, device=DeviceOf())
 
 
 @op("Range", still="start limit delta")
 def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 1) -> ast.expr:
-    """start, start + delta, ... up to but without limit; nothing where limit lies the other way."""
+    """start, start + delta, ... up to limit, exclusive; empty if limit is in the other direction."""
     dtype = start.dtype
     if dtype is None:
         raise b.error("the type of the inputs is unknown", INFER)
@@ -64,7 +61,7 @@ def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 
     first, last, step = (_int(x) for x in (start, limit, delta))
     ascending = first is not None and last is not None and step == 1 and nonnegative(last - first)
     if not ascending:
-        if dtype.is_floating_point():  # numbers that a gradient flows to stay tensors
+        if dtype.is_floating_point():  # keep tensors: they may need a gradient
             bounds[0], bounds[2] = (x if x.number is None else x.number for x in (start, delta))
         return b.call("range_tensor", *bounds, dtype=unless(dtype, T.INT64), device=DeviceOf())
     arguments = bounds[1:2] if first == 0 else bounds[:2]
@@ -79,43 +76,40 @@ def _int(x: Arg) -> Any:
 # -------------------------------------------------------------------------------------------- like another tensor
 
 
-def _dtype(dtype: int | None, default: T | None) -> T | None:
+def _dtype_or(dtype: int | None, default: T | None) -> T | None:
     return T(dtype) if dtype else default
 
 
 @op("EyeLike")
 def eye_like(b: Builder, input: Arg, *, dtype: int | None = None, k: int = 0) -> ast.expr:
-    """Ones on the k-th diagonal, of the shape of the input."""
-    wanted = _dtype(dtype, input.dtype)
-    kept = unless(wanted, input.dtype)
-    made = b.call("torch.ones_like", input, dtype=kept)
-    if wanted in (T.UINT16, T.UINT32, T.UINT64):
+    """Ones on the k-th diagonal, in the shape of the input."""
+    wanted = _dtype_or(dtype, input.dtype)
+    if wanted in WIDER:
         made = b.call("torch.ones_like", input, dtype=T.INT64)
         return b("x.triu(k).tril(k).to(d)", x=made, k=k, d=wanted)
-    if k == 0:
-        return b("x.triu().tril()", x=made)
-    return b("x.triu(k).tril(k)", x=made, k=k)
+    made = b.call("torch.ones_like", input, dtype=unless(wanted, input.dtype))
+    return b("x.triu(k).tril(k)" if k else "x.triu().tril()", x=made, k=k)
 
 
 @op("Trilu", traits=[FILLS])
 def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> ast.expr:
     """The upper (or lower) triangle, zeros elsewhere."""
-    diagonal = 0 if k is None else k.as_int()
+    diagonal: Any = OMIT if k is None else k.as_int()
     if isinstance(diagonal, ast.Constant) and diagonal.value == 0:
-        diagonal = 0
+        diagonal = OMIT
     name = "triu" if upper else "tril"
 
     def formula(x: Any) -> ast.expr:
-        return b.call(ast.Attribute(literal(x), name, ast.Load()), unless(diagonal, 0))
+        return b.call(b(f"x.{name}", x=x), diagonal)
 
     return computed(b, input.dtype, formula, input)
 
 
 @op("Shape", least=0.0)
 def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> ast.expr:
-    """Of a tensor of unknown rank; other shapes are known at generation."""
+    """Only for a tensor of unknown rank: other shapes are known at generation."""
     cut = "" if start == 0 and end is None else "[start:]" if end is None else "[start:end]"
-    made = f"torch.tensor(x.shape{cut}, dtype=torch.int64, device=x.device)"  # of no sizes it would be float32
+    made = f"torch.tensor(x.shape{cut}, dtype=torch.int64, device=x.device)"  # an empty list would become float32
     return b(made, x=data, start=start, end=end)
 
 
@@ -126,55 +120,50 @@ def size(b: Builder, data: Arg) -> ast.expr:
 
 @op("OneHot", traits=[MOVES], data="values", still="values")
 def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1) -> ast.expr:
-    """`values` is [off, on]; indices from -depth to depth - 1 are on, others are off everywhere."""
+    """`values` is [off, on]. Indices from -depth to depth - 1 switch one element on, others none."""
     count = depth.as_int()
     if depth.is_float and not isinstance(count, ast.Constant):
         count = b("int(n)", n=count)
     elif isinstance(count, ast.Constant) and isinstance(count.value, float):
         count = literal(int(count.value))
     pair = values.constant
+    places = b.call("one_hot_places", indices, count, axis=unless(axis, -1))
     if pair is not None and pair.size == 2 and values.dtype is not None and pair.dtype.kind in "biuf":
-        off, on = pair.reshape(-1).tolist()
-        places = b.call("one_hot_places", indices, count, axis=unless(axis, -1))
+        off, on = (shortest(v, values.dtype) if isinstance(v, float) else v for v in pair.reshape(-1).tolist())
         if (off, on) == (0, 1):
             return converted(b, places, T.BOOL, values.dtype)
         if values.dtype in (T.FLOAT, T.INT64):
-            return b("torch.where(p, on, off)", p=places, on=_short(on, values), off=_short(off, values))
-    places = b.call("one_hot_places", indices, count, axis=unless(axis, -1))
+            return b("torch.where(p, on, off)", p=places, on=on, off=off)
     return b("torch.where(p, v[1], v[0])", p=places, v=values)
-
-
-def _short(value: Any, like: Arg) -> Any:
-    return shortest(value, like.dtype) if isinstance(value, float) else value
 
 
 @op("NonZero", least=0.0)
 def non_zero(b: Builder, X: Arg) -> ast.expr:
-    """The places of what is not zero: one row an axis, one column an element, in row-major order."""
+    """The positions of non-zero elements, in row-major order: one row per axis, one column per element."""
     return computed(b, X.dtype, lambda x: b("x.nonzero().T", x=x), X, back=False)
 
 
-# ---------------------------------------------------------------------------------------------------- by chance
+# ---------------------------------------------------------------------------------------------------- random
 
 
 def _generator(b: Builder, seed: float | None) -> Any:
-    """A seed makes the same numbers at every call; without one they are torch's own stream."""
+    """A seed gives the same numbers in every call; without one, torch's global generator is used."""
     if seed is None:
         return OMIT
     return b("torch.Generator(dev).manual_seed(seed)", dev=DeviceOf(), seed=int(seed))
 
 
 def _drawn(b: Builder, empty: ast.expr, how: str, a: float, c: float, seed: float | None) -> ast.expr:
-    """`empty.normal_(a, c)` or `empty.uniform_(a, c)`."""
-    return b.call(ast.Attribute(empty, how, ast.Load()), shortest(a), shortest(c), generator=_generator(b, seed))
+    """Return `empty.normal_(a, c)` or `empty.uniform_(a, c)`."""
+    return b.call(b(f"x.{how}", x=empty), shortest(a), shortest(c), generator=_generator(b, seed))
 
 
 def _empty(b: Builder, shape: list[int], dtype: int) -> ast.expr:
     return b.call("torch.empty", tuple(shape), dtype=unless(T(dtype), T.FLOAT), device=DeviceOf())
 
 
-def _empty_like(b: Builder, x: Arg, dtype: int | None) -> ast.expr:
-    return b.call("torch.empty_like", x, dtype=unless(_dtype(dtype, x.dtype), x.dtype))
+def _like(b: Builder, function: str, x: Arg, dtype: int | None) -> ast.expr:
+    return b.call(function, x, dtype=unless(_dtype_or(dtype, x.dtype), x.dtype))
 
 
 @op("RandomNormal", traits=[RANDOM])
@@ -202,35 +191,29 @@ def random_normal_like(
     seed: float | None = None,
 ) -> ast.expr:
     if (mean, scale, seed) == (0.0, 1.0, None):
-        return b.call("torch.randn_like", input, dtype=unless(_dtype(dtype, input.dtype), input.dtype))
-    return _drawn(b, _empty_like(b, input, dtype), "normal_", mean, scale, seed)
+        return _like(b, "torch.randn_like", input, dtype)
+    return _drawn(b, _like(b, "torch.empty_like", input, dtype), "normal_", mean, scale, seed)
 
 
 @op("RandomUniformLike", traits=[RANDOM, ELEMENTWISE])
 def random_uniform_like(
-    b: Builder,
-    input: Arg,
-    *,
-    dtype: int | None = None,
-    low: float = 0.0,
-    high: float = 1.0,
-    seed: float | None = None,
+    b: Builder, input: Arg, *, dtype: int | None = None, low: float = 0.0, high: float = 1.0, seed: float | None = None
 ) -> ast.expr:
     if (low, high, seed) == (0.0, 1.0, None):
-        return b.call("torch.rand_like", input, dtype=unless(_dtype(dtype, input.dtype), input.dtype))
-    return _drawn(b, _empty_like(b, input, dtype), "uniform_", low, high, seed)
+        return _like(b, "torch.rand_like", input, dtype)
+    return _drawn(b, _like(b, "torch.empty_like", input, dtype), "uniform_", low, high, seed)
 
 
 @op("Bernoulli", traits=[RANDOM, ELEMENTWISE])
 def bernoulli(b: Builder, input: Arg, *, dtype: int | None = None, seed: float | None = None) -> ast.expr:
-    """1 with the probability that the input says, else 0."""
+    """1 with the probability in the input, else 0."""
     made = b.call("torch.bernoulli", input, generator=_generator(b, seed))
-    return converted(b, made, input.dtype, _dtype(dtype, input.dtype) or T.FLOAT)
+    return converted(b, made, input.dtype, _dtype_or(dtype, input.dtype) or T.FLOAT)
 
 
 @op("Multinomial", traits=[RANDOM])
 def multinomial(b: Builder, input: Arg, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> ast.expr:
-    """Classes drawn with replacement; the input has the logarithms of their probabilities, up to a constant a row."""
+    """Draw classes with replacement. The input has the logarithms of their probabilities, up to a constant per row."""
     x = b("x.float()", x=input) if input.dtype == T.FLOAT16 else input.expr
     weights = b("F.softmax(x, dim=-1)", x=x)
     made = b.call("torch.multinomial", weights, sample_size, replacement=True, generator=_generator(b, seed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,40 +12,37 @@ from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import MOVES, PASSES_ON
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
-from onnxgen.ops.wide import BITS, flipped
+from onnxgen.ops.wide import BITS, flipped, moved
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, dim_min
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
-FARTHEST = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there
-LIST = 8  # an index list up to this length is written out
+FARTHEST = (2**31 - 1, 2**63 - 1)  # "to the end" for negative steps in onnxruntime; the standard says INT_MIN
+MAX_WRITTEN_INDICES = 8  # a longer list of indices is a buffer
 
 # ------------------------------------------------------------------------------------------------------- Gather
 
 
 @op("Gather", traits=[MOVES], matrix="data")
 def gather(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
-    """`nn.Embedding` for a trained table, else plain indexing."""
+    """`nn.Embedding` for a trained table, else indexing."""
     if axis < 0 or data.rank is not None:
         axis %= data.known_rank
     embedding = _embedding(b, data, indices, axis)
     if embedding is not None:
         return embedding
-    item = _index(data, indices, axis)
-    return subscript(data, {axis: item}, data.rank)
+    return subscript(data, {axis: _index(data, indices, axis)}, data.rank)
 
 
 def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | None:
-    """A table of rows that is trained, looked up by ids.
+    """Return the call of an `nn.Embedding`, if the data is a trained table of rows that is looked up by ids.
 
-    `nn.Embedding` refuses negative ids, which ONNX allows: it is taken where ids come from outside (whoever calls the
-    network has token ids), can't be negative, or where the table's name says that it was a module's weight.
+    `nn.Embedding` refuses negative ids, which ONNX allows. So the ids must be inputs of the network (token ids) or
+    provably not negative, or the table's name must be that of a module's weight.
     """
     table = layer(b, data, "Embedding")
     source = table.weight
@@ -53,9 +50,7 @@ def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | Non
         return None
     path = param_path(source.names[0]) if len(source.names) == 1 else None
     named = path is not None and path[-1] == "weight"
-    if data.constant is not None and not named:
-        return None
-    if not named and not never_negative(indices.value, trust_inputs=True):
+    if not named and (data.constant is not None or not never_negative(indices.value, trust_inputs=True)):
         return None
     dtype = unless(source.dtype, ir.DataType.FLOAT)
     build = b.call(table.name, *source.shape, dtype=dtype, **table.options)
@@ -64,7 +59,7 @@ def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | Non
 
 
 def _index(data: Arg, indices: Arg, axis: int) -> Any:
-    """What stands between the brackets: a number, a slice, a short list, or a tensor."""
+    """Return what to write between the brackets: a number, a slice, a short list, or a tensor."""
     ints = indices.ints
     if ints is None or indices.rank is None or indices.rank > 1:
         return indices
@@ -74,51 +69,37 @@ def _index(data: Arg, indices: Arg, axis: int) -> Any:
     run = _run(ints, size)
     if run is not None:
         return run
-    plain = all(isinstance(i, int) for i in ints)
-    return list(ints) if 0 < len(ints) <= LIST or not plain else indices
+    return list(ints) if 0 < len(ints) <= MAX_WRITTEN_INDICES or not _all_ints(ints) else indices
 
 
 def _run(ints: list[Dim], size: Dim | None) -> ast.Slice | None:
-    """The slice that has the same elements, if it surely has."""
+    """Return the slice with the same elements, if there is certainly one."""
     if ints == [0]:
         return piece(None, 1)
     if ints == [-1]:
         return piece(-1, None)
     numbers = [i for i in ints if isinstance(i, int)]
-    if (
-        not isinstance(size, int)
-        or len(numbers) < len(ints)
-        or not ints
-        or not 0 <= min(numbers) <= max(numbers) < size
-    ):
+    if not isinstance(size, int) or len(numbers) < len(ints) or not ints:
         return None
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     start, end = numbers[0], numbers[-1] + 1
-    if step < 1 or numbers != list(range(start, end, step)):
+    if step < 1 or start < 0 or end > size or numbers != list(range(start, end, step)):
         return None
     return piece(start or None, None if end == size else end, step)
 
 
 @op("GatherElements", traits=[MOVES])
 def gather_elements(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
-    """`x.gather`, which knows no negative indices."""
+    """`x.gather`, which takes no negative indices."""
     index = _from_front(b, data.expr, indices, axis)
-    return _signed(b, data, lambda x: b("x.gather(axis, i)", x=x, axis=axis, i=index))
+    return moved(b, data, data.dtype, lambda x: b("x.gather(axis, i)", x=x, axis=axis, i=index))
 
 
 def _from_front(b: Builder, x: ast.expr, indices: Arg, axis: int) -> Any:
-    """The indices as int64, none of them negative."""
+    """Return the indices as non-negative int64."""
     if not never_negative(indices.value):
         return b("nonnegative_index(i, x.shape[axis])", i=indices, x=x, axis=axis)
     return indices if indices.dtype == ir.DataType.INT64 else b("i.long()", i=indices)
-
-
-def _signed(b: Builder, data: Arg, compute: Any) -> ast.expr:
-    """A computation that only moves elements, in a dtype that torch has kernels for."""
-    if data.dtype not in BITS:
-        made: ast.expr = compute(data.expr)
-        return made
-    return b("y.view(d)", y=compute(b("x.view(s)", x=data, s=BITS[data.dtype])), d=data.dtype)
 
 
 @op("GatherND", traits=[MOVES])
@@ -146,10 +127,9 @@ def scatter_elements(
 
 @op("ScatterND", traits=[MOVES], data="data updates")
 def scatter_nd(b: Builder, data: Arg, indices: Arg, updates: Arg, *, reduction: str = "none") -> ast.expr:
-    method = {
-        "none": "x.index_put(i.unbind(-1), u)",
-        "add": "x.index_put(i.unbind(-1), u, accumulate=True)",
-    }.get(reduction, "scatter_nd_reduce(x, i, u, how)")
+    method = {"none": "x.index_put(i.unbind(-1), u)", "add": "x.index_put(i.unbind(-1), u, accumulate=True)"}.get(
+        reduction, "scatter_nd_reduce(x, i, u, how)"
+    )
     return _scatter(b, method, data, indices, updates, reduction, 0)
 
 
@@ -172,15 +152,9 @@ def _scatter(b: Builder, template: str, data: Arg, index: Any, updates: Arg, red
 
 @op("TensorScatter", traits=[MOVES], data="past_cache update")
 def tensor_scatter(
-    b: Builder,
-    past_cache: Arg,
-    update: Arg,
-    write_indices: Arg | None = None,
-    *,
-    axis: int = -2,
-    mode: str = "linear",
+    b: Builder, past_cache: Arg, update: Arg, write_indices: Arg | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> ast.expr:
-    """A key-value cache with new entries; without `write_indices` they are the first."""
+    """Write new entries into a key-value cache; without `write_indices` they are the first."""
     starts = b("x.new_zeros(x.shape[:1], dtype=torch.long)", x=past_cache) if write_indices is None else write_indices
     return b.call(
         "write_cache", past_cache, update, starts,
@@ -195,11 +169,11 @@ def tensor_scatter(
 def slice_(
     b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg | None = None, steps: Arg | None = None
 ) -> ast.expr:
-    """`x[:, 1:-1]`; a negative step as a flip, whose position p is position ~p of the axis."""
+    """`x[:, 1:-1]`. A negative step becomes a flip: position p of the flipped axis is position ~p of the axis."""
     first, last = starts.ints, ends.ints
     known_axes = None if axes is None else axes.ints
     known_steps = None if steps is None else steps.ints
-    if first is None or last is None or (axes and not _plain(known_axes)) or (steps and not _plain(known_steps)):
+    if first is None or last is None or (axes and not _all_ints(known_axes)) or (steps and not _all_ints(known_steps)):
         return _slice_at_run_time(b, data, starts, ends, axes, steps)
     positions = _axes(data, known_axes, len(first))
     strides = [s for s in known_steps if isinstance(s, int)] if known_steps is not None else [1] * len(first)
@@ -219,7 +193,7 @@ def slice_(
 
 
 def _flipped(b: Builder, start: Dim, size: Dim | None) -> Dim:
-    """Where a backward slice starts on the flipped axis: on it, even if it asks for less than the first element."""
+    """Return where a backward slice starts on the flipped axis; a start before the first element is clamped to it."""
     if start in (-1, 0) or (isinstance(start, int) and start > 0):
         return -1 - start
     if size is None:
@@ -229,7 +203,7 @@ def _flipped(b: Builder, start: Dim, size: Dim | None) -> Dim:
     return dim_min(-1 - start, size - 1)
 
 
-def _plain(ints: list[Dim] | None) -> bool:
+def _all_ints(ints: list[Dim] | None) -> bool:
     return ints is not None and all(isinstance(i, int) for i in ints)
 
 
@@ -241,11 +215,11 @@ def _axes(data: Arg, axes: list[Dim] | None, count: int) -> list[int]:
 
 
 def _piece(start: Dim, end: Dim, step: int, size: Dim | None) -> ast.Slice:
-    """The bounds that a person would write: none where they are the axis's own."""
+    """Return a slice without the bounds that are the axis's own."""
     from_front = isinstance(start, int) and (start == 0 or start <= -FAR or (isinstance(size, int) and start <= -size))
     to_end = (isinstance(end, int) and (end >= FAR or (isinstance(size, int) and end >= size))) or end == size
     if isinstance(end, int) and end <= -FAR:
-        end = 0  # nothing is left of the axis; torch warns of numbers so low
+        end = 0  # the slice is empty; torch warns of very low numbers
     return piece(None if from_front else start, None if to_end else end, step)
 
 
@@ -267,7 +241,7 @@ def _slice_at_run_time(b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg 
 
 @op("Compress", traits=[MOVES])
 def compress(b: Builder, input: Arg, condition: Arg, *, axis: int | None = None) -> ast.expr:
-    """The slices along an axis (or the flattened elements) where the condition is true; it may be shorter than that."""
+    """Keep the slices along an axis (or the flattened elements) where the condition, which may be shorter, is true."""
     if axis is None:
         return b("x.flatten()[c.nonzero().squeeze(1)]", x=input, c=condition)
     axis %= input.known_rank

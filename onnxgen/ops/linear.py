@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -11,6 +11,7 @@ from onnxgen.code.quote import OMIT, MemberRef, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import QuantizedLayer, layer
 from onnxgen.ops.wide import INTEGERS, computed
 from onnxgen.scopes.origin import param_path
@@ -18,10 +19,7 @@ from onnxgen.weights.dequantised import DequantisedTensor
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import viewed_from
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
-PLAIN = QuantizedLayer("nn.Linear", None, {}, {})
+LINEAR = QuantizedLayer("nn.Linear", None)
 
 
 @op("MatMul", matrix="B")
@@ -31,10 +29,11 @@ def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
 
 @op("Linear", domain=DOMAIN, matrix="weight")
 def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr:
-    """`x @ weight + bias`, weight as [in, out]."""
-    module = _module(b, weight, None if bias is None else bias.source, transposed=True)
-    if module is not None and (bias is None or bias.source is not None):
-        return b("m(x)", m=module, x=x)
+    """`x @ weight + bias`, with the weight as [in, out]."""
+    if bias is None or bias.source is not None:
+        module = _module(b, weight, None if bias is None else bias.source, transposed=True)
+        if module is not None:
+            return b("m(x)", m=module, x=x)
     label = _original_name(weight, bias)
     if label and weight.is_trainable:
         original = b.parameter(weight, label, transposed=True)
@@ -46,19 +45,22 @@ def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr
 
 
 def _original_name(weight: Arg, bias: Arg | None) -> str:
-    """What the original called a matrix that an exporter turned and stored without its name; "" if nothing tells.
+    """Return the original name of a matrix that an exporter transposed and stored without its name; "" if unknown.
 
-    The dynamo exporter records it; otherwise its bias tells: `attn.in_proj_bias` belongs to `attn.in_proj_weight`.
+    The dynamo exporter records it. Otherwise it follows from the bias: `attn.in_proj_bias` belongs to
+    `attn.in_proj_weight`.
     """
     if weight.value is None or param_path(weight.name) is not None:
         return ""
-    partner = param_path(bias.name) if bias is not None else None
-    beside = ".".join((*partner[:-1], partner[-1].replace("bias", "weight"))) if partner is not None else ""
-    return viewed_from(weight.value) or (beside if partner is not None and "bias" in partner[-1] else "")
+    recorded = viewed_from(weight.value)
+    path = param_path(bias.name) if bias is not None else None
+    if recorded or path is None or "bias" not in path[-1]:
+        return recorded
+    return ".".join((*path[:-1], path[-1].replace("bias", "weight")))
 
 
 def _module(b: Builder, weight: Arg, bias: Source | None, transposed: bool) -> MemberRef | None:
-    """The layer with a stored weight, given as [in, out] if `transposed`, else as torch has it: [out, in]."""
+    """Return the layer of a stored weight, given as [in, out] if `transposed`, else as torch has it: [out, in]."""
     if weight.rank != 2:
         return None
     made = layer(b, weight, "Linear", transposed)
@@ -66,13 +68,13 @@ def _module(b: Builder, weight: Arg, bias: Source | None, transposed: bool) -> M
 
 
 def linear_module(
-    b: Builder, weight: Source | None, bias: Source | None, made: QuantizedLayer = PLAIN
+    b: Builder, weight: Source | None, bias: Source | None, made: QuantizedLayer = LINEAR
 ) -> MemberRef | None:
-    """`nn.Linear`, or what `made` says instead, for a stored weight [out, in].
+    """Return the `nn.Linear`, or the layer `made`, of a stored weight [out, in].
 
-    A parameter whose dotted name the file still knows keeps the orientation that its author gave it: one that is
-    stored as [in, out] was no `nn.Linear` (GPT-2's Conv1D), and stays a parameter of its own. Not where it was
-    quantised: onnxruntime's quantiser turns the matrix of a Gemm, and leaves it its name.
+    A parameter that still has its dotted name has the orientation that its author gave it. So one that is stored as
+    [in, out] was not an `nn.Linear` (e.g. GPT-2's Conv1D) and stays a parameter. Quantised weights are an exception:
+    onnxruntime's quantiser transposes the matrix of a Gemm and keeps its name.
     """
     if weight is None or len(weight.shape) != 2 or not weight.dtype.is_floating_point():
         return None
@@ -102,15 +104,15 @@ def gemm(
     transB: int = 0,
     broadcast: int = 0,
 ) -> ast.expr:
-    """`alpha * A' @ B' + beta * C`, C broadcast to the result (before opset 7 only if `broadcast`)."""
+    """`alpha * A' @ B' + beta * C`, where C broadcasts (before opset 7 only if `broadcast`)."""
     a = b("x.T", x=A) if transA else A.expr
-    if alpha == 1.0 and (beta == 1.0 or C is None) and (C is None or C.source is not None):
+    if alpha == 1.0 and (C is None or (beta == 1.0 and C.source is not None)):
         module = _module(b, B, None if C is None else C.source, transposed=not transB)
         if module is not None:
             return b("m(x)", m=module, x=a)
     if A.dtype in INTEGERS:
         if not (alpha.is_integer() and beta.is_integer()):
-            raise b.error("alpha or beta scales integers by a fraction", "cast the inputs to float")
+            raise b.error("attribute 'alpha' or 'beta' scales integers by a fraction", "cast the inputs to float")
         alpha, beta = int(alpha), int(beta)
 
     def formula(x: Any, y: Any, c: Any = None) -> ast.expr:

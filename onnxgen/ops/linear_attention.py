@@ -1,39 +1,35 @@
-"""Linear attention of onnxruntime, whose state is handed on from call to call."""
+"""Layers of onnxruntime with a state that is passed between calls: linear attention, Mamba2, causal convolutions."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, shortest
+from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
+from onnxgen.ops.cast import as_float32
 from onnxgen.ops.microsoft import MICROSOFT
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
-# which update rules have a decay, and which one takes the state's own value from a new one
+# Update rules with a decay, and those with an update rate (beta).
 DECAYING, LEARNING = ("gated", "gated_delta"), ("delta", "gated_delta")
-BOUNDED = ("sigmoid", "kda")  # activations of a decay that has a bound; vectors are normalised otherwise with them
-RULES = {"linear", *DECAYING, *LEARNING}
+BOUNDED = ("sigmoid", "kda")  # gate activations with a lower bound; they also normalise with another epsilon
+UPDATE_RULES = {"linear", *DECAYING, *LEARNING}
 
 
 def terms(b: Builder, update_rule: str, decay: Arg | None, beta: Arg | None) -> tuple[Arg | None, Arg | None]:
-    """The decay and the update rate that a rule uses. Raises a problem where one is missing."""
-    if update_rule not in RULES:
-        raise b.error(f"attribute 'update_rule' must be one of {', '.join(sorted(RULES))}, not {update_rule!r}", WRITER)
-    used = decay if update_rule in DECAYING else None, beta if update_rule in LEARNING else None
-    if (used[0] is None) == (update_rule in DECAYING) or (used[1] is None) == (update_rule in LEARNING):
+    """Return the decay and the update rate that a rule uses. Raises a problem if one is missing."""
+    if update_rule not in UPDATE_RULES:
+        names = ", ".join(sorted(UPDATE_RULES))
+        raise b.error(f"attribute 'update_rule' must be one of {names}, not {update_rule!r}", WRITER)
+    decays, learns = update_rule in DECAYING, update_rule in LEARNING
+    if (decays and decay is None) or (learns and beta is None):
         raise b.error(f"update_rule {update_rule} needs an input that is missing (decay or beta)", WRITER)
-    return used
-
-
-def _given(value: Any) -> Any:
-    return OMIT if value is None else value
+    return decay if decays else None, beta if learns else None
 
 
 @op("LinearAttention", domain=MICROSOFT)
@@ -42,7 +38,7 @@ def linear_attention(
     beta: Arg | None = None, *, q_num_heads: int, kv_num_heads: int, update_rule: str = "gated_delta",
     scale: float = 0.0, state_window: int = 0, chunk_size: int = 64,
 ) -> Any:  # fmt: skip
-    """Of heads that lie side by side; `chunk_size` says how a kernel may go about it, not what it computes."""
+    """Heads lie side by side in the last axis. `chunk_size` is a hint for kernels and does not change the result."""
     if state_window:
         raise b.error("state_window runs on GPUs only", FOR_CPU)
     few, many = sorted((q_num_heads, kv_num_heads))
@@ -52,8 +48,8 @@ def linear_attention(
         )
     used = terms(b, update_rule, decay, beta)
     made = b.call(
-        "linear_attention", query, key, value, heads=q_num_heads, kv_heads=kv_num_heads, state=_given(past_state),
-        decay=_given(used[0]), beta=_given(used[1]), scale=shortest(scale) or OMIT,
+        "linear_attention", query, key, value, heads=q_num_heads, kv_heads=kv_num_heads, state=unless(past_state, None),
+        decay=unless(used[0], None), beta=unless(used[1], None), scale=shortest(scale) or OMIT,
     )  # fmt: skip
     return b.unpack(made, 2)
 
@@ -67,7 +63,7 @@ def gated_delta_net(
     qk_l2_norm: int = 0, gate_lower_bound: float = -5.0, scale: float = 0.0, state_update_capacity: int = 0,
     chunk_size: int = 64,
 ) -> Any:  # fmt: skip
-    """Linear attention of tokens of several sequences, one behind the other (Yang, Kautz, Hatamizadeh 2024)."""
+    """Linear attention over packed sequences (Yang, Kautz, Hatamizadeh 2024)."""
     if (capture_count is None) == (state_update_capacity > 0):
         raise b.error("capture_count must be given exactly if state_update_capacity is positive", WRITER)
     if beta_activation not in ("none", "sigmoid"):
@@ -75,18 +71,17 @@ def gated_delta_net(
     used, rate = terms(b, update_rule, decay, beta)
     faded: Any = used
     if used is not None and gate_activation != "none":
-        heads_axis = query.known_rank - (key is not None)  # of what has a number for each head
-        wide = used.known_rank > heads_axis
-        of_heads = _of_heads(b, a_log, dt_bias, wide)
-        faded = b.let(_activated(b, used, gate_activation, of_heads, shortest(gate_lower_bound)), "decay")
+        has_keys = used.known_rank > query.known_rank - (key is not None)  # the decay has numbers per key element
+        terms_of_heads = _head_terms(b, a_log, dt_bias, has_keys)
+        faded = b.let(_activated(b, used, gate_activation, terms_of_heads, shortest(gate_lower_bound)), "decay")
     elif gate_activation == "none" and (a_log is not None or dt_bias is not None):
         raise b.error("a_log and dt_bias are given, but gate_activation is none", WRITER)
     learned: Any = rate
     if rate is not None and beta_activation == "sigmoid":
-        learned = b.let(b("torch.sigmoid(x)", x=_wide(b, rate)), "beta")
+        learned = b.let(b("torch.sigmoid(x)", x=as_float32(b, rate)), "beta")
     q, k, v = _operands(b, query, key, value, initial_state)
-    given = {"state": _given(initial_state), "starts": _given(cu_seqlens), "decay": _given(faded)}
-    given |= {"beta": _given(learned)}
+    given = {"state": unless(initial_state, None), "starts": unless(cu_seqlens, None), "decay": unless(faded, None)}
+    given["beta"] = unless(learned, None)
     epsilon = (1e-6 if gate_activation in BOUNDED else 1e-12) if qk_l2_norm else OMIT
     made = b.call("packed_delta_rule", q, k, v, **given, scale=shortest(scale) or OMIT, epsilon=epsilon)
     if not b.wants(2) or capture_count is None:
@@ -101,15 +96,11 @@ def gated_delta_net(
     ]
 
 
-def _wide(b: Builder, x: Arg) -> Any:
-    return x if x.dtype == ir.DataType.FLOAT else b("x.float()", x=x)
-
-
-def _of_heads(b: Builder, a_log: Arg | None, dt_bias: Arg | None, wide: bool) -> tuple[ast.expr, ast.expr]:
-    """Both as they broadcast over decays of each head, or `wide`: of each element of its keys."""
+def _head_terms(b: Builder, a_log: Arg | None, dt_bias: Arg | None, has_keys: bool) -> tuple[ast.expr, ast.expr]:
+    """Return both in shapes that broadcast over decays per head or, with `has_keys`, per element of a head's keys."""
     if a_log is None or dt_bias is None:
         raise b.error("gate_activation needs the inputs a_log and dt_bias", WRITER)
-    if not wide:
+    if not has_keys:
         return a_log.expr, dt_bias.expr
     bias = dt_bias.expr
     if dt_bias.known_rank == 1 and dt_bias.shape == a_log.shape:
@@ -121,10 +112,10 @@ def _of_heads(b: Builder, a_log: Arg | None, dt_bias: Arg | None, wide: bool) ->
 
 
 def _activated(
-    b: Builder, decay: Arg, activation: str, of_heads: tuple[ast.expr, ast.expr], low: float
-) -> ast.expr:  # fmt: skip
-    """The logarithm of what is kept of the state: any below 0, or one above a bound (Kimi Delta Attention)."""
-    given = {"x": _wide(b, decay), "a": of_heads[0], "c": of_heads[1]}
+    b: Builder, decay: Arg, activation: str, terms_of_heads: tuple[ast.expr, ast.expr], low: float
+) -> ast.expr:
+    """Return the logarithm of the share of the state that is kept; with a lower bound as in Kimi Delta Attention."""
+    given = {"x": as_float32(b, decay), "a": terms_of_heads[0], "c": terms_of_heads[1]}
     if activation in ("softplus", "qwen"):
         return b("-a.exp() * F.softplus(x + c)", **given)
     if activation not in BOUNDED or not low < 0:
@@ -135,7 +126,7 @@ def _activated(
 
 
 def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state: Arg | None) -> list[Any]:
-    """q, k and v with an axis of heads; side by side, the state says how many there are, and their sizes."""
+    """Return q, k and v with an axis of heads. If `query` has them side by side, their sizes follow from the state."""
     if key is not None and value is not None:
         return [query, key, value]
     if key is not None or value is not None or state is None:
@@ -155,3 +146,53 @@ def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state:
         b.let(b("x[..., m:n].unflatten(-1, (-1, s))", x=query, m=end, n=2 * end, s=keys), "k"),
         b.let(b("x[..., m:].unflatten(-1, (-1, s))", x=query, m=2 * end, s=values), "v"),
     ]
+
+
+@op("Mamba2Verify", domain=MICROSOFT)
+def mamba2_verify(
+    b: Builder, projection: Arg, conv_state: Arg, ssm_state: Arg, conv_weight: Arg, conv_bias: Arg, dt_bias: Arg,
+    A_negative: Arg, D: Arg, norm_weight: Arg, state_row: Arg, *, heads: int, n_groups: int, head_dim: int = 64,
+    d_state: int = 128, epsilon: float = 1e-5, time_step_min: float = 0.001,
+) -> Any:  # fmt: skip
+    """A convolution, a recurrence and a gated norm; also returns the states after each of the last tokens."""
+    sizes = zip((ssm_state.shape or ())[1:], (heads, d_state, head_dim))
+    if n_groups < 1 or heads % n_groups or any(isinstance(d, int) and d != wanted for d, wanted in sizes):
+        raise b.error(
+            f"heads {heads}, n_groups {n_groups}, d_state {d_state} or head_dim {head_dim} do not fit ssm_state", WRITER
+        )
+    made = b.call(
+        "mamba2_block", projection, conv_state, ssm_state, state_row, b("(w, c)", w=conv_weight, c=conv_bias),
+        b("(t, a, d)", t=dt_bias, a=A_negative, d=D), norm_weight, groups=n_groups, epsilon=shortest(epsilon),
+        least=shortest(time_step_min),
+    )  # fmt: skip
+    return b.unpack(made, 5)
+
+
+@op("VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias")
+def varlen_causal_conv_with_state(
+    b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,
+    capture_count: Arg | None = None, kernel_delta: Arg | None = None, previous_mask: Arg | None = None, *,
+    activation: str = "none", dilation: int = 1, state_update_capacity: int = 0, group_size: int = 1,
+    delta_offset: int = 0,
+) -> list[ast.expr | None]:  # fmt: skip
+    """Convolve each channel by itself, in float32; also returns the inputs that the next call needs."""
+    if kernel_delta is not None or previous_mask is not None or group_size != 1 or delta_offset:
+        raise b.error("kernel_delta, previous_mask, group_size and delta_offset run on GPUs only", FOR_CPU)
+    if activation not in ("none", "silu", "swish") or dilation < 1:
+        raise b.error(
+            f"activation {activation!r} must be none, silu or swish, and dilation {dilation} at least 1", WRITER
+        )
+    if (capture_count is None) == (state_update_capacity > 0):
+        raise b.error("capture_count must be given exactly if state_update_capacity is positive", WRITER)
+    x, w, past = (as_float32(b, v) for v in (input, weight, initial_state))
+    offset = OMIT if bias is None else as_float32(b, bias)
+    made = b.call("packed_causal_conv", x, w, cumulative_sequence_length, past, offset, dilation=unless(dilation, 1))
+    if activation != "none":
+        made = b("F.silu(y)", y=made)
+    if input.dtype != ir.DataType.FLOAT:
+        made = b("y.to(x.dtype)", y=made, x=input)
+    state = b.call("packed_conv_state", input, cumulative_sequence_length, initial_state)
+    if not b.wants(2) or capture_count is None:
+        return [made, state]
+    first = b.call("leading_inputs", input, cumulative_sequence_length, capture_count, state_update_capacity)
+    return [made, state, first]

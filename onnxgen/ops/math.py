@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -13,14 +13,14 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import AVERAGES, BROADCASTS, ELEMENTWISE, KEEPS_SIGN, PICKS, RECTIFIER
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
+from onnxgen.ops.cast import FLOAT8_MAX
 from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+MAX_TERMS = 32  # of a sum in one expression
 
-# one floating point input, no attribute, the same meaning at every opset
+# Operators with one input, no attribute and the same meaning at every opset; these take floats only.
 FLOAT_UNARY = "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Sin Sinh Sqrt Tan".split()
-# the same, for integers too
 UNARY = {
     "Reciprocal": "1 / x",
     "Ceil": "torch.ceil(x)",
@@ -33,7 +33,9 @@ UNARY = {
 LEAST = {"Exp": 0.0, "Sqrt": 0.0, "Erf": -1.0, "Sin": -1.0, "Cos": -1.0}
 
 
-def _unary(template: str) -> Callable[..., ast.expr]:
+def unary(template: str) -> Callable[..., ast.expr]:
+    """Make the function of an operator with one input from a template of `x`."""
+
     def lower(b: Builder, X: Arg) -> ast.expr:
         return computed(b, X.dtype, lambda x: b(template, x=x), X)
 
@@ -41,10 +43,10 @@ def _unary(template: str) -> Callable[..., ast.expr]:
 
 
 for _name, _template in UNARY.items():
-    op(_name, renames={"input": "X"}, traits=[ELEMENTWISE], least=LEAST.get(_name))(_unary(_template))
+    op(_name, renames={"input": "X"}, traits=[ELEMENTWISE], least=LEAST.get(_name))(unary(_template))
 
 
-op("Rsqrt", domain=DOMAIN, traits=[ELEMENTWISE])(_unary("torch.rsqrt(x)"))
+op("Rsqrt", domain=DOMAIN, traits=[ELEMENTWISE])(unary("torch.rsqrt(x)"))
 
 
 @op("Abs", traits=[ELEMENTWISE], least=0.0)
@@ -54,7 +56,7 @@ def abs_(b: Builder, X: Arg) -> ast.expr:
 
 @op("Sign", traits=[ELEMENTWISE])
 def sign(b: Builder, input: Arg) -> ast.expr:
-    """torch's sign of NaN is 0."""
+    """torch.sign gives 0 for NaN, ONNX gives NaN."""
     if input.is_float:
         return b("torch.where(x.isnan(), x, torch.sign(x))", x=input)
     if input.dtype in WIDER:
@@ -62,13 +64,11 @@ def sign(b: Builder, input: Arg) -> ast.expr:
     return b("torch.sign(x)", x=input)
 
 
-TERMS = 32  # of a sum in one expression
-
 # ------------------------------------------------------------------------------------------------ of two tensors
 
 
 def aligned(b: Builder, A: Arg, B: Arg, axis: int | None) -> list[Any]:
-    """The operands of a binary operator; before opset 7 an `axis` says at which of A's axes B's begin."""
+    """Return the operands of a binary operator. Before opset 7, `axis` is the axis of A at which B's axes begin."""
     if axis is None or B.known_rank == 0:
         return b.numbers(A, B)
     missing = A.known_rank - axis % A.known_rank - B.known_rank
@@ -78,12 +78,9 @@ def aligned(b: Builder, A: Arg, B: Arg, axis: int | None) -> list[Any]:
     return [A, ast.Subscript(B.expr, new, ast.Load())]
 
 
-def _is_negative(number: Any) -> bool:
-    return isinstance(number, ast.UnaryOp) and isinstance(number.op, ast.USub)
-
-
 def _add(b: Builder, x: Any, y: Any) -> ast.expr:
-    return b("x - y", x=x, y=y.operand) if _is_negative(y) else b("x + y", x=x, y=y)
+    is_negative = isinstance(y, ast.UnaryOp) and isinstance(y.op, ast.USub)
+    return b("x - y", x=x, y=y.operand) if is_negative else b("x + y", x=x, y=y)
 
 
 @op("Add", traits=[BROADCASTS, KEEPS_SIGN])
@@ -91,7 +88,9 @@ def add(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
     return computed(b, A.dtype, lambda x, y: _add(b, x, y), *aligned(b, A, B, axis))
 
 
-def _arithmetic(template: str) -> Callable[..., ast.expr]:
+def binary(template: str) -> Callable[..., ast.expr]:
+    """Make the function of an operator with two inputs from a template of `x` and `y`."""
+
     def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
         return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), *aligned(b, A, B, axis))
 
@@ -106,15 +105,15 @@ ARITHMETIC = {
     "BitwiseXor": "x ^ y",
 }
 for _name, _template in ARITHMETIC.items():
-    op(_name, traits=[BROADCASTS, KEEPS_SIGN] if _name == "Mul" else [BROADCASTS])(_arithmetic(_template))
+    op(_name, traits=[BROADCASTS, KEEPS_SIGN] if _name == "Mul" else [BROADCASTS])(binary(_template))
 
 
 @op("Div", traits=[BROADCASTS, KEEPS_SIGN])
 def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
-    """Of integers: truncated toward zero."""
-    if not is_integer(b, A):
-        return b("x / y", x=(operands := aligned(b, A, B, axis))[0], y=operands[1])
+    """Integers are divided with truncation toward zero."""
     x, y = aligned(b, A, B, axis)
+    if not is_integer(b, A):
+        return b("x / y", x=x, y=y)
     if A.dtype == ir.DataType.UINT64:
         return b("uint64_div(x, y)", x=A, y=y if isinstance(y, ast.Subscript) else B)
     return computed(b, A.dtype, lambda x, y: b("torch.div(x, y, rounding_mode='trunc')", x=x, y=y), A, y)
@@ -132,7 +131,7 @@ def mod(b: Builder, A: Arg, B: Arg, *, fmod: int = 0) -> ast.expr:
 
 @op("Pow", traits=[BROADCASTS])
 def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
-    """The result has the base's type: an integer to a fractional power is cut off."""
+    """The result has the base's type: an integer to a fractional power is truncated."""
     integer = is_integer(b, X)
     x, y = aligned(b, X, Y, axis)
     exponent = Y.scalar if not isinstance(y, (Arg, ast.Subscript)) else None
@@ -171,11 +170,11 @@ def _sum(b: Builder, inputs: tuple[Arg, ...]) -> ast.expr:
 
 
 def _chained(b: Builder, terms: Sequence[Any], join: Callable[[ast.expr, Any], ast.expr]) -> ast.expr:
-    """All terms joined, a few in one expression: Python's parser, and ours, recurse into it."""
+    """Join all terms, at most MAX_TERMS in one expression: parsers recurse into nested expressions."""
     made = literal(terms[0])
     for number, term in enumerate(terms[1:], 1):
         made = join(made, term)
-        if number % TERMS == 0 and number < len(terms) - 1:
+        if number % MAX_TERMS == 0 and number < len(terms) - 1:
             made = b.let(made, "total")
     return made
 
@@ -215,40 +214,28 @@ op("Min", traits=[BROADCASTS, PICKS])(_extreme("minimum", "max"))
 
 @op("Clip", traits=[RECTIFIER])
 def clip(b: Builder, input: Arg, min: Arg | None = None, max: Arg | None = None) -> ast.expr:
-    """Where both bounds cross, `max` wins; where one is not given, infinities on that side stay.
+    """If the bounds cross, `max` wins.
 
-    Up to opset 10 the bounds are attributes, float32's range by default, which is "not given".
+    Up to opset 10 the bounds are attributes; their defaults, the limits of float32, mean that there is no bound.
     """
     low, high = _bound(b, input, min, -1), _bound(b, input, max, 1)
     if low is None and high is None:
         return input.expr
     if input.is_float and min is not None and max is not None and (min.scalar, max.scalar) == (0, 6):
         return b("F.relu6(x)", x=input)
-    bounds = [x for x in (low, high) if x is not None]
-    if len(bounds) == 2 and isinstance(low, Arg) != isinstance(
-        high, Arg
-    ):  # clamp takes numbers or tensors, not one of each
-        return computed(
-            b,
-            input.dtype,
-            lambda x, low, high: b("x.clamp(min=low).clamp(max=high)", x=x, low=low, high=high),
-            input,
-            low,
-            high,
-            order=True,
-        )
+    template = "x.clamp(max=high)" if low is None else "x.clamp(min=low)" if high is None else "x.clamp(low, high)"
+    if low is not None and high is not None and isinstance(low, Arg) != isinstance(high, Arg):
+        template = "x.clamp(min=low).clamp(max=high)"  # clamp takes two numbers or two tensors, not one of each
 
     def formula(x: Any, *bounds: Any) -> ast.expr:
-        attribute = ast.Attribute(literal(x), "clamp", ast.Load())
-        if len(bounds) == 2:
-            return b.call(attribute, *bounds)
-        return b.call(attribute, **{"min" if low is not None else "max": bounds[0]})
+        names = [name for name, bound in (("low", low), ("high", high)) if bound is not None]
+        return b(template, x=x, **dict(zip(names, bounds)))
 
-    return computed(b, input.dtype, formula, input, *bounds, order=True)
+    return computed(b, input.dtype, formula, input, *(v for v in (low, high) if v is not None), order=True)
 
 
 def _bound(b: Builder, x: Arg, bound: Arg | None, sign: int) -> Any:
-    """A bound as a number, or as a tensor where it is computed; None where it bounds nothing."""
+    """Return a bound as a number, or as a tensor if it is computed; None if there is no bound."""
     if bound is None:
         return None
     value = bound.scalar
@@ -267,7 +254,7 @@ def _cumulative(name: str) -> Callable[..., ast.expr]:
 
     def lower(b: Builder, x: Arg, axis: Arg, *, exclusive: int = 0, reverse: int = 0) -> ast.expr:
         dim = axis.as_int()
-        # torch sums small integers as int64, unless it is told not to
+        # torch sums small integers as int64 by default
         kept = unless(x.dtype, ir.DataType.INT64) if is_integer(b, x) and x.dtype not in WIDER else OMIT
 
         def formula(x: Any) -> ast.expr:
@@ -275,7 +262,7 @@ def _cumulative(name: str) -> Callable[..., ast.expr]:
             if exclusive:
                 made = b(f"exclusive_{name}(x, dim=i)", x=made, i=dim)
             else:
-                made = b.call(ast.Attribute(made, name, ast.Load()), dim=dim, dtype=kept)
+                made = b.call(b(f"x.{name}", x=made), dim=dim, dtype=kept)
             return b("x.flip(i)", x=made, i=dim) if reverse else made
 
         return computed(b, x.dtype, formula, x)
@@ -303,23 +290,16 @@ def det(b: Builder, X: Arg) -> ast.expr:
     return b("torch.linalg.det(x)", x=X)
 
 
-# ---------------------------------------------------------------------------------------------- what a number is
-
-FLOAT8 = {
-    ir.DataType.FLOAT8E4M3FN,
-    ir.DataType.FLOAT8E4M3FNUZ,
-    ir.DataType.FLOAT8E5M2,
-    ir.DataType.FLOAT8E5M2FNUZ,
-}
+# ------------------------------------------------------------------------------------------- tests of numbers
 
 
-def _countable(b: Builder, x: Arg) -> ast.expr:
-    return b("x.float()", x=x) if x.dtype in FLOAT8 else x.expr
+def _without_float8(b: Builder, x: Arg) -> ast.expr:
+    return b("x.float()", x=x) if x.dtype in FLOAT8_MAX else x.expr
 
 
 @op("IsNaN", traits=[ELEMENTWISE])
 def is_nan(b: Builder, X: Arg) -> ast.expr:
-    return b("torch.isnan(x)", x=_countable(b, X))
+    return b("torch.isnan(x)", x=_without_float8(b, X))
 
 
 @op("IsInf", traits=[ELEMENTWISE])
@@ -327,4 +307,4 @@ def is_inf(b: Builder, X: Arg, *, detect_negative: int = 1, detect_positive: int
     if not detect_negative and not detect_positive:
         return b("torch.zeros_like(x, dtype=torch.bool)", x=X)
     name = "isinf" if detect_negative and detect_positive else "isneginf" if detect_negative else "isposinf"
-    return b(f"torch.{name}(x)", x=_countable(b, X))
+    return b(f"torch.{name}(x)", x=_without_float8(b, X))

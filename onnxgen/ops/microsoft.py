@@ -1,9 +1,9 @@
-"""Operators of onnxruntime that the standard has no words for; `passes/contrib` writes out the others."""
+"""Operators of onnxruntime that have no standard form; `passes/contrib` rewrites the others."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,10 +12,8 @@ from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.weights.dequantised import BNB_TABLES
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 MICROSOFT = "com.microsoft"
 
@@ -39,27 +37,28 @@ def cdist(b: Builder, A: Arg, B: Arg, *, metric: str = "sqeuclidean") -> ast.exp
 
 @op("Rfft", domain=MICROSOFT)
 def rfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int = 1) -> ast.expr:
-    """Over the last axes, as pairs of real and imaginary parts."""
+    """Over the last axes, as pairs of real and imaginary parts. A normalized transform is refused."""
+    function = "rfftn" if onesided else "fftn"
+    return b("torch.view_as_real(y)", y=b.call(f"torch.fft.{function}", X, dim=_fft_axes(b, normalized, signal_ndim)))
+
+
+def _fft_axes(b: Builder, normalized: int, signal_ndim: int) -> tuple[int, ...]:
     if normalized:
         raise b.error("attribute 'normalized' must be 0: onnxruntime has no normalized transform", WRITER)
-    axes = tuple(range(-signal_ndim, 0))
-    function = "rfftn" if onesided else "fftn"
-    return b("torch.view_as_real(y)", y=b.call(f"torch.fft.{function}", X, dim=axes))
+    return tuple(range(-signal_ndim, 0))
 
 
 @op("Irfft", domain=MICROSOFT)
 def irfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int) -> ast.expr:
-    """The inverse; of one-sided transforms, to an even number of elements."""
-    if normalized:
-        raise b.error("attribute 'normalized' must be 0: onnxruntime has no normalized transform", WRITER)
-    axes = tuple(range(-signal_ndim, 0))
+    """The inverse of Rfft; one-sided transforms give an even number of elements."""
+    axes = _fft_axes(b, normalized, signal_ndim)
     x = b("torch.view_as_complex(x)", x=X)
     if onesided:
         return b.call("torch.fft.irfftn", x, dim=axes)
     return b("y.real", y=b.call("torch.fft.ifftn", x, dim=axes))
 
 
-# ---- weights of few bits ---------------------------------------------------------------------------------------------
+# ---- weights of a few bits -------------------------------------------------------------------------------------------
 
 
 @op("MatMulNBits", domain=MICROSOFT, still="B scales zero_points g_idx")
@@ -68,18 +67,15 @@ def matmul_nbits(
     bias: Arg | None = None, *, K: int, N: int, block_size: int, bits: int = 4, accuracy_level: int = 0,
     weight_prepacked: int = 0,
 ) -> ast.expr:  # fmt: skip
-    """A linear layer whose weights are quantised by blocks of each row; computed in the input's type."""
+    """A linear layer whose weights are quantised in blocks of each row; computed in the input's type."""
     if weight_prepacked:
         raise b.error("the weights are prepacked for one kind of device", FOR_CPU)
     if block_size < 1 or not 1 <= bits <= 8:
         raise b.error(f"block_size {block_size} must be positive, and bits {bits} from 1 to 8", WRITER)
     blocks = -(-K // block_size)
     packed = B.expr if B.rank == 3 else b("x.reshape(n, m, -1)", x=B, n=N, m=blocks)
-    weight = b.call(
-        "dequantize_blocks", packed, scales, None if zero_points is None else zero_points, K, bits,
-        OMIT if g_idx is None else g_idx,
-    )  # fmt: skip
-    return b.call("F.linear", A, weight, OMIT if bias is None else bias)
+    weight = b.call("dequantize_blocks", packed, scales, zero_points, K, bits, unless(g_idx, None))
+    return b.call("F.linear", A, weight, unless(bias, None))
 
 
 @op("MatMulBnb4", domain=MICROSOFT, still="B absmax")
@@ -87,7 +83,7 @@ def matmul_bnb4(
     b: Builder, A: Arg, B: Arg, absmax: Arg, *, K: int, N: int, block_size: int, quant_type: int,
     training_mode: int = 0, transB: int = 1,
 ) -> ast.expr:  # fmt: skip
-    """A linear layer whose weights are of bitsandbytes' 4 bits."""
+    """A linear layer with 4-bit weights of bitsandbytes."""
     values = BNB_TABLES.get(quant_type)
     if values is None or block_size < 1:
         raise b.error(
@@ -100,7 +96,7 @@ def matmul_bnb4(
 
 @op("MatMulFpQ4", domain=MICROSOFT)
 def matmul_fp_q4(b: Builder, A: Arg, B: Arg, B_shape: Arg, *, blk_quant_type: int = 1) -> ast.expr:
-    """A linear layer whose weights, scales and zero points are one blob; the kernel reads all types but 0 as 1."""
+    """A linear layer whose weights, scales and zero points are one blob. The kernel reads all types but 0 as 1."""
     sizes = B_shape.known_ints("B_shape")
     if len(sizes) != 2 or min(sizes) < 1:
         raise b.error(f"input B_shape must be two positive sizes, not {sizes}", WRITER)
@@ -119,7 +115,7 @@ def gather_block_quantized(
     b: Builder, data: Arg, indices: Arg, scales: Arg, zero_points: Arg | None = None, *,
     bits: int = 4, block_size: int = 128, gather_axis: int = 0, quantize_axis: int = 1,
 ) -> ast.expr:  # fmt: skip
-    """Slices of a table that is quantised by blocks: of 4 bits by its type, or packed in bytes."""
+    """Gather slices of a table that is quantised in blocks: of a 4-bit type, or packed in bytes."""
     rank = data.known_rank
     if not (-rank <= gather_axis < rank and -rank <= quantize_axis < rank) or block_size < 1 or bits not in (2, 4, 8):
         raise b.error(
@@ -132,7 +128,7 @@ def gather_block_quantized(
     if gather_axis == quantize_axis or data.is_float or (is_packed and (gather_axis or quantize_axis != rank - 1)):
         raise b.error("a float table, or one gathered along the axis of its blocks, is not handled", FOR_CPU)
     return b.call(
-        "gather_blocks", data, indices, scales, OMIT if zero_points is None else zero_points, axis=gather_axis,
+        "gather_blocks", data, indices, scales, unless(zero_points, None), axis=gather_axis,
         along=quantize_axis, block=block_size, bits=bits if is_packed else OMIT,
     )  # fmt: skip
 
@@ -147,7 +143,7 @@ def crop_and_resize(
     b: Builder, X: Arg, rois: Arg, batch_indices: Arg, crop_size: Arg, *,
     extrapolation_value: float = 0.0, mode: str = "bilinear",
 ) -> ast.expr:  # fmt: skip
-    """Boxes of images, in units of the image less one pixel, brought to one size."""
+    """Crop boxes of images and resize them to one size. Coordinates are relative to the image size less one pixel."""
     if mode not in ("bilinear", "nearest"):
         raise b.error(f"attribute 'mode' must be bilinear or nearest, not {mode!r}", WRITER)
     return b.call(
@@ -156,17 +152,17 @@ def crop_and_resize(
     )  # fmt: skip
 
 
-# ---- quantised, with a rounding of their own -------------------------------------------------------------------------
+# ---- quantised, with onnxruntime's own rounding ----------------------------------------------------------------------
 
 
 def _number(arg: Arg | None) -> Any:
-    """A scale or a zero point as numpy's float32, or as a tensor where it is not known; 0 for an absent one."""
+    """Return a scale or zero point as numpy's float32, or as a tensor if it is not known; 0 for an absent one."""
     constant = np.zeros(1) if arg is None else arg.constant
     return np.float32(constant.reshape(-1)[0]) if constant is not None and constant.size == 1 else literal(arg)
 
 
 def _plain(value: Any) -> Any:
-    """To all digits: these numbers meet float64."""
+    """Return a Python number with all digits, since the helpers compute with it in float64."""
     return float(value) if isinstance(value, np.floating) else value
 
 
@@ -175,7 +171,7 @@ def qlinear_add(
     b: Builder, A: Arg, A_scale: Arg, A_zero_point: Arg | None, B: Arg, B_scale: Arg, B_zero_point: Arg | None,
     C_scale: Arg, C_zero_point: Arg | None = None,
 ) -> ast.expr:  # fmt: skip
-    """The scales in units of the result's; and one offset for all zero points."""
+    """The helper takes scales relative to the result's, and one offset for all zero points."""
     scales = [_number(s) for s in (A_scale, B_scale, C_scale)]
     zeros = [_number(z) for z in (A_zero_point, B_zero_point, C_zero_point)]
     if all(isinstance(v, np.floating) for v in (*scales, *zeros)):
@@ -194,12 +190,12 @@ def qlinear_softmax(
     b: Builder, X: Arg, X_scale: Arg, x_zero_point: Arg | None, y_scale: Arg, y_zero_point: Arg | None = None, *,
     opset: int, axis: int = -1,
 ) -> ast.expr:  # fmt: skip
-    """Before opset 13 over all axes from `axis` on."""
+    """Before opset 13 the softmax is over all axes from `axis` on."""
     rank = X.known_rank
     if not -rank <= axis < rank:
         raise b.error(f"attribute 'axis' is {axis}, but the input has rank {rank}", WRITER)
     flat = opset < 13 and axis % rank != rank - 1
-    x = b.call(ast.Attribute(X.expr, "flatten", ast.Load()), unless(axis % rank, 0)) if flat else X.expr
+    x = b.call(b("x.flatten", x=X), unless(axis % rank, 0)) if flat else X.expr
     zero = _plain(_number(y_zero_point))
     made = b.call(
         "quantized_softmax", x, _plain(_number(X_scale)), _plain(_number(y_scale)),

@@ -1,4 +1,4 @@
-"""Mixtures of experts of onnxruntime: a loop over the experts, each of which sees the tokens that were sent to it."""
+"""Mixtures of experts of onnxruntime: a loop over the experts, each of which computes the tokens routed to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -15,13 +15,12 @@ from onnxgen.code.quote import OMIT, Ref, shortest, unless
 from onnxgen.errors import FOR_CPU, INFER, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
+from onnxgen.ops.cast import as_float32
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.shapes.info import Info
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
-ExpertLinear = Callable[[ast.expr, Ref], ast.expr]  # rows of tokens, and the expert's number: what a linear layer makes
+ExpertLinear = Callable[[ast.expr, Ref], ast.expr]  # from rows of tokens and the expert's number to a layer's result
 ACTIVATIONS = {"relu": "F.relu(x)", "gelu": 'F.gelu(x, approximate="tanh")', "silu": "F.silu(x)", "identity": "x"}
 
 
@@ -37,15 +36,15 @@ def moe(
     activation_type: str = "relu", k: int = 1, normalize_routing_weights: int = 0, swiglu_fusion: int = 0,
     swiglu_limit: float = math.inf, swiglu_limit_after_activation: int = 0, use_sparse_mixer: int = 0,
 ) -> ast.expr:  # fmt: skip
-    """Experts are linear layers, whose weights lie in one tensor for all of them (Fedus, Zoph, Shazeer 2021)."""
+    """Experts are linear layers. One tensor has the weights of all experts (Fedus, Zoph, Shazeer 2021)."""
     if use_sparse_mixer or swiglu_limit_after_activation:
         raise b.error("use_sparse_mixer and swiglu_limit_after_activation run on GPUs only", FOR_CPU)
     inner = _layer(b, fc1_experts_weights, fc1_experts_bias)
     outer = _layer(b, fc2_experts_weights, fc2_experts_bias)
     other = None if fc3_experts_weights is None else _layer(b, fc3_experts_weights, fc3_experts_bias)
     gate = Gate(b, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, inner, other)
-    count = experts(b, fc1_experts_weights)
-    chosen = sent(b, router_probs, None, count, k, bool(normalize_routing_weights))
+    count = experts(b, fc1_experts_weights, k)
+    chosen = routed(b, router_probs, None, k, bool(normalize_routing_weights))
     return mixture(b, input, chosen, count, gate, outer)
 
 
@@ -57,20 +56,20 @@ def _layer(b: Builder, weight: Arg, bias: Arg | None) -> ExpertLinear:
 
 
 def pair(b: Builder, value: ast.expr, *hints: str) -> tuple[Ref, Ref]:
-    """Two local variables for the two parts of a value."""
+    """Assign the two parts of a value to two local variables."""
     first, second = map(b.local, hints)
     b.emit(Assign((first, second), value, b.scope, b.nodes))
     return Ref(first), Ref(second)
 
 
 class Gate:
-    """The first half of an expert: a linear layer and its activation, or two layers, one of which gates the other."""
+    """The first half of an expert: a linear layer with its activation, or two layers of which one gates the other."""
 
     def __init__(
         self, b: Builder, kind: str, fusion: int, alpha: float, beta: float, limit: float, inner: ExpertLinear,
         other: ExpertLinear | None,
     ) -> None:  # fmt: skip
-        """Raises a problem where the layers and the activation do not go together."""
+        """Raises a problem if the layers and the activation do not fit each other."""
         if kind != "swiglu" and kind not in ACTIVATIONS:
             raise b.error(f"activation_type {kind} runs on GPUs only", FOR_CPU)
         if fusion not in (0, 1, 2) or (other is None) != (kind != "swiglu" or fusion != 0):
@@ -104,24 +103,21 @@ class Gate:
         return b("g * torch.sigmoid(a * g) * u", g=gate, a=self.alpha, u=up)
 
 
-def experts(b: Builder, weight: Arg) -> int:
-    """How many there are. Raises a problem where that is unknown."""
-    shape = weight.shape
-    if not shape or not isinstance(count := shape[0], int):
+def experts(b: Builder, weight: Arg, chosen: int | None = None) -> int:
+    """Return how many experts there are. Raises a problem if that is unknown, or if there are fewer than `chosen`."""
+    if not weight.shape or not isinstance(count := weight.shape[0], int):
         raise b.error("the number of experts is unknown", INFER)
+    if chosen is not None and not 1 <= chosen <= count:
+        raise b.error(f"attribute 'k' is {chosen}, but there are {count} experts", WRITER)
     return count
 
 
-def sent(
-    b: Builder, router: Arg, weights: Arg | None, count: int, k: int, normalize: bool
-) -> tuple[ast.expr, ast.expr]:
-    """The `k` experts that the router prefers for each token, and their weights.
+def routed(b: Builder, router: Arg, weights: Arg | None, k: int, normalize: bool) -> tuple[ast.expr, ast.expr]:
+    """Return the `k` experts that the router prefers for each token, and their weights.
 
-    Among equals onnxruntime's kernel prefers the last, as the end of a stable sort does. `weights`: where the experts'
-    weights come from, if not from the router's numbers.
+    Among equal ones onnxruntime's kernel prefers the last, as the end of a stable sort does. `weights`: where to take
+    the experts' weights from, instead of the router's numbers.
     """
-    if not 1 <= k <= count:
-        raise b.error(f"attribute 'k' is {k}, but there are {count} experts", WRITER)
     scores = router.expr if normalize or weights is not None else b("x.softmax(-1)", x=router)
     ranked, order = pair(b, b("x.sort(dim=-1, stable=True)", x=scores), "ranked", "order")
     chosen = b.let(b("x[:, -k:]", x=order, k=k), "chosen")
@@ -141,7 +137,7 @@ def mixture(
     outer: ExpertLinear,
     wide: bool = False,
 ) -> ast.expr:
-    """The sum of what the chosen experts make of each token, each by its weight; `wide`: summed up in float32."""
+    """Return the weighted sum of the chosen experts' results for each token; `wide`: summed in float32."""
     chosen, share = route
     wide = wide and input.dtype != ir.DataType.FLOAT
     x: ast.expr = input.expr
@@ -165,7 +161,7 @@ def moe_group_router(
     b: Builder, logits: Arg, expert_bias: Arg, projection_weight: Arg | None = None, *, top_k: int,
     group_topk: int = 2, n_group: int = 1, router_sentinel: float = -10000.0, topk_group: int = 1,
 ) -> list[ast.expr | None]:  # fmt: skip
-    """The log scores of the experts that are chosen; or all scores, with the bias and without."""
+    """Output 0: the log scores of the chosen experts. Outputs 1 and 2: all scores, with and without the bias."""
     count = experts(b, expert_bias)
     if min(top_k, group_topk, n_group, topk_group) < 1 or count % n_group or topk_group > n_group:
         raise b.error(
@@ -181,18 +177,17 @@ def moe_group_router(
             best=unless(group_topk, 2), sentinel=unless(shortest(router_sentinel), -10000.0),
         )  # fmt: skip
         return [made, None, None]
-    x = logits.expr if logits.dtype == ir.DataType.FLOAT else b("x.float()", x=logits)
+    x = as_float32(b, logits)
     if projection_weight is not None:
-        x = b(
-            "F.linear(x, w)", x=x, w=b("w.float()" if logits.dtype != ir.DataType.FLOAT else "w", w=projection_weight)
-        )
+        w = projection_weight if logits.dtype == ir.DataType.FLOAT else b("w.float()", w=projection_weight)
+        x = b("F.linear(x, w)", x=x, w=w)
     elif logits.known_rank != 2:
         x = b("x.flatten(0, -2)", x=x)
     scores = b.let(b("torch.sigmoid(x)", x=x), "scores")
     return [None, b("s + v", s=scores, v=expert_bias), scores]
 
 
-# ---- of few bits -----------------------------------------------------------------------------------------------------
+# ---- weights of a few bits -------------------------------------------------------------------------------------------
 
 
 @op("QMoE", domain=MICROSOFT)
@@ -210,16 +205,10 @@ def qmoe(
     swiglu_fusion: int = 0, swiglu_limit: float = math.inf, swiglu_limit_after_activation: int = 0,
     use_sparse_mixer: int = 0, weights_prepacked: int = -1,
 ) -> ast.expr:  # fmt: skip
-    """MoE of weights of a few bits. The kernel weighs the experts as if `normalize_routing_weights` were set."""
-    of_floats = (
-        fc1_global_scale,
-        fc2_global_scale,
-        fc1_act_scale,
-        fc2_act_scale,
-        fc1_act_block_scale,
-        fc2_act_block_scale,
-    )
-    is_floating = quant_type != "int" or any(scale is not None for scale in of_floats)
+    """MoE with weights of a few bits. The kernel weighs the experts as if `normalize_routing_weights` were set."""
+    of_floats = (fc1_global_scale, fc2_global_scale, fc1_act_scale, fc2_act_scale)
+    of_blocks = (fc1_act_block_scale, fc2_act_block_scale)
+    is_floating = quant_type != "int" or any(scale is not None for scale in (*of_floats, *of_blocks))
     if use_sparse_mixer or swiglu_limit_after_activation or is_floating:
         raise b.error("sparse mixers, swiglu_limit_after_activation and float weights run on GPUs only", FOR_CPU)
     if weights_prepacked == 1:
@@ -235,14 +224,14 @@ def qmoe(
         other = layer(bits[2], fc3_experts_weights, fc3_scales, fc3_zero_points, fc3_experts_bias)
     gate = Gate(b, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, inner, other)
     normalize = bool(normalize_routing_weights) or router_weights is None
-    count = experts(b, fc1_experts_weights)
-    return mixture(b, input, sent(b, router_probs, router_weights, count, k, normalize), count, gate, outer)
+    count = experts(b, fc1_experts_weights, k)
+    return mixture(b, input, routed(b, router_probs, router_weights, k, normalize), count, gate, outer)
 
 
 def _packed_layer(
     b: Builder, block: int, bits: int, weight: Arg, scales: Arg | None, zeros: Arg | None, bias: Arg | None
 ) -> ExpertLinear:
-    """Blocks of a row have a scale and a zero point each; without blocks, the row has them."""
+    """Return a layer whose rows have a scale and a zero point per block, or per row without blocks."""
     shape = weight.shape
     if scales is None or shape is None or len(shape) != 3 or not isinstance(shape[2], int) or not shape[2]:
         raise b.error("the scales of the weights are missing, or the sizes of the weights unknown", WRITER)
@@ -256,15 +245,15 @@ def _packed_layer(
             zero: Any = None if zeros is None else b("z[i]", z=zeros, i=i)
         else:
             packed = b("w[i, :, None]", w=weight, i=i)
-            zero = None if zeros is None else _of_rows(b, zeros, scales, i, bits)
+            zero = None if zeros is None else _row_zeros(b, zeros, scales, i, bits)
         full = b.call("dequantize_blocks", packed, b("s[i]", s=scales, i=i), zero, size, bits)
         return b.call("F.linear", x, full, OMIT if bias is None else b("v[i]", v=bias, i=i))
 
     return linear
 
 
-def _of_rows(b: Builder, zeros: Arg, scales: Arg, i: Ref, bits: int) -> ast.expr:
-    """The zero points of rows, which lie packed one behind the other, as numbers of the scales' type."""
+def _row_zeros(b: Builder, zeros: Arg, scales: Arg, i: Ref, bits: int) -> ast.expr:
+    """Unpack the zero points of rows into numbers of the scales' type."""
     rows = scales.shape[1] if scales.shape and len(scales.shape) > 1 else None
     if not isinstance(rows, int):
         raise b.error("the sizes of the scales are unknown", INFER)

@@ -1,24 +1,22 @@
-"""Tables and weights of onnxruntime whose rows are packed as GGML packs them."""
+"""Tables and weights of onnxruntime whose rows are packed in GGML's formats."""
 
 from __future__ import annotations
 
 import ast
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, Ref, shortest, unless
+from onnxgen.code.quote import Ref, shortest, unless
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.moe import ExpertLinear, Gate, experts, mixture, pair
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
-# by GGML's number of a format: how many numbers a block has, of how many bytes, and the helper that unpacks rows
+# By GGML's number of a format: the numbers in a block, its bytes, and the helper that unpacks rows.
 BLOCKS = {
     2: (32, 18, "unpack_q4_0"),
     6: (32, 22, "unpack_q5_0"),
@@ -40,7 +38,7 @@ EPILOGUES = {"none": "y", "silu": "F.silu(y)"} | dict.fromkeys(("relu2", "relu_s
 def gather_packed(
     b: Builder, data: Arg, indices: Arg, *, packed_type: int, K: int, output_dtype: int = ir.DataType.BFLOAT16.value
 ) -> ast.expr:
-    """Rows of `K` numbers, of a table of bytes; computed in float32. An index that is outside is the first row's."""
+    """Rows of `K` numbers of a packed table, unpacked in float32. An index out of range gives the first row."""
     if output_dtype not in FLOATS:
         raise b.error(f"output_dtype must be float, float16 or bfloat16, not {output_dtype}", WRITER)
     made = unpacked(b, b.call("packed_rows", data, indices), packed_type, data, K)
@@ -49,11 +47,9 @@ def gather_packed(
 
 
 def unpacked(b: Builder, rows: Any, packed_type: int, data: Arg, size: int | None = None) -> ast.expr:
-    """Rows of the bytes `data` as numbers of float32.
+    """Unpack rows of the bytes `data` into float32. The formats are those of the CPU kernel of GatherPacked.
 
-    The formats are those that the CPU kernel of GatherPacked showed; all operators refer to one document of them.
-
-    Raises: a problem where they are none of these formats, or no rows of `size` numbers.
+    Raises a problem for other formats, and for rows that do not hold `size` numbers.
     """
     if packed_type in CODEBOOKS:
         raise b.error(f"the rows are packed as {CODEBOOKS[packed_type]}, whose codebook is not known", OTHERS)
@@ -64,9 +60,8 @@ def unpacked(b: Builder, rows: Any, packed_type: int, data: Arg, size: int | Non
     width = data.shape[-1] if data.shape else None
     wanted = size // block * count if size is not None else width
     if size is not None and (size < 1 or size % block) or isinstance(width, int) and (width % count or width != wanted):
-        raise b.error(
-            f"rows of {width} bytes do not hold {'whole blocks of' if size is None else size} numbers", WRITER
-        )
+        numbers = "whole blocks of" if size is None else size
+        raise b.error(f"rows of {width} bytes do not hold {numbers} numbers", WRITER)
     return b.call("bytes_as", rows, plain) if plain else b.call(BLOCKS[packed_type][2], rows)
 
 
@@ -75,7 +70,7 @@ def matmul_packed(
     b: Builder, A: Arg, B: Arg, global_scale: Arg | None = None, *, packed_type: int, N: int, K: int,
     activation_type: str = "none",
 ) -> ast.expr:  # fmt: skip
-    """A linear layer whose weights are packed; rounded to the input's type, in which it is computed."""
+    """A linear layer with packed weights, which are rounded to the input's type before the product."""
     if global_scale is not None:
         raise b.error("global_scale belongs to NVFP4 weights, whose layout is not known", OTHERS)
     if activation_type not in EPILOGUES:
@@ -97,14 +92,12 @@ def moe_packed(
     activation_type: str = "swiglu", k: int = 1, normalize_routing_weights: int = 1, routed_scaling_factor: float = 1.0,
     routing_epsilon: float = 0.0,
 ) -> ast.expr:  # fmt: skip
-    """Experts of packed weights, the second of whose layers gates the first; summed up in float32."""
+    """Experts with packed weights and a gate; their results are summed in float32."""
     if activation_type != "swiglu" or up_experts_weights is None:
         raise b.error("experts without a gate are packed as IQ2_XXS, whose codebook is not known", OTHERS)
     if router_weights is None and (routing_epsilon or routed_scaling_factor != 1):
         raise b.error("routing_epsilon and routed_scaling_factor need the input router_weights", WRITER)
-    count = experts(b, gate_experts_weights)
-    if not 1 <= k <= count:
-        raise b.error(f"attribute 'k' is {k}, but there are {count} experts", WRITER)
+    count = experts(b, gate_experts_weights, k)
 
     def layer(data: Arg, packed_type: int) -> ExpertLinear:
         def linear(x: ast.expr, i: Ref) -> ast.expr:
@@ -116,7 +109,7 @@ def moe_packed(
         b, "swiglu", 0, 1.0, 0.0, math.inf, layer(gate_experts_weights, gate_type), layer(up_experts_weights, up_type)
     )
     route = b.call(
-        "best_experts", router_probs, OMIT if router_weights is None else router_weights, count=k,
+        "best_experts", router_probs, unless(router_weights, None), count=k,
         normalize=unless(bool(normalize_routing_weights), True), epsilon=unless(shortest(routing_epsilon), 0.0),
         factor=unless(shortest(routed_scaling_factor), 1.0),
     )  # fmt: skip

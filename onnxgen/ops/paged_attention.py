@@ -1,6 +1,6 @@
 """Attention of onnxruntime to a cache of pages, or to keys that another operator selected.
 
-onnxruntime has kernels of these for GPUs only: what is written here follows their documentation.
+onnxruntime has kernels for GPUs only, so the code here follows their documentation.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -16,12 +16,11 @@ from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.cached_attention import MICROSOFT, Quantised, appended, normalized, read, rotated, split, stored
+from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.ops.cached_attention import Quantised, appended, normalized, read, rotated, split, stored
+from onnxgen.ops.microsoft import MICROSOFT
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder, Unpack
-
-CACHES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8}
+CACHE_DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8}
 FLAT = "y.squeeze(0).transpose(0, 1).flatten(1)"  # [1, heads, tokens, size] as [tokens, heads * size]
 MODES = {(mode, source) for mode in ("selected_only", "local_plus_selected") for source in ("main", "auxiliary")}
 
@@ -41,10 +40,11 @@ def paged_attention(
     qk_norm_epsilon: float = 1e-6, rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0,
     softcap: float = 0.0, v_cache_dtype: str = "", v_head_size: int = 0, v_quant_type: str = "NONE",
 ) -> list[ast.expr | None]:  # fmt: skip
-    """Of packed tokens, whose keys and values are written first into pages of floats or int8, which it hands out, too.
+    """Attention of packed tokens. Their keys and values are first written into pages, which are outputs, too.
 
-    Values may be the first elements of the keys (LATENT, multi-head latent attention: DeepSeek-AI 2024). A window
-    counts a query's own key, as in onnxruntime's test (test/python/transformers/test_paged_attention_cuda.py).
+    Pages are of floats or int8. Values may be the first elements of the keys (LATENT, multi-head latent attention:
+    DeepSeek-AI 2024). A window includes a query's own key, as in onnxruntime's test
+    (test/python/transformers/test_paged_attention_cuda.py).
     """
     is_latent, size = value_cache is None, (key_cache.shape or (None,))[-1]
     is_narrow = v_head_size not in (0, size) and not (is_latent and scale)
@@ -83,9 +83,9 @@ def sparse_paged_attention(
     rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0, selected_kv_source: str = "main",
     softcap: float = 0.0, v_quant_type: str = "NONE",
 ) -> list[ast.expr | None]:  # fmt: skip
-    """PagedAttention to the keys that were selected, perhaps of a second cache, and perhaps to the last ones, too.
+    """PagedAttention to selected keys, which may be of a second cache, and optionally to the last keys.
 
-    A key that is both counts once: so says onnxruntime's kernel (contrib_ops/cuda/bert/sparse_paged_attention_impl.cu).
+    A key that is both counts once, as in onnxruntime's kernel (contrib_ops/cuda/bert/sparse_paged_attention_impl.cu).
     """
     _check(b, num_heads, kv_num_heads, local_window_size)
     others = auxiliary_key, auxiliary_key if auxiliary_kv_shared else auxiliary_value, auxiliary_lengths
@@ -116,7 +116,7 @@ def sparse_paged_attention(
 
 @dataclass
 class _Places:
-    """Of packed tokens: their rows, their places in those, and the table of the rows' pages, of so many entries."""
+    """The sequence (row) and position of each packed token, and the table of the rows' pages of `entries` entries."""
 
     starts: Arg
     past: Arg
@@ -134,12 +134,16 @@ class _Places:
     def written(
         self, b: Builder, new: list[ast.expr], caches: Sequence[Arg | None], types: Sequence[Quantised], slots: Any
     ) -> tuple[list[ast.expr], list[ast.expr]]:
-        """What the pages of all rows have when new keys and values are written into them; and the new pages."""
+        """Write new keys and values into the pages; return the contents of the pages of all rows, and the pages."""
         pages: list[ast.expr] = []
         if slots is None:
             slots = b.let(b.call("page_slots", self.table, self.rows, self.places, self.entries), "slots")
         for cache, x, kind in zip(caches, stored(b, new, types), types):
-            if cache is None or cache.dtype not in CACHES or (cache.dtype == ir.DataType.INT8) != (kind[1] != "NONE"):
+            if (
+                cache is None
+                or cache.dtype not in CACHE_DTYPES
+                or (cache.dtype == ir.DataType.INT8) != (kind[1] != "NONE")
+            ):
                 raise b.error(
                     "a cache of 4 bits or of float8 is not handled", "export the model with a cache of float16 or int8"
                 )
@@ -164,7 +168,7 @@ def _selection(
     b: Builder, at: _Places, kv: list[ast.expr], others: Sequence[Arg | None] | None, chosen: tuple[Arg, Arg],
     is_causal: int,
 ) -> list[ast.expr]:  # fmt: skip
-    """Which keys were selected of each token's row, of the pages or of a second cache; these keys, and their values."""
+    """Return the mask of each token's selected keys, and these keys and values, of the pages or of a second cache."""
     rows, batch = at.rows, b("t.shape[0]", t=at.table)
     keys = b("k.shape[2] // n", k=kv[0], n=batch) if others is None else b("k.shape[1]", k=others[0])
     seen = b.let(b.call("selected_mask", *chosen, rows, keys), "seen")
@@ -187,7 +191,7 @@ def _check(b: Builder, heads: int, shared: int, window: int) -> None:
 def _of_tokens(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: int, shared: int
 ) -> list[ast.expr]:  # fmt: skip
-    """q, k and v of [tokens, heads * size] as [1, heads, tokens, size]; without v where only q and k are given."""
+    """Reshape q, k and v from [tokens, heads * size] to [1, heads, tokens, size]; v is left out if there is none."""
     if key is not None and value is None:
         form = "x.unflatten(-1, (n, -1)).transpose(0, 1).unsqueeze(0)"
         return [b.let(b(form, x=x, n=n), name) for x, n, name in ((query, heads, "q"), (key, shared, "k"))]
@@ -198,7 +202,7 @@ def _of_tokens(
 def _shown(
     b: Builder, operands: tuple[ast.expr, ...], shown: ast.expr, scale: float, softcap: float, sink: Any
 ) -> ast.expr:  # fmt: skip
-    options = {"scale": scale or OMIT, "softcap": softcap or OMIT, "sink": OMIT if sink is None else sink}
+    options = {"scale": scale or OMIT, "softcap": softcap or OMIT, "sink": unless(sink, None)}
     return b.call("shown_attention", *operands, b.let(shown, "mask"), **options)
 
 
@@ -219,7 +223,7 @@ def dynamic_sparse_attention(
     qk_norm_epsilon: float = 1e-6, rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0,
     selected_kv_source: str = "main", smooth_softmax: int = 0,
 ) -> list[ast.expr | None]:  # fmt: skip
-    """Attention to the keys that were selected; or to the last ones of the cache, and selected ones of a second."""
+    """Attention to selected keys; or to the last keys of the cache and to selected keys of a second cache."""
     _check(b, num_heads, kv_num_heads, local_window_size)
     others = auxiliary_key, auxiliary_key if auxiliary_value is None and auxiliary_kv_shared else auxiliary_value
     is_local = (attention_mode, selected_kv_source) == ("local_plus_selected", "auxiliary")
@@ -251,7 +255,7 @@ def dynamic_sparse_attention(
 def _as_cached(
     b: Builder, new: tuple[ast.expr, ast.expr], query: Arg, past: Arg | None, scales: Sequence[Arg | None], shared: int
 ) -> tuple[Sequence[ast.expr], list[Quantised]]:
-    """New keys and values in the type of the cache; or how they are made integers, one scale for each channel."""
+    """Convert new keys and values to the type of the cache, and return how to quantise them (one scale per channel)."""
     if past is not None and past.dtype == ir.DataType.INT8:
         found = [None if s is None else b("s.view(n, 1, -1)", s=s, n=shared) for s in scales]
         return new, [(scale, "PER_CHANNEL", 8) for scale in found]
@@ -265,7 +269,7 @@ def _joined(
     b: Builder, caches: list[ast.expr], others: Sequence[Arg | None] | None, chosen: tuple[Arg, Arg], places: ast.expr,
     window: int,
 ) -> list[ast.expr]:  # fmt: skip
-    """All keys and values, and which of them each query sees: selected ones, perhaps of a second cache."""
+    """Return keys, values and the mask of what each query sees: selected keys, which may be of a second cache."""
     k, v = caches
     mask = "selected_mask(i, n, p, x.shape[2])"
     seen = b(mask, i=chosen[0], n=chosen[1], p=places, x=k if others is None else others[0])
@@ -281,15 +285,11 @@ def packed_sparse_attention_indexer_merge(
     range_ends: Arg | None = None, additional_indices: Arg | None = None, additional_counts: Arg | None = None, *,
     max_output_entries: int, policy_mode: str,
 ) -> Unpack:  # fmt: skip
-    """What was selected for a query, and a range of indices or others, each of them once."""
+    """Merge the indices selected for a query with a range of indices or with further ones, without repetition."""
     is_range = policy_mode == "append_range"
     more = (range_starts, range_ends) if is_range else (additional_indices, additional_counts)
     if max_output_entries < 1 or policy_mode not in ("append_range", "append_indices") or None in more:
         raise b.error(f"policy_mode {policy_mode!r} is unknown, or the inputs that it appends are missing", WRITER)
-    room: Any = max_output_entries
-    base = base_indices, base_counts, base_row_indices
-    if is_range:
-        return b.unpack(
-            b("merge_selections(x, n, r, *index_ranges(s, e, m), m)", **dict(zip("xnrsem", (*base, *more, room))))
-        )
-    return b.unpack(b.call("merge_selections", *base, *more, room))
+    form = "merge_selections(x, n, r, *index_ranges(s, e, m), m)" if is_range else "merge_selections(x, n, r, s, e, m)"
+    given: tuple[Any, ...] = (base_indices, base_counts, base_row_indices, *more, max_output_entries)
+    return b.unpack(b(form, **dict(zip("xnrsem", given))))

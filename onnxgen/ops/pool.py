@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -12,29 +12,28 @@ from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import made_by
-from onnxgen.graph.operators import op
+from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import AVERAGES, GLOBAL_POOL, PICKS, POOL
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
-from onnxgen.ops.pads import resolve_pads
+from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.ops.pad import f_pad, resolve_pads
 from onnxgen.shapes.dims import Dim, dim_max, dim_min
 from onnxgen.shapes.info import info
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 @dataclass
 class Window:
-    """The geometry of a pool: one entry a spatial axis.
+    """The geometry of a pool, with one entry per spatial axis.
 
     Attributes:
-        kernel: the size of the window; `min(kernel, size)` where the input may be smaller than it.
-        begins, ends: padding.
-        overhang: what the last window reaches past the padded end, if the output size is rounded up (negative: what it
-            leaves over).
+        kernel: the size of the window; `min(kernel, size)` if the input may be smaller.
+        begins, ends: the padding.
+        overhang: how far the last window reaches past the padded end if the output size is rounded up. Negative: how
+            many elements it leaves over.
         ceil: the output size is rounded up.
-        empty: the result's shape, if it is known that no window fits.
+        empty: the shape of the result, if it is known to have no elements.
     """
 
     kernel: list[Dim]
@@ -52,27 +51,27 @@ class Window:
 
     @property
     def padding(self) -> list[int] | None:
-        """The padding that torch's own functions can do: alike on both sides, at most half the kernel; else None."""
-        plain = [p for p in self.begins if isinstance(p, int)]
-        if (
-            (any(o != 0 for o in self.overhang) and not self.ceil)
-            or self.begins != self.ends
-            or len(plain) < self.n
-            or any(p != 0 and isinstance(k, int) and 2 * p > k for p, k in zip(plain, self.kernel))
-        ):
+        """The padding, if torch's functions can do it: equal on both sides and at most half the kernel."""
+        plain = [p for p in self.begins if isinstance(p, int) and p >= 0]
+        if self.begins != self.ends or len(plain) < self.n or (any(o != 0 for o in self.overhang) and not self.ceil):
             return None
-        return plain if min(plain, default=0) >= 0 else None
+        too_large = any(p != 0 and isinstance(k, int) and 2 * p > k for p, k in zip(plain, self.kernel))
+        return None if too_large else plain
 
     @property
     def sides(self) -> tuple[Dim, ...]:
-        """The padding as `F.pad` takes it: last axis first."""
-        return tuple(p for pair in zip(reversed(self.begins), reversed(self.ends)) for p in pair)
+        """The padding as `F.pad` takes it."""
+        return f_pad(self.begins, self.ends)
 
     @property
     def all_sides(self) -> tuple[Dim, ...]:
-        """The padding with what the last windows reach past it."""
-        ends = [e + o for e, o in zip(self.ends, self.overhang)]
-        return tuple(p for pair in zip(reversed(self.begins), reversed(ends)) for p in pair)
+        """The padding and the overhang as `F.pad` takes them."""
+        return f_pad(self.begins, [e + o for e, o in zip(self.ends, self.overhang)])
+
+    @property
+    def overhang_sides(self) -> tuple[Dim, ...]:
+        """The overhang as `F.pad` takes it."""
+        return f_pad([0] * self.n, self.overhang)
 
 
 def window(
@@ -85,7 +84,7 @@ def window(
     pads: list[int] | None,
     strides: list[int] | None,
 ) -> Window:
-    """The geometry that the attributes give (MaxPool-22 text)."""
+    """Return the geometry that the attributes give (MaxPool-22 text)."""
     if not kernel_shape:
         raise b.error("attribute 'kernel_shape' is missing", CHECK)
     n = len(kernel_shape)
@@ -119,7 +118,7 @@ def window(
 def _empty(
     X: Arg, begins: list[Dim], ends: list[Dim], overhang: list[Dim], reach: list[int], stride: list[int]
 ) -> tuple[Dim, ...] | None:
-    """The shape of a result without elements, as onnxruntime counts windows: divided towards zero, plus one."""
+    """Return the shape of a result without elements. onnxruntime's division of the room rounds toward zero."""
     if X.shape is None:
         return None
     counts: list[Dim] = []
@@ -131,10 +130,10 @@ def _empty(
 
 
 def _clipped(b: Builder, size: Dim, kernel: int, stride: int) -> Dim:
-    """The window over an axis that may be shorter: onnxruntime, not the text, then has one, of what is there.
+    """Return the window over an axis that may be shorter than the kernel.
 
-    Torch refuses it. So a network that torch wrote never had a shorter axis, and where it gets one the same line that
-    its author wrote says so; networks of other frameworks may count on it.
+    There onnxruntime, unlike the standard, has one window over what is there, and torch raises an error. A network
+    exported from torch keeps torch's behaviour; networks of other frameworks may need onnxruntime's.
     """
     if kernel == 1 or stride == 1 or (isinstance(size, int) and not kernel - stride < size < kernel):
         return kernel
@@ -144,18 +143,14 @@ def _clipped(b: Builder, size: Dim, kernel: int, stride: int) -> Dim:
 
 
 def _overhang(size: Dim, begin: Dim, end: Dim, reach: int, stride: int) -> Dim:
-    """How far the last window reaches past the padded end; no window starts in the padding at the end."""
+    """Return how far the last window reaches past the padded end. No window starts in the padding at the end."""
     total = size + begin + end
     count = dim_min((total - reach + stride - 1) // stride + 1, (size + begin + stride - 1) // stride)
     return (count - 1) * stride + reach - total
 
 
 def _options(w: Window, padding: list[int] | None) -> dict[str, Any]:
-    stride = same(w.stride)
-    return {
-        "stride": unless(stride, same(w.kernel)),
-        "padding": OMIT if padding is None or not any(padding) else same(padding),
-    }
+    return {"stride": unless(same(w.stride), same(w.kernel)), "padding": unless(same(padding or [0]), 0)}
 
 
 def _spatial(b: Builder, n: int) -> int:
@@ -185,15 +180,15 @@ def max_pool(
     if w.empty is not None:
         made = b("x.new_empty(s)", x=X, s=w.empty)
         return [made, b("x.new_empty(s, dtype=d)", x=X, s=w.empty, d=ir.DataType.INT64)] if b.wants(1) else made
-    # torch pools no integers on some devices and ranks: floats hold those that ONNX allows (8 bits) exactly
-    x = X.expr if X.is_float or X.dtype is None else b("x.float()", x=X)
-    back = OMIT if X.is_float or X.dtype is None else X.dtype
+    # torch cannot pool integers on some devices and ranks; floats hold those that ONNX allows (8 bits) exactly
+    back = None if X.is_float else X.dtype
+    x = X.expr if back is None else b("x.float()", x=X)
     if b.wants(1):
         made = b.call(
             "max_pool_with_indices", x, tuple(w.kernel), tuple(w.stride), tuple(w.dilation), w.all_sides,
             column_major=unless(bool(storage_order), False),
         )  # fmt: skip
-        if back is OMIT:
+        if back is None:
             return b.unpack(made, 2)
         both = b.let(made, "pooled")
         return [b("p[0].to(d)", p=both, d=back), b("p[1]", p=both)]
@@ -204,15 +199,15 @@ def max_pool(
     made = b.call(
         f"F.max_pool{n}d", x, same(w.kernel), **_options(w, padding), dilation=dilation, ceil_mode=unless(ceil, False)
     )
-    return made if back is OMIT else b("y.to(d)", y=made, d=back)
+    return made if back is None else b("y.to(d)", y=made, d=back)
 
 
-@op("MaxpoolWithMask", domain="com.microsoft")
+@op("MaxpoolWithMask", domain=MICROSOFT)
 def maxpool_with_mask(
     b: Builder, X: Arg, M: Arg, *, auto_pad: str = "NOTSET", kernel_shape: list[int], pads: list[int] | None = None,
     storage_order: int = 0, strides: list[int] | None = None,
 ) -> ast.expr:  # fmt: skip
-    """A row of a window ends at the first 0 of its mask; a window of which nothing is left is the lowest number."""
+    """Each row of a window ends at the first 0 of its mask. A window without elements gives the lowest number."""
     w = window(b, X, auto_pad, 0, None, kernel_shape, pads, strides)
     _spatial(b, w.n)
     if w.empty is not None:
@@ -231,7 +226,7 @@ def max_unpool(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> ast.expr:
-    """Values back at the places they were taken from, in a tensor of `output_shape` or of the size that was pooled."""
+    """Write values to the positions that they were taken from, in a tensor of `output_shape` or of the pooled size."""
     if not kernel_shape or X.shape is None:
         raise b.error("the kernel_shape or the shape of the input is unknown", FIX_SHAPE)
     n = len(kernel_shape)
@@ -245,11 +240,10 @@ def max_unpool(
 
 
 def _counts_in(index: Arg, shape: list[Dim] | None, sizes: list[Dim]) -> bool:
-    """Whether indices are those of a tensor of this shape.
+    """Return True if the indices count in a tensor of this shape, rather than in the area that all windows cover.
 
-    The standard generates pads where the shape is smaller than all the windows together. Where it is larger, its test
-    fills up with zeros at the ends, and counts in what the windows cover: this can't be where the indices come from a
-    pool of that very shape.
+    The standard computes pads if the shape is smaller than that area. If it is larger, the standard's test adds zeros
+    at the ends and counts in the area, unless the indices come from a pool over a tensor of this shape.
     """
     if shape is None:
         return False
@@ -279,22 +273,18 @@ def average_pool(
     if w.empty is not None:
         return b("x.new_empty(s)", x=X, s=w.empty)
     plain = all(d == 1 for d in w.dilation) and w.n <= 3
-    if w.n == 3 and X.shape is not None:  # torch's own compares the window with the size before padding
-        plain = plain and not any(
-            isinstance(s, int) and isinstance(k, int) and s < k for s, k in zip(X.shape[2:], w.kernel)
-        )
+    if w.n == 3 and X.shape is not None:  # F.avg_pool3d compares the window with the size before padding
+        pairs = zip(X.shape[2:], w.kernel)
+        plain = plain and not any(isinstance(s, int) and isinstance(k, int) and s < k for s, k in pairs)
     padding = w.padding
     if plain and padding is not None:
-        include = OMIT if not any(padding) else unless(bool(count_include_pad), True)
+        include = unless(bool(count_include_pad) or not any(padding), True)
         options = {**_options(w, padding), "ceil_mode": unless(w.ceil, False), "count_include_pad": include}
         return b.call(f"F.avg_pool{w.n}d", X, same(w.kernel), **options)
     if plain and count_include_pad and not any(o != 0 for o in w.overhang):
         return b.call(f"F.avg_pool{w.n}d", b("F.pad(x, s)", x=X, s=w.sides), same(w.kernel), **_options(w, None))
-    overhang = tuple(p for o in reversed(w.overhang) for p in (0, o))
-    return b.call(
-        "average_pool", X, tuple(w.kernel), tuple(w.stride), tuple(w.dilation), w.sides, overhang,
-        bool(count_include_pad),
-    )  # fmt: skip
+    windows = tuple(w.kernel), tuple(w.stride), tuple(w.dilation)
+    return b.call("average_pool", X, *windows, w.sides, w.overhang_sides, bool(count_include_pad))
 
 
 @op("SummedPool", domain=DOMAIN, traits=[POOL])
@@ -303,14 +293,12 @@ def summed_pool(
     auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0, kernel_shape: list[int],
     pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> ast.expr:  # fmt: skip
-    """AveragePool as onnxruntime's quantised one has it: to the last digit, and padding counts behind the end, too."""
+    """AveragePool as onnxruntime's quantised operator: summed in its order; padding counts past the end, too."""
     w = window(b, X, auto_pad, ceil_mode, None, kernel_shape, pads, strides)
     if w.empty is not None:
         return b("x.new_empty(s)", x=X, s=w.empty)
-    overhang = tuple(p for o in reversed(w.overhang) for p in (0, o))
-    return b.call(
-        "summed_pool", X, tuple(w.kernel), tuple(w.stride), w.sides, overhang, bool(count_include_pad)
-    )  # fmt: skip
+    windows = tuple(w.kernel), tuple(w.stride)
+    return b.call("summed_pool", X, *windows, w.sides, w.overhang_sides, bool(count_include_pad))
 
 
 @op("LpPool", traits=[POOL])
@@ -326,7 +314,7 @@ def lp_pool(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> ast.expr:
-    """`F.lp_pool2d` is no norm for odd p (it takes no absolute values) and pads nothing."""
+    """Not `F.lp_pool2d`, which takes no absolute values for odd p and does not pad."""
     w = window(b, X, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     if w.empty is not None:
         return b("x.new_empty(s)", x=X, s=w.empty)
@@ -343,20 +331,18 @@ def _axes(X: Arg) -> tuple[int, ...]:
     return tuple(range(2, X.known_rank))
 
 
-@op("GlobalAveragePool", traits=[GLOBAL_POOL, AVERAGES])
-def global_average_pool(b: Builder, X: Arg) -> ast.expr:
-    n = X.known_rank - 2
-    if 1 <= n <= 3:
-        return b(f"F.adaptive_avg_pool{n}d(x, 1)", x=X)
-    return b("x.mean(axes, keepdim=True)", x=X, axes=_axes(X)) if n > 0 else X.expr
+def _global_pool(kind: str, method: str) -> Lowering:
+    def lower(b: Builder, X: Arg) -> ast.expr:
+        n = X.known_rank - 2
+        if 1 <= n <= 3:
+            return b(f"F.adaptive_{kind}_pool{n}d(x, 1)", x=X)
+        return b(f"x.{method}(axes, keepdim=True)", x=X, axes=_axes(X)) if n > 0 else X.expr
+
+    return lower
 
 
-@op("GlobalMaxPool", traits=[GLOBAL_POOL, PICKS])
-def global_max_pool(b: Builder, X: Arg) -> ast.expr:
-    n = X.known_rank - 2
-    if 1 <= n <= 3:
-        return b(f"F.adaptive_max_pool{n}d(x, 1)", x=X)
-    return b("x.amax(axes, keepdim=True)", x=X, axes=_axes(X)) if n > 0 else X.expr
+op("GlobalAveragePool", traits=[GLOBAL_POOL, AVERAGES])(_global_pool("avg", "mean"))
+op("GlobalMaxPool", traits=[GLOBAL_POOL, PICKS])(_global_pool("max", "amax"))
 
 
 @op("GlobalLpPool", traits=[GLOBAL_POOL])

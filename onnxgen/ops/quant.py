@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, literal, shortest, unless
-from onnxgen.errors import CHECK, INFER
+from onnxgen.code.quote import OMIT, shortest
+from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, SAMPLES
 from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Unpack
-from onnxgen.ops.cast import converted
-from onnxgen.ops.conv import same
-from onnxgen.ops.pads import padded, resolve_pads
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.ops.cast import as_float32, converted
+from onnxgen.ops.conv import conv_options, kernel_sizes
+from onnxgen.ops.pad import padded, resolve_pads
 
 T = ir.DataType
 LIMITS = {
@@ -29,36 +26,29 @@ LIMITS = {
 
 
 def _spread(b: Builder, value: Arg, x: Arg, axis: int, block: int = 0) -> Any:
-    """A scale or a zero point so that it broadcasts to `x`: a number, per axis, or per block of an axis; as float32."""
+    """Return a scale or zero point that broadcasts to `x`, in float32: a number, one per axis element, or per block."""
     number = _number(value)
     if number is not None:
         return number
     rank = value.known_rank
     if rank == 0 or value.shape == (1,):
-        return _float(b, value, value.expr)
+        return as_float32(b, value)
     if block:
-        repeated = b("s.repeat_interleave(n, dim=axis)", s=_float(b, value, value.expr), n=block, axis=axis)
+        repeated = b("s.repeat_interleave(n, dim=axis)", s=as_float32(b, value), n=block, axis=axis)
         if x.shape is not None and value.shape is not None and x.shape[axis] == value.shape[axis] * block:
             return repeated
         return b("s.narrow(axis, 0, x.shape[axis])", s=repeated, axis=axis, x=x)
     if rank != 1:
         raise b.error(f"{value.name!r} has rank {rank}, but attribute 'block_size' is missing", CHECK)
-    after = x.known_rank - 1 - axis % x.known_rank
-    return _per_axis(b, value, after)
-
-
-def _per_axis(b: Builder, value: Arg, after: int) -> ast.expr:
-    """A vector with `after` axes of 1 behind it, as float32."""
-    shape = (-1, *[1] * after)
-    constant = value.constant
-    if constant is not None:
-        return b.buffer(constant.astype(np.float32).reshape(shape), value.name, T.FLOAT)
-    vector = _float(b, value, value.expr)
-    return b("s.reshape(shape)", s=vector, shape=shape) if after else vector
+    shape = (-1, *[1] * (x.known_rank - 1 - axis % x.known_rank))
+    if value.constant is not None:
+        return b.buffer(value.constant.astype(np.float32).reshape(shape), value.name, T.FLOAT)
+    vector = as_float32(b, value)
+    return b("s.reshape(shape)", s=vector, shape=shape) if len(shape) > 1 else vector
 
 
 def _number(value: Arg | None) -> float | int | None:
-    """The one known element as a Python number; 0 for an absent zero point."""
+    """Return the single known element as a Python number; 0 for an absent zero point."""
     if value is None:
         return 0
     constant = value.constant
@@ -70,20 +60,16 @@ def _number(value: Arg | None) -> float | int | None:
     return int(item)
 
 
-def _float(b: Builder, value: Arg, made: ast.expr) -> ast.expr:
-    return made if value.dtype == T.FLOAT else b("x.float()", x=made)
-
-
 @op("QuantizeLinear")
 def quantize_linear(
     b: Builder, x: Arg, y_scale: Arg, y_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0, saturate: int = 1,
 ) -> ast.expr:  # fmt: skip
-    """`saturate(round(x / y_scale) + y_zero_point)`, half to even, in float32 as onnxruntime computes it."""
+    """`saturate(round(x / y_scale) + y_zero_point)`, rounded half to even, in float32 as in onnxruntime."""
     target = T(output_dtype) if output_dtype else T.UINT8
     if y_zero_point is not None and y_zero_point.dtype is not None:
         target = y_zero_point.dtype
-    made = b("x / s", x=_float(b, x, x.expr), s=_spread(b, y_scale, x, axis, block_size))
+    made = b("x / s", x=as_float32(b, x), s=_spread(b, y_scale, x, axis, block_size))
     if target not in LIMITS:
         return converted(b, made, T.FLOAT, target, bool(saturate))
     zero = 0 if y_zero_point is None else _spread(b, y_zero_point, x, axis, block_size)
@@ -99,7 +85,7 @@ def dequantize_linear(
     b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0,
 ) -> ast.expr:  # fmt: skip
-    """`(x - x_zero_point) * x_scale`, in float32 and then of the scale's type."""
+    """`(x - x_zero_point) * x_scale`, computed in float32 and converted to the type of the scale."""
     target = T(output_dtype) if output_dtype else x_scale.dtype or T.FLOAT
     zero = 0 if x_zero_point is None else _spread(b, x_zero_point, x, axis, block_size)
     if isinstance(zero, (int, float)) and zero == 0:
@@ -121,25 +107,23 @@ def dynamic_quantize_linear(b: Builder, x: Arg) -> Unpack:
 
 
 def _zero(b: Builder, zero: Arg | None, shape: tuple[int, ...]) -> Any:
-    """A zero point for float64: a number, a tensor, or a vector shaped for the axis that it belongs to."""
+    """Return a zero point for float64 arithmetic: a number, a tensor, or a vector in the shape of its axis."""
     number = _number(zero)
     if number is not None or zero is None:
         return number
-    if zero.rank == 1 and zero.shape != (1,):
-        return b("z.reshape(shape).double()", z=zero, shape=shape)
-    return b("z.double()", z=zero)
+    return b("z.reshape(shape).double()" if _is_vector(zero) else "z.double()", z=zero, shape=shape)
 
 
 @op("MatMulInteger", matrix="B")
 def matmul_integer(
     b: Builder, A: Arg, B: Arg, a_zero_point: Arg | None = None, b_zero_point: Arg | None = None
 ) -> ast.expr:
-    """The zero points are numbers, one a row of A, or one a column of B."""
+    """The zero points are single numbers, one per row of A, or one per column of B."""
     return _integer_matmul(b, A, B, a_zero_point, b_zero_point)
 
 
 def _by_row(A: Arg) -> tuple[int, ...]:
-    """The shape of a vector with a number a row of A; a vector A is one row, and its product has no axis for it."""
+    """Return the shape of one number per row of A. If A is a vector, it is one row, and the product has no row axis."""
     return (-1,) if A.rank == 1 else (-1, 1)
 
 
@@ -166,7 +150,7 @@ Shaped = tuple[Arg, tuple[int, ...]]
 
 
 def _ratio(b: Builder, x: Shaped, w: Shaped, y: Shaped) -> Any:
-    """`x * w / y` of scales (each with the shape that a vector has), in float32."""
+    """Return `x * w / y` in float32 for scales; each comes with the shape to give it if it is a vector."""
     constants = [a.constant for a, _ in (x, w, y)]
     if all(c is not None for c in constants):
         shaped = [
@@ -178,20 +162,22 @@ def _ratio(b: Builder, x: Shaped, w: Shaped, y: Shaped) -> Any:
         return shortest(float(made)) if made.size == 1 else b.buffer(made, "scale", T.FLOAT)
     parts = []
     for arg, shape in (x, w, y):
-        vector = arg.rank == 1 and arg.shape != (1,)
-        value = _float(b, arg, arg.expr)
-        parts.append(b("s.reshape(shape)", s=value, shape=shape) if vector else value)
+        value = as_float32(b, arg)
+        parts.append(b("s.reshape(shape)", s=value, shape=shape) if _is_vector(arg) else value)
     return b("x * w / y", x=parts[0], w=parts[1], y=parts[2])
+
+
+def _is_vector(x: Arg) -> bool:
+    return x.rank == 1 and x.shape != (1,)
 
 
 def _requantized(b: Builder, total: ast.expr, scale: Any, zero: Arg | None, shape: tuple[int, ...]) -> ast.expr:
     target = zero.dtype if zero is not None and zero.dtype is not None else T.UINT8
     if target not in (T.UINT8, T.INT8):
         raise b.error(f"a result of {target.name.lower()} is not handled", "quantise to int8 or uint8")
-    number = _number(zero)
-    offset = number if number is not None else literal(zero)
-    if number is None and zero is not None and zero.rank == 1 and zero.shape != (1,):
-        offset = b("z.reshape(shape)", z=zero, shape=shape)
+    offset: Any = _number(zero)
+    if offset is None and zero is not None:
+        offset = b("z.reshape(shape)", z=zero, shape=shape) if _is_vector(zero) else zero
     return b("requantize(t, s, z, d)", t=total, s=scale, z=offset, d=target)
 
 
@@ -201,7 +187,7 @@ def conv_integer(
     auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> ast.expr:  # fmt: skip
-    """A convolution of integers as int32; in float64, where every sum is exact. Padding is with the zero point."""
+    """Convolve integers to int32, in float64, where every sum is exact. The padding has the value of the zero point."""
     total = _integer_conv(
         b, x, w, x_zero_point, w_zero_point, None, auto_pad, dilations, group, kernel_shape, pads, strides
     )
@@ -215,7 +201,7 @@ def qlinear_conv(
     auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> ast.expr:  # fmt: skip
-    """ConvInteger plus an int32 bias, scaled by `x_scale * w_scale / y_scale`, w_scale perhaps by output channel."""
+    """ConvInteger plus an int32 bias, scaled by `x_scale * w_scale / y_scale`; w_scale may be per output channel."""
     total = _integer_conv(
         b, x, w, x_zero_point, w_zero_point, B, auto_pad, dilations, group, kernel_shape, pads, strides
     )
@@ -229,29 +215,14 @@ def _integer_conv(
     dilations: list[int] | None, group: int, kernel_shape: list[int] | None, pads: list[int] | None,
     strides: list[int] | None,
 ) -> ast.expr:  # fmt: skip
-    n = w.known_rank - 2
-    if n not in (1, 2, 3):
-        raise b.error(f"a convolution over {n} axes has no PyTorch function", "PyTorch has 1 to 3 spatial axes")
-    if kernel_shape is None:
-        dims = (w.shape or ())[2:]
-        if not all(isinstance(d, int) for d in dims):
-            raise b.error("the size of the kernel is unknown", INFER)
-        kernel_shape = [d for d in dims if isinstance(d, int)]
+    kernel = kernel_sizes(b, w, kernel_shape)
+    n = len(kernel)
     strides, dilations = strides or [1] * n, dilations or [1] * n
     data = _shifted(b, x, _zero(b, x_zero, (-1,)))
     weight = _shifted(b, w, _zero(b, w_zero, (-1, *[1] * (n + 1))))
-    sides = resolve_pads(b, x, auto_pad, pads, kernel_shape, strides, dilations)
-    data, padding = padded(b, data, sides)
-    return b.call(
-        f"F.conv{n}d",
-        data,
-        weight,
-        OMIT if bias is None else b("x.double()", x=bias),
-        stride=unless(same(strides), 1),
-        padding=OMIT if not any(padding) else same(padding),
-        dilation=unless(same(dilations), 1),
-        groups=unless(group, 1),
-    )
+    data, padding = padded(b, data, resolve_pads(b, x, auto_pad, pads, kernel, strides, dilations))
+    added = OMIT if bias is None else b("x.double()", x=bias)
+    return b.call(f"F.conv{n}d", data, weight, added, **conv_options(strides, padding, dilations, group))
 
 
 def _shifted(b: Builder, x: Arg, zero: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Reductions over axes, extremes and their places, normalisations without parameters, and sorting."""
+"""Reductions over axes, argmax and argmin, normalisations without parameters, and sorting."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,25 +13,22 @@ from onnxgen.code.quote import OMIT, DeviceOf, literal, unless
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION
 from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Unpack
+from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.wide import WIDER, computed, is_integer
 from onnxgen.shapes.dims import Dim, product
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
-PICKY = ("any", "all", "logsumexp")  # by no dims these do not mean all, as the others do
-Dims = Any  # an int, a list of ints, an expression of such; None: all axes
+EMPTY_IS_NONE = ("any", "all", "logsumexp")  # for these an empty `dim` does not mean all axes
+Dims = Any  # an int, a list of ints, or an expression; None: all axes
 
 
 class Reduction:
-    """Over which axes of `x` to reduce, and how torch is told.
+    """The axes of `x` to reduce over, and torch's arguments for them.
 
     Attributes:
-        axes: the axes as ints; None if they are known only at run time, or the rank is not known.
+        axes: the axes as ints; None if they or the rank are not known.
         dims: torch's `dim`; None for all axes, without keeping them.
         keep: torch's `keepdim`.
-        may_be_none: at run time there may be no axes, by which ONNX means all.
+        may_be_none: at run time there may be no axes, which means all axes in ONNX.
     """
 
     may_be_none = False
@@ -61,27 +58,32 @@ class Reduction:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is known that there is nothing to reduce."""
+        """True if it is known that there is nothing to reduce."""
         return bool(self.axes) and self.x.shape is not None and any(self.x.shape[a] == 0 for a in self.axes or [])
 
     @property
     def count(self) -> Dim | ast.expr:
-        """How many elements make one."""
+        """How many elements are reduced to one."""
         if self.axes is None or self.x.shape is None:
             return self.b("x.numel() // y.numel()", x=self.x, y=self.call("sum", self.x.expr))
         return product(self.x.shape[a] for a in self.axes)
 
-    def call(self, name: str, x: ast.expr, dtype: Any = OMIT) -> ast.expr:
-        """`x.name(dim=..., keepdim=...)`."""
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments `dim` and `keepdim`."""
         dim = OMIT if self.dims is None else tuple(self.dims) if isinstance(self.dims, list) else self.dims
-        if self.may_be_none and name in PICKY:
-            dim = self.b("dims or list(range(x.dim()))", dims=dim, x=self.x)
-        keep = unless(self.keep and self.dims is not None, False)
-        return self.b.call(ast.Attribute(x, name, ast.Load()), dim=dim, keepdim=keep, dtype=dtype)
+        return {"dim": dim, "keepdim": unless(self.keep and self.dims is not None, False)}
+
+    def call(self, name: str, x: ast.expr, dtype: Any = OMIT) -> ast.expr:
+        """Return `x.name(dim=..., keepdim=...)`."""
+        options = self.options
+        if self.may_be_none and name in EMPTY_IS_NONE:
+            options["dim"] = self.b("dims or list(range(x.dim()))", dims=options["dim"], x=self.x)
+        return self.b.call(self.b(f"x.{name}", x=x), **options, dtype=dtype)
 
 
-# (what is done before, the reduction, what is done after); `r` in the last is the reduced tensor
-STEPS = {
+# What to compute before the reduction, the reduction, and what to compute of the reduced tensor `r`.
+REDUCTIONS = {
     "ReduceSum": ("x", "sum", "r"),
     "ReduceMean": ("x", "mean", "r"),
     "ReduceProd": ("x", "prod", "r"),
@@ -97,7 +99,7 @@ FRACTIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}  # computed in floa
 
 
 def _reduce(name: str) -> Callable[..., ast.expr]:
-    before, how, after = STEPS[name]
+    before, how, after = REDUCTIONS[name]
 
     def lower(
         b: Builder, data: Arg, axes: Arg | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
@@ -115,24 +117,23 @@ def _reduce(name: str) -> Callable[..., ast.expr]:
         if integer and name in FRACTIONAL:
             return b("x.to(d)", x=formula(b("x.double()", x=data)), d=data.dtype)
         if name == "ReduceL2" and nothing is False:
-            return _norm(b, data, 2, reduction)
+            return b.call("torch.linalg.vector_norm", data, **reduction.options)
         return computed(b, data.dtype, formula, data, order=how in ("amax", "amin"))
 
     return lower
 
 
 LEAST = dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare"), 0.0)
-KEPT = {
-    "ReduceMean": AVERAGES, "ReduceMax": PICKS, "ReduceMin": PICKS,
-    **dict.fromkeys(("ReduceSum", "ReduceProd"), KEEPS_SIGN),
-}  # fmt: skip
+TRAITS = {"ReduceMean": AVERAGES, "ReduceMax": PICKS, "ReduceMin": PICKS} | dict.fromkeys(
+    ("ReduceSum", "ReduceProd"), KEEPS_SIGN
+)
 
-for _name in STEPS:
-    op(_name, traits=[REDUCTION, KEPT.get(_name, REDUCTION)], least=LEAST.get(_name))(_reduce(_name))
+for _name in REDUCTIONS:
+    op(_name, traits=[REDUCTION, TRAITS.get(_name, REDUCTION)], least=LEAST.get(_name))(_reduce(_name))
 
 
 def _reduces_nothing(axes: Arg | None, noop: int) -> bool | None:
-    """`noop_with_empty_axes`: no axes mean none, not all; None: it is known at run time."""
+    """True if nothing is reduced, since with `noop_with_empty_axes` no axes mean none; None if known at run time."""
     if not noop:
         return False
     if axes is not None and axes.ints is None and not (axes.shape and isinstance(axes.shape[0], int)):
@@ -141,8 +142,8 @@ def _reduces_nothing(axes: Arg | None, noop: int) -> bool | None:
 
 
 def _reduced(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg, integer: bool) -> ast.expr:
-    """One reduction, in the dtype of its input."""
-    # torch sums and multiplies small integers as int64, unless it is told not to
+    """Write one reduction, in the dtype of its input."""
+    # torch sums and multiplies small integers as int64 by default
     dtype = unless(data.dtype, ir.DataType.INT64) if integer and data.dtype not in WIDER else OMIT
     if how == "sum":
         return r.call("sum", x, dtype)
@@ -158,14 +159,13 @@ def _reduced(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg, integer
 
 
 def _product(b: Builder, x: ast.expr, r: Reduction, dtype: Any) -> ast.expr:
-    """torch multiplies along one axis at a time."""
-    prod = ast.Attribute(x, "prod", ast.Load())
+    """Write a product; torch multiplies along one axis at a time."""
     if r.dims is None:
-        return b.call(prod, dtype=dtype)
+        return b.call(b("x.prod", x=x), dtype=dtype)
     if r.axes is None:
         return b("prod_over(x, dims, keepdim=k)", x=x, dims=_as_list(r.dims), k=r.keep)
     for axis in reversed(r.axes):
-        x = b.call(ast.Attribute(x, "prod", ast.Load()), dim=axis, keepdim=unless(r.keep, False), dtype=dtype)
+        x = b.call(b("x.prod", x=x), dim=axis, keepdim=unless(r.keep, False), dtype=dtype)
     return x
 
 
@@ -174,7 +174,7 @@ def _as_list(dims: Dims) -> Any:
 
 
 def _extreme(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg) -> ast.expr:
-    """The extreme of nothing is the lowest (or highest) number of the type (ReduceMax-20)."""
+    """Write a maximum or minimum; without elements it is the lowest (or highest) number of the type (ReduceMax-20)."""
     if data.dtype == ir.DataType.BOOL:
         return r.call("any" if how == "amax" else "all", x)
     if r.axes is None and data.shape is not None and 0 in data.shape:
@@ -191,25 +191,17 @@ def _extreme(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg) -> ast.
     return b.call("torch.full", b.out().shape, limit, dtype=kept, device=DeviceOf())
 
 
-def _norm(b: Builder, x: Arg, order: int, r: Reduction) -> ast.expr:
-    dim = OMIT if r.dims is None else tuple(r.dims) if isinstance(r.dims, list) else r.dims
-    keep = unless(r.keep and r.dims is not None, False)
-    return b.call("torch.linalg.vector_norm", x, unless(order, 2), dim=dim, keepdim=keep)
+# ------------------------------------------------------------------------------------------------ argmax and argmin
 
 
-# ------------------------------------------------------------------------------------------------ where the extreme is
-
-
-def _place(function: str) -> Callable[..., ast.expr]:
+def _position(function: str) -> Callable[..., ast.expr]:
     def lower(b: Builder, data: Arg, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> ast.expr:
         def formula(x: Any) -> ast.expr:
             keep = unless(bool(keepdims), False)
             if not select_last_index:
-                return b.call(ast.Attribute(literal(x), function, ast.Load()), dim=axis, keepdim=keep)
-            flipped = ast.Attribute(b("x.flip(axis)", x=x, axis=axis), function, ast.Load())
-            last: Any = b("x.shape[axis] - 1", x=data, axis=axis)
-            if data.shape:
-                last = data.shape[axis] - 1
+                return b.call(b(f"x.{function}", x=x), dim=axis, keepdim=keep)
+            flipped = b(f"x.flip(axis).{function}", x=x, axis=axis)
+            last = data.shape[axis] - 1 if data.shape else b("x.shape[axis] - 1", x=data, axis=axis)
             return b("last - place", last=last, place=b.call(flipped, dim=axis, keepdim=keep))
 
         return computed(b, data.dtype, formula, data, order=True, back=False)
@@ -217,8 +209,8 @@ def _place(function: str) -> Callable[..., ast.expr]:
     return lower
 
 
-op("ArgMax", least=0.0)(_place("argmax"))
-op("ArgMin", least=0.0)(_place("argmin"))
+op("ArgMax", least=0.0)(_position("argmax"))
+op("ArgMin", least=0.0)(_position("argmin"))
 
 
 @op("Hardmax", since=13)
@@ -226,14 +218,14 @@ def hardmax(b: Builder, input: Arg, *, axis: int = -1) -> ast.expr:
     """1 at the first greatest element along the axis, 0 elsewhere."""
     if input.rank == 0:
         return b("torch.ones_like(x)", x=input)
-    if 0 in (input.shape or ()):  # torch has no greatest element of nothing
+    if 0 in (input.shape or ()):  # torch has no argmax of no elements
         return b("torch.zeros_like(x)", x=input)
     return b("torch.zeros_like(x).scatter(a, x.argmax(a, keepdim=True), 1.0)", x=input, a=axis)
 
 
 @op("Hardmax")
 def hardmax_of_matrix(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
-    """Before opset 13: of the tensor flattened to a matrix at the axis."""
+    """Before opset 13, the tensor is flattened to a matrix at the axis."""
     rank = input.known_rank
     axis = axis % rank if rank else 0
     if axis == rank - 1 or rank == 0 or 0 in (input.shape or ()):
@@ -244,7 +236,7 @@ def hardmax_of_matrix(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
 
 # ------------------------------------------------------------------------------------------------------ normalising
 
-# below the smallest number of a type, or just that: only a norm of 0 is replaced, so that 0 / 0 is 0
+# At most the smallest number of each type, so that only a norm of 0 is replaced, and 0 / 0 is 0.
 TINY = {ir.DataType.FLOAT16: 6e-8, ir.DataType.BFLOAT16: 1e-40, ir.DataType.DOUBLE: 5e-324}
 
 
@@ -268,13 +260,13 @@ def mean_variance_normalization(b: Builder, X: Arg, *, axes: list[int] | tuple[i
 
 @op("TopK", renames={"k": "K"})
 def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Unpack | list[Any]:
-    """Values and their places; among equals the first comes first, which torch.topk does not promise."""
+    """Values and their positions. Equal elements are in the order of the input, which torch.topk does not promise."""
 
-    count = K.as_int()
-    narrow = X.dtype in WIDER
-    x = computed(b, X.dtype, lambda x: b("x", x=x), X, order=True, back=False) if narrow else X.expr
-    made = b.call("stable_topk", x, count, dim=unless(axis, -1), largest=unless(bool(largest), True))
-    if not narrow or not b.wants(0):
+    def formula(x: Any) -> ast.expr:
+        return b.call("stable_topk", x, K.as_int(), dim=unless(axis, -1), largest=unless(bool(largest), True))
+
+    made = computed(b, X.dtype, formula, X, order=True, back=False)
+    if X.dtype not in WIDER or not b.wants(0):
         return b.unpack(made, 2)
     both = b.let(made)
     template = "unordered(x)" if X.dtype == ir.DataType.UINT64 else "x.to(d)"
@@ -283,5 +275,5 @@ def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorte
 
 @op("Unique", still="X")
 def unique(b: Builder, X: Arg, *, axis: int | None = None, sorted: int = 1) -> Unpack:
-    """The distinct elements (or slices along the axis), where each occurs first, which one each is, and how often."""
+    """The distinct elements (or slices along the axis), their first positions, the inverse, and their counts."""
     return b.unpack(b.call("distinct", X, dim=unless(axis, None), sorted=unless(bool(sorted), True)), 4)

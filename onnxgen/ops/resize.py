@@ -1,10 +1,10 @@
-"""Resize and Upsample: `F.interpolate` where it computes the same, the helper `resize` elsewhere."""
+"""Resize and Upsample: `F.interpolate` if it computes the same, else the helper `resize`."""
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,26 +14,25 @@ from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
 from onnxgen.shapes.dims import Dim, exact_div, scale_size
 from onnxgen.shapes.info import Info
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
 SPATIAL = {3: "linear", 4: "bilinear", 5: "trilinear"}
-WHOLE = ("pytorch", "tf2onnx")  # exporters of frameworks that align corners between whole sizes
-SAMPLE = 1024  # input sizes over which two ways to round are compared where the size is dynamic
+WHOLE_SIZE_PRODUCERS = ("pytorch", "tf2onnx")  # their frameworks align corners between whole sizes
+COMPARED_SIZE = 1024  # the input size for which two roundings are compared if the size is dynamic
 
 
 @dataclass
 class Request:
-    """What is resized, axes that stay as they are left out.
+    """What to resize, without the axes that do not change.
 
     Attributes:
         axes: counted from the front.
-        sizes, scales: one for each of them; None if not given.
+        sizes, scales: one per axis; None if not given.
         mode, coordinates, rounding: as in the schema; rounding "simple" is that of opset 10.
+        whole: "align_corners" is between whole sizes.
     """
 
     axes: list[int]
@@ -65,22 +64,23 @@ def resize(
 ) -> ast.expr:
     scales, sizes = _given(scales), _given(sizes)
     if scales is not None and sizes is not None and not isinstance((scales.shape or (None,))[0], int):
-        scales = None  # of the two, one is empty
+        scales = None  # only one of the two may have elements
     if (scales is None) == (sizes is None):
         raise b.error("Resize needs either scales or sizes", CHECK)
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
+    is_nearest = mode == "nearest"
     policy = OMIT if sizes is None else unless(keep_aspect_ratio_policy, "stretch")
     special = {
         "cubic": OMIT if mode != "cubic" else unless(shortest(cubic_coeff_a), -0.75),
-        "exclude_outside": OMIT if mode == "nearest" else unless(bool(exclude_outside), False),
-        "antialias": OMIT if mode == "nearest" else unless(bool(antialias), False),
+        "exclude_outside": OMIT if is_nearest else unless(bool(exclude_outside), False),
+        "antialias": OMIT if is_nearest else unless(bool(antialias), False),
         "roi": _floats(roi) if cropped and roi is not None else OMIT,
         "outside": unless(shortest(extrapolation_value), 0.0) if cropped else OMIT,
         "policy": policy,
     }
-    whole = list(range(X.known_rank)) if axes is None else [a % X.known_rank for a in axes]
+    every = list(range(X.known_rank)) if axes is None else [a % X.known_rank for a in axes]
     request = Request(
-        whole, None if sizes is None else sizes.ints, None if scales is None else _scales(scales), mode,
+        every, None if sizes is None else sizes.ints, None if scales is None else _scales(scales), mode,
         coordinate_transformation_mode, nearest_mode,
     )  # fmt: skip
     request.whole = scales is None or _between_whole_sizes(b, X, request)
@@ -99,7 +99,7 @@ def resize(
 
 @op("Resize", "Upsample", since=7)
 def resize_simply(b: Builder, X: Arg, scales: Arg, *, mode: str = "nearest") -> ast.expr:
-    """Before opset 11 a point i lies at i / scale; halves were never asked about."""
+    """Before opset 11, output point i is at i / scale, and the rounding is not defined."""
     known = _scales(scales)
     mode = {"bilinear": "linear"}.get(mode, mode)
     request = Request(list(range(X.known_rank)), None, known, mode, "asymmetric", "simple")
@@ -118,12 +118,12 @@ def upsample_1(b: Builder, X: Arg, *, height_scale: float, width_scale: float, m
 
 
 def _between_whole_sizes(b: Builder, X: Arg, r: Request) -> bool:
-    """Whether corners are aligned between sizes that are whole, or were rounded down before.
+    """Return True if corners are aligned between whole sizes, rounded down if necessary.
 
-    The text of the standard has it so, and so do onnxruntime and the frameworks that files come from; its tests and its
-    reference take what the scale gives, unrounded (`output_width` of Resize-19).
+    So do the standard's text, onnxruntime and the exporters' frameworks. The standard's tests and reference use the
+    unrounded size that the scale gives (`output_width` of Resize-19).
     """
-    if r.coordinates != "align_corners" or b.producer in WHOLE:
+    if r.coordinates != "align_corners" or b.producer in WHOLE_SIZE_PRODUCERS:
         return True
     shape = X.shape
     if r.scales is not None and shape is not None and all(_is_whole(shape[a], s) for a, s in zip(r.axes, r.scales)):
@@ -138,7 +138,7 @@ def _is_whole(dim: Dim, scale: float) -> bool:
 
 
 def _given(arg: Arg | None) -> Arg | None:
-    """An optional input that may also be there and empty."""
+    """Return an optional input, or None if it is empty."""
     return None if arg is None or arg.shape == (0,) else arg
 
 
@@ -166,7 +166,7 @@ def _drop_unchanged(request: Request, X: Arg) -> None:
 
 
 def _multiple(request: Request, X: Arg) -> Request | None:
-    """The same by scales, where the sizes are one whole multiple of the input's, two at least."""
+    """Return the same request by scales, if all sizes are the same whole multiple of the input's, at least 2."""
     if request.sizes is None or X.shape is None:
         return None
     times = {exact_div(size, X.shape[axis]) for axis, size in zip(request.axes, request.sizes) if X.shape[axis] != 0}
@@ -187,25 +187,20 @@ def _resize(b: Builder, X: Arg, r: Request, scales: Arg | None, sizes: Arg | Non
         "resize", X, tuple(r.axes), sizes=size, scales=scale, mode=unless(r.mode, "nearest"),
         coordinates=unless(r.coordinates, "half_pixel"),
         rounding=OMIT if r.mode != "nearest" else unless(r.rounding, "round_prefer_floor"),
-        whole=_whole(r, scales),
+        whole=unless(r.whole and r.coordinates == "align_corners" and scales is not None, False),
         **special,
     )  # fmt: skip
-
-
-def _whole(r: Request, scales: Arg | None) -> Any:
-    """Said only where it makes a difference."""
-    return True if r.whole and r.coordinates == "align_corners" and scales is not None else OMIT
 
 
 # ------------------------------------------------------------------------------------------------- F.interpolate
 
 
 def _interpolate(b: Builder, X: Arg, r: Request) -> ast.expr | None:
-    """`F.interpolate`, or None where it does not compute exactly this."""
+    """Return `F.interpolate`, or None if it does not compute exactly this."""
     rank = X.known_rank
-    if rank not in SPATIAL or min(r.axes) < 2 or not X.is_float or (r.scales is None and r.sizes is None):
+    if rank not in SPATIAL or min(r.axes) < 2 or not X.is_float or not r.whole:
         return None
-    if not r.whole:
+    if r.scales is None and r.sizes is None:
         return None
     shape = X.shape or ()
     if 0 in (b.out().shape or ()):  # torch refuses sizes of 0
@@ -235,7 +230,7 @@ def _factor(scale: float) -> float | int:
 
 
 def _same_size(dim: Dim, scale: float) -> bool:
-    """Whether torch, in float64 and by the shortest decimal, gets the size that ONNX gets in float32."""
+    """Return True if torch computes the same size in float64, from the shortest decimal, as ONNX in float32."""
     if isinstance(dim, int):
         return int(np.floor(dim * shortest(scale))) == scale_size(dim, scale)
     return scale * 1024 == int(scale * 1024)  # exact in both
@@ -255,7 +250,7 @@ def _torch_mode(r: Request, shape: tuple[Dim, ...], ratios: list[float | None]) 
     if r.coordinates not in ("half_pixel", "align_corners", "pytorch_half_pixel"):
         return None
     if r.coordinates == "pytorch_half_pixel":
-        # it puts the only point of an axis of size 1 elsewhere, which torch, for whom it is named, does not (any more)
+        # unlike this mode, torch does not place the only point of an output of size 1 at 0 (any more)
         for axis, scale in zip(r.axes, ratios):
             dim = shape[axis]
             if not isinstance(dim, int) or scale is None or scale >= 1:
@@ -269,14 +264,14 @@ def _torch_mode(r: Request, shape: tuple[Dim, ...], ratios: list[float | None]) 
 
 
 def _nearest_agrees(r: Request, dim: Dim, scale: float | None) -> bool:
-    """Whether torch picks the same elements along an axis, tried out for every output point.
+    """Return True if torch picks the same elements along an axis, which is tried for every output point.
 
-    Where the ratio of the sizes is only known at run time, rounding down from i / scale is what torch does, too.
+    If the ratio of the sizes is known only at run time, torch rounds i / scale down.
     """
     rounding = r.rounding
     if scale is None:
         return r.coordinates == "asymmetric" and rounding == "floor"
-    before = dim if isinstance(dim, int) else SAMPLE
+    before = dim if isinstance(dim, int) else COMPARED_SIZE
     after = scale_size(before, scale) if r.scales is not None else round(before * scale)
     if not isinstance(after, int) or after > 1 << 20:
         return False
@@ -301,7 +296,7 @@ def _nearest_agrees(r: Request, dim: Dim, scale: float | None) -> bool:
 def _positions(
     i: NDArray[np.float32], scale: np.float32, before: int, after: int, mode: str
 ) -> NDArray[np.float32] | None:
-    """Where output points lie in the input (Resize-19, coordinate_transformation_mode), in float32."""
+    """Return the input coordinates of output points in float32 (Resize-19, coordinate_transformation_mode)."""
     half = np.float32(0.5)
     if mode == "asymmetric":
         return i / scale

@@ -1,29 +1,28 @@
-"""Recurrent layers: `nn.LSTM`, `nn.GRU`, `nn.RNN` where `passes.recurrent` found them, else ONNX's own, in helpers."""
+"""Recurrent layers: `nn.LSTM`, `nn.GRU`, `nn.RNN` where `passes.recurrent` found them, else helpers of ONNX's own."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, MemberRef, Ref, shortest, unless
-from onnxgen.errors import BUG, CHECK, counted
+from onnxgen.errors import BUG, CHECK, WRITER, counted
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.operators import op
+from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import RECURRENT
 from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Unpack
+from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.weights.provenance import Source, concat
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
-# where torch's gates are among ONNX's: LSTM i, o, f, c -> i, f, g, o; GRU z, r, h -> r, z, n
+# The position of each of torch's gates among ONNX's: LSTM i, o, f, c -> i, f, g, o; GRU z, r, h -> r, z, n.
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 
-# what ONNX's activation functions take, and the defaults that onnxruntime has (ONNX names none for most of them)
+# ONNX's activation functions, with onnxruntime's defaults for alpha and beta (ONNX has none for most of them).
 ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "relu": ("Relu", ()),
     "tanh": ("Tanh", ()),
@@ -47,7 +46,7 @@ def torch_lstm(
     b: Builder, X: Arg, h: Arg | None = None, c: Arg | None = None, *weights: Arg | None,
     hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
 ) -> Any:  # fmt: skip
-    """`y, (h, c) = self.lstm(x, (h, c))`, all as torch has them."""
+    """`y, (h, c) = self.lstm(x, (h, c))`, with torch's layout of inputs and outputs."""
     if h is None and c is not None:
         state = b("(torch.zeros_like(c), c)", c=c)
     elif h is not None:
@@ -57,22 +56,19 @@ def torch_lstm(
     return _layer(b, "LSTM", X, state, (h, c), weights, hidden_size, directions, batch_first, relu, dropout)
 
 
-@op("GRU", domain=DOMAIN, traits=[RECURRENT], matrix="weights")
-def torch_gru(
-    b: Builder, X: Arg, h: Arg | None = None, *weights: Arg | None,
-    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
-) -> Any:  # fmt: skip
-    """`y, h = self.gru(x, h)`."""
-    return _layer(b, "GRU", X, h, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
+def _torch_layer(kind: str) -> Lowering:
+    def lower(
+        b: Builder, X: Arg, h: Arg | None = None, *weights: Arg | None,
+        hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
+    ) -> Any:  # fmt: skip
+        """`y, h = self.layer(x, h)`, with torch's layout of inputs and outputs."""
+        return _layer(b, kind, X, h, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
+
+    return lower
 
 
-@op("RNN", domain=DOMAIN, traits=[RECURRENT], matrix="weights")
-def torch_rnn(
-    b: Builder, X: Arg, h: Arg | None = None, *weights: Arg | None,
-    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
-) -> Any:  # fmt: skip
-    """`y, h = self.rnn(x, h)`."""
-    return _layer(b, "RNN", X, h, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
+for _kind in ("GRU", "RNN"):
+    op(_kind, domain=DOMAIN, traits=[RECURRENT], matrix="weights")(_torch_layer(_kind))
 
 
 def _layer(
@@ -91,14 +87,14 @@ def _layer(
     module = _module(b, kind, weights, hidden, directions, batch_first, relu, dropout)
     if module is None and dropout:
         raise b.error(
-            "recurrent layers with Dropout between them do not own their weights", "export the model in evaluation mode"
+            "the weights of recurrent layers with Dropout between them belong to other modules",
+            "export the model in evaluation mode",
         )
     if module is None:
-        return _spelled_out(b, kind, X, states, weights, directions, batch_first, relu)
-    made = b.call(module, X, OMIT if state is None else state)
-    if kind == "LSTM":
-        wanted = b.wants(1) or b.wants(2)
-        return b.unpack(made, 3, "{}, ({}, {})") if wanted else b.unpack(made, 2)
+        return _onnx_layer(b, kind, X, states, weights, directions, batch_first, relu)
+    made = b.call(module, X, unless(state, None))
+    if kind == "LSTM" and (b.wants(1) or b.wants(2)):
+        return b.unpack(made, 3, "{}, ({}, {})")
     return b.unpack(made, 2)
 
 
@@ -141,13 +137,13 @@ def _module(
 
 
 def _gates(kind: str, source: Source, direction: int, start: int, hidden: int) -> Source:
-    """One direction's tensor, its gates in torch's order."""
+    """Return the tensor of one direction, with the gates in torch's order."""
     one = source.slice(0, direction, direction + 1).squeeze(0)
     parts = [one.slice(0, start + g * hidden, start + (g + 1) * hidden) for g in GATES[kind]]
     return parts[0] if len(parts) == 1 else concat(parts, 0)
 
 
-def _spelled_out(
+def _onnx_layer(
     b: Builder,
     kind: str,
     X: Arg,
@@ -157,7 +153,7 @@ def _spelled_out(
     batch_first: int,
     relu: int,
 ) -> Any:
-    """The same by ONNX's own operator, where names keep the tensors from being one module's."""
+    """Write the layer with the helper of ONNX's operator, for tensors whose names put them into other modules."""
     if len(weights) != 3:
         raise b.error("the weights are named as parts of several modules", BUG)
     made = b.call(
@@ -187,17 +183,10 @@ def lstm(
     activations: list[str] | None = None, clip: float | None = None, direction: str = "forward",
     hidden_size: int | None = None, input_forget: int = 0, layout: int = 0, _: int = 0,
 ) -> Unpack:  # fmt: skip
-    """Everything that `nn.LSTM` is not: peepholes, clipping, lengths, one direction backwards, ..."""
-    made = b.call(
-        "onnx_lstm",
-        *(X, W, R, *_trimmed(B, sequence_lens, initial_h, initial_c, P)),
-        activations=_activations(b, activations, activation_alpha, activation_beta, 3, direction),
-        clip=OMIT if clip is None else shortest(clip),
-        direction=unless(_direction(direction), "forward"),
-        input_forget=unless(bool(input_forget), False),
-        layout=unless(layout, 0),
-    )
-    return b.unpack(made, 3)
+    """For what `nn.LSTM` lacks: peepholes, clipping, lengths, a single reverse direction, ..."""
+    options = _options(b, activations, activation_alpha, activation_beta, 3, direction, clip)
+    options |= {"input_forget": unless(bool(input_forget), False), "layout": unless(layout, 0)}
+    return b.unpack(b.call("onnx_lstm", X, W, R, *_trimmed(B, sequence_lens, initial_h, initial_c, P), **options), 3)
 
 
 @op("GRU", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B")
@@ -208,17 +197,10 @@ def gru(
     activations: list[str] | None = None, clip: float | None = None, direction: str = "forward",
     hidden_size: int | None = None, layout: int = 0, linear_before_reset: int = 0, _: int = 0,
 ) -> Unpack:  # fmt: skip
-    """Everything that `nn.GRU` is not, above all `linear_before_reset=0`."""
-    made = b.call(
-        "onnx_gru",
-        *(X, W, R, *_trimmed(B, sequence_lens, initial_h)),
-        activations=_activations(b, activations, activation_alpha, activation_beta, 2, direction),
-        clip=OMIT if clip is None else shortest(clip),
-        direction=unless(_direction(direction), "forward"),
-        layout=unless(layout, 0),
-        linear_before_reset=unless(bool(linear_before_reset), False),
-    )
-    return b.unpack(made, 2)
+    """For what `nn.GRU` lacks, above all `linear_before_reset=0`."""
+    options = _options(b, activations, activation_alpha, activation_beta, 2, direction, clip)
+    options |= {"layout": unless(layout, 0), "linear_before_reset": unless(bool(linear_before_reset), False)}
+    return b.unpack(b.call("onnx_gru", X, W, R, *_trimmed(B, sequence_lens, initial_h), **options), 2)
 
 
 @op("RNN", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B")
@@ -229,19 +211,13 @@ def rnn(
     activations: list[str] | None = None, clip: float | None = None, direction: str = "forward",
     hidden_size: int | None = None, layout: int = 0, _: int = 0,
 ) -> Unpack:  # fmt: skip
-    """Everything that `nn.RNN` is not."""
-    made = b.call(
-        "onnx_rnn",
-        *(X, W, R, *_trimmed(B, sequence_lens, initial_h)),
-        activations=_activations(b, activations, activation_alpha, activation_beta, 1, direction),
-        clip=OMIT if clip is None else shortest(clip),
-        direction=unless(_direction(direction), "forward"),
-        layout=unless(layout, 0),
-    )
-    return b.unpack(made, 2)
+    """For what `nn.RNN` lacks."""
+    options = _options(b, activations, activation_alpha, activation_beta, 1, direction, clip)
+    args = _trimmed(B, sequence_lens, initial_h)
+    return b.unpack(b.call("onnx_rnn", X, W, R, *args, **options, layout=unless(layout, 0)), 2)
 
 
-@op("AttnLSTM", domain="com.microsoft", traits=[RECURRENT], weights="W R B P QW MW V AW")
+@op("AttnLSTM", domain=MICROSOFT, traits=[RECURRENT], weights="W R B P QW MW V AW")
 def attn_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
     initial_c: Arg | None, P: Arg | None, QW: Arg, MW: Arg, V: Arg, M: Arg, memory_seq_lens: Arg | None = None,
@@ -249,39 +225,40 @@ def attn_lstm(
     hidden_size: int, activation_alpha: list[float] | None = None, activation_beta: list[float] | None = None,
     activations: list[str] | None = None, clip: float | None = None, direction: str = "forward", input_forget: int = 0,
 ) -> Unpack:  # fmt: skip
-    """Between two steps of the LSTM, its output asks a memory by Bahdanau's attention."""
-    made = b.call(
-        "attention_lstm",
-        *(X, W, R, B, sequence_lens, initial_h, initial_c, P, QW, MW, V, M, *_trimmed(memory_seq_lens, AW)),
-        activations=_activations(b, activations, activation_alpha, activation_beta, 3, direction),
-        clip=OMIT if clip is None else shortest(clip),
-        direction=unless(_direction(direction), "forward"),
-        input_forget=unless(bool(input_forget), False),
-    )
-    return b.unpack(made, 3)
+    """An LSTM that attends to a memory after each step, by Bahdanau's attention."""
+    options = _options(b, activations, activation_alpha, activation_beta, 3, direction, clip)
+    args = B, sequence_lens, initial_h, initial_c, P, QW, MW, V, M, *_trimmed(memory_seq_lens, AW)
+    forgets = unless(bool(input_forget), False)
+    return b.unpack(b.call("attention_lstm", X, W, R, *args, **options, input_forget=forgets), 3)
 
 
 def _trimmed(*args: Arg | None) -> list[Arg | None]:
-    """Optional arguments without the absent ones at the end."""
+    """Leave out absent optional arguments at the end."""
     given = list(args)
     while given and given[-1] is None:
         given.pop()
     return given
 
 
-def _direction(direction: str) -> str:
-    """Which way to go; what is bidirectional is seen from the weights."""
-    return "reverse" if direction == "reverse" else "forward"
+def _options(
+    b: Builder, names: list[str] | None, alpha: list[float] | None, beta: list[float] | None, count: int,
+    direction: str, clip: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the options that all helpers take. They see from the weights if the layer is bidirectional."""
+    return {
+        "activations": _activations(b, names, alpha, beta, count * (2 if direction == "bidirectional" else 1)),
+        "clip": OMIT if clip is None else shortest(clip),
+        "direction": "reverse" if direction == "reverse" else OMIT,
+    }
 
 
 def _activations(
-    b: Builder, names: list[str] | None, alpha: list[float] | None, beta: list[float] | None, count: int, direction: str
+    b: Builder, names: list[str] | None, alpha: list[float] | None, beta: list[float] | None, wanted: int
 ) -> Any:
-    """(name, alpha, beta) for each gate function; alphas and betas go, in order, to those functions that take one."""
+    """Return (name, alpha, beta) of each gate function. Alphas and betas go, in order, to the functions with one."""
     if not names:
         return OMIT
-    wanted = count * (2 if direction == "bidirectional" else 1)
-    names = names[:wanted]  # RNN's default has two, whatever the direction
+    names = names[:wanted]  # RNN's default has two names for any direction
     if len(names) < wanted:
         raise b.error(
             f"attribute 'activations' has {counted(len(names), 'name')}, but {wanted} gate functions need one", CHECK
@@ -299,3 +276,38 @@ def _activations(
             values[i] = shortest(queue.pop(0)) if queue else default
         made.append((name, *values))
     return OMIT if made == [(n, 0.0, 0.0) for n in ("Sigmoid", "Tanh", "Tanh")] * (wanted // 3) else made
+
+
+DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+DEFAULT_ACTIVATIONS = ["Sigmoid", "Tanh", "Tanh"]
+
+
+@op("DynamicQuantizeLSTM", domain=MICROSOFT, traits=[RECURRENT])
+def dynamic_quantize_lstm(
+    b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
+    initial_c: Arg | None, P: Arg | None, W_scale: Arg, W_zero_point: Arg, R_scale: Arg, R_zero_point: Arg, *,
+    hidden_size: int, direction: str = "forward", clip: float = 0.0, input_forget: int = 0,
+    activations: list[str] | None = None, activation_alpha: list[float] | None = None,
+    activation_beta: list[float] | None = None,
+) -> list[ast.expr]:  # fmt: skip
+    """Directions are computed one by one; the input of each product is quantised at run time."""
+    if direction not in DIRECTIONS:
+        raise b.error(f"attribute 'direction' must be forward, reverse or bidirectional, not {direction!r}", WRITER)
+    names = activations or DEFAULT_ACTIVATIONS
+    if sequence_lens is not None or input_forget or names != DEFAULT_ACTIVATIONS * (len(names) // 3):
+        raise b.error(
+            "sequence_lens, input_forget and other activations are not handled", "quantise the model without its LSTM"
+        )
+    state = b.let(b("x.new_zeros(x.shape[1], n)", x=X, n=hidden_size), "state")
+    made = []
+    for i, is_reverse in enumerate(DIRECTIONS[direction]):
+        weights, recurrent = (
+            b("(w[i], s[i], z[i])", w=w, s=s, z=z, i=i)
+            for w, s, z in ((W, W_scale, W_zero_point), (R, R_scale, R_zero_point))
+        )
+        given = [None if v is None else b("v[i]", v=v, i=i) for v in (B, P)]
+        h, c = (state if v is None else b("v[i]", v=v, i=i) for v in (initial_h, initial_c))
+        called = b.call("dynamic_lstm", X, weights, recurrent, *given, h, c, is_reverse, clip=clip or OMIT)
+        made.append(b.let(called, "direction"))
+    parts = [[b("y[k]", y=y, k=k) for y in made] for k in range(3)]
+    return [b.call("torch.stack", p, dim=1 if k == 0 else OMIT) for k, p in enumerate(parts)]

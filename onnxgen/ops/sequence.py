@@ -1,20 +1,19 @@
-"""Sequences are Python lists, optionals a value or `None`."""
+"""Sequences (Python lists), optionals (a value or `None`) and strings; `onnxgen.classical` has more on strings."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Loop
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, unless
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.shapes.info import info
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 @op("SequenceConstruct")
@@ -39,7 +38,7 @@ def sequence_length(b: Builder, input_sequence: Arg) -> ast.expr:
 
 @op("SequenceInsert")
 def sequence_insert(b: Builder, input_sequence: Arg, tensor: Arg, position: Arg | None = None) -> ast.expr:
-    """A new list: others may still use the old one."""
+    """Makes a new list, since the old one may still be used."""
     if position is None:
         return b("[*s, t]", s=input_sequence, t=tensor)
     if position.scalar == 0:
@@ -61,32 +60,35 @@ def split_to_sequence(
     b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, keepdims: int = 1
 ) -> ast.expr:
     """Slices of size 1 (without the axis unless `keepdims`), of one size, or of the sizes in a vector."""
-    if split is None:
-        if not keepdims:
-            return b("list(x.unbind(axis))", x=input, axis=axis)
-        return b("list(made)", made=call(b("x.split", x=input), 1, unless(axis, 0)))
-    rank = split.known_rank
-    sizes: Any = split.as_int() if rank == 0 else split.ints if split.ints is not None else split.as_ints()
+    sizes: Any = 1
+    if split is not None:
+        ints = split.ints
+        sizes = split.as_int() if split.known_rank == 0 else split.as_ints() if ints is None else ints
+    elif not keepdims:
+        return b("list(x.unbind(axis))", x=input, axis=axis)
     return b("list(made)", made=call(b("x.split", x=input), sizes, unless(axis, 0)))
 
 
 @op("ConcatFromSequence")
 def concat_from_sequence(b: Builder, input_sequence: Arg, *, axis: int, new_axis: int = 0) -> ast.expr:
-    package = "np" if input_sequence.dtype == ir.DataType.STRING else "torch"
-    joined = {"torch": "torch.cat", "np": "np.concatenate"}[package]
-    return b.call(f"{package}.stack" if new_axis else joined, input_sequence, unless(axis, 0))
+    is_text = input_sequence.dtype == ir.DataType.STRING
+    stack, join = ("np.stack", "np.concatenate") if is_text else ("torch.stack", "torch.cat")
+    return b.call(stack if new_axis else join, input_sequence, unless(axis, 0))
 
 
 @op("SequenceMap")
 def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body: ir.Graph) -> list[ast.expr | None]:
-    """A `for` over one or more lists; further inputs that are tensors are the same in each turn."""
-    lists = [a for a in (input_sequence, *additional_inputs) if a is input_sequence or a.info.kind == "sequence"]
-    turns: list[str] = []
+    """A `for` over one or more lists. Further inputs that are tensors are the same in each iteration."""
+    lists: list[Arg] = []
+    items: list[str] = []
     values: list[ast.expr] = []
     for arg, value in zip((input_sequence, *additional_inputs), body.inputs):
-        if arg in lists:
-            turns.append(b.fresh(value.name or "x", info(value)))
-        values.append(Ref(turns[-1]) if arg in lists else arg.expr)
+        if arg is input_sequence or arg.info.kind == "sequence":
+            lists.append(arg)
+            items.append(b.fresh(value.name or "x", info(value)))
+            values.append(Ref(items[-1]))
+        else:
+            values.append(arg.expr)
     statements, results = b.block(body, values)
     made: list[ast.expr | None] = []
     for i, result in enumerate(results):
@@ -98,7 +100,7 @@ def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body:
             made[i] = Ref(name)
     targets = tuple(m.value for m in made if isinstance(m, Ref))
     iterable = lists[0].expr if len(lists) == 1 else b.call("zip", *lists)
-    b.emit(Loop(tuple(turns), iterable, None, statements, targets, b.scope, b.nodes))
+    b.emit(Loop(tuple(items), iterable, None, statements, targets, b.scope, b.nodes))
     return made
 
 
@@ -109,12 +111,27 @@ def optional(b: Builder, input: Arg | None = None, *, type: Any = None) -> ast.e
 
 @op("OptionalHasElement")
 def optional_has_element(b: Builder, input: Arg | None = None) -> ast.expr:
-    has = literal(False) if input is None else b("x is not None", x=input)
-    if input is not None and input.info.kind != "optional":
-        has = literal(True)
+    is_optional = input is not None and input.info.kind == "optional"
+    has = b("x is not None", x=input) if is_optional else literal(input is not None)
     return b("torch.tensor(has, device=d)", has=has, d=DeviceOf())
 
 
 @op("OptionalGetElement")
 def optional_get_element(b: Builder, input: Arg) -> ast.expr:
     return input.expr
+
+
+@op("TextCodes", domain=DOMAIN)
+def text_codes(b: Builder, *inputs: Arg) -> Any:
+    """The sorted distinct strings of all inputs; then each input as indices into them."""
+    return b.unpack(b.call("text_codes", *inputs, device=DeviceOf()))
+
+
+@op("TextAt", domain=DOMAIN)
+def text_at(b: Builder, table: Arg, index: Arg) -> ast.expr:
+    return b("text_at(table, i)", table=table, i=index)
+
+
+@op("StringConcat")
+def string_concat(b: Builder, X: Arg, Y: Arg) -> ast.expr:
+    return b("x + y" if b.out().rank else "string_concat(x, y)", x=X, y=Y)

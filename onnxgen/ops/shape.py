@@ -1,27 +1,26 @@
-"""Operators that move elements without computing: reshape, transpose, squeeze, expand, flatten, concat, split."""
+"""Operators that only move elements: reshape, transpose, squeeze, expand, flatten, concat, split."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onnxgen.code.quote import unless
+from onnxgen.code.quote import OMIT, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, MOVES, PASSES_ON, RESHAPE, VIEW
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
+from onnxgen.ops.math import unary
 from onnxgen.ops.subscript import subscript
 from onnxgen.shapes.dims import Dim, product
 from onnxgen.shapes.infer_layout import equal_parts
 
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
-
 
 @op("Identity", traits=[VIEW, ELEMENTWISE])
 def identity(b: Builder, input: Arg) -> ast.expr:
-    """Nothing; but where it gives a stored tensor the name of another parameter, that is a parameter of its own."""
+    """Written as nothing. But a trained tensor that gets another name here becomes a parameter of that name."""
     output = b.node.outputs[0]
     if input.is_trainable and not output.is_graph_output():
         return b.parameter(input, output.name or "")
@@ -30,7 +29,7 @@ def identity(b: Builder, input: Arg) -> ast.expr:
 
 @op("Flatten", traits=[RESHAPE])
 def flatten(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
-    """To rank 2: the axes before `axis`, and the rest."""
+    """To rank 2: the axes before `axis`, and the others."""
     rank = input.known_rank
     axis = axis % rank if rank and axis < 0 else axis
     if axis == 1 and rank >= 2:
@@ -42,8 +41,8 @@ def flatten(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
     return b("x.flatten(axis).flatten(0, last)", x=input, axis=axis, last=axis - 1)
 
 
-@op("Reshape", renames={"consumed_inputs": "_"}, traits=[RESHAPE])
-def reshape(b: Builder, data: Arg, shape: Arg, *, allowzero: int = 0, _: Any = None) -> ast.expr:
+@op("Reshape", traits=[RESHAPE])
+def reshape(b: Builder, data: Arg, shape: Arg, *, allowzero: int = 0) -> ast.expr:
     wanted = shape.ints
     if wanted is None:
         return b("x.reshape(s)" if allowzero else "reshape_keeping(x, s)", x=data, s=shape.as_ints())
@@ -59,43 +58,35 @@ def reshape(b: Builder, data: Arg, shape: Arg, *, allowzero: int = 0, _: Any = N
 
 
 def _reshaped(b: Builder, data: Arg, sizes: list[Any]) -> ast.expr:
-    """The shortest spelling: nothing, `flatten`, `unflatten`, or `reshape` with at most one -1."""
+    """Write the shortest form: nothing, `flatten`, `unsqueeze`, `unflatten`, or `reshape` with at most one -1."""
     out, shape = b.out().shape, data.shape
     if shape is not None and out is not None and all(not isinstance(s, ast.expr) for s in sizes):
-        if out == shape:
-            return data.expr
+        made = data.expr if out == shape else None
         if len(out) < len(shape):
             made = _flattened(b, data, shape, out)
-            if made is not None:
-                return made
-        if len(out) > len(shape):
+        elif len(out) > len(shape):
             made = _widened(b, data, shape, out) or _unflattened(b, data, shape, out)
-            if made is not None:
-                return made
+        if made is not None:
+            return made
         sizes = _one_free(list(out), sizes)
-    return b.call(ast.Attribute(data.expr, "reshape", ast.Load()), *(sizes or [()]))
+    return b.call(b("x.reshape", x=data), *(sizes or [()]))
 
 
 def _flattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]) -> ast.expr | None:
-    """`x.flatten(start, end)` if a run of axes becomes one and the others stay."""
+    """Return `x.flatten(start, end)` if consecutive axes become one and the others stay."""
     gone = len(shape) - len(out)
     for start in range(len(out)):
         end = start + gone
-        if (
-            out[:start] == shape[:start]
-            and out[start + 1 :] == shape[end + 1 :]
-            and out[start] == product(shape[start : end + 1])
-        ):
-            return b.call(
-                ast.Attribute(data.expr, "flatten", ast.Load()),
-                *([] if start == 0 and end == len(shape) - 1 else [start]),
-                *([] if end == len(shape) - 1 else [end]),
-            )
+        others = (*shape[:start], product(shape[start : end + 1]), *shape[end + 1 :])
+        if out == others:
+            last = unless(end, len(shape) - 1)
+            first = OMIT if start == 0 and last is OMIT else start
+            return b.call(b("x.flatten", x=data), first, last)
     return None
 
 
 def _widened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]) -> ast.expr | None:
-    """The axes of size 1 that a shape has more than another."""
+    """Return x with further axes of size 1, if that is the result."""
     added: list[int] = []
     for axis, dim in enumerate(out):
         rest = shape[axis - len(added) :]
@@ -108,7 +99,7 @@ def _widened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]
 
 
 def with_axes(b: Builder, data: Arg, axes: list[int], rank: int) -> ast.expr:
-    """`x.unsqueeze(1)`, or `x[:, None, None]` for several, given in the result's axes."""
+    """Return `x.unsqueeze(1)`, or `x[:, None, None]` for several axes, which are counted in the result."""
     if len(axes) == 1:
         return b("x.unsqueeze(i)", x=data, i=-1 if axes[0] == rank - 1 else axes[0])
     if axes == list(range(rank - len(axes), rank)) and rank > len(axes):
@@ -119,7 +110,7 @@ def with_axes(b: Builder, data: Arg, axes: list[int], rank: int) -> ast.expr:
 
 
 def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]) -> ast.expr | None:
-    """`x.unflatten(axis, sizes)` if one axis becomes several, all but one of known size, and the others stay."""
+    """Return `x.unflatten(axis, sizes)` if one axis becomes several, all but one of known size, and the others stay."""
     more = len(out) - len(shape)
     for axis in range(len(shape)):
         parts = out[axis : axis + more + 1]
@@ -133,13 +124,11 @@ def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, 
 
 
 def _one_free(out: list[Dim], sizes: list[Any]) -> list[Any]:
-    """Sizes with -1 for the one that is not a plain number, so that no size need be computed at run time."""
+    """Write -1 for a single size that is not a number, so that it need not be computed at run time."""
     symbolic = [i for i, d in enumerate(out) if not isinstance(d, int)]
     if len(symbolic) == 1 and 0 not in out:
         return [-1 if i in symbolic else d for i, d in enumerate(out)]
-    if -1 in sizes:
-        return sizes
-    return list(out)
+    return sizes if -1 in sizes else out
 
 
 @op("Transpose", traits=[VIEW])
@@ -158,7 +147,7 @@ def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.ex
         if rank > 2 and second == rank - 1 and first == rank - 2:
             return b("x.transpose(-2, -1)", x=data)
         return b("x.transpose(i, j)", x=data, i=first, j=second)
-    return b.call(ast.Attribute(data.expr, "permute", ast.Load()), *order)
+    return b.call(b("x.permute", x=data), *order)
 
 
 @op("Unsqueeze", traits=[RESHAPE])
@@ -192,11 +181,11 @@ def concat(b: Builder, *inputs: Arg, axis: int = 1) -> ast.expr:
     return b.call("torch.cat", [a.expr for a in inputs], dim=unless(axis, 0))
 
 
-@op("Split", renames={"num_outputs": "num_outputs"}, traits=[MOVES, PASSES_ON])
+@op("Split", traits=[MOVES, PASSES_ON])
 def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, num_outputs: int | None = None) -> Any:
-    """Into the given sizes, or into parts of one size of which the last ones may be smaller (opset 18).
+    """Into the given sizes, or into equal parts of which the last may be smaller (opset 18).
 
-    Equal parts are `chunk`, if the axis surely has a multiple of them: it makes no empty ones.
+    `chunk` is used only if the axis is known to be a multiple of the parts, since it makes no empty parts.
     """
     count = len(b.node.outputs)
     size = None if input.shape is None else input.shape[axis]
@@ -204,43 +193,42 @@ def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, nu
     sizes = split.ints if split is not None else None if size is None else equal_parts(size, count)
     if count == 1 and (split is None or (size is not None and sizes == [size])):
         return input.expr
-    if split is None and (b.opset < 18 or (size is not None and sizes == [size] * count)):
-        return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
-    if isinstance(size, int) and size and sizes is not None and [d * count for d in sizes] == [size] * count:
-        return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
+    is_even = isinstance(size, int) and size and sizes is not None and [d * count for d in sizes] == [size] * count
+    if is_even or split is None and (b.opset < 18 or (size is not None and sizes == [size] * count)):
+        return b.unpack(b.call(b("x.chunk", x=input), count, dim=dim))
     if split is None and not isinstance(size, int):
         return b.unpack(b.call("equal_parts", input, count, dim=dim))
     part: Any = split.as_ints() if split is not None and sizes is None else sizes
     if sizes is not None and len(set(sizes)) == 1 and sizes[0]:
         part = sizes[0]
-    return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), part, dim=dim))
+    return b.unpack(b.call(b("x.split", x=input), part, dim=dim))
 
 
 def _from_end(x: Arg, axis: int) -> int:
-    """The last of several axes is called -1."""
+    """Return -1 for the last of two or more axes."""
     return -1 if x.rank is not None and x.rank > 1 and axis % x.rank == x.rank - 1 else axis
 
 
 @op("Unbind", domain=DOMAIN, traits=[MOVES])
 def unbind(b: Builder, x: Arg, *, axis: int = 0) -> Any:
-    """Every element of an axis; it has as many as the node has outputs."""
+    """Every slice along an axis, which has as many as the node has outputs."""
     return b.unpack(b("x.unbind(axis)", x=x, axis=_from_end(x, axis)))
 
 
 @op("Expand", traits=[MOVES, PASSES_ON])
 def expand(b: Builder, input: Arg, shape: Arg) -> ast.expr:
-    """Broadcast in both directions: an axis of the input may also be larger than what is asked for."""
+    """Broadcasts in both directions: an axis of the input may also be larger than the given size."""
     out, asked = b.out().shape, shape.ints
     if asked is None or out is None or input.shape is None or not _is_either(out, input.shape, asked):
         return b("x.expand(torch.broadcast_shapes(x.shape, s))", x=input, s=shape.as_ints())
     if out == input.shape:
         return input.expr
     kept = [-1 if i >= len(out) - len(input.shape) and input.shape[i - len(out)] == d else d for i, d in enumerate(out)]
-    return b.call(ast.Attribute(input.expr, "expand", ast.Load()), *kept)
+    return b.call(b("x.expand", x=input), *kept)
 
 
 def _is_either(out: Sequence[Dim], *operands: Sequence[Dim]) -> bool:
-    """Whether each size of a broadcast is one of its operands', not one that nobody knows before."""
+    """Return True if each size of a broadcast is a number or a size of one of its operands."""
     return all(
         isinstance(d, int) or any(len(o) >= i and o[-i] == d for o in operands) for i, d in enumerate(reversed(out), 1)
     )
@@ -264,11 +252,5 @@ def repeat_interleave(b: Builder, x: Arg, *, repeats: int, axis: int) -> ast.exp
     return b("x.repeat_interleave(n, dim=axis)", x=x, n=repeats, axis=axis)
 
 
-@op("RotateHalf", domain=DOMAIN)
-def turn_half(b: Builder, x: Arg) -> ast.expr:
-    return b("rotate_half(x)", x=x)
-
-
-@op("RotatePairs", domain=DOMAIN)
-def turn_pairs(b: Builder, x: Arg) -> ast.expr:
-    return b("rotate_pairs(x)", x=x)
+op("RotateHalf", domain=DOMAIN)(unary("rotate_half(x)"))
+op("RotatePairs", domain=DOMAIN)(unary("rotate_pairs(x)"))

@@ -1,4 +1,4 @@
-"""Whether an integer tensor can hold negative elements, as far as the graph tells."""
+"""Proves from the graph that an integer tensor has no negative elements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from onnxgen.shapes.dims import nonnegative
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
-DEPTH = 32
+MAX_DEPTH = 32
 
 
-def never_negative(value: ir.Value | None, trust_inputs: bool = False, depth: int = DEPTH) -> bool:
-    """True only if it is proven; `trust_inputs`: take the graph's inputs to be ids, which are not negative."""
+def never_negative(value: ir.Value | None, trust_inputs: bool = False, depth: int = MAX_DEPTH) -> bool:
+    """Return True if that is proven. `trust_inputs`: the graph's inputs are taken for ids, which are not negative."""
     if value is None or depth == 0:
         return False
     data: NDArray[Any] | None = info(value).data

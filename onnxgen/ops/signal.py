@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, unless
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import converted
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 @op("DFT", still="dft_length axis")
@@ -26,7 +23,7 @@ def dft(
     inverse: int = 0,
     onesided: int = 0,
 ) -> ast.expr:
-    """Along one axis; the last one has the real and the imaginary part."""
+    """Along one axis; the last axis has the real and the imaginary part."""
     return b.call(
         "dft",
         input,
@@ -47,19 +44,16 @@ def stft(
     *,
     onesided: int = 1,
 ) -> ast.expr:
-    """`torch.stft` pads frames to powers or centres them; ONNX's frames lie wholly in the signal."""
+    """Not `torch.stft`, which pads or centres frames: ONNX's frames are entirely inside the signal."""
+    size = [*window.shape] if window is not None and window.shape is not None else None
     return b.call(
         "stft",
         signal,
         frame_step.as_int(),
-        window=OMIT if window is None else window,
-        length=OMIT if frame_length is None or _is_windows(window, frame_length) else frame_length.as_int(),
+        window=unless(window, None),
+        length=OMIT if frame_length is None or (size and size == frame_length.ints) else frame_length.as_int(),
         onesided=unless(bool(onesided), True),
     )
-
-
-def _is_windows(window: Arg | None, length: Arg) -> bool:
-    return window is not None and window.shape is not None and [*window.shape] == length.ints
 
 
 @op("MelWeightMatrix")
@@ -73,7 +67,7 @@ def mel_weight_matrix(
     *,
     output_datatype: int = 1,
 ) -> ast.expr:
-    """Filters that are constant; they are made anew at every call, since they may also be asked for at run time."""
+    """Filters that are computed in every call, since their inputs may be known only at run time."""
     sizes = [x.as_int() for x in (num_mel_bins, dft_length, sample_rate)]
     edges = [x.as_int() for x in (lower_edge_hertz, upper_edge_hertz)]
     made = b.call("mel_weights", *sizes, *edges, DeviceOf())

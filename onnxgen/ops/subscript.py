@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen.code.quote import literal
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.arg import Arg
-    from onnxgen.shapes.dims import Dim
+from onnxgen.lowering.arg import Arg
+from onnxgen.shapes.dims import Dim
 
 FULL = ast.Slice()
 
 
 def subscript(x: Arg | ast.expr, items: Mapping[int, Any], rank: int | None = None) -> ast.expr:
-    """`x[...]` with an item (a number, a tensor or a slice) for each axis that is given, counted from the front.
+    """Return `x[...]` with an item (a number, a tensor or a slice) for each given axis, counted from the front.
 
-    One item on the last axis of a tensor of rank 3 or more is written with an ellipsis.
+    A single item on the last axis of a tensor of rank 3 or more is written with an ellipsis.
     """
     last = max(items)
     if len(items) == 1 and rank is not None and rank > 2 and last == rank - 1:
@@ -30,9 +28,14 @@ def subscript(x: Arg | ast.expr, items: Mapping[int, Any], rank: int | None = No
 
 
 def piece(start: Dim | ast.expr | None, end: Dim | ast.expr | None, step: int = 1) -> ast.Slice:
-    """`start:end:step`; None is left out."""
+    """Return `start:end:step`; None is left out."""
     return ast.Slice(
         None if start is None else literal(start),
         None if end is None else literal(end),
         None if step == 1 else literal(step),
     )
+
+
+def shown_axis(axis: int, rank: int | None) -> int:
+    """Return the axis as a person writes it: -1 for the last of three or more."""
+    return -1 if rank is not None and rank > 2 and axis == rank - 1 else axis

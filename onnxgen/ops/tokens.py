@@ -1,20 +1,18 @@
-"""Operators of onnxruntime on token ids and their scores: what decoders do between two steps, and hashes."""
+"""Operators of onnxruntime on token ids and their scores: steps of decoders, and hashes."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, DeviceOf, unless
+from onnxgen.code.quote import DeviceOf, unless
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
-
-if TYPE_CHECKING:
-    from onnxgen.lowering.builder import Builder
 
 
 @op("NGramRepeatBlock", domain=MICROSOFT)
@@ -29,11 +27,11 @@ def bifurcation_detector(
     b: Builder, src_tokens: Arg, cur_tokens: Arg, prev_suffix_match_idx: Arg, pred_tokens: Arg | None = None, *,
     max_ngram_size: int = 3, min_ngram_size: int = 1,
 ) -> Any:  # fmt: skip
-    """A step of aggressive decoding: predicted tokens are taken over as far as the source foretold them."""
+    """A step of aggressive decoding: predicted tokens are accepted as long as they equal the source."""
     if not 1 <= min_ngram_size <= max_ngram_size:
         raise b.error(f"min_ngram_size {min_ngram_size} must be from 1 to max_ngram_size {max_ngram_size}", WRITER)
     made = b.call(
-        "merge_draft", src_tokens, cur_tokens, prev_suffix_match_idx, OMIT if pred_tokens is None else pred_tokens,
+        "merge_draft", src_tokens, cur_tokens, prev_suffix_match_idx, unless(pred_tokens, None),
         least=unless(min_ngram_size, 1), most=unless(max_ngram_size, 3),
     )  # fmt: skip
     return b.unpack(made, 2)
@@ -49,7 +47,7 @@ def dynamic_time_warping(b: Builder, input: Arg) -> ast.expr:
 
 @op("MurmurHash3", domain=MICROSOFT)
 def murmur_hash3(b: Builder, X: Arg, *, positive: int = 1, seed: int = 0) -> ast.expr:
-    """Of numbers their bytes are hashed, of text its UTF-8."""
+    """Hashes the bytes of numbers, and the UTF-8 of strings."""
     dtype = ir.DataType.UINT32 if positive == 1 else ir.DataType.INT32
     if X.dtype == ir.DataType.STRING:
         return b.call("murmur_text_hash", X, seed % 2**32, dtype, DeviceOf())
@@ -65,14 +63,13 @@ def ngram_hash_mapping(
     head_offsets: Arg | None = None, eos_token_id: Arg | None = None, segment_ids: Arg | None = None, *,
     max_ngram_size: int, n_head_per_ngram: int, pad_id: int, reset_on_eos: int = 0,
 ) -> list[ast.expr | None]:  # fmt: skip
-    """Before the first ids stand those of an earlier call, or `pad_id`."""
+    """The ids follow those of an earlier call, or `pad_id`."""
     fill = _fill(b, input_ids, vocab_sizes, eos_token_id, pad_id, max_ngram_size, n_head_per_ngram)
     before = max_ngram_size - 1
     past: Any = past_ids
-    if past is None and eos_token_id is None:
-        past = b("x.new_full((x.shape[0], n), f)", x=input_ids, f=fill, n=before)
-    elif past is None:
-        past = b("f.expand(x.shape[0], n)", f=fill, x=input_ids, n=before)
+    if past is None:
+        form = "x.new_full((x.shape[0], n), f)" if eos_token_id is None else "f.expand(x.shape[0], n)"
+        past = b(form, x=input_ids, f=fill, n=before)
     ids, segments = b.let(b("torch.cat([p, x], 1)", p=past, x=input_ids), "ids"), None
     if segment_ids is not None:
         parts = b("torch.cat([s[:, :1].expand(-1, n), s], 1)", s=segment_ids, n=before)
@@ -92,7 +89,7 @@ def varlen_ngram_hash_mapping(
     segment_ids: Arg | None = None, past_segment_ids: Arg | None = None, capture_count: Arg | None = None, *,
     max_ngram_size: int, n_head_per_ngram: int, pad_id: int, reset_on_eos: int = 0, state_update_capacity: int = 0,
 ) -> list[ast.expr | None]:  # fmt: skip
-    """The same of sequences of several lengths, one behind the other; and the ids that the next call needs."""
+    """NGramHashMapping of packed sequences; also returns the ids that the next call needs."""
     if (capture_count is None) == (state_update_capacity > 0):
         raise b.error("capture_count must be given exactly if state_update_capacity is positive", WRITER)
     if segment_ids is None and (past_segment_ids is not None or b.wants(2)):
@@ -100,10 +97,9 @@ def varlen_ngram_hash_mapping(
     fill = _fill(b, input_ids, vocab_sizes, eos_token_id, pad_id, max_ngram_size, n_head_per_ngram)
     starts, before, segments = cumulative_sequence_length, max_ngram_size - 1, None
     past: Any = past_ids
-    if past is None and eos_token_id is None:
-        past = b("x.new_full((s.shape[0] - 1, n), f)", x=input_ids, s=starts, f=fill, n=before)
-    elif past is None:
-        past = b("f.expand(s.shape[0] - 1, n)", f=fill, s=starts, n=before)
+    if past is None:
+        form = "x.new_full((s.shape[0] - 1, n), f)" if eos_token_id is None else "f.expand(s.shape[0] - 1, n)"
+        past = b(form, x=input_ids, s=starts, f=fill, n=before)
     windows = b.let(b.call("packed_windows", input_ids, starts, past), "windows")
     if segment_ids is not None:
         past = b("x[s[:-1], None].expand(-1, n)", x=segment_ids, s=starts, n=before)
@@ -123,7 +119,7 @@ def varlen_ngram_hash_mapping(
 
 
 def _fill(b: Builder, ids: Arg, sizes: Arg, end: Arg | None, pad: int, longest: int, heads: int) -> Any:
-    """What stands where there is no token, once the attributes are those of a hash."""
+    """Check the attributes, and return what stands for a missing token."""
     if longest < 2 or heads < 1:
         raise b.error(f"max_ngram_size {longest} must be at least 2, and n_head_per_ngram {heads} at least 1", WRITER)
     if ids.dtype == ir.DataType.INT32 and not -(2**31) <= pad < 2**31:
@@ -135,4 +131,4 @@ def _fill(b: Builder, ids: Arg, sizes: Arg, end: Arg | None, pad: int, longest: 
 
 def _options(offsets: Arg | None, end: Arg | None, segments: ast.expr | None) -> dict[str, Any]:
     given = {"offsets": offsets, "end": end, "segments": segments}
-    return {name: OMIT if value is None else value for name, value in given.items()}
+    return {name: unless(value, None) for name, value in given.items()}

@@ -298,7 +298,7 @@ def test_nonsense_is_refused() -> None:
     norms = [*grouped(5, 0), *[None] * 7, floats(16), floats(16)]
     for epsilon in (-1.0, float("inf"), float("nan")):
         text = refusal("GroupQueryAttention", norms, HEADS | {"k_norm_epsilon": epsilon}, domain="com.microsoft")
-        assert f"norm of k must be a number from 0, not {epsilon}" in text
+        assert f"norm of k must be finite and not negative, but is {epsilon}" in text
 
 
 def test_padding_that_cannot_be() -> None:

@@ -202,8 +202,8 @@ def test_refusals() -> None:
     nodes = len(attrs["nodes_modes"])
     assert "unknown mode" in message("TreeEnsembleRegressor", attrs, nodes_modes=["BRANCH_MAYBE"] * nodes)
     assert "a node that does not exist" in message("TreeEnsembleRegressor", attrs, nodes_truenodeids=[99] * nodes)
-    assert "asks for feature 9" in message("TreeEnsembleRegressor", attrs, nodes_featureids=[9] * nodes)
-    assert "leads back to a node" in message(
+    assert "tests feature 9" in message("TreeEnsembleRegressor", attrs, nodes_featureids=[9] * nodes)
+    assert "a tree has a cycle" in message(
         "TreeEnsembleRegressor", attrs, nodes_truenodeids=[0] * nodes, nodes_falsenodeids=[0] * nodes
     )
     attrs = trees.new([(0, 1.0)] * len(trees.leaves), False, TensorProto.FLOAT) | {"n_targets": 1}

@@ -1,4 +1,4 @@
-"""What classical models (ai.onnx.ml) make of scores, features and labels, as onnxruntime has it."""
+"""Scores, features and labels of classical models (ai.onnx.ml), as in onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ def text_at(texts: Sequence[str], index: Tensor) -> np.ndarray:
 
 
 def softmax_zero(x: Tensor) -> Tensor:
-    """Softmax over the columns whose score is not 0 (to 1e-7); the other scores stay
-    about 0.
-    """
+    """Softmax over the columns whose score is not 0 (to 1e-7); others stay about 0."""
     largest = x.amax(1, keepdim=True)
     is_zero = x.abs() <= 1e-7
     powers = (x - largest).exp()
@@ -29,9 +27,7 @@ def softmax_zero(x: Tensor) -> Tensor:
 
 
 def probit(x: Tensor) -> Tensor:
-    """The quantile of the normal distribution, by the approximation of the inverse
-    error function with 0.147.
-    """
+    """The normal distribution's quantile, by an approximate inverse error function."""
     y = 2 * x - 1
     log = ((1 - y) * (1 + y)).log()
     half = 2 / (math.pi * 0.147) + 0.5 * log
@@ -40,7 +36,7 @@ def probit(x: Tensor) -> Tensor:
 
 
 def or_one(norm: Tensor) -> Tensor:
-    """Norms to divide by: 1 for those that are 0."""
+    """Return norms to divide by: 1 instead of 0."""
     return norm.masked_fill(norm == 0, 1.0)
 
 
@@ -51,17 +47,16 @@ def row_maxima(x: Tensor) -> Tensor:
 
 
 def fill_missing(x: Tensor, replaced: float | int, values: Tensor) -> Tensor:
-    """Replace `replaced` (may be NaN) by the value of its column, or by the first if
-    there is not one a column.
-    """
+    """Replace `replaced` (may be NaN) by its column's value, or by a single value."""
     found = x.isnan() if replaced != replaced else x == replaced
     columns = x.shape[-1] if x.dim() < 3 else -1
     return torch.where(found, values if values.numel() == columns else values[0], x)
 
 
 def places_of(x: Tensor, keys: Tensor) -> Tensor:
-    """Return the index of each element among sorted keys, `len(keys)` if it is not a
-    key; NaN equals NaN.
+    """Return each element's index among sorted keys, `len(keys)` if it is not a key.
+
+    NaN equals NaN.
     """
     at = torch.searchsorted(keys, x.contiguous()).clamp(max=len(keys) - 1)
     found = keys[at] == x

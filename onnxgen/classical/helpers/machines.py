@@ -15,11 +15,11 @@ def radial_kernel(x: Tensor, vectors: Tensor, gamma: float) -> Tensor:
 
 
 def pair_scores(kernel: Tensor, coefficients: Tensor, counts: Sequence[int], rho: Tensor) -> Tensor:
-    """Score each pair of classes i < j, positive for i and negative for j,
-    `[rows, pairs]`.
+    """Score each pair of classes i < j, positive for i, negative for j: [rows, pairs].
 
-    `kernel` and `coefficients` have a column a vector, those of one class side by side,
-    `counts` of each; row r of the coefficients is for the class's r-th opponent.
+    `kernel` and `coefficients` have one column per vector, grouped by class with
+    `counts` columns each. Row r of the coefficients is for the r-th opponent of the
+    class.
     """
     columns = zip(torch.split(kernel, list(counts), 1), torch.split(coefficients, list(counts), 1))
     parts = [k @ c.T for k, c in columns]
@@ -28,7 +28,7 @@ def pair_scores(kernel: Tensor, coefficients: Tensor, counts: Sequence[int], rho
 
 
 def pair_winner(scores: Tensor, classes: int) -> Tensor:
-    """Return the class that wins most pairs; the first if several do."""
+    """Return the class that wins most pairs; the first of several."""
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
     ahead = torch.tensor([i for i, _ in pairs], device=scores.device)
     behind = torch.tensor([j for _, j in pairs], device=scores.device)

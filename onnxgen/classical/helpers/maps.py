@@ -1,4 +1,4 @@
-"""Maps of classical models (ai.onnx.ml): dicts of text or numbers to numbers or text."""
+"""Maps of classical models (ai.onnx.ml): dicts from strings or numbers to strings or numbers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from torch import Tensor
 
 
 def zip_map(x: Tensor, keys: list[Any]) -> list[dict[Any, Tensor]]:
-    """Turn each row of x into a dict from column keys to numbers, as scalar tensors
-    (ONNX ZipMap).
-    """
+    """ONNX ZipMap: turn each row of x into a dict from keys to scalar tensors."""
     if x.shape[-1] != len(keys):
         raise ValueError(f"{x.shape[-1]} columns for {len(keys)} keys")
     return [dict(zip(keys, row)) for row in (x.unsqueeze(0) if x.dim() == 1 else x)]
 
 
 def map_values(x: dict[Any, Any], keys: list[Any] | None, default: Any) -> list[Any]:
-    """Look up keys in a dict, `default` for missing ones; without keys return all
-    values by rising key.
-    """
+    """Look up keys in a dict; without keys, return all values in the keys' order."""
     return [x[key] for key in sorted(x)] if keys is None else [x.get(key, default) for key in keys]
 
 

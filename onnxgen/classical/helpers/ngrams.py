@@ -1,4 +1,4 @@
-"""Runs of words or numbers, counted."""
+"""Counts of n-grams of words or numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import Tensor
 
 
 def ranks_of(x: Tensor | np.ndarray, known: Tensor | Sequence[str]) -> Tensor:
-    """Return the index of each element of x in `known`, int64 of x's shape; -1 if it is
-    not there.
+    """Return each element's index in `known`, int64 of x's shape; -1 if it is missing.
 
     Args:
         x: integers or strings.
-        known: different ones; integers are sorted.
+        known: distinct values; integers are sorted.
     """
     if isinstance(x, np.ndarray):
         places = {word: i for i, word in enumerate(known)}
@@ -37,18 +36,18 @@ def count_ngrams(
 ) -> Tensor:
     """Count how often each n-gram occurs in each row (ONNX TfIdfVectorizer).
 
-    The runs are a tree: one of n words is a run of n - 1 words, its prefix, and one
-    word more.
+    The n-grams are a tree: each is a prefix, which is an n-gram of one word less, and a
+    word.
 
     Args:
-        x: int64 [..., words], the rank of each word; -1 for one that is in no run.
-        vocabulary: how many ranks there are.
-        prefixes: for each length the runs and beginnings of runs, sorted: the prefix'
-            place times `vocabulary` plus the last word's rank.
-        columns: for each length the columns in which these are counted, -1 for what is
-            only a beginning.
-        size: how many columns.
-        skips: so many words may lie between two words of a run, always as many.
+        x: int64 [..., words], the rank of each word; -1 for one that is in no n-gram.
+        vocabulary: the number of ranks.
+        prefixes: for each length the n-grams and beginnings of n-grams, sorted: the
+            position of the prefix times `vocabulary` plus the rank of the last word.
+        columns: for each length the column of each, -1 for what is only a beginning.
+        size: the number of columns.
+        skips: the maximum number of words between two words of an n-gram, which has
+            equal gaps.
 
     Returns:
         float32 [..., size].

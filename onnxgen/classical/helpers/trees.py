@@ -17,9 +17,9 @@ def tree_leaves(
 ) -> Tensor:
     """Return the leaf that each row of x reaches in each tree, `[rows, trees]`.
 
-    A node asks `x[feature] <= threshold` and leads to `children[0]` if so, else to
-    `children[1]`; a leaf leads to itself. `missing`: the nodes at which NaN goes the
-    first way.
+    A node tests `x[feature] <= threshold` and leads to `children[0]` if that is true,
+    else to `children[1]`; a leaf leads to itself. `missing`: the nodes at which NaN
+    counts as true.
     """
     node = roots.expand(x.shape[0], -1)
     for _ in range(depth):
@@ -32,25 +32,19 @@ def tree_leaves(
 
 
 def leaf_weights(weights: Tensor, slots: Tensor, leaves: Tensor, empty: float = 0.0) -> Tensor:
-    """Return leaf weights, `[rows, trees * weights per leaf]`; `empty` where a leaf has
-    fewer (its slot is -1).
-    """
+    """Return leaf weights, `[rows, trees * slots]`; `empty` for unused slots (-1)."""
     padded = torch.nn.functional.pad(weights, (0, 1), value=empty)  # -1 is the last
     return padded[slots[leaves]].flatten(1)
 
 
 def target_sums(weights: Tensor, targets: Tensor, leaves: Tensor, count: int) -> Tensor:
-    """Sum the leaf weights (see `leaf_weights`) for each row and target,
-    `[rows, count]`.
-    """
+    """Sum the leaf weights (see `leaf_weights`) of each target: `[rows, count]`."""
     index = targets[leaves].flatten(1).clamp(min=0)
     return weights.new_zeros(len(weights), count).scatter_add(1, index, weights)
 
 
 def target_extremes(weights: Tensor, targets: Tensor, leaves: Tensor, count: int, largest: bool) -> Tensor:
-    """As `target_sums`, but the smallest or largest weight; 0 for targets that no leaf
-    has a weight for.
-    """
+    """As `target_sums`, but the smallest or largest weight; 0 if there is none."""
     index = targets[leaves].flatten(1).clamp(min=0)
     limit = float("-inf") if largest else float("inf")
     start = weights.new_full((len(weights), count), limit)
@@ -59,6 +53,6 @@ def target_extremes(weights: Tensor, targets: Tensor, leaves: Tensor, count: int
 
 
 def targets_reached(targets: Tensor, leaves: Tensor, count: int) -> Tensor:
-    """Whether a leaf that a row reaches has a weight for a target, `[rows, count]`."""
+    """Return True if a row reaches a leaf with a weight for a target [rows, count]."""
     found = targets[leaves].flatten(1)
     return torch.zeros(len(found), count + 1, device=found.device).scatter(1, found + 1, 1.0)[:, 1:] > 0
