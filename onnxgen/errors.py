@@ -115,7 +115,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def one_line(error: BaseException, most: int = 300) -> str:
     """What an error of someone else says, in one line."""
-    return " ".join(str(error).split())[:most]
+    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:most]
 
 
 def typed(error: BaseException, most: int = 300) -> str:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.atomic import replacing
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 
 
 def view_command(
     model: Path, output: Path | None, options: Options, *, force: bool, quiet: bool, verbose: bool, as_json: bool
 ) -> int:
-    """Write the page of a model; returns the exit code.
+    """Write the page of a model. Returns the exit code.
 
     Raises:
         OnnxgenError: the model can't be converted, or the page would overwrite another file.
@@ -23,9 +23,9 @@ def view_command(
 
     out = output or model.with_suffix(".html")
     if out.is_dir():
-        raise OnnxgenError(Problem(f"cannot write {out}: it is a folder", help="name a file for the page"))
+        raise OnnxgenError(f"cannot write {out}: it is a folder", help="name a file for the page")
     if out.exists() and not force and GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise OnnxgenError(Problem(f"{out} is no page of onnxgen's", help="name another file, or add --force"))
+        raise OnnxgenError(f"{out} was not made by onnxgen view", help="name another file, or add --force")
     with progress(f"drawing {out.name}", quiet or as_json):
         page = view(model, options, default_out(model, None))
     with replacing([out.absolute().parent]) as files, files.file(out) as file:

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.export.origin import Origin
 from onnxgen.export.report import ExportReport
 from onnxgen.options import Options
+from onnxgen.reader.protos import opset_of, put
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify.check import Check
 from onnxgen.verify.convert import to_torch
@@ -35,7 +36,7 @@ def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options,
     Raises:
         OnnxgenError: no exporter takes it; each one's reason is in the message.
     """
-    opset = _opset(origin.onnx)
+    opset = opset_of(onnx.load(origin.onnx, load_external_data=False), default=17)
     arguments = _example(origin, options)
     reasons = []
     modes = {m: m.training for m in network.modules()}
@@ -56,7 +57,7 @@ def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options,
         for module, mode in modes.items():
             module.training = mode
     what = f"the changed module can't be exported ({'; '.join(reasons)})"
-    raise OnnxgenError(Problem(what, help="keep the architecture, or call torch.onnx.export yourself"))
+    raise OnnxgenError(what, help="keep the architecture, or call torch.onnx.export yourself")
 
 
 _Exporter = Callable[[nn.Module, tuple[Any, ...], Origin, Path, int], None]
@@ -68,11 +69,6 @@ def _exporters(opset: int) -> list[tuple[str, _Exporter, range]]:
     if importlib.util.find_spec("onnxscript") is not None:
         found.insert(0 if opset in DYNAMO else 1, ("dynamo", _dynamo, DYNAMO))
     return found
-
-
-def _opset(path: Path) -> int:
-    imports = onnx.load(path, load_external_data=False).opset_import
-    return next((entry.version for entry in imports if entry.domain in ("", "ai.onnx")), 17)
 
 
 def _example(origin: Origin, options: Options) -> tuple[Any, ...]:
@@ -111,9 +107,7 @@ def _keep_inputs(origin: Origin, out: Path) -> None:
     found = {value.name: value for value in onnx.load(origin.onnx, load_external_data=False).graph.input}
     found |= {value.name: value for value in model.graph.input}
     if [value.name for value in model.graph.input] != names:
-        inputs = [onnx.ValueInfoProto.FromString(found[name].SerializeToString()) for name in names if name in found]
-        del model.graph.input[:]
-        model.graph.input.extend(inputs)
+        put(model.graph.input, [found[name] for name in names if name in found])
         onnx.save(model, out)
 
 

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
 from onnxgen.common.atomic import is_same_file, own_folder, replacing
-from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.export.places import tensors_of
+from onnxgen.errors import OnnxgenError
+from onnxgen.reader.protos import tensors_of
 
 MAX_PROTOBUF_BYTES = (1 << 31) - (1 << 20)  # bytes of tensors in a protobuf, with room for the rest below its limit
 MAX_INLINE_BYTES = 1 << 10  # bytes; smaller tensors always stay inline
@@ -50,17 +50,17 @@ def refuse_overwriting(out: Path, original: Path, kept: Iterable[Path], force: b
         OnnxgenError: one of the files to keep, or, without `force`, anything else is there.
     """
     if not out.name or out.is_dir():
-        raise OnnxgenError(Problem(f"cannot write {out}: it is a folder", help="name a file with -o"))
+        raise OnnxgenError(f"cannot write {out}: it is a folder", help="name a file with -o")
     for target in (out, data_path(out)):
         for path in kept:
             if is_same_file(target, path):
                 what = f"cannot write {target}: it is the original file or a file of the module"
-                raise OnnxgenError(Problem(what, help="name another file with -o"))
+                raise OnnxgenError(what, help="name another file with -o")
     there = next((path for path in (out, data_path(out)) if path.exists()), None)
     if force or there is None or (out.is_file() and _ends(out) == _ends(original)):
         return
     what = f"cannot write {out}: {'it' if there == out else there} exists and is not an earlier export of this model"
-    raise OnnxgenError(Problem(what, help="name another file with -o, or overwrite it with --force"))
+    raise OnnxgenError(what, help="name another file with -o, or overwrite it with --force")
 
 
 def _ends(path: Path) -> tuple[list[str], list[str]] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.export.back import Record
 from onnxgen.output.signature import Signature, file_sha256, recorded
 from onnxgen.verify.integrity import metadata_of, sidecar_of
@@ -60,14 +60,14 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
     found = {key: _recorded(metadata, key) for key in ("wayback", "uses", "functions", QUANTISED)}
     if signature is None or "wayback" not in metadata:
         what = f"the weights of {module} do not name the ONNX file that they came from"
-        raise OnnxgenError(Problem(what, help=GENERATE_AGAIN))
+        raise OnnxgenError(what, help=GENERATE_AGAIN)
     path = onnx or _found(module, signature.source)
     if not path.is_file():
         raise OnnxgenError(f"there is no file {path}")
     if file_sha256(path) != signature.sha256:
         what = f"{path} is not the file that {module} was generated from (the SHA-256 differs)"
         way_out = "generate the module from this file again, or name the original with --onnx"
-        raise OnnxgenError(Problem(what, help=way_out))
+        raise OnnxgenError(what, help=way_out)
     return Origin(module, space, path, signature, Record(*found.values()))
 
 
@@ -75,7 +75,7 @@ def _recorded(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     try:
         return json_object(metadata.get(key, "{}"))
     except ValueError:
-        raise OnnxgenError(Problem(f"entry {key!r} of the weights file is damaged", help=GENERATE_AGAIN)) from None
+        raise OnnxgenError(f"entry {key!r} of the weights file is damaged", help=GENERATE_AGAIN) from None
 
 
 def _found(module: Path, name: str) -> Path:
@@ -87,7 +87,7 @@ def _found(module: Path, name: str) -> Path:
     if found is not None and found.is_file():
         return found
     what = f"{module} was generated from {printable(name)}, which is not in the same folder"
-    raise OnnxgenError(Problem(what, help="name the file with --onnx"))
+    raise OnnxgenError(what, help="name the file with --onnx")
 
 
 def _configured(module: Path) -> Path | None:

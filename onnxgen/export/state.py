@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.export.origin import Origin
 from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.weights.sidecar import read_tensors
@@ -36,7 +36,7 @@ def read_state(path: Path) -> dict[str, Array]:
         if head[:2] in (b"PK", b"\x80\x02") and head[8:] != b"{":
             what = f"{path} is a PyTorch or Lightning checkpoint, not a safetensors file"
             way_out = "use best.safetensors, or save model.state_dict() with safetensors.torch.save_file"
-            raise OnnxgenError(Problem(what, help=way_out))
+            raise OnnxgenError(what, help=way_out)
     return read_tensors(path)
 
 
@@ -63,7 +63,7 @@ def bare_model(origin: Origin) -> nn.Module:
     kind = origin.space.get("Model")
     if not isinstance(kind, type):
         what = f"{origin.module} has no class Model"
-        raise OnnxgenError(Problem(what, help="name a module that onnxgen generated"))
+        raise OnnxgenError(what, help="name a module that onnxgen generated")
     with torch.device("meta"):
         model: nn.Module = kind()
     return model
@@ -117,7 +117,7 @@ def refuse_misfits(
     found = misfits(wanted, given)
     if found:
         what = f"{shown} does not fit the module: {found}"
-        raise OnnxgenError(Problem(what, help="give the weights of this module, under its own keys"))
+        raise OnnxgenError(what, help="give the weights of this module, under its own keys")
 
 
 def misfits(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> str:

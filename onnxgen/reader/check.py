@@ -108,7 +108,7 @@ class _Checker:
         if self.proto.ir_version > onnx.IR_VERSION:
             newest = f"{onnx.IR_VERSION}, the newest that the installed onnx knows"
             what = f"IR version {self.proto.ir_version} is newer than {newest}"
-            self.problems.add(Problem(what, help="upgrade onnx"))
+            self.problems.add(what, help="upgrade onnx")
         if not self.proto.graph.output:
             self.problems.add("the graph has no outputs")
         self.graph(self.proto.graph, None, 0)
@@ -130,7 +130,7 @@ class _Checker:
                 self.problems.add(f"opset {name} is imported as version {opsets[domain]} and {entry.version}")
             if not domain and entry.version > newest:
                 what = f"opset {entry.version} is newer than {newest}, the newest that the installed onnx knows"
-                self.problems.add(Problem(what, help="upgrade onnx, or export the model again with an older opset"))
+                self.problems.add(what, help="upgrade onnx, or export the model again with an older opset")
             if not 1 <= entry.version < 2**31:
                 self.problems.add(f"opset {name} is imported as version {entry.version}, which does not exist")
         return opsets

@@ -88,14 +88,14 @@ def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
     try:
         mode = path.stat()
         if stat.S_ISDIR(mode.st_mode):
-            raise OnnxgenError(Problem(f"{shown} is a folder", help="name the .onnx file in it"))
+            raise OnnxgenError(f"{shown} is a folder", help="name the .onnx file in it")
         if not stat.S_ISREG(mode.st_mode):
             raise OnnxgenError(f"{shown} is not a regular file")
         if mode.st_size == 0:
-            raise OnnxgenError(Problem(f"{shown} is empty", help=EXPORT_AGAIN))
+            raise OnnxgenError(f"{shown} is empty", help=EXPORT_AGAIN)
         if mode.st_size > _PROTOBUF_LIMIT:
             what = f"{shown} is larger than 2 GB, the limit of protobuf"
-            raise OnnxgenError(Problem(what, help="save it with external data (onnx.save_model)"))
+            raise OnnxgenError(what, help="save it with external data (onnx.save_model)")
         return structure(path)
     except (FileNotFoundError, NotADirectoryError):
         raise OnnxgenError(f"{shown}: no such file") from None

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 
 OUT_OF_MEMORY = 3
@@ -44,9 +44,7 @@ def rehearse(path: Path, options: Options) -> None:
     else:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         raise OnnxgenError(
-            Problem(
-                f"the process that reads {shown} crashes ({how})",
-                help="the file may be damaged: export or download it again",
-            )
+            f"the process that reads {shown} crashes ({how})",
+            help="the file may be damaged: export or download it again",
         )
-    raise OnnxgenError(Problem(f"reading {shown} takes more than {what}", help=way_out))
+    raise OnnxgenError(f"reading {shown} takes more than {what}", help=way_out)

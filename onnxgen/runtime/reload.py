@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from onnxgen.errors import OnnxgenError, Problem, counted, one_line
+from onnxgen.errors import OnnxgenError, counted, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,7 +57,7 @@ def reload(what: Any) -> Any:
     if hasattr(type(what), "from_pretrained") and hasattr(what, "state_dict"):
         return _model(what)
     way_out = "pass the module, or an instance of its class Model"
-    raise OnnxgenError(Problem(f"a {type(what).__name__} can't be reloaded", help=way_out))
+    raise OnnxgenError(f"a {type(what).__name__} can't be reloaded", help=way_out)
 
 
 def _module(module: ModuleType) -> ModuleType:
@@ -73,9 +73,7 @@ def _module(module: ModuleType) -> ModuleType:
     except Exception as error:
         reason = one_line(error)
         way_out = "generate it again; the imported module is unchanged"
-        raise OnnxgenError(
-            Problem(f"{name} can't be reloaded: {type(error).__name__}: {reason}", help=way_out)
-        ) from error
+        raise OnnxgenError(f"{name} can't be reloaded: {type(error).__name__}: {reason}", help=way_out) from error
     linecache.cache.pop(file, None)  # linecache detects changes by size and time, and a rewrite may keep both
     if _does(trial) != _does(module):
         module.__dict__.update(__file__=file, __spec__=spec, __loader__=spec.loader)
@@ -94,7 +92,7 @@ def _found(module: ModuleType) -> ModuleSpec:
             return spec
     if module.__spec__ is None or not os.path.isfile(module.__file__ or ""):
         way_out = "import it from a file; call onnxgen.load again for a model that it made"
-        raise OnnxgenError(Problem(f"{name} does not come from a file", help=way_out))
+        raise OnnxgenError(f"{name} does not come from a file", help=way_out)
     return module.__spec__
 
 
@@ -129,7 +127,7 @@ def _model(model: nn.Module) -> nn.Module:
     if module is None or getattr(module, "FINGERPRINT", None) is None:
         kind = type(model).__name__
         way_out = "reload the module of its base class, and create the instance again"
-        raise OnnxgenError(Problem(f"onnxgen did not generate the class {kind}", help=way_out))
+        raise OnnxgenError(f"onnxgen did not generate the class {kind}", help=way_out)
     new_class: Any = _module(module).Model
     if type(model) is new_class:
         return model
@@ -143,7 +141,7 @@ def _model(model: nn.Module) -> nn.Module:
     except Exception as error:
         reason = one_line(error)
         raise OnnxgenError(
-            Problem(f"the weights of {module.__name__} can't be loaded: {reason}", help="generate it again")
+            f"the weights of {module.__name__} can't be loaded: {reason}", help="generate it again"
         ) from error
     _carry_over(old, new)
     modes = {name: inner.training for name, inner in model.named_modules()}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from onnxgen.errors import OnnxgenError, Problem, typed
+from onnxgen.errors import OnnxgenError, typed
 from onnxgen.output.signature import Port
 from onnxgen.surgery.ports import signature_of
 
@@ -74,7 +74,7 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
     ports = signature_of(model).inputs
     way_out = "give example=, the arguments of forward (a tensor, a tuple of tensors, or a dict by argument)"
     if not ports or any(port.dtype in (None, "str") or port.dims is None or port.kind != "tensor" for port in ports):
-        raise OnnxgenError(Problem("the inputs of the model are unknown", help=way_out))
+        raise OnnxgenError("the inputs of the model are unknown", help=way_out)
     reason, like = "", _any_parameter(model)
     names = {dim for port in ports for dim in port.dims or () if isinstance(dim, str)}
     first = {port.dims[0] for port in ports if port.dims}
@@ -88,7 +88,7 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
                 reason = reason or typed(error, 200)
             else:
                 return made
-    raise OnnxgenError(Problem(f"the model fails on a random input ({reason})", help=way_out))
+    raise OnnxgenError(f"the model fails on a random input ({reason})", help=way_out)
 
 
 def _any_parameter(model: nn.Module) -> Tensor:

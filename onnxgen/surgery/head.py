@@ -12,7 +12,7 @@ from math import prod
 
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem, typed
+from onnxgen.errors import OnnxgenError, typed
 from onnxgen.surgery.example import Example, example_for, output_names
 from onnxgen.surgery.owners import NORMS as NORM_LAYERS
 from onnxgen.surgery.owners import Owner, near
@@ -103,9 +103,7 @@ def find(model: nn.Module, example: Example, *, head: str | None = None, output:
         traced = trace(model, example)
     except Exception as error:  # the model's code may raise anything
         reason = typed(error, 200)
-        raise OnnxgenError(
-            Problem(f"the model fails on the example ({reason})", help="give another example=")
-        ) from error
+        raise OnnxgenError(f"the model fails on the example ({reason})", help="give another example=") from error
     search = _Search(model, traced)
     names = output_names(model, traced.result)
     chosen = [_output(output, names)] if output is not None else list(range(len(names)))
@@ -133,7 +131,7 @@ def _output(output: int | str, names: list[str]) -> int:
         return output
     if output in names:
         return names.index(str(output))
-    raise OnnxgenError(Problem(f"the model has no output {output!r}", help=f"there are {', '.join(names)}"))
+    raise OnnxgenError(f"the model has no output {output!r}", help=f"there are {', '.join(names)}")
 
 
 class _NoHead(Exception):
@@ -161,7 +159,7 @@ class _Search:
         below = [o for o in self.parts.products if f"{self._path(o)}.".startswith(f"{path}.")]
         if not below:
             known = list(dict.fromkeys(map(self._path, self.parts.products)))
-            raise OnnxgenError(Problem(f"no layer with weights is called {path!r}", help=near(path, known)))
+            raise OnnxgenError(f"no layer with weights is called {path!r}", help=near(path, known))
         reasons = []
         for index in chosen:
             try:
@@ -174,7 +172,7 @@ class _Search:
         """Make an error that lists the candidates, the last one first."""
         last = list(dict.fromkeys(map(self._described, reversed(self.parts.products))))
         shown = ", ".join(last[:MAX_CANDIDATES_SHOWN]) + (", ..." if len(last) > MAX_CANDIDATES_SHOWN else "")
-        return OnnxgenError(Problem(what, help=f"name it with {other}head=; there are {shown}" if last else ""))
+        return OnnxgenError(what, help=f"name it with {other}head=; there are {shown}" if last else "")
 
     def _last_product(self, value: Value) -> Operation:
         """Return the product that computes a value, skipping operations that may follow a classifier."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem, typed
+from onnxgen.errors import OnnxgenError, typed
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import Example, call, example_for, outputs, undisturbed
 from onnxgen.surgery.head import Found, find
@@ -114,7 +114,7 @@ def _kept(keep: Keep | None, classes: int, old: int) -> dict[int, int]:
     for new, before in kept.items():
         if not (0 <= new < classes and 0 <= before < old):
             what = f"keep maps new class {new} to old class {before}, which is out of range"
-            raise OnnxgenError(Problem(what, help=f"new ones are 0 to {classes - 1}, old ones 0 to {old - 1}"))
+            raise OnnxgenError(what, help=f"new ones are 0 to {classes - 1}, old ones 0 to {old - 1}")
     return kept
 
 
@@ -167,7 +167,7 @@ def _initialise(rows: Tensor, init: Init) -> None:
         name = {"xavier": "xavier_uniform"}.get(init, init).rstrip("_")
         function = getattr(nn.init, f"{name}_", None)
         if function is None:
-            raise OnnxgenError(Problem(f"init {init!r} is not in torch.nn.init", help="'xavier', 'default', 'zeros'"))
+            raise OnnxgenError(f"init {init!r} is not in torch.nn.init", help="'xavier', 'default', 'zeros'")
         function(rows)
 
 
@@ -185,9 +185,9 @@ def _check(model: nn.Module, example: Example, before: list[tuple[int, ...]], fo
     except Exception as error:
         reason = typed(error, 200)
         what = f"the model fails with {classes} classes in {head.path} ({reason})"
-        raise OnnxgenError(Problem(what, help=way_out)) from error
+        raise OnnxgenError(what, help=way_out) from error
     old, new = before[head.output], after[head.output]
     wanted = [(*old[:axis], classes, *old[axis + 1 :]) for axis, size in enumerate(old) if size == head.classes]
     if new not in wanted:
         what = f"the output is {list(new)} with {classes} classes in {head.path}, but was {list(old)}"
-        raise OnnxgenError(Problem(what, help=way_out))
+        raise OnnxgenError(what, help=way_out)

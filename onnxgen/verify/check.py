@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, FREED
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
@@ -81,9 +81,8 @@ class Check:
         self.halves: set[str] = set()
         self.freedom: Freedom | None = None  # the oracle's other answers, made on first use
         self.telling = Telling()
-        self.coarse: dict[str, str] = (
-            {}
-        )  # outputs in which the oracle's own rounding could hide errors in some run, with the reason
+        # outputs in which the oracle's own rounding could hide errors in some run, with the reason
+        self.coarse: dict[str, str] = {}
         self.is_rounded = False  # True if the file's weights are the module's, rounded to integers after training
 
     def _examined(self) -> ir.Model:
@@ -149,7 +148,8 @@ class Check:
                         parts = given[0][2], report.runs[-1]
                 gradients.excuse_idle(network, given[0][2], backward)
             report.untold = self.telling.untold() | self.coarse
-            self._compare_recorded(space, report)
+            if self.cast is None and self.approximation is None:  # a small change of a weight may not show in outputs
+                report.moved = compare_recorded(self.path, space, self.options)
             if locate and (parts is not None or report.moved):
                 how = self.path, self.proto(), self.options, self.graph
                 feeds_then, run = parts or ({}, None)
@@ -180,11 +180,6 @@ class Check:
                 report.runs.append(self._run(network, given, None, report.gradients))
         report.untold = self.telling.untold() | self.coarse
         return report
-
-    def _compare_recorded(self, space: Mapping[str, Any], report: VerifyReport) -> None:
-        """Compare the stored weights: a small change of one may not show in the outputs."""
-        if self.cast is None and self.approximation is None:
-            report.moved = compare_recorded(self.path, space, self.options)
 
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
         """Return the report before the first run, and settle what is compared and how."""
@@ -270,12 +265,8 @@ class Check:
         way_out = "fix sizes with --sizes NAME=N, or give inputs of your own with --inputs FILE.npz"
         if self.unsaid:
             way_out = f"give a reference for {', '.join(self.unsaid)} in a --plugin: @onnxgen.op(..., reference=...)"
-        raise OnnxgenError(
-            Problem(
-                f"could not verify {self.path}: onnxruntime and onnx.reference run it on no input tried ({reasons})",
-                help=way_out,
-            )
-        )
+        what = f"could not verify {self.path}: onnxruntime and onnx.reference refused all inputs that were tried"
+        raise OnnxgenError(f"{what} ({reasons})", help=way_out)
 
     def _drawn(self, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:
         """Yield inputs to try: those with new sizes first, cautious values only after all sizes."""
@@ -324,12 +315,11 @@ class Check:
         try:
             outputs = torch_side.forward(network, feeds, self.cast, len(expected))
             got = torch_side.as_onnx(outputs)
-            if len(got) != len(expected):
-                raise torch_side.Failed(
-                    f"forward returned {counted(len(got), 'output')}, the graph has {len(expected)}"
-                )
         except torch_side.Failed as failure:
-            return Run(run.seed, run.inputs, run.sizes, run.oracle, error=str(failure))
+            return replace(run, error=str(failure))
+        if len(got) != len(expected):
+            error = f"forward returned {counted(len(got), 'output')}, the graph has {len(expected)}"
+            return replace(run, error=error)
         expected = [torch_side.cast_numpy(e, self.cast) for e in expected]
         run.outputs.extend(self.output(*o) for o in zip(self.graph.outputs, expected, got, strict=True))
         if any(o.why and o.got == o.expected for o in run.outputs) and self.approximation is None:
@@ -350,13 +340,11 @@ class Check:
         if self.graph.straight_through:
             why = "the graph rounds to integers: gradients pass straight through, finite differences are not compared"
         else:
-            why = directions.hold(network, feeds, self._sizes_of_things(), found)
+            # a small step changes the meaning of inputs that are sizes or scales
+            fixed = {name for name, role in self.graph.roles.items() if role.size or role.mode}
+            why = directions.hold(network, feeds, fixed, found)
         if why and why not in self.notes:
             self.notes.append(why)
-
-    def _sizes_of_things(self) -> set[str]:
-        """Return the float inputs that are sizes or scales, where a small step changes their meaning."""
-        return {name for name, role in self.graph.roles.items() if role.size or role.mode}
 
     def output(self, name: str, expected: Any, got: Any, slack: Any = None) -> OutputCheck:
         random = name in self.graph.random

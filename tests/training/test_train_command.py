@@ -224,7 +224,7 @@ def test_absolute_paths_stay_what_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("", "no model is named"),
+        ("", "MODEL is missing"),
         ("--resume --out nowhere", "there is no run to go on with in nowhere"),
         ("small.py --resume --out nowhere", "there is no run to go on with in nowhere"),
         ("none.py", "there is no file none.py"),
@@ -236,7 +236,7 @@ def test_absolute_paths_stay_what_they_are(tmp_path: Path) -> None:
         ("small.py --precision 8", "precision must be one of 32-true"),
         ("small.py --val 0.6 --test 0.5", "shares of the data"),
         ("small.py --weights small.safetensors --from-scratch", "exclude each other"),
-        ("small.py --out taken", "taken holds a run already -> --resume"),
+        ("small.py --out taken", "taken already has a run -> continue it with --resume"),
     ],
 )
 def test_refused_at_once(
