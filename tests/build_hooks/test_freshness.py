@@ -175,7 +175,7 @@ def test_a_key_changes_with_the_templates(entry: Entry, cache: Cache) -> None:
     assert content_of(found, cache).key == keys[-1]
     shutil.rmtree(folder)
     with pytest.raises(OnnxgenError, match=r"^pyproject\.toml: models\[0\]\.templates: frame"):
-        content_of(found, cache).key
+        content_of(found, cache)
 
 
 def test_what_onnxgen_brings_changes_the_second_half_alone(
@@ -215,7 +215,7 @@ def test_a_key_has_neither_times_nor_places(entry: Entry, cache: Cache, tmp_path
         key="other[7]",
         file="setup.py",
     )
-    assert key_of(there, Cache(tmp_path / "empty")) == before
+    assert content_of(there, Cache(tmp_path / "empty")).key == before
 
 
 # ---- external data ---------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_locations_that_reading_refuses(tmp_path: Path, cache: Cache, location: 
         (tmp_path / name).write_bytes(bytes(16))
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(OnnxgenError) as refused:
-        key_of(Entry("k[0]", tmp_path / "model.onnx", tmp_path / "model.py", root=tmp_path), cache)
+        content_of(Entry("k[0]", tmp_path / "model.onnx", tmp_path / "model.py", root=tmp_path), cache)
     (problem,) = refused.value.problems
     assert str(problem).startswith("pyproject.toml: k[0].source: ") and what in str(problem)
     with pytest.raises(OnnxgenError, match=what.replace(".", r"\.")):
@@ -323,13 +323,13 @@ def test_locations_that_reading_refuses(tmp_path: Path, cache: Cache, location: 
 
 def test_data_that_became_a_pipe(entry: Entry, cache: Cache) -> None:
     """Where it lies is known from before; what lies there is looked at each time."""
-    content_of(entry, cache).key
+    content_of(entry, cache)
     entry.source.with_name("net.bin").unlink()
     with pytest.raises(OnnxgenError, match=r"models\[0\]\.source: models/net\.bin is missing"):
-        content_of(entry, cache).key
+        content_of(entry, cache)
     os.mkfifo(entry.source.with_name("net.bin"))
     with pytest.raises(OnnxgenError, match=r"models/net\.bin can't be read: not a regular file"):
-        content_of(entry, cache).key
+        content_of(entry, cache)
 
 
 def test_a_word_across_two_reads(tmp_path: Path) -> None:
