@@ -34,7 +34,7 @@ def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options,
     """Write the network, in eval mode, to `out` with PyTorch's exporter.
 
     Raises:
-        OnnxgenError: no exporter takes it; each one's reason is in the message.
+        OnnxgenError: no exporter can write it; the message has the reason of each.
     """
     opset = opset_of(onnx.load(origin.onnx, load_external_data=False), default=17)
     arguments = _example(origin, options)
@@ -86,17 +86,14 @@ def _dynamic(origin: Origin, outputs: bool) -> dict[str, dict[int, str]]:
     }
 
 
+def _names(origin: Origin) -> dict[str, list[str]]:
+    ports = {"input_names": origin.signature.inputs, "output_names": origin.signature.outputs}
+    return {key: [port.name for port in found] for key, found in ports.items()}
+
+
 def _legacy(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:
-    torch.onnx.export(
-        network,
-        arguments,
-        out,
-        dynamo=False,
-        opset_version=opset,
-        input_names=[port.name for port in origin.signature.inputs],
-        output_names=[port.name for port in origin.signature.outputs],
-        dynamic_axes=_dynamic(origin, outputs=True),
-    )
+    given: dict[str, Any] = {**_names(origin), "dynamic_axes": _dynamic(origin, outputs=True)}
+    torch.onnx.export(network, arguments, out, dynamo=False, opset_version=opset, **given)
     _keep_inputs(origin, out)
 
 
@@ -112,18 +109,9 @@ def _keep_inputs(origin: Origin, out: Path) -> None:
 
 
 def _dynamo(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:
-    torch.onnx.export(
-        network,
-        arguments,
-        out,
-        dynamo=True,
-        opset_version=opset,
-        input_names=[port.name for port in origin.signature.inputs],
-        output_names=[port.name for port in origin.signature.outputs],
-        dynamic_shapes=tuple(_dynamic(origin, outputs=False).values()),
-        external_data=False,
-        verbose=False,
-    )
+    given: dict[str, Any] = {**_names(origin), "dynamic_shapes": tuple(_dynamic(origin, outputs=False).values())}
+    given |= {"external_data": False, "verbose": False}
+    torch.onnx.export(network, arguments, out, dynamo=True, opset_version=opset, **given)
 
 
 @contextlib.contextmanager
@@ -141,9 +129,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_graphs() -> Iterator[None]:
-    """Discard what the older exporter prints past Python's stdout when it fails: the whole graph, even with logging
-    off.
-    """
+    """Discard the graph that the older exporter prints past Python's stdout when it fails, even with logging off."""
     function = getattr(torch._C, "_jit_onnx_log", None)
     if function is None:
         yield

@@ -1,6 +1,6 @@
-"""Write BatchNorms that `--restore-batchnorm` restored as nodes of the file, each behind its convolution.
+"""Write BatchNorms that `--restore-batchnorm` restored as nodes of the file, each after its convolution.
 
-A norm whose convolution the file does not have in that form is folded in again, as it was (`provenance.Fold`).
+A norm without a matching convolution in the file is folded in again (`provenance.Fold`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Norms:
         tensors: how each ONNX tensor is made of the state dict (`provenance.way_back`).
 
     Attributes:
-        tensors: the same for the file in which these norms stand apart.
+        tensors: the same for the file with these norms as nodes.
         folded: the paths of the norms that stay folded in.
     """
 
