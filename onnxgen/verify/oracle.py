@@ -45,8 +45,31 @@ class Oracle(Protocol):
     def run(self, feeds: Mapping[str, Any]) -> list[Any]: ...
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Inputs that an oracle accepted, with its outputs.
+
+    Attributes:
+        sizes: of dynamic dims, by name.
+        seed: the seed of the inputs.
+        feeds: the inputs by name.
+    """
+
+    sizes: dict[str, int]
+    seed: int
+    feeds: dict[str, Any]
+    oracle: Oracle
+    outputs: list[Any]
+
+
 class Onnxruntime:
-    """onnxruntime on the CPU with graph optimisations off, or on; on all cores, or on one; `exact`: see `EXACT`.
+    """onnxruntime on the CPU.
+
+    Args:
+        changed: the model, if it is not the file itself.
+        optimised: graph optimisations are on.
+        alone: it runs on one core.
+        exact: see `EXACT`.
 
     Raises:
         Refused: it can't load the model.
@@ -214,7 +237,7 @@ def oracles(
         without_dropout: compare a copy of the model in which no Dropout drops anything.
         part: the part of the network that is compared.
         exact: the model multiplies bytes by signed bytes (see `EXACT`).
-        new_ops: what plugins say of their operators (`plugins.evaluating`), for onnx's evaluator.
+        new_ops: the references of plugins' operators (`plugins.evaluating`), for onnx's evaluator.
     """
     changed = proto(path, without_dropout=without_dropout, part=part) if without_dropout or part else None
     kinds: list[tuple[str, Callable[..., Oracle]]]
