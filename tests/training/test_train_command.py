@@ -354,7 +354,8 @@ def test_ctrl_c_leaves_a_whole_folder_and_resume_goes_on(tmp_path: Path, capsys:
     lines = said.splitlines()
     assert "stopping after this step; interrupt again to stop at once" in lines
     rows = report.read_rows(out / "metrics.csv")
-    assert any(line.startswith(f"stopped after {len(rows):,} whole epochs; onnxgen train --resume") for line in lines)
+    last = f"stopped after {len(rows):,} whole epochs; continue with: onnxgen train --resume --out {out}"
+    assert last in lines
     left = {"config.toml", "metrics.csv", "report.html", "loss.png", "best.safetensors", "last.safetensors"}
     assert left <= {path.name for path in out.iterdir()}
     assert train("--resume", "--out", out, "--epochs", len(rows) + 2) == 0
