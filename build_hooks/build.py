@@ -1,12 +1,11 @@
-"""Build what `[tool.onnxgen]` lists: nothing if it is fresh, else the module and its sidecar, replaced as one.
+"""Build the models that `[tool.onnxgen]` lists: replace module and sidecar together if they are not fresh.
 
-The part that most builds take, everything is fresh, imports none of what generates.
+If everything is fresh, as in most builds, the generator is not imported.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +13,10 @@ from onnxgen.common.cache import Cache
 from onnxgen.errors import EditedError, OnnxgenError
 
 from .freshness import Content, content_of, read, recorded
-from .settings import Entry, Project
+from .settings import Entry, Progress, Project
 from .standing import is_adopted, lacks_weights, outputs, stands
 
 __all__ = ["BuildError", "Built", "build", "build_project", "check_entry", "outputs"]
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -27,13 +24,19 @@ class Built:
     """The result of building one entry.
 
     Attributes:
-        status: "fresh" (nothing to do), "written", "kept" (edited by hand, or adopted) or "stale" (only looked at).
-        files: module and sidecar as they are now, with every shard and the index; those that exist.
+        status: "fresh" (nothing to do), "written", "kept" (edited by hand, or adopted) or "stale" (only checked).
+        files: the existing files of module and sidecar, with every shard and the index.
         key: the digest of what the module is made of (see `freshness`).
-        seconds: what it took.
-        entry: the entry; its `output` is where the module would be in the project itself.
-        note: what a person should know; mostly empty.
+        seconds: the time that it took.
+        entry: the entry; its `output` is the module's place in the project itself.
+        note: a note for the user; mostly empty.
     """
+
+    def need_in_place(self) -> None:
+        """Check that the module is in the project itself, for an editable install. Raises `OnnxgenError`."""
+        if self.files[0] != self.entry.output:
+            what = f"{self.entry.at('output')}: {self.note}"
+            raise OnnxgenError(what, help="an editable install imports it in place; install without -e")
 
     status: str
     files: tuple[Path, ...]
@@ -44,10 +47,11 @@ class Built:
 
 
 class BuildError(OnnxgenError):
-    """Some entries of a project could not be built. `built` has the others.
+    """Some entries of a project could not be built.
 
     Attributes:
-        exit_code: 3 if all that is wrong is modules that were edited by hand and are stale, else 2.
+        built: the other entries.
+        exit_code: 3 if the only problems are modules that were edited by hand and are stale, else 2.
     """
 
     def __init__(self, errors: list[OnnxgenError], built: list[Built]) -> None:
@@ -98,16 +102,16 @@ def build(
 
     Args:
         entry: of `read_project` or `entries_from`.
-        to: write into this folder and leave the project's own files alone; if they are fresh, or edited by hand, they
-            are copied there. None: write in place.
-        base: with `to`, the folder of the project that `to` stands for: `src` of `src/pkg/mnist.py` gives
+        to: write into this folder, and leave the project's own files unchanged. If they are fresh, or edited by hand,
+            they are copied there. None: write in place.
+        base: with `to`, the folder of the project that `to` corresponds to: with `src`, `src/pkg/mnist.py` becomes
             `pkg/mnist.py` in `to`. Default: the project's root.
         force: overwrite a module that was edited by hand (not one that is adopted).
-        progress: is told each stage of a generation as it begins.
-        cache: what is known of large files; default: the user's.
+        progress: called with each stage of a generation as it begins.
+        cache: the cache of digests; default: the user's.
 
     Raises:
-        OnnxgenError: the source is bad or a file can't be written; everything is as it was.
+        OnnxgenError: the source is bad or a file can't be written; nothing was changed.
         EditedError: the module was edited by hand and its source changed too.
     """
     begun, cache = time.perf_counter(), cache or Cache()

@@ -1,6 +1,6 @@
-"""Build into a folder other than the project's: `build_lib` of setuptools, or if a source tree is read-only.
+"""Build into a folder outside the project: `build_lib` of setuptools, or if the source tree is read-only.
 
-The project's files stay as they are. If they are fresh, or a person edited them, they are copied; else the pair is
+The project's files stay unchanged. If they are fresh, or were edited, they are copied; else module and sidecar are
 generated there.
 """
 
@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +21,10 @@ from onnxgen.common.cache import Cache
 from onnxgen.errors import OnnxgenError
 
 from .freshness import Content, has_weights, is_fresh
-from .settings import Entry
+from .settings import Entry, Progress
 from .sidecar import files_of
 from .standing import is_adopted, is_edited, outputs, stands
 
-Progress = Callable[[str], None]
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

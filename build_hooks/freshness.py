@@ -1,14 +1,13 @@
 """Decide if a module matches its source, by content alone: time stamps never count.
 
-The *key* of an entry is a digest of all that a generated module depends on. A build writes it into the module's header
-(`Build`), and into the sidecar the digests of what its weights were read from. A pair is fresh if both say what is
-asked for now. The key has two halves: what a person chose (source, external data, options, templates, plugins,
-names), and
-that with what onnxgen brings (its version, its templates). A module that was edited by hand is kept as long as the
-first half is unchanged.
+The *key* of an entry is a digest of everything that a generated module depends on. A build writes it into the module's
+header (`Build`), and writes the digests of the files with weights into the sidecar. A pair is fresh if both match. The
+first half of the key is of the user's choices (source, external data, options, templates, plugins, names), the second
+half of these and of onnxgen (its version, its templates). A module that was edited by hand is kept as long as the first
+half is unchanged.
 
-Nothing here imports onnx, numpy, black or jinja2, but for one question: which files a model has its external data in.
-The answer is kept by the model's digest.
+Nothing here imports onnx, numpy, black or jinja2, except to find the external data files of a model. These are cached
+by the model's digest.
 """
 
 from __future__ import annotations
@@ -52,11 +51,6 @@ class Content:
     source: str
     data: str
     files: tuple[Path, ...]
-
-
-def key_of(entry: Entry, cache: Cache | None = None) -> str:
-    """Return the key of an entry; see `content_of`."""
-    return content_of(entry, cache).key
 
 
 def content_of(entry: Entry, cache: Cache | None = None) -> Content:

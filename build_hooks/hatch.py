@@ -2,13 +2,13 @@
 
 | what is built | what happens |
 |---|---|
-| a wheel | modules go into a temporary folder, and from there to where the wheel would have those of the source tree |
+| a wheel | modules are made in a temporary folder, and put where the wheel would have those of the source tree |
 | an editable wheel | modules are written in place |
-| an sdist | nothing is generated; what modules are made from is added |
+| an sdist | nothing is generated; the files that modules are made from are added |
 
-Nothing is left that `hatch clean` would have to remove: modules in place are what an editable install imports.
+`hatch clean` has nothing to remove: an editable install imports the modules in place.
 
-hatchling loads this module wherever it looks for any package's hook, so what builds is imported when it is used.
+hatchling loads this module whenever it looks for any package's hook, so the builder is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
     # ---- what goes where ---------------------------------------------------------------------------------------------
 
     def _sources(self, project: Project) -> dict[str, str]:
-        """Return what modules are made from, by its place in the sdist, even if version control ignores it."""
+        """Return the files that modules are made from, with their places in the sdist, also those that git ignores."""
         from .standing import is_adopted, is_edited, sources
 
         found: set[Path] = set()
@@ -91,9 +91,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         return {self._file(path): os.path.relpath(path, self.root) for path in sorted(found)}
 
     def _file(self, path: Path) -> str:
-        """Return the target of a link that leads out of the project: hatchling would put the link itself into
-        an sdist.
-        """
+        """Return a file, or the target of a link out of the project, since an sdist would get the link itself."""
         real = path.resolve()
         return str(path if real.is_relative_to(Path(self.root).resolve()) else real)
 
@@ -101,14 +99,12 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         from .build import build_project
 
         for built in build_project(project):
-            if built.files[0] != built.entry.output:
-                what = f"{built.entry.at('output')}: {built.note}"
-                raise OnnxgenError(what, help="an editable install imports it in place; install without -e")
+            built.need_in_place()
 
     def _modules(self, project: Project) -> dict[str, str]:
         """Return modules and sidecars, made in a temporary folder, by their places in the project.
 
-        hatchling maps these places as it maps its own files' (`packages`, `sources`), and takes no other file there.
+        hatchling maps these places like those of other files (`packages`, `sources`), and takes no other file there.
         """
         from .build import build_project
 
@@ -143,10 +139,8 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         return self.build_config.path_is_included(os.path.relpath(path, self.root))
 
     def _onnx_files(self, entry: Entry) -> Iterator[tuple[str, str]]:
-        """Yield the ONNX file and its data, if a wheel is to have them: at their place in a package, else beside the
-        module.
-
-        If not, hatchling is told to leave them out where they lie in a package.
+        """Yield the ONNX file and its data, if the wheel shall have them: at their place in a package, else beside the
+        module. If not, hatchling leaves them out.
         """
         from .freshness import source_files
 

@@ -15,10 +15,9 @@ from onnxgen.output.write import Output
 from onnxgen.weights.sidecar import write_pair
 
 from .freshness import Content, content_of, settle
-from .settings import Entry
+from .settings import Entry, Progress
 from .standing import is_adopted, is_edited, stands
 
-Progress = Callable[[str], None]
 MAX_ATTEMPTS = 3  # attempts, if the source changes while it is read
 
 
@@ -85,7 +84,7 @@ def _standing(entry: Entry, generated: Generated, content: Content, cache: Cache
 def carry(
     entry: Entry, moved: Entry, content: Content, cache: Cache, progress: Progress | None, copy: Callable[[], str]
 ) -> str:
-    """Bring an edited module, which does not record what it was made of, to where `moved` has it.
+    """Write an edited module, which does not record what it was made of, to the place in `moved`.
 
     Raises `EditedError` if its source changed too.
     """
@@ -100,9 +99,7 @@ def carry(
 
 
 def restore_weights(entry: Entry, moved: Entry, content: Content, progress: Progress | None) -> str:
-    """Write the missing sidecar of an adopted module where `moved` has it. Returns the reason if that is not
-    possible.
-    """
+    """Write the missing sidecar of an adopted module to the place in `moved`. Returns the reason if that fails."""
     lacks = f"{entry.shown(entry.output)} is adopted and its weights are missing, and"
     try:
         generated = in_memory(entry, content, progress)

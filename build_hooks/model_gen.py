@@ -18,24 +18,24 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.options import OPTIONS
 
 if TYPE_CHECKING:
-    from .build import Built, Progress
-    from .settings import Project
+    from .build import Built
+    from .settings import Progress, Project
 
 NAME = "ModelGen"
 
 
 class ModelGen:
-    """Says which ONNX files become which modules, and makes those that are missing or not fresh.
+    """Generates the modules of ONNX files that are missing or not fresh.
 
-    Each method but `run`, `run_from_script` and `check` changes this object and returns it: calls are chained, or stand
-    in lines of their own. Options are those of `onnxgen.Options`, by the same names; they count for all inputs, so
-    models that need others need another `ModelGen`. An option that is said again replaces what was said before.
+    Each method except `run`, `run_from_script` and `check` changes this object and returns it, so calls can be chained.
+    Options are those of `onnxgen.Options`, by the same names. They apply to all inputs: use one `ModelGen` for each set
+    of options. A second call for the same option replaces the first.
 
-    `[[tool.onnxgen.models]]` with the same files and options makes the same modules, and either finds those fresh that
-    the other has made. Unlike there, paths may lead anywhere.
+    `[[tool.onnxgen.models]]` with the same files and options makes the same modules, and modules of the one are fresh
+    for the other. Unlike there, paths may lead outside the project.
 
     Args:
-        root: the folder that paths are relative to; default: the one that the process is in when it runs.
+        root: the folder that paths are relative to; default: the working directory when it runs.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
@@ -66,45 +66,43 @@ class ModelGen:
     # ---- options -----------------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Callable[..., ModelGen]:
-        """Return a method for each option of `onnxgen.Options`: what it is given is the option's value, of a
-        flag True.
-        """
+        """Return a method that sets an option of `onnxgen.Options` to its argument. The default of a flag is True."""
         if (about := OPTIONS.get(name)) is None:
             raise AttributeError(f"{NAME} has no method {name!r}")
         key = about.key
-        return (lambda on=True: self._say(key, on)) if about.kind is FLAG else lambda value: self._say(key, value)
+        return (lambda on=True: self._set(key, on)) if about.kind is FLAG else lambda value: self._set(key, value)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *OPTIONS})
 
     def embed_states(self, on: bool = True) -> ModelGen:
-        """`embed`, as burn-import calls it."""
-        return self._say("embed", on)
+        """Set `embed`. This is its name in burn-import."""
+        return self._set("embed", on)
 
     def edited(self, way: str) -> ModelGen:
         """Set what happens to edited modules: "refuse" to overwrite them (the default), or "mine": leave them."""
-        return self._say("edited", way)
+        return self._set("edited", way)
 
-    def _say(self, key: str, value: object) -> ModelGen:
+    def _set(self, key: str, value: object) -> ModelGen:
         self._table[key] = value
         return self
 
-    # ---- what is said, done ------------------------------------------------------------------------------------------
+    # ---- building ----------------------------------------------------------------------------------------------------
 
     def run(self, *, force: bool = False, progress: Progress | None = None) -> list[Built]:
         """Make the modules that are missing or not fresh.
 
         Args:
             force: overwrite modules that were edited by hand.
-            progress: is told each stage of a generation as it begins.
+            progress: called with each stage of a generation as it begins.
 
         Returns:
-            What there is now, in the order of the inputs: `status` ("fresh", "written", or "kept" because it was
-            edited and its source has not changed), `files`, `seconds`.
+            The modules, in the order of the inputs: `status` ("fresh", "written", or "kept" because it was edited and
+            its source has not changed), `files`, `seconds`.
 
         Raises:
-            OnnxgenError: a path or an option is bad, or a model can't be converted: all problems at once, each with its
-                input. What could be built was, and all other files are as they were.
+            OnnxgenError: a path or an option is bad, or a model can't be converted: all problems, each with its input.
+                The other models were built; the files of these are unchanged.
             EditedError: a module was edited and its source changed too; `<module>.new` was written beside it.
         """
         from .build import build_project
@@ -112,7 +110,7 @@ class ModelGen:
         return build_project(self._project(), force=force, progress=progress)
 
     def run_from_script(self, *, force: bool = False, progress: Progress | None = None) -> list[Built]:
-        """Do as `run`, with paths relative to the folder of the calling script, whatever the working directory is."""
+        """Call `run` with paths relative to the folder of the calling script instead of the working directory."""
         script = sys._getframe(1).f_globals.get("__file__")
         if script is None:
             what = f"{NAME}.run_from_script() must be called from a script: paths are relative to its folder"

@@ -1,7 +1,4 @@
-"""The files of an entry's plugins: for its key, for an sdist, and for watching. No plugin is run or imported here.
-
-No plugin is run or imported here.
-"""
+"""The files of an entry's plugins: for its key, for an sdist, and for watching. No plugin is run or imported here."""
 
 from __future__ import annotations
 

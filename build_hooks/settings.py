@@ -7,8 +7,8 @@
     source = "models/mnist.onnx"            # or "models/*.onnx"
     output = "src/pkg/mnist.py"             # or "src/pkg/{stem}.py", or the folder "src/pkg/"
 
-Every problem of every entry is found at once, and each names its file and key. Nothing here imports onnx, numpy or
-black: a project is read before it is known whether anything is to do.
+All problems of all entries are reported together, each with its file and key. Nothing here imports onnx, numpy or
+black, since a project is read before it is known if anything must be built.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .places import Paths, check_places
 FILE = "pyproject.toml"
 TABLE = "tool.onnxgen"
 EDITED = ("refuse", "mine")
+Progress = Callable[[str], None]  # called with each stage of a generation as it begins
 MAX_PROBLEMS_SHOWN = 50  # problems in one error message
 
 KEYS = {about.key: (name, about) for name, about in OPTIONS.items()}
@@ -41,14 +42,14 @@ class Entry:
     """One model of a project.
 
     Attributes:
-        key: the entry's place in its file, as errors name it: `tool.onnxgen.models[0]`. A glob gives several entries
-            of one key.
+        key: the entry's place in its file, as in errors: `tool.onnxgen.models[0]`. A glob gives several entries with
+            one key.
         source: the ONNX file; absolute, like every path here.
         output: the module.
-        options: how it is generated; `weights` is absolute, too.
-        edited: "refuse" to go on when the module was edited and its source changed, or the module is "mine" for ever.
-        include_onnx: a wheel has the ONNX file, too.
-        root: the project's folder, which `output` lies in.
+        options: the options of the generation; `weights` is absolute, too.
+        edited: "refuse" to build if the module was edited and its source changed, or "mine": never overwrite it.
+        include_onnx: True if a wheel has the ONNX file, too.
+        root: the project's folder, which contains `output`.
         file: the name of the file that has the entry.
     """
 
@@ -79,7 +80,7 @@ class Entry:
 class Project:
     """The contents of `[tool.onnxgen]`: the project's folder, the file, and its models in order.
 
-    `missing` says what the file lacks for its back end to build them; empty if nothing that is known of.
+    `missing`: the settings that its back end needs to build them and that the file lacks; empty if there are none.
     """
 
     root: Path
@@ -92,7 +93,7 @@ def read_project(root: Path | str) -> Project | None:
     """Read the settings of the project in the folder `root`. Returns None if there are none.
 
     Raises:
-        OnnxgenError: the file can't be read, or something in `[tool.onnxgen]` is wrong: all of it at once.
+        OnnxgenError: the file can't be read, or `[tool.onnxgen]` is wrong: with all problems.
     """
     root = Path(os.path.abspath(root))
     document = _document(root / FILE)
@@ -123,12 +124,12 @@ def entries_from(
     Args:
         root: the folder that paths are relative to.
         models: tables with the same keys as in `[[tool.onnxgen.models]]`, or the path of an ONNX file alone.
-        where: what errors call the list, such as `onnxgen_models`.
-        file: the file that has the list, as errors name it.
+        where: the name of the list in errors, such as `onnxgen_models`.
+        file: the name of the file in errors.
         inside: all paths must lie in `root`.
 
     Raises:
-        OnnxgenError: anything is wrong with them: all of it at once.
+        OnnxgenError: with all problems.
     """
     found = _Found(Path(os.path.abspath(root)), file, inside)
     found.models(models, where, {})
@@ -177,9 +178,9 @@ def _missing(document: Mapping[str, Any]) -> str:
     if not backend.startswith(("setuptools", "hatchling")):
         return ""
     if not any(str(name).strip().lower().startswith("onnxgen") for name in requires):
-        return 'build-system.requires has no "onnxgen": what is built there has no modules'
+        return 'build-system.requires has no "onnxgen": wheels will have no modules'
     if backend.startswith("hatchling") and not _mentions_hook(document.get("tool")):
-        return "there is no [tool.hatch.build.hooks.onnxgen]: what is built there has no modules"
+        return "there is no [tool.hatch.build.hooks.onnxgen]: wheels will have no modules"
     return ""
 
 
@@ -305,19 +306,12 @@ class _Found:
             Options(**alone)
         return found
 
-    def _places(self) -> list[tuple[str, Callable[[Any, Path], Any]]]:
-        return [
-            ("weights", self.paths.weights),
-            ("templates", self.paths.folder),
-            ("plugins", self.paths.plugins),
-        ]
-
     def _options(self, chosen: Mapping[str, Any], source: Path, key: str) -> Options | None:
-        chosen = dict(chosen)
+        chosen, paths = dict(chosen), self.paths
+        finders = {"weights": paths.weights, "templates": paths.folder, "plugins": paths.plugins}
         try:
-            for name, find in self._places():
-                if name in chosen:
-                    chosen[name] = find(chosen[name], source)
+            for name in [name for name in finders if name in chosen]:
+                chosen[name] = finders[name](chosen[name], source)
             return Options(**chosen)
         except ValueError as error:
             self.wrong(f"{key}.{name}", str(error))

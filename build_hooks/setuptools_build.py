@@ -4,7 +4,7 @@
 |---|---|
 | a wheel | modules are written into the build folder, and the source tree stays as it is |
 | an editable wheel | modules are written in place |
-| an sdist | nothing is generated; what modules are made from is added |
+| an sdist | nothing is generated; the files that modules are made from are added |
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ KEYWORD = "onnxgen_models"
 def hook(distribution: Distribution) -> None:
     """Add the sub-command to the `build` command of a distribution that has models.
 
-    Commands are made when they are first asked for, after all settings were read, and of a class that setup.py,
-    setup.cfg or pyproject.toml may have replaced. So it is the answer to that question which is changed: a command made
-    now would miss its options, and a class put into `cmdclass` now would keep setup.cfg's `cmdclass` from being read.
+    Commands are created at first use, after all settings were read, and from a class that setup.py, setup.cfg or
+    pyproject.toml may have replaced. So the lookup of the class is replaced. A command created now would miss its
+    options, and a class put into `cmdclass` now would keep setup.cfg's `cmdclass` from being read.
     """
     found = distribution.get_command_class
 
@@ -138,9 +138,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         place = place_of_output(self.distribution, entry)
         if self.editable_mode:
             built = build(entry)
-            if built.files[0] != entry.output:
-                what = f"{entry.at('output')}: {built.note}"
-                raise OnnxgenError(what, help="an editable install imports it in place; install without -e")
+            built.need_in_place()
         else:
             built = build(entry, to=Path(self.build_lib, place.inside), base=place.base)
             for path, becomes in self._onnx_files(entry).items():
@@ -163,7 +161,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
     def _onnx_files(self, entry: Entry) -> dict[Path, Path]:
         return onnx_files(self.distribution, entry) if entry.include_onnx else {}
 
-    # ---- what setuptools asks, whether or not anything ran -----------------------------------------------------------
+    # ---- called by setuptools even if nothing ran --------------------------------------------------------------------
 
     def get_source_files(self) -> list[str]:
         """Return what an sdist must have: ONNX files with their data, templates, and existing modules, which may be

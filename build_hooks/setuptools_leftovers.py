@@ -1,7 +1,7 @@
 """Remove files that the last build put into setuptools' build folder and this one does not.
 
-setuptools never empties that folder, and all of it goes into the wheel: the weights of a module that holds them itself
-now, or a module that has another name.
+setuptools never empties that folder, and all of it goes into the wheel. Leftovers are the weights of a module that now
+embeds them, or a module that was renamed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ NAME = "onnxgen.txt"
 
 
 def remove_leftovers(temporary: Path, build_lib: Path, files: Iterable[str], others: Iterable[str]) -> None:
-    """Remove what the last build wrote and nobody did this time, and note for the next one what this one wrote.
+    """Remove files of the last build that this build did not write, and note the files of this build for the next one.
 
     Args:
-        temporary: setuptools' folder for what does not go into a wheel; has the notes.
-        build_lib: the folder that goes into the wheel. Notes about another one do not count.
-        files: what this build wrote there.
-        others: what other commands wrote there.
+        temporary: setuptools' folder for files that do not go into a wheel; it has the notes.
+        build_lib: the folder that goes into the wheel. Notes about another folder are ignored.
+        files: the files that this build wrote there.
+        others: the files that other commands wrote there.
     """
     notes, folder = temporary / NAME, os.path.abspath(build_lib)
     now = {os.path.relpath(file, folder) for file in files}

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 INDEX = ".index.json"
-MAX_HEADER = 100_000_000  # bytes; limit of the safetensors library
+MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors library
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for broken files
 
 
 def belongs(weights: Path, fingerprint: str, source: str, data: str) -> bool:
@@ -31,7 +32,7 @@ def _all_fit(weights: Path, files: Callable[[Path], list[Path]], *content: str) 
     try:
         headers = [_header(path) for path in files(weights)]
         return bool(headers) and all(_fits(header, *content) for header in headers)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except BROKEN:
         return False
 
 
@@ -39,14 +40,12 @@ def files_of(weights: Path) -> tuple[Path, ...]:
     """Return the files of a sidecar, including its index; the single file if nothing exists yet."""
     try:
         return (weights,) if weights.exists() else (*shards(weights), weights.with_name(weights.name + INDEX))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except BROKEN:
         return (weights,)
 
 
 def shards(weights: Path) -> list[Path]:
-    """Return the shards of a sidecar in the order of its index. Raises `OSError`, `ValueError` and others if it is
-    broken.
-    """
+    """Return the shards of a sidecar in the order of its index. Raises an error of `BROKEN` if it is broken."""
     index = weights.with_name(weights.name + INDEX)
     names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     if any(Path(name).name != name for name in names):
@@ -61,7 +60,7 @@ def _header(path: Path) -> Mapping[str, str]:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        if length > min(MAX_HEADER, size):
+        if length > min(MAX_HEADER_BYTES, size):
             raise ValueError("the header is cut short")
         header: dict[str, Any] = json.loads(file.read(length))
     metadata: Mapping[str, str] = header.pop("__metadata__")

@@ -20,7 +20,7 @@ def outputs(entry: Entry) -> tuple[Path, ...]:
 def sources(entry: Entry) -> set[Path]:
     """Return what an sdist must have: the ONNX file with its data, templates, plugins, and an edited module.
 
-    Of modules only what `edited = "mine"` says is a person's needs its own weights: others can be made again.
+    Weights are included only for modules with `edited = "mine"`. Others can be made again.
     """
     folder = entry.options.templates
     found = {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"} if folder else set()
@@ -29,9 +29,7 @@ def sources(entry: Entry) -> set[Path]:
 
 
 def is_adopted(entry: Entry) -> bool:
-    """Return True if the module permanently belongs to its editor (`edited = "mine"`). A missing module is
-    generated.
-    """
+    """Return True if the module must never be overwritten (`edited = "mine"`). A missing module is generated."""
     return entry.edited == "mine" and bool(read(entry.output).strip())
 
 
@@ -44,8 +42,8 @@ def lacks_weights(entry: Entry) -> bool:
 def stands(entry: Entry, content: Content, cache: Cache) -> str:
     """Return "fresh" or "kept" if nothing needs to be done for the files in place, else "".
 
-    "kept" is an adopted module, and one that was edited by hand since it was made of what is asked for now, perhaps by
-    an older onnxgen.
+    "kept" is an adopted module, or one that was edited by hand and was made from the current content, perhaps by an
+    older onnxgen.
     """
     if is_adopted(entry):
         return "" if lacks_weights(entry) else "kept"

@@ -1,8 +1,7 @@
 """Rebuild whenever a file that a project's models are made of is saved.
 
-What counts is what the files are, not what the system tells of them: a wake-up from `watchfiles` (or half a second
-without one) is only the moment to look. So no change is lost that happens while a build runs, and where the system
-tells nothing, as on some network file systems, it is seen all the same.
+The files themselves are compared. A wake-up from `watchfiles` (or half a second without one) only triggers a look. So
+changes during a build are not lost, and changes are seen even without notifications, as on some network file systems.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ from .settings import Entry, Project
 QUIET_SECONDS = 0.3  # seconds without a change before a build starts: exporters write for seconds
 PATIENCE_SECONDS = 2.0  # further seconds before the error of a file that may be incomplete is reported
 TICK_MILLISECONDS = 500  # milliseconds between two checks without a wake-up
-WATCHED_SUFFIXES = (
-    ".onnx",
-    ".jinja",
-)  # suffixes of new files that count: a glob may find them, a template may override ours
+# suffixes of new files that count: a glob may match them, or a template may override onnxgen's
+WATCHED_SUFFIXES = (".onnx", ".jinja")
 
 Stamps = Mapping[Path, object]
 
@@ -38,9 +35,9 @@ class Round:
     """The result of one check of a project.
 
     Attributes:
-        project: its settings; the last good ones where those of now can't be read.
-        built: what became of each model that could be built.
-        error: what is wrong with the settings or with the other models.
+        project: its settings; the last good ones if the current ones can't be read.
+        built: the models that could be built.
+        error: the problems of the settings or of the other models.
         watched: the files that are watched.
     """
 
@@ -53,9 +50,9 @@ class Round:
 def rounds(root: Path, read: Callable[[Path], Project], *, force: bool = False) -> Iterator[Round]:
     """Build now and again after each save, forever. Yields after each build.
 
-    A build starts when the files have been still for `QUIET_SECONDS` seconds. Its error is told when they stayed so for
-    `PATIENCE_SECONDS` more: a file that is written slowly is no broken file. A model that can't be built keeps its last
-    good module; while settings can't be read, the last good ones count.
+    A build starts when the files have not changed for `QUIET_SECONDS`. Its error is reported when they stay unchanged
+    for `PATIENCE_SECONDS` more, since a file may be written slowly. A model that can't be built keeps its last good
+    module. While the settings can't be read, the last good ones are used.
 
     Args:
         root: the project's folder.
@@ -121,7 +118,7 @@ def _files(entry: Entry) -> Iterator[Path]:
     yield entry.source.parent
     try:
         yield from source_files(entry)
-    except OnnxgenError:  # only a complete file tells which data files it has
+    except OnnxgenError:  # data files are known only from a complete file
         yield entry.source
     if entry.options.templates is not None:
         yield entry.options.templates
@@ -140,15 +137,11 @@ def _stamp(path: Path) -> object:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
-def _now(before: Stamps) -> Stamps:
-    return {path: _stamp(path) for path in before}
-
-
 def _changed(watchfiles: ModuleType, before: Stamps, limit: float | None) -> bool:
     """Wait until a stamp changes. Returns False if none does within `limit` seconds."""
     end = None if limit is None else time.monotonic() + limit
     for _ in _wake_ups(watchfiles, before):
-        if _now(before) != before:
+        if {path: _stamp(path) for path in before} != before:
             return True
         if end is not None and time.monotonic() > end:
             break
@@ -157,16 +150,11 @@ def _changed(watchfiles: ModuleType, before: Stamps, limit: float | None) -> boo
 
 def _wake_ups(watchfiles: ModuleType, paths: Iterable[Path]) -> Iterator[object]:
     """Yield when something changes in the folders of these paths, and from time to time without a change."""
-    options = {
-        "watch_filter": None,
-        "debounce": TICK_MILLISECONDS,
-        "rust_timeout": TICK_MILLISECONDS,
-        "yield_on_timeout": True,
-    }
+    ticks = {"debounce": TICK_MILLISECONDS, "rust_timeout": TICK_MILLISECONDS, "yield_on_timeout": True}
     while True:
         folders = {folder for path in paths for folder in (path, path.parent) if folder.is_dir()}
         try:
-            yield from watchfiles.watch(*folders, recursive=False, **options)
+            yield from watchfiles.watch(*folders, watch_filter=None, recursive=False, **ticks)
         except FileNotFoundError:  # one of the files was just removed
             time.sleep(TICK_MILLISECONDS / 1000)
             yield None
@@ -175,5 +163,5 @@ def _wake_ups(watchfiles: ModuleType, paths: Iterable[Path]) -> Iterator[object]
 def _settle(before: Stamps) -> None:
     """Wait until no stamp changes any more."""
     seen = None
-    while seen != (seen := _now(before)):
+    while seen != (seen := {path: _stamp(path) for path in before}):
         time.sleep(QUIET_SECONDS)

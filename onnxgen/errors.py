@@ -113,8 +113,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
-    """Return the message of another library's error, in one line."""
-    return " ".join(str(error).split())[:most]
+    """Return the message of another library's error, in one printable line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:most]
 
 
 def typed(error: BaseException, most: int = 300) -> str:

@@ -1,6 +1,6 @@
-"""The command `onnxgen`: errors and exit codes here, the commands in `app.py`.
+"""The command `onnxgen`: errors and exit codes. The commands are in `app.py`.
 
-Nothing heavy is imported until a command runs; rich only where a terminal is there to show a table or a progress bar.
+Heavy imports wait until a command runs. rich is imported only to show a table or a progress bar on a terminal.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from onnxgen.common.names import visible
 if TYPE_CHECKING:
     import click
 
+    from onnxgen.errors import Problem
+
 DIFFERENT = 1
 BAD_INPUT = 2
 EDITED = 3
@@ -31,14 +33,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(args: list[str]) -> int:
-    """Run one command line; returns the exit code, every error already said in a line or a few on stderr.
+    """Run one command line. Errors are printed to stderr. Returns the exit code.
 
     Codes: 0 fine or fresh; 1 stale, or numerically different; 2 bad input; 3 edited by hand and stale; 70 a bug in
     onnxgen; 130 interrupted.
     """
     import click
 
-    from onnxgen.errors import OnnxgenError
+    from onnxgen.errors import OnnxgenError, typed
 
     try:
         with _plain_warnings():
@@ -46,27 +48,30 @@ def run(args: list[str]) -> int:
         sys.stdout.flush()
         return int(code or 0) if args else BAD_INPUT
     except OnnxgenError as error:
-        return _refuse(args, error)
+        return _failed(args, str(error), error.exit_code, error.problems, traced=True)
     except click.UsageError as error:
-        return _tell(args, _usage(error), BAD_INPUT)
+        command = error.ctx.command_path if error.ctx else "onnxgen"
+        return _failed(args, f"{error.format_message()} (try: {command} -h)", BAD_INPUT)
     except (KeyboardInterrupt, click.Abort):
-        return _tell(args, "interrupted", INTERRUPTED)
-    except (BrokenPipeError, SystemExit):  # click makes the one into the other; it exits for nothing else
-        # whoever read our output has seen enough; keep the interpreter from complaining when it flushes
+        return _failed(args, "interrupted", INTERRUPTED)
+    except (BrokenPipeError, SystemExit):  # click turns the one into the other; it exits for nothing else
+        # the reader of our output has closed the pipe; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:
-        return _tell(args, "out of memory", BAD_INPUT)
+        return _failed(args, "out of memory", BAD_INPUT)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        return _tell(args, f"{error.strerror or error}{where}", BAD_INPUT)
+        return _failed(args, f"{error.strerror or error}{where}", BAD_INPUT)
     except Exception as error:
-        return _bug(args, error)
+        hint = "" if _is_verbose(args) else "; -v shows the traceback"
+        what = f"this is a bug in onnxgen, please report it{hint}: {typed(error)}"
+        return _failed(args, what, BUG, traced=True)
 
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Nothing in a warning of a library is an order to the terminal: some quote the file."""
+    """Remove control characters from warnings of libraries, which may quote the file."""
     before = warnings.formatwarning
     warnings.formatwarning = lambda *args, **given: visible(before(*args, **given))
     try:
@@ -76,7 +81,7 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def _commands(args: list[str]) -> click.Group:
-    """The commands; without the others where the one that is asked for is to cost next to nothing."""
+    """Return the group of all commands, or of `build` alone, which must start fast."""
     from onnxgen.cli.group import named
 
     if named(args) == "build":
@@ -88,50 +93,18 @@ def _commands(args: list[str]) -> click.Group:
     return app
 
 
-def _usage(error: object) -> str:
-    import click
-
-    assert isinstance(error, click.UsageError)
-    command = error.ctx.command_path if error.ctx else "onnxgen"
-    return f"{error.format_message()} (try: {command} -h)"
-
-
-def _refuse(args: list[str], error: Exception) -> int:
-    from onnxgen.errors import OnnxgenError
-
-    assert isinstance(error, OnnxgenError)
+def _failed(args: list[str], text: str, code: int, problems: Sequence[Problem] = (), traced: bool = False) -> int:
+    """Print an error, and return the exit code. `traced`: with -v also print the traceback of the current exception."""
     if "--json" in args:
-        problems = [vars(problem) for problem in error.problems]
-        tell_json({"error": str(error), "problems": problems, "exit_code": error.exit_code})
-    for problem in error.problems:
-        tell(f"error: {problem}", to_errors=True)
-    if _verbose(args):
-        _traceback()
-    return error.exit_code
+        tell_json({"error": text, "problems": [vars(problem) for problem in problems], "exit_code": code})
+    for line in map(str, problems) if problems else [text]:
+        tell(f"error: {line}", to_errors=True)
+    if traced and _is_verbose(args):
+        import traceback
 
-
-def _bug(args: list[str], error: Exception) -> int:
-    hint = "" if _verbose(args) else "; -v shows the traceback"
-    from onnxgen.errors import typed
-
-    code = _tell(args, f"this is a bug in onnxgen, please report it{hint}: {typed(error)}", BUG)
-    if _verbose(args):
-        _traceback()
+        tell(traceback.format_exc().rstrip("\n"), to_errors=True)
     return code
 
 
-def _tell(args: list[str], text: str, code: int) -> int:
-    if "--json" in args:
-        tell_json({"error": text, "problems": [], "exit_code": code})
-    tell(f"error: {text}", to_errors=True)
-    return code
-
-
-def _verbose(args: list[str]) -> bool:
+def _is_verbose(args: list[str]) -> bool:
     return "-v" in args or "--verbose" in args
-
-
-def _traceback() -> None:
-    import traceback
-
-    tell(traceback.format_exc().rstrip("\n"), to_errors=True)

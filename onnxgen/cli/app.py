@@ -1,8 +1,8 @@
-"""The commands. A first argument that is no command is a model to generate from."""
+"""The commands. A first argument that is not a command is a model to generate from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from onnxgen._version import __version__
 from onnxgen.cli.building import build
 from onnxgen.cli.group import CODES, DEFAULT, MANNERS, WRITES, Command, DefaultGroup, Examples, exit_codes, option
 from onnxgen.cli.later import sympy_later
-from onnxgen.cli.options import generation_options, plugin_option, saying_options, take_options
+from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.train_options import given_settings, train_options
 from onnxgen.training.settings import SETTINGS
 
@@ -41,19 +41,14 @@ _model = click.argument("model", type=_path)
 _file = partial(option, group="Files")
 _same = partial(option, group="Comparison")
 _whole, _number = click.IntRange(min=0), click.FloatRange(min=0)
-_draws = [
-    _same("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs to compare on."),
-    _same("--seed", type=_whole, default=0, show_default=True, help="Seed of the inputs."),
-    _same("--rtol", type=_number, default=1e-3, show_default=True, help="Relative tolerance."),
-    _same("--atol", type=_number, default=1e-5, show_default=True, help="Absolute tolerance."),
-]
-
-
-def _compared(function: Callable[..., int]) -> Callable[..., int]:
-    """The options of a comparison."""
-    for add in reversed(_draws):
-        function = add(function)
-    return function
+_compared = add_all(
+    [
+        _same("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs to compare on."),
+        _same("--seed", type=_whole, default=0, show_default=True, help="Seed of the inputs."),
+        _same("--rtol", type=_number, default=1e-3, show_default=True, help="Relative tolerance."),
+        _same("--atol", type=_number, default=1e-5, show_default=True, help="Absolute tolerance."),
+    ]
+)
 
 
 @_command(
@@ -160,7 +155,7 @@ def export(module: Path, **given: Any) -> int:
 @generation_options()
 @saying_options
 def inspect(model: Path, **given: Any) -> int:
-    """Show MODEL's inputs, outputs and operators, which tensors are trained and why, and what can't be converted.
+    """Show MODEL's inputs, outputs and operators, why each tensor is trained or not, and what can't be converted.
 
     A model that can't be converted ends with exit code 2.
     """
@@ -179,7 +174,7 @@ def inspect(model: Path, **given: Any) -> int:
 )
 @_model
 @_file("-o", "--output", metavar="FILE.html", type=_path, help="The page to write. Default: beside MODEL.")
-@_file("--force", is_flag=True, help="Overwrite a file that is no page of onnxgen's.")
+@_file("--force", is_flag=True, help="Overwrite a file that onnxgen view did not make.")
 @generation_options()
 @saying_options
 def view(model: Path, output: Path | None, **given: Any) -> int:
@@ -252,8 +247,3 @@ def devices(**given: Any) -> int:
     from onnxgen.cli.devices import devices_command
 
     return devices_command(**given)
-
-
-def commands() -> Sequence[str]:
-    """The names that are not taken for a model."""
-    return sorted(app.commands)

@@ -1,7 +1,7 @@
-"""`onnxgen build`: by hand what the build hooks do.
+"""`onnxgen build`: run the build hooks by hand.
 
-A build hook or a check before a commit runs it when mostly nothing is to do. So it loads neither the other commands nor
-what generates; the whole process is to take under 100 ms.
+Mostly there is nothing to do, as in a check before a commit. So this imports neither the other commands nor the
+generator: the whole process takes under 100 ms.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, 
         raise
     code = int(any(one.status == "stale" for one in built))
     if as_json:
-        tell_json({"status": "stale" if code else "fresh" if check else "done", **_told(built)})
+        tell_json({"status": "stale" if code else "fresh" if check else "done", **_as_json(built)})
     elif not quiet:
         _tell(built, project, verbose)
     return code
 
 
 def _root(given: Path | None) -> Path:
-    """The project's folder; with None the nearest one from here upwards that has a pyproject.toml."""
+    """Return the project's folder. With None, it is the nearest one upwards that has a pyproject.toml."""
     from onnxgen.build_hooks.settings import FILE, nearest
     from onnxgen.errors import OnnxgenError
 
@@ -86,18 +86,18 @@ def _root(given: Path | None) -> Path:
         found: Path | None = nearest(Path.cwd())
         if found is None:
             way_out = "go into the project, or name it: onnxgen build PROJECT"
-            raise OnnxgenError(f"there is no {FILE} here, nor in a folder above", help=way_out)
+            raise OnnxgenError(f"there is no {FILE} here or in a parent folder", help=way_out)
         return found
     if given.is_file() and given.name == FILE:
         return given.parent
     if not given.is_dir():
-        what = f"{given} is no {FILE}" if given.exists() else f"there is no {given}"
+        what = f"{given} is not a {FILE}" if given.exists() else f"there is no {given}"
         raise OnnxgenError(what, help=f"name a project's folder or its {FILE}")
     return given
 
 
 def read(root: Path) -> Project:
-    """The settings of a project; by hand, one expects to hear of it if there are none."""
+    """Return the settings of a project. Raises `OnnxgenError` if there are none."""
     from onnxgen.build_hooks.settings import FILE, TABLE, read_project
     from onnxgen.errors import OnnxgenError
 
@@ -111,11 +111,11 @@ def read(root: Path) -> Project:
     return project
 
 
-# ---- what is said ----------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def _told(built: Sequence[Built]) -> dict[str, Any]:
-    """What `--json` prints of the models."""
+def _as_json(built: Sequence[Built]) -> dict[str, Any]:
+    """Return the models as `--json` prints them."""
     return {
         "models": [
             {
@@ -134,7 +134,7 @@ def _told(built: Sequence[Built]) -> dict[str, Any]:
 
 
 def _tell(built: Sequence[Built], project: Project, verbose: bool) -> None:
-    """A line a model, with paths as the project's settings have them."""
+    """Print one line for each model, with paths as in the project's settings."""
     for one in built:
         line = _line(one)
         if verbose:
@@ -151,9 +151,7 @@ def _line(one: Built) -> str:
         *others, last = [one.entry.shown(path) for path in one.files[1:] + one.files[:1]]
         return f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
     if one.status == "stale":
-        return (
-            f"{module} is stale: onnxgen build" if one.entry.output.exists() else f"{module} is missing: onnxgen build"
-        )
+        return f"{module} is {'stale' if one.entry.output.exists() else 'missing'}: onnxgen build"
     if one.status == "kept":
         why = "is yours" if one.entry.edited == "mine" else "was edited by hand and its source has not changed"
         return f"{module} {why}: kept"
@@ -164,16 +162,15 @@ def _line(one: Built) -> str:
 
 
 def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool) -> int:
-    """Build now and after each save, until Ctrl-C: that is how one ends it, so it is no error."""
+    """Build now and after each save, until Ctrl-C, which is not an error here."""
     from onnxgen.build_hooks.watch import rounds
     from onnxgen.errors import counted
 
     with suppress(KeyboardInterrupt):
         for number, one in enumerate(rounds(root, read, force=force)):
             if as_json:
-                told = {"error": str(one.error), "problems": [*map(vars, one.error.problems)]} if one.error else {}
-                status = "failed" if one.error else "done"
-                tell_json({"status": status, **_told(one.built), **told}, flush=True)
+                errors = {"error": str(one.error), "problems": [*map(vars, one.error.problems)]} if one.error else {}
+                tell_json({"status": "failed" if errors else "done", **_as_json(one.built), **errors}, flush=True)
             for problem in one.error.problems if one.error else ():
                 tell(f"error: {problem}", to_errors=True, flush=True)
             if not quiet and not as_json:

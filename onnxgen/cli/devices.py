@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def devices_command(*, imports: tuple[str, ...], test: bool, quiet: bool, verbose: bool, as_json: bool) -> int:
-    """Print what there is to train on; returns the exit code: 1 if a self-test fails."""
+    """Print the devices to train on. Returns the exit code: 1 if a self-test fails."""
     from onnxgen.runtime.load import need_torch
 
     need_torch("devices")

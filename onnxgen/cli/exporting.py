@@ -11,7 +11,7 @@ from onnxgen.export.report import BACK, ExportReport
 
 
 def export_command(module: Path, *, quiet: bool, verbose: bool, as_json: bool, **given: Any) -> int:
-    """Write the ONNX file and say what was done; returns the exit code."""
+    """Write the ONNX file and print a report. Returns the exit code."""
     from onnxgen.export import export
 
     with progress(f"exporting {module.name}", quiet or as_json):

@@ -16,7 +16,7 @@ from onnxgen.errors import counted
 from onnxgen.options import Options
 from onnxgen.output.compose import Generated
 
-SHOWN = (IMPORTS, WEIGHTS, *STAGES[:-1], FORMAT, STAGES[-1])  # of the seconds by stage
+SHOWN_STAGES = (IMPORTS, WEIGHTS, *STAGES[:-1], FORMAT, STAGES[-1])
 
 
 def generate_command(
@@ -31,7 +31,7 @@ def generate_command(
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Generate, or with `check` only tell whether that would change anything; returns the exit code."""
+    """Generate, or with `check` only report if that would change anything. Returns the exit code."""
     started = time.perf_counter()
     from onnxgen.pipeline import default_out, generate
 
@@ -79,7 +79,7 @@ def _verify(model: Path, out: Path, options: Options, result: dict[str, Any], qu
 
 
 def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the report as `--json` prints it."""
     report = generated.report
     return {
         "status": report.status,
@@ -89,19 +89,19 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         **{name: getattr(report, name) for name in ("classes", "parameters", "lines", "recognised", "plain")},
         "notes": [*report.notes, *_names(out)],
         "checked": report.checked,
-        "stages": {name: round(report.stages[name], 6) for name in SHOWN if name in report.stages},
+        "stages": {name: round(report.stages[name], 6) for name in SHOWN_STAGES if name in report.stages},
     }
 
 
 def _names(out: Path) -> list[str]:
-    """A note where Python has no way to write an import of the module."""
+    """Return a note if an import statement can't name the module."""
     if out.stem.isidentifier() and not keyword.iskeyword(out.stem):
         return []
     other = f"{identifier(out.stem, 'model')}.py"
     return [f"{out.name} can't be imported, since {out.stem!r} is not a name in Python: call it {other}"]
 
 
-_SAID = {
+_STATUS_TEXTS = {
     "written": "wrote {files}",
     "fresh": "{module} is fresh: nothing to do",
     "kept": "{module} was edited by hand and its source has not changed: kept",
@@ -109,10 +109,10 @@ _SAID = {
 
 
 def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
-    said = _SAID.get(result["status"], "{status}: {module}")
+    text = _STATUS_TEXTS.get(result["status"], "{status}: {module}")
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
-    tell(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
+    tell(text.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
     nouns = {"classes": "class", "parameters": "parameter", "lines": "line"}
     tell("  " + ", ".join(counted(result[name], noun) for name, noun in nouns.items()))
     recognised = [f"{number} {name}" for name, number in result["recognised"].items()]
@@ -129,7 +129,7 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
 
 
 def _print_stages(stages: Mapping[str, float]) -> None:
-    """A line a stage, and what the generation took without loading Python's modules and moving the weights' bytes."""
+    """Print the seconds of each stage, in all, and without imports and copying weights."""
     net = sum(seconds for name, seconds in stages.items() if name not in (IMPORTS, WEIGHTS))
     rows = [(name, f"{seconds:.3f}") for name, seconds in stages.items()]
     rows += [("in all", f"{sum(stages.values()):.3f}"), (f"without {IMPORTS} and {WEIGHTS}", f"{net:.3f}")]

@@ -1,4 +1,6 @@
-"""The group that the commands belong to, and what each of them shows; apart, so that a quick command loads no other."""
+"""Base classes of the commands and their group: help, examples, exit codes. They do not import the commands, so that a
+quick command can load alone.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ START = (
     ("onnxgen verify net.onnx model.py", "Compare them with the ONNX file."),
     ("onnxgen train model.py --data photos/", "Train it on images in folders."),
 )
-EVERY = "Messages and help"  # the title of what every command has
+EVERY = "Messages and help"  # the title of the options that every command has
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Examples = Sequence[tuple[str, str]]  # what to type, and what that does
+Examples = Sequence[tuple[str, str]]  # command lines and their meanings
 
 
 class Option(click.Option):
-    """An option, and the title that it stands under in the help."""
+    """An option with the title of its group in the help."""
 
     def __init__(self, *args: Any, group: str = EVERY, **given: Any) -> None:
         super().__init__(*args, **given)
@@ -45,12 +47,12 @@ class Option(click.Option):
 
 
 def option(*names: str, **given: Any) -> Callable[[Function], Function]:
-    """As `click.option`, with a `group`."""
+    """Make a `click.option` with a `group`."""
     return click.option(*names, cls=Option, **given)
 
 
 def exit_codes(codes: Mapping[int, str]) -> str:
-    """The last lines of a help."""
+    """Return the last lines of a help."""
     return "\b\nExit codes:\n" + "\n".join(f"  {code:<3} {meaning}" for code, meaning in sorted(codes.items()))
 
 
@@ -70,7 +72,7 @@ class DefaultGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def _refuse_mistyped(self, ctx: click.Context, name: str) -> None:
-        """What is named like a file that is there is a model; a word that is nearly a command is none."""
+        """Refuse a word that resembles a command, unless it may be a file."""
         if os.path.exists(name) or name.startswith("-") or "." in name or os.sep in name:
             return
         import difflib  # for errors alone
@@ -79,7 +81,7 @@ class DefaultGroup(click.Group):
             ctx.fail(f"there is no command and no file {name!r}; did you mean: onnxgen {near}")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What to type comes first, then the commands, then the options of the default command."""
+        """Write examples, then the commands, then the options of the default command."""
         formatter.write_text(self.help or "")
         write_examples(formatter, START, "What to type")
         self.format_commands(ctx, formatter)
@@ -94,12 +96,12 @@ class DefaultGroup(click.Group):
 
 
 def named(args: Sequence[str]) -> str:
-    """The first argument that is no flag: a command, or a model; "" if there is none."""
+    """Return the first argument that is not a flag (a command or a model), or ""."""
     return next((arg for arg in args if arg not in _FLAGS), "")
 
 
 class Command(click.Command):
-    """A command that shows examples, its options in groups, and its exit codes (`codes`: where they mean more)."""
+    """A command whose help has examples, options in groups, and exit codes (`codes`: those with its own meanings)."""
 
     def __init__(
         self, *args: Any, examples: Examples = (), codes: Mapping[int, str] | None = None, **given: Any
@@ -109,7 +111,7 @@ class Command(click.Command):
         self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """For an option that there is not, also that whose help begins with its words: `--lr` for `--learning-rate`."""
+        """For an unknown option also suggest options whose help begins with its words."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -121,20 +123,20 @@ class Command(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What click calls after the text: the examples, then the options."""
+        """Write the examples and the options. click calls this after the text."""
         write_examples(formatter, self.examples)
         write_options(formatter, ctx, self.get_params(ctx))
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Examples, title: str = "Examples") -> None:
-    """Lines to type, each with what it does; what is long has its meaning in the next line."""
+    """Write command lines with their meanings. The meaning of a long one is on the next line."""
     if examples:
         with formatter.section(title):
             formatter.write_dl(examples, col_max=46)
 
 
 def write_options(formatter: click.HelpFormatter, ctx: click.Context, params: Iterable[click.Parameter]) -> None:
-    """The options below the titles of their groups, which come in the order of their first options."""
+    """Write the options under the titles of their groups. Groups are in the order of their first options."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for one in params:
         if isinstance(one, click.Option) and (row := one.get_help_record(ctx)) is not None:

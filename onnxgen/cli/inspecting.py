@@ -13,13 +13,14 @@ from onnxgen.cli.say import aligned, progress, table, tell, tell_json
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.graph.annotations import TRAINABLE
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 
 TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
 def inspect_command(model: Path, options: Options, *, quiet: bool, verbose: bool, as_json: bool) -> int:
-    """Show what is in a model; returns 2 where it can't be converted, with every problem."""
+    """Show what is in a model. Returns 2 if it can't be converted."""
     with progress(f"reading {model.name}", quiet or as_json):
         found = inspect(model, options)
     if as_json:
@@ -30,16 +31,16 @@ def inspect_command(model: Path, options: Options, *, quiet: bool, verbose: bool
 
 
 def inspect(path: Path, options: Options) -> dict[str, Any]:
-    """What is in a model, in plain types: this is what `inspect --json` prints.
+    """Describe a model in plain types, as `inspect --json` prints it.
 
     Raises:
-        OnnxgenError: the file can't be read. What can't be *converted* is listed under `problems`.
+        OnnxgenError: the file can't be read. If it can only not be converted, `problems` has the reasons.
     """
     from onnxgen.reader import read
 
     model = read(path, options)
     reasons, problems, notes = _conversion(path, options)
-    nodes = list(_nodes(model.graph))
+    nodes = all_nodes(model.graph)
     unsupported = {problem.op for problem in problems if problem.op}
     operators = Counter(_operator(node) for node in nodes)
     return {
@@ -54,14 +55,14 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
             {"name": name, "count": number, "supported": not {name, name.rpartition(".")[2]} & unsupported}
             for name, number in sorted(operators.items())
         ],
-        "tensors": [_tensor(v, reasons) for v in _float_tensors(model.graph)],
+        "tensors": list(_float_tensors(model.graph, reasons)),
         "notes": notes,
         "problems": [{**vars(problem), "text": str(problem)} for problem in problems],
     }
 
 
 def _conversion(path: Path, options: Options) -> tuple[dict[str, tuple[bool, str]], tuple[Problem, ...], list[str]]:
-    """What converting the model says: why each tensor is trained or not, what is wrong, what to know."""
+    """Convert the model. Returns why each tensor is trained or not, the problems, and the notes."""
     from onnxgen import pipeline
 
     try:
@@ -79,38 +80,21 @@ def _conversion(path: Path, options: Options) -> tuple[dict[str, tuple[bool, str
     return {v.name or "": TRAINABLE.get(v) for v in stored}, problems, []
 
 
-def _float_tensors(graph: ir.Graph) -> Iterator[ir.Value]:
+def _float_tensors(graph: ir.Graph, reasons: dict[str, tuple[bool, str]]) -> Iterator[dict[str, Any]]:
     from onnxgen.passes.trainable import stored_values
     from onnxgen.weights.stored import stored
 
     for value in stored_values(graph):
         tensor = stored(value)
         if tensor is not None and tensor.dtype.is_floating_point():
-            yield value
-
-
-def _tensor(value: ir.Value, reasons: dict[str, tuple[bool, str]]) -> dict[str, Any]:
-    from onnxgen.weights.stored import stored
-
-    tensor = stored(value)
-    assert tensor is not None
-    trained, why = reasons.get(value.name or "", (False, "no part of the simplified graph"))
-    return {
-        "name": printable(value.name or ""),
-        "dtype": _dtype(tensor.dtype),
-        "shape": list(tensor.shape.numpy()),
-        "trainable": trained,
-        "why": why,
-    }
-
-
-def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:
-    from onnxgen.graph.nodes import subgraphs
-
-    for node in graph:
-        yield node
-        for subgraph in subgraphs(node):
-            yield from _nodes(subgraph)
+            trained, why = reasons.get(value.name or "", (False, "not in the simplified graph"))
+            yield {
+                "name": printable(value.name or ""),
+                "dtype": _dtype(tensor.dtype),
+                "shape": list(tensor.shape.numpy()),
+                "trainable": trained,
+                "why": why,
+            }
 
 
 def _operator(node: ir.Node) -> str:
@@ -119,11 +103,9 @@ def _operator(node: ir.Node) -> str:
 
 def _value(value: ir.Value) -> dict[str, Any]:
     kind = {ir.SequenceType: "sequence", ir.OptionalType: "optional"}.get(type(value.type), "tensor")  # type: ignore[arg-type]
-    dims = (
-        None
-        if value.shape is None
-        else [d if isinstance(d, int) else printable(str(d.value or "?")) for d in value.shape]
-    )
+    dims: list[int | str] | None = None
+    if value.shape is not None:
+        dims = [d if isinstance(d, int) else printable(str(d.value or "?")) for d in value.shape]
     return {"name": printable(value.name or ""), "kind": kind, "dtype": _dtype(value.dtype), "shape": dims}
 
 
@@ -145,12 +127,12 @@ def _print(found: dict[str, Any], quiet: bool) -> None:
         tell("\n".join(aligned(ports)))
         rows = [(o["name"], str(o["count"]), "" if o["supported"] else "NOT SUPPORTED") for o in found["operators"]]
         table("Operators", ("operator", "count", ""), rows)
-        rows2 = [
+        tensors = [
             (t["name"], t["dtype"], str(t["shape"]), "trained" if t["trainable"] else "not trained", t["why"])
             for t in found["tensors"]
         ]
-        if rows2:
-            table("Tensors of floating point", ("name", "dtype", "shape", "", "why"), rows2)
+        if tensors:
+            table("Floating-point tensors", ("name", "dtype", "shape", "", "why"), tensors)
         for note in found["notes"]:
             tell(f"note: {note}")
     for problem in found["problems"]:
@@ -167,7 +149,7 @@ def _row(value: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> int:
-    """List the operators that have a function of their own, from the registry, and those of plugins."""
+    """List the operators that onnxgen and plugins have a function for."""
     from onnxgen.graph.operators import operators
     from onnxgen.plugins import plugged
 
@@ -182,7 +164,7 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
             "plugin": next((v.plugin.name for v in versions if v.plugin is not None), None),
         }
         for (domain, name), versions in sorted(known.items())
-        if not domain.startswith("onnxgen")  # what a pass made of standard operators
+        if not domain.startswith("onnxgen")  # operators that only passes create
     ]
     if as_json:
         tell_json(found)

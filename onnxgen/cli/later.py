@@ -1,8 +1,7 @@
-"""Imports that wait until something is asked of them.
+"""Delay imports until a module is used.
 
-onnx_ir imports sympy, for arithmetic with symbolic dims that onnxgen does not ask it for: a quarter of a second, which
-is a third of generating a small model. (Measured with onnx_ir 1.1. Should its private module be called otherwise one
-day, sympy is imported at once, as ever.)
+onnx_ir imports sympy, for arithmetic with symbolic dims that onnxgen does not use. That takes a quarter of a second, a
+third of generating a small model (with onnx_ir 1.1). If onnx_ir renames its private module, sympy is imported at once.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class _Later(MetaPathFinder):
 
 @contextmanager
 def sympy_later() -> Iterator[None]:
-    """What is imported in this context imports sympy when it first looks into it.
+    """Delay the import of sympy, by modules that are imported in this context, until its first use.
 
-    For processes of our own: before Python 3.12 two threads that look at once are in each other's way.
+    Only for onnxgen's own processes: before Python 3.12, a lazy import is not safe with several threads.
     """
     finder = _Later()
     sys.meta_path.insert(0, finder)

@@ -15,17 +15,17 @@ DELAY = 1.0  # seconds of work before a progress bar shows
 
 
 def tell(text: str, to_errors: bool = False, flush: bool = False) -> None:
-    """Print a line, or several; nothing in them is an order to the terminal. `to_errors`: to stderr."""
+    """Print text without control characters. `to_errors`: to stderr."""
     print(visible(text), file=sys.stderr if to_errors else sys.stdout, flush=flush)
 
 
 def tell_json(found: Any, flush: bool = False) -> None:
-    """Print plain types as a line of JSON, which is ASCII."""
+    """Print plain types as one line of ASCII JSON."""
     print(json.dumps(found), flush=flush)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to stdout; without a terminal as aligned columns, complete and without decoration."""
+    """Print a table to stdout. Without a terminal, print plain aligned columns."""
     if not sys.stdout.isatty():
         tell(title)
         for line in aligned([columns, *rows]):
@@ -45,7 +45,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, each column as wide as its widest cell; a cell is one line."""
+    """Return rows as lines with aligned columns. A cell is one line."""
     rows = [[visible(cell).replace("\n", "?").replace("\t", "?") for cell in row] for row in rows]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(max(map(len, rows), default=0))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows]
@@ -53,9 +53,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 @contextmanager
 def progress(what: str, quiet: bool, stages: Sequence[str] = ()) -> Iterator[Callable[[str], None]]:
-    """A bar with the time on stderr, if that is a terminal and the work takes over a second.
+    """Show a progress bar with the time on stderr, if that is a terminal and the work takes over a second.
 
-    Yields a function to be told each stage as it begins: with `stages`, the bar shows how many of them are done.
+    Yields a function to call with each stage as it begins. With `stages`, the bar shows how many of them are done.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda stage: None

@@ -15,13 +15,13 @@ from onnxgen.cli.group import Function, option
 from onnxgen.training.config import typed
 from onnxgen.training.settings import SETTINGS, Settings
 
-PAIR = "NAME=VALUE"  # what stands for the value of an option that is a table, an item at a time
+PAIR = "NAME=VALUE"  # metavar of an option that gives one item of a table
 DATA = "A file, a folder, module:function, or digits (the default)."
 CONFIG = "A file with options by name. The command line overrules it."
 
 
 def train_options(function: Function) -> Function:
-    """An option for each setting, and what the command alone has."""
+    """Add an option for each setting, and --config and --data."""
     function = option(
         "--config", metavar="FILE.toml", type=click.Path(path_type=Path), group=SETTINGS["out"].group, help=CONFIG
     )(function)
@@ -44,7 +44,7 @@ def train_options(function: Function) -> Function:
 
 
 def given_settings(context: click.Context) -> dict[str, Any]:
-    """What the command line says itself, by field; defaults are not in it."""
+    """Return the settings that the command line gives, by field, without defaults."""
     found: dict[str, Any] = {}
     for name, about in SETTINGS.items():
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
@@ -54,7 +54,7 @@ def given_settings(context: click.Context) -> dict[str, Any]:
 
 
 class Value(click.ParamType[Any]):
-    """Text as a type of `Settings` has it; `none` takes back what a configuration file says."""
+    """Converts text to the type of a field of `Settings`. `none` resets the value of a configuration file."""
 
     name = "value"
 
@@ -75,7 +75,7 @@ class Value(click.ParamType[Any]):
 
 
 def _readings(text: str, is_pair: bool) -> Iterator[Any]:
-    """What a text may stand for; text, which it always is, comes last."""
+    """Yield the values that a text may mean. The text itself comes last."""
     name, equals, value = text.partition("=")
     if is_pair:
         yield {name.strip(): _literal(value.strip())} if name.strip() and equals else text
@@ -93,7 +93,7 @@ def _readings(text: str, is_pair: bool) -> Iterator[Any]:
 
 
 def _literal(text: str) -> Any:
-    """`0.5`, `true`, `(0.9, 0.99)`, `[10, 20]`; anything else is text."""
+    """Parse `0.5`, `true`, `(0.9, 0.99)`, `[10, 20]`. Anything else is returned as text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:

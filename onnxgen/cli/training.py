@@ -25,14 +25,14 @@ def train_command(
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Train and say what came of it; returns the exit code.
+    """Train and print a summary. Returns the exit code.
 
     Args:
-        given: settings that the command line names itself: they win over those of `config`.
+        given: settings of the command line, which overrule those of `config`.
     """
-    said = {"model": model, "data": data}
-    values = {**_configured(config, given), **given, **{k: v for k, v in said.items() if v is not None}}
-    run: dict[str, str] = {name: str(values.pop(name)) for name in said if name in values}
+    named = {"model": model, "data": data}
+    values = {**_configured(config, given), **given, **{k: v for k, v in named.items() if v is not None}}
+    run: dict[str, str] = {name: str(values.pop(name)) for name in named if name in values}
     settings = Settings(**values)
     _check(run, settings)
     with progress("loading PyTorch and Lightning", quiet or as_json):
@@ -47,7 +47,7 @@ def train_command(
 
 
 def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The values of the configuration file: the one that was named, or that of the run to go on with."""
+    """Return the settings of the configuration file: the given one, or that of the run to resume."""
     if config is not None:
         return read_config(config)
     of_run = Path(given.get("out") or Settings().out) / CONFIG
@@ -55,11 +55,11 @@ def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(run: dict[str, str], settings: Settings) -> None:
-    """What can be told without PyTorch, which takes seconds to load."""
-    if settings.resume and first_process():  # others may come when the first one has begun
+    """Check everything that needs no PyTorch, which takes seconds to load."""
+    if settings.resume and first_process():  # other processes may start after the first one has begun
         refuse_nothing(settings.out)
     if "model" not in run:
-        raise OnnxgenError("no model is named", help="onnxgen train model.py --data DATA")
+        raise OnnxgenError("MODEL is missing", help="onnxgen train model.py --data DATA")
     if not Path(run["model"]).is_file():
         raise OnnxgenError(f"there is no file {run['model']}", help="name the module that onnxgen generated")
     if settings.weights is not None and not settings.weights.is_file():
@@ -67,25 +67,23 @@ def _check(run: dict[str, str], settings: Settings) -> None:
     if run["model"].endswith(".onnx"):
         made = Path(run["model"]).with_suffix(".py")
         raise OnnxgenError(
-            f"{run['model']} is no Python file", help=f"first: onnxgen {run['model']} -o {made}; then train {made}"
+            f"{run['model']} is not a Python file", help=f"first: onnxgen {run['model']} -o {made}; then train {made}"
         )
     python_file(Path(run["model"]))
     data = run.setdefault("data", DIGITS)
     if data != DIGITS and ":" not in data and not Path(data).exists():
         raise OnnxgenError(f"there is no data at {data}", help="name a file, a folder, module:function or digits")
     if not settings.resume and settings.out != Settings().out and first_process() and holds_a_run(settings.out):
-        raise OnnxgenError(
-            f"{settings.out} holds a run already", help="--resume goes on with it; else name another --out"
-        )
+        raise OnnxgenError(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
 
 
 def first_process() -> bool:
-    """Of several that a launcher started, as it tells them: only the first speaks and writes."""
+    """Return True for the first of the processes that a launcher started. Only this one prints and writes."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def _fit() -> Any:
-    """`onnxgen.training.fit`, or the way to install what it needs."""
+    """Return `onnxgen.training.fit`. Raises `OnnxgenError` if a package is missing."""
     try:
         import lightning  # noqa: F401
 
@@ -98,18 +96,18 @@ def _fit() -> Any:
 
 
 def _tell(result: Any, quiet: bool, as_json: bool) -> None:
-    """The last lines, or the object."""
+    """Print the last lines, or the JSON object."""
     from onnxgen.training.report.progress import number
 
     files = sorted(path.name for path in result.out.iterdir())
     if as_json:
-        told = {name: getattr(result, name) for name in ("stopped", "best_epoch", "history", "test")}
-        tell_json({"out": str(result.out), "files": files, **told})
+        summary = {name: getattr(result, name) for name in ("stopped", "best_epoch", "history", "test")}
+        tell_json({"out": str(result.out), "files": files, **summary})
     elif not quiet:
         if result.test:
             shown = ", ".join(f"{name.removeprefix('test_')} {number(name, v)}" for name, v in result.test.items())
             tell(f"test: {shown}")
         if result.stopped == "interrupted":
             whole = counted(len(result.history), "whole epoch")
-            tell(f"stopped after {whole}; onnxgen train --resume --out {result.out} goes on")
+            tell(f"stopped after {whole}; continue with: onnxgen train --resume --out {result.out}")
         tell(f"in {result.out}: {', '.join(files)}")

@@ -12,7 +12,7 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 
-SHOWN = 20  # differences printed; --json has all
+MAX_DIFFERENCES_SHOWN = 20  # --json has all
 
 
 def verify_command(
@@ -27,7 +27,7 @@ def verify_command(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Verify and print the table; returns the exit code."""
+    """Verify and print the table. Returns the exit code."""
     from onnxgen.pipeline import default_out
     from onnxgen.verify import verify
 
@@ -62,7 +62,7 @@ def _arrays(path: Path) -> dict[str, Any]:
 
 
 def print_report(report: VerifyReport, quiet: bool) -> None:
-    """The table of outputs, what the gradients are, the notes, and the verdict; with `quiet` only what is different."""
+    """Print the table of outputs, the gradients, the notes and the verdict. With `quiet`, print only differences."""
     problems = report.problems()
     if not quiet:
         is_near = any(o.limit is not None for run in report.runs for o in run.outputs)
@@ -75,10 +75,10 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
             tell(f"integrity: {counted(report.integrity.tensors, 'tensor')} of the weights compared bit for bit")
         for note in report.notes:
             tell(f"note: {note}")
-    for problem in problems[:SHOWN]:
+    for problem in problems[:MAX_DIFFERENCES_SHOWN]:
         tell(f"different: {problem}")
-    if len(problems) > SHOWN:
-        tell(f"different: and {len(problems) - SHOWN} more (--json has all)")
+    if len(problems) > MAX_DIFFERENCES_SHOWN:
+        tell(f"different: and {len(problems) - MAX_DIFFERENCES_SHOWN} more (--json has all)")
     if report.located is not None:
         at = report.located
         where = f"line {at.line} of {report.module}" if at.line else "in its weights"
@@ -87,13 +87,8 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
     for name, why in report.untold.items():
         tell(f"not told apart: output {name}: {why}")
     if not quiet:
-        tell(_verdict(report))
-
-
-def _verdict(report: VerifyReport) -> str:
-    if report.differs:
-        return "NOT EQUAL"
-    return "NOT TOLD APART" if report.untold else f"equal, to {report.tolerance}"
+        equal = "NOT TOLD APART" if report.untold else f"equal, to {report.tolerance}"
+        tell("NOT EQUAL" if report.differs else equal)
 
 
 def _rows(index: int, run: Run, untold: Mapping[str, str], is_near: bool) -> list[tuple[str, ...]]:
@@ -101,21 +96,18 @@ def _rows(index: int, run: Run, untold: Mapping[str, str], is_near: bool) -> lis
     first = (str(index), sizes, run.oracle)
     if run.error:
         return [(*first, "", "", *[""] * (3 if is_near else 2), run.error)]
-    return [(*first, o.name, o.got, *_differences(o, is_near), _found(o, untold)) for o in run.outputs]
+    found = {o.name: "DIFFERENT" if o.why else "not told apart" if o.name in untold else "ok" for o in run.outputs}
+    return [(*first, o.name, o.got, *_differences(o, is_near), found[o.name]) for o in run.outputs]
 
 
 def _differences(o: OutputCheck, is_near: bool) -> tuple[str, ...]:
-    """The largest difference, and it as a part of what was expected, or what it is and may be in root mean square."""
+    """Return the largest absolute and relative difference. `is_near`: the root mean square and its limit instead of the
+    relative one.
+    """
     compared = (o.rms, o.limit) if is_near else (o.relative,)
     if o.compared != "values":
         return ("not compared" if is_near else "random", *[""] * len(compared))
     return tuple("-" if number is None else f"{number:.3g}" for number in (o.absolute, *compared))
-
-
-def _found(o: OutputCheck, untold: Mapping[str, str]) -> str:
-    if not o.agrees:
-        return "DIFFERENT"
-    return "not told apart" if o.name in untold else "ok"
 
 
 def _gradients(found: Gradients) -> str:
@@ -126,9 +118,8 @@ def _gradients(found: Gradients) -> str:
         names = ", ".join(found.unreached[:5]) + (", ..." if len(found.unreached) > 5 else "")
         text += f"; none reaches {names} (the graph's differentiable part need not reach them in these runs)"
     if found.groups:
-        text += (
-            f"; {found.held} of {counted(found.groups, 'group')} of parameters and inputs agree with finite differences"
-        )
+        groups = counted(found.groups, "group")
+        text += f"; {found.held} of {groups} of parameters and inputs agree with finite differences"
     if found.not_compared:
         text += f", {found.not_compared} not compared (time ran out)"
     if found.unclear:

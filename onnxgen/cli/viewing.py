@@ -13,7 +13,7 @@ from onnxgen.options import Options
 def view_command(
     model: Path, output: Path | None, options: Options, *, force: bool, quiet: bool, verbose: bool, as_json: bool
 ) -> int:
-    """Write the page of a model; returns the exit code.
+    """Write the page of a model. Returns the exit code.
 
     Raises:
         OnnxgenError: the model can't be converted, or the page would overwrite another file.
@@ -25,7 +25,7 @@ def view_command(
     if out.is_dir():
         raise OnnxgenError(f"cannot write {out}: it is a folder", help="name a file for the page")
     if out.exists() and not force and GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise OnnxgenError(f"{out} is no page of onnxgen's", help="name another file, or add --force")
+        raise OnnxgenError(f"{out} was not made by onnxgen view", help="name another file, or add --force")
     with progress(f"drawing {out.name}", quiet or as_json):
         page = view(model, options, default_out(model, None))
     with replacing([out.absolute().parent]) as files, files.file(out) as file:

@@ -1,7 +1,7 @@
-"""Export to ONNX: write a trained module's values into the file that it came from.
+"""Export to ONNX: write a trained module's values into the file that it was generated from.
 
-Where the network is what it was, they are written into the original graph: the same nodes, names and opset, so that
-whatever ran the old file runs the new one. Where a person changed it, PyTorch exports it anew under the original names
+If the network has not changed, the values are written into the original graph with the same nodes, names and opset, so
+that programs that run the old file run the new one. If it was edited, PyTorch exports it anew under the original names
 of inputs and outputs. Either way the new file is compared with the module before it is put in place.
 """
 
@@ -41,26 +41,26 @@ def export(
 
     Args:
         module: the generated file.
-        onnx: the ONNX file that it was generated from. Default: the one of the recorded name beside the module, or
-            what `[[tool.onnxgen.models]]` of the nearest pyproject.toml says. It must be that very file.
+        onnx: the ONNX file that it was generated from, with the same content. Default: the file of the recorded name
+            beside the module, or as `[[tool.onnxgen.models]]` of the nearest pyproject.toml says.
         weights: a safetensors file (or index) with the module's own keys, or the trained `nn.Module` itself. Default:
             the module's own sidecar.
-        out: the file to write; default: `<onnx>-tuned.onnx` beside the module. Large tensors that the original has in
-            files beside it go to `<out>.data`.
-        force: write over whatever is at `out`, which else may be an earlier export only (the same inputs and outputs).
-        same_graph: write the very graph of the original. Otherwise the file has what the options of the generation
-            changed, too: sizes, a free batch, BatchNorms that were put back.
+        out: the file to write; default: `<onnx>-tuned.onnx` beside the module. External data of the original goes to
+            `<out>.data`.
+        force: overwrite any file at `out`. Without it, only an earlier export (with the same inputs and outputs).
+        same_graph: write the unchanged graph of the original. Otherwise the file also has the changes by options of the
+            generation: sizes, a free batch, restored BatchNorms.
         verify: compare the new file with the module before it is put in place; runs, seed, rtol and atol are those of
             `onnxgen.verify`.
-        plugins: modules that say what operators of the file compute, where no oracle knows (see `onnxgen.op`).
+        plugins: modules with references of operators that no oracle knows (see `onnxgen.op`).
 
     Returns:
-        what was done.
+        a report.
 
     Raises:
-        DiffersError: the new file does not compute what the module does; nothing was written.
-        OnnxgenError: a file can't be read or written or is in the way, the weights do not fit the module, PyTorch or
-            onnxruntime is missing, or the changed module can't be exported.
+        DiffersError: the new file does not compute the same as the module; nothing was written.
+        OnnxgenError: a file can't be read or written, or must not be overwritten; the weights do not fit the module;
+            PyTorch or onnxruntime is missing; or the changed module can't be exported.
     """
     from onnxgen.runtime.load import need_torch
 

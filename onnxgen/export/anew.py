@@ -20,6 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.export.origin import Origin
 from onnxgen.export.report import ExportReport
 from onnxgen.options import Options
+from onnxgen.reader.protos import opset_of, put
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify.check import Check
 from onnxgen.verify.convert import to_torch
@@ -33,9 +34,9 @@ def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options,
     """Write the network, in eval mode, to `out` with PyTorch's exporter.
 
     Raises:
-        OnnxgenError: no exporter takes it; each one's reason is in the message.
+        OnnxgenError: no exporter can write it; the message has the reason of each.
     """
-    opset = _opset(origin.onnx)
+    opset = opset_of(onnx.load(origin.onnx, load_external_data=False), default=17)
     arguments = _example(origin, options)
     reasons = []
     modes = {m: m.training for m in network.modules()}
@@ -70,11 +71,6 @@ def _exporters(opset: int) -> list[tuple[str, _Exporter, range]]:
     return found
 
 
-def _opset(path: Path) -> int:
-    imports = onnx.load(path, load_external_data=False).opset_import
-    return next((entry.version for entry in imports if entry.domain in ("", "ai.onnx")), 17)
-
-
 def _example(origin: Origin, options: Options) -> tuple[Any, ...]:
     """Return inputs for tracing that the original graph would accept."""
     graph = Check(origin.onnx, options, rtol=0.0, atol=0.0).graph
@@ -90,17 +86,14 @@ def _dynamic(origin: Origin, outputs: bool) -> dict[str, dict[int, str]]:
     }
 
 
+def _names(origin: Origin) -> dict[str, list[str]]:
+    ports = {"input_names": origin.signature.inputs, "output_names": origin.signature.outputs}
+    return {key: [port.name for port in found] for key, found in ports.items()}
+
+
 def _legacy(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:
-    torch.onnx.export(
-        network,
-        arguments,
-        out,
-        dynamo=False,
-        opset_version=opset,
-        input_names=[port.name for port in origin.signature.inputs],
-        output_names=[port.name for port in origin.signature.outputs],
-        dynamic_axes=_dynamic(origin, outputs=True),
-    )
+    given: dict[str, Any] = {**_names(origin), "dynamic_axes": _dynamic(origin, outputs=True)}
+    torch.onnx.export(network, arguments, out, dynamo=False, opset_version=opset, **given)
     _keep_inputs(origin, out)
 
 
@@ -111,25 +104,14 @@ def _keep_inputs(origin: Origin, out: Path) -> None:
     found = {value.name: value for value in onnx.load(origin.onnx, load_external_data=False).graph.input}
     found |= {value.name: value for value in model.graph.input}
     if [value.name for value in model.graph.input] != names:
-        inputs = [onnx.ValueInfoProto.FromString(found[name].SerializeToString()) for name in names if name in found]
-        del model.graph.input[:]
-        model.graph.input.extend(inputs)
+        put(model.graph.input, [found[name] for name in names if name in found])
         onnx.save(model, out)
 
 
 def _dynamo(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:
-    torch.onnx.export(
-        network,
-        arguments,
-        out,
-        dynamo=True,
-        opset_version=opset,
-        input_names=[port.name for port in origin.signature.inputs],
-        output_names=[port.name for port in origin.signature.outputs],
-        dynamic_shapes=tuple(_dynamic(origin, outputs=False).values()),
-        external_data=False,
-        verbose=False,
-    )
+    given: dict[str, Any] = {**_names(origin), "dynamic_shapes": tuple(_dynamic(origin, outputs=False).values())}
+    given |= {"external_data": False, "verbose": False}
+    torch.onnx.export(network, arguments, out, dynamo=True, opset_version=opset, **given)
 
 
 @contextlib.contextmanager
@@ -147,9 +129,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_graphs() -> Iterator[None]:
-    """Discard what the older exporter prints past Python's stdout when it fails: the whole graph, even with logging
-    off.
-    """
+    """Discard the graph that the older exporter prints past Python's stdout when it fails, even with logging off."""
     function = getattr(torch._C, "_jit_onnx_log", None)
     if function is None:
         yield

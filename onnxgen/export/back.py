@@ -16,10 +16,11 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import files
 from onnxgen.export.integers import Integers
-from onnxgen.export.places import Array, StoredTensor, function_places, places, tensors_of
+from onnxgen.export.places import Array, StoredTensor, places, places_in
 from onnxgen.export.report import ExportReport
 from onnxgen.export.shared import CannotWriteBack, Sharing, Uses, declare, parts, same
 from onnxgen.reader.duplicates import drop_duplicates
+from onnxgen.reader.protos import tensors_of
 from onnxgen.weights.provenance import rebuild
 
 # for tensors of local functions: domain, name and overload of the function, and the tensor's name there
@@ -111,7 +112,7 @@ class _Writer:
             yield place, [n for n in names if n in self.record.tensors and n not in self.record.functions]
         for function in self.model.functions:
             own = (function.domain, function.name, function.overload)
-            for place in function_places(function):
+            for place in places_in(function.node):
                 where = [*own, place.name]
                 yield place, [name for name, found in self.record.functions.items() if found == where]
 

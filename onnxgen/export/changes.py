@@ -48,7 +48,7 @@ class Changed:
     """Writes the file with a set of changes.
 
     Args:
-        origin: the module's past.
+        origin: the origin of the module.
         options: the sizes that the module was generated for.
         state: the trained tensors.
     """

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 
 from onnxgen.common.atomic import is_same_file, own_folder, replacing
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.places import tensors_of
+from onnxgen.reader.protos import tensors_of
 
 MAX_PROTOBUF_BYTES = (1 << 31) - (1 << 20)  # bytes of tensors in a protobuf, with room for the rest below its limit
 MAX_INLINE_BYTES = 1 << 10  # bytes; smaller tensors always stay inline

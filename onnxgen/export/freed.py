@@ -1,7 +1,7 @@
 """Apply changed sizes (`--dynamic-batch` and `--input-shape`) to the ONNX file.
 
-The proof that freed the batch rewrites the graph as the passes see it. Here it runs once more, and what it changed is
-applied to the original: what a Reshape is told, a Flatten that becomes one, an Expand of what is one for all samples.
+The pass that frees the batch rewrites the simplified graph. It runs here again, and its changes are applied to the
+original: new shapes of Reshapes, Flattens that become Reshapes, Expands of values that are the same for all samples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import Namer, printable
 from onnxgen.export.shared import CannotWriteBack, declare, drop_unused, used_names
 from onnxgen.graph.annotations import FREED
 from onnxgen.options import Options
@@ -23,7 +23,7 @@ from onnxgen.passes import PASSES
 from onnxgen.passes.batch import Freed, dynamic_batch
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
-from onnxgen.reader.taken import uses
+from onnxgen.reader.protos import opset_of, put, uses
 from onnxgen.shapes.dims import Dim, Sym, Symbol
 from onnxgen.shapes.info import Info, info
 
@@ -35,7 +35,7 @@ def fix_sizes(model: onnx.ModelProto, signature: Signature) -> bool:
     """Declare the sizes that the module was generated for, where the file leaves sizes of inputs and outputs open.
 
     Returns:
-        whether it left one open.
+        True if it left one open.
     """
     known = {port.name: port.dims for port in (*signature.outputs, *signature.inputs) if port.kind == "tensor"}
     sizes = _fixed(model.graph.input, known)
@@ -70,13 +70,13 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
         model: changed in place.
         source: the file that the module was generated from.
         options: those of the generation that the proof needs.
-        freed: what the generation freed.
+        freed: the batch that the generation freed.
 
     Raises:
         CannotWriteBack: the graph can't have it; `model` is then half changed.
-        OnnxgenError: the proof fails.
+        OnnxgenError: the pass can't free the batch.
     """
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    opset = opset_of(model)
     if opset < MIN_OPSET:
         raise CannotWriteBack(f"opset {opset} is older than {MIN_OPSET} (upgrade it with onnx.version_converter)")
     with plugged(options):
@@ -98,7 +98,7 @@ def _picture(node: ir.Node) -> Picture:
 
 
 def _pictures(graph: ir.Graph) -> dict[str, Picture]:
-    """Describe each node under the names of its outputs. Values that nodes only take have an empty description."""
+    """Describe each node under the names of its outputs. Other values have an empty description."""
     taken = {value.name or "": ("", "", (), "") for node in graph for value in node.inputs if value is not None}
     return taken | {value.name or "": _picture(node) for node in graph for value in node.outputs}
 
@@ -108,15 +108,15 @@ class _Writer:
 
     Args:
         model: the protobuf.
-        graph: what became of it.
-        before: what that was.
+        graph: the simplified graph with a free batch.
+        before: its nodes before the batch was freed.
     """
 
     def __init__(self, model: onnx.ModelProto, graph: ir.Graph, before: Mapping[str, Picture]) -> None:
         self.model, self.graph, self.before = model, graph, before
         self.made = {name: node for node in model.graph.node for name in node.output if name}
         self.inputs = {value.name for value in model.graph.input}
-        self.names = set(used_names(model.graph))
+        self.names = Namer(used_names(model.graph))
         self.new: dict[ir.Value, str] = {}  # names of values that are new in the file
         self.sizes: dict[str, str] = {}  # names of tensors that hold the sizes of symbols
         self.first: list[onnx.NodeProto] = []  # nodes that read these sizes off the inputs
@@ -136,9 +136,7 @@ class _Writer:
                 if value is not None and value.producer() is None and self._is_frozen(value):
                     nodes[value.name or ""] = ([], self._constant_node(value))
         kept = [node for before, changed in nodes.values() for node in (*before, changed)]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*self.first, *kept)]
-        del self.model.graph.node[:]
-        self.model.graph.node.extend(copies)
+        put(self.model.graph.node, [*self.first, *kept])
         drop_unused(self.model.graph, old)
         self._declare()
 
@@ -184,7 +182,7 @@ class _Writer:
             return name
         producer, facts = value.producer(), info(value)
         if producer is not None and name not in self.before:
-            made = [self._fresh(output.name or "made") for output in producer.outputs]
+            made = [self.names.take(output.name or "made") for output in producer.outputs]
             self.new.update(zip(producer.outputs, made, strict=True))
             changed = self._node(producer, made)
             changed.name = ""  # it has that of the node before which it stands
@@ -195,13 +193,6 @@ class _Writer:
         else:
             raise CannotWriteBack(f"{printable(name)} is not a value of the file")
         return self.new[value]
-
-    def _fresh(self, wanted: str) -> str:
-        name = next(
-            n for n in (wanted, *(f"{wanted}_{i}" for i in range(1, len(self.names) + 2))) if n not in self.names
-        )
-        self.names.add(name)
-        return name
 
     # ---- sizes ----
 
@@ -254,12 +245,12 @@ class _Writer:
         return self.sizes[atom.name]
 
     def _constant(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], name: str) -> str:
-        tensor = numpy_helper.from_array(array, self._fresh(name))
+        tensor = numpy_helper.from_array(array, self.names.take(name))
         declare(self.model, tensor)
         return tensor.name
 
     def _op(self, op: str, inputs: list[str], name: str, where: list[onnx.NodeProto], **attributes: int) -> str:
-        result = self._fresh(name)
+        result = self.names.take(name)
         where.append(helper.make_node(op, inputs, [result], None, None, None, None, **attributes))
         return result
 
@@ -273,9 +264,7 @@ class _Writer:
         for declared in (*self.model.graph.input, *self.model.graph.output, *kept):
             if declared.name in values:
                 _declare(declared, info(values[declared.name]))
-        kept = [onnx.ValueInfoProto.FromString(declared.SerializeToString()) for declared in kept]
-        del self.model.graph.value_info[:]
-        self.model.graph.value_info.extend(kept)
+        put(self.model.graph.value_info, kept)
 
 
 def _declare(declared: onnx.ValueInfoProto, facts: Info) -> None:

@@ -21,13 +21,13 @@ class Integers:
     """The file's integer tensors that float tensors of the record represent, and their new values.
 
     Args:
-        tensors: the way back of every tensor.
-        record: of each float tensor that is none of the file's, its `Dequantised` as the sidecar has it.
-        state: the state-dict tensor of a key.
-        before: the tensor that the file has under a name.
+        tensors: the weight record: how each tensor is made of the state dict.
+        record: for each float tensor that the file stores as integers, its recorded `Dequantised`.
+        state: returns the state-dict tensor of a key.
+        before: returns the file's tensor of a name.
 
     Attributes:
-        moved: the float tensors that were found to be others than those that the file's integers are.
+        moved: the float tensors that training changed.
     """
 
     def __init__(

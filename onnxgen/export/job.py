@@ -26,7 +26,7 @@ from onnxgen.verify.integrity import metadata_of, shapes_of
 from onnxgen.verify.report import VerifyReport
 from onnxgen.weights.streamed import Array
 
-# Of a module that was edited, by whether it is compared: why its values are written back, and what to know.
+# for an edited module, by whether it is verified: the reason for writing it back, and a note
 CHANGED = {
     False: (
         "keys and shapes have not changed",
@@ -64,20 +64,16 @@ class Verification:
         return report
 
 
+@dataclass(frozen=True)
 class ExportJob:
     """One export job, from a trained module to an ONNX file (see `export` for the arguments and errors)."""
 
-    def __init__(
-        self,
-        module: Path,
-        onnx: Path | None,
-        weights: Path | nn.Module | None,
-        out: Path | None,
-        force: bool,
-        same_graph: bool,
-    ) -> None:
-        self.module, self.onnx, self.weights, self.out = module, onnx, weights, out
-        self.force, self.same_graph = force, same_graph
+    module: Path
+    onnx: Path | None
+    weights: Path | nn.Module | None
+    out: Path | None
+    force: bool
+    same_graph: bool
 
     def run(self, wanted: Verification | None) -> ExportReport:
         if wanted is not None and importlib.util.find_spec("onnxruntime") is None:
@@ -86,72 +82,66 @@ class ExportJob:
         with imported(self.module) as file:
             origin = origin_of(self.module, vars(file), self.onnx)
             out = self.out or self.module.with_name(f"{origin.onnx.stem}-tuned.onnx")
-            kept = files.original_files(origin.onnx) | origin.files | self._own()
+            own = {self.weights} if isinstance(self.weights, Path) else set[Path]()
+            kept = files.original_files(origin.onnx) | origin.files | own
             files.refuse_overwriting(out, origin.onnx, kept, self.force)
-            network, state = self._trained(origin, file)
+            network = self._trained(origin, file)
             report = ExportReport(str(origin.onnx), str(self.module), str(out))
             with files.workshop(out) as made:
-                self._make(made, origin, network, state, report, wanted)
+                _Attempt(made, origin, network, state_of(network), report, wanted).run(self.same_graph)
                 report.wrote = files.put_in_place(made, out)
         return report
 
-    def _own(self) -> set[Path]:
-        return {self.weights} if isinstance(self.weights, Path) else set()
-
-    def _trained(self, origin: Origin, file: ModuleType) -> tuple[nn.Module, Mapping[str, Array]]:
-        """Return the network with its trained weights, and the weights as arrays."""
+    def _trained(self, origin: Origin, file: ModuleType) -> nn.Module:
+        """Return the network with its trained weights."""
         if isinstance(self.weights, nn.Module):
-            network = bare(self.weights)
-        elif self.weights is None:
-            network = from_pretrained(file, self.module)
-        else:
-            network = build(origin, read_state(self.weights), self.weights)
-        return network, state_of(network)
+            return bare(self.weights)
+        if self.weights is None:
+            return from_pretrained(file, self.module)
+        return build(origin, read_state(self.weights), self.weights)
 
-    def _make(
-        self,
-        made: Path,
-        origin: Origin,
-        network: nn.Module,
-        state: Mapping[str, Array],
-        report: ExportReport,
-        wanted: Verification | None,
-    ) -> None:
+
+@dataclass(frozen=True)
+class _Attempt:
+    """Writes the new file to `made`: `network` with the tensors `state`."""
+
+    made: Path
+    origin: Origin
+    network: nn.Module
+    state: Mapping[str, Array]
+    report: ExportReport
+    wanted: Verification | None
+
+    def run(self, same_graph: bool) -> None:
         """Write the values back into the original graph, or export anew if that is not possible."""
-        why = _changes(origin, network, state) or self._back(made, origin, network, state, report, wanted)
+        report, origin = self.report, self.origin
+        why = _changes(origin, self.network, self.state) or self._back(same_graph)
         if not why:
             return
-        for path in made.parent.iterdir():  # files that writing back left
+        for path in self.made.parent.iterdir():  # files that writing back left
             path.unlink()
         report.forget()
         report.method, report.why = ANEW, why
-        anew.export_anew(network, origin, made, _options(origin), report)
-        report.verified = None if wanted is None else wanted.compare(made, network, origin, report)
+        anew.export_anew(self.network, origin, self.made, _options(origin), report)
+        compare = None if self.wanted is None else self.wanted.compare
+        report.verified = compare and compare(self.made, self.network, origin, report)
         if report.verified is not None and report.verified.differs:
             raise DiffersError(report)
 
-    def _back(
-        self,
-        made: Path,
-        origin: Origin,
-        network: nn.Module,
-        state: Mapping[str, Array],
-        report: ExportReport,
-        wanted: Verification | None,
-    ) -> str:
+    def _back(self, same_graph: bool) -> str:
         """Write the values into the original graph. Returns the reason if that is not possible, else "".
 
-        The file has what the options of the generation changed, too. A change with which it does not compute what the
-        module does is left out.
+        The file also has the changes by options of the generation. Changes with which it does not compute the same as
+        the module are left out.
         """
-        is_changed = self._is_changed(network, origin)
-        changed = Changed(origin, _options(origin), state)
+        is_changed, report = self._is_changed(), self.report
+        changed = Changed(self.origin, _options(self.origin), self.state)
         tried: list[frozenset[str]] = []
-        for changes in [frozenset[str]()] if self.same_graph else choices():
+        for changes in [frozenset[str]()] if same_graph else choices():
             report.forget()
             report.method, report.why = BACK, "the network has not changed since it was generated"
             try:
-                done = changed.write(made, report, changes)
+                done = changed.write(self.made, report, changes)
             except CannotWriteBack as reason:
                 return str(reason)
             if done in tried:
@@ -159,12 +149,12 @@ class ExportJob:
             report.notes += [LEFT_OUT[change] for change in sorted(tried[0] - done if tried else ())]
             tried.append(done)
             if is_changed:
-                report.why, note = CHANGED[wanted is not None]
+                report.why, note = CHANGED[self.wanted is not None]
                 report.notes.append(note)
-            if wanted is None:
+            if self.wanted is None:
                 return ""
             try:
-                report.verified = wanted.compare(made, network, origin, report)
+                report.verified = self.wanted.compare(self.made, self.network, self.origin, report)
             except OnnxgenError:  # perhaps no oracle runs the changed file, in another type say
                 if not done:
                     raise
@@ -176,10 +166,11 @@ class ExportJob:
             raise DiffersError(report)
         return "the network was changed: it no longer computes the same as the original graph"
 
-    def _is_changed(self, network: nn.Module, origin: Origin) -> bool:
+    def _is_changed(self) -> bool:
         """Return True if the module was edited: its file, or the layers of the module in memory."""
-        text = self.module.read_text(encoding="utf-8", errors="replace")
-        return Output(self.module, Options()).is_edited(text) or repr(network) != repr(bare_model(origin))
+        file = self.origin.module
+        text = file.read_text(encoding="utf-8", errors="replace")
+        return Output(file, Options()).is_edited(text) or repr(self.network) != repr(bare_model(self.origin))
 
 
 def _without_kernels(verified: VerifyReport) -> list[str]:

@@ -1,6 +1,6 @@
-"""Write BatchNorms that `--restore-batchnorm` restored as nodes of the file, each behind its convolution.
+"""Write BatchNorms that `--restore-batchnorm` restored as nodes of the file, each after its convolution.
 
-A norm whose convolution the file does not have in that form is folded in again, as it was (`provenance.Fold`).
+A norm without a matching convolution in the file is folded in again (`provenance.Fold`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from onnxgen.common.names import Namer
 from onnxgen.export.places import Array, places
 from onnxgen.export.shared import declare, drop_unused, parts, used_names
-from onnxgen.reader.taken import inner_uses, uses
+from onnxgen.reader.protos import inner_uses, opset_of, put, uses
 
 MIN_OPSET = 9  # oldest opset in which BatchNormalization is in evaluation mode by default and has one output
 CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -30,7 +30,7 @@ class Norms:
         tensors: how each ONNX tensor is made of the state dict (`provenance.way_back`).
 
     Attributes:
-        tensors: the same for the file in which these norms stand apart.
+        tensors: the same for the file with these norms as nodes.
         folded: the paths of the norms that stay folded in.
     """
 
@@ -55,7 +55,6 @@ class Norms:
         """Return the convolutions of the graph that have the norm folded in; none if the norm cannot follow all of
         them.
         """
-        opset = next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
         weights = {name for name, fold in found if fold["part"] == "weight"}
         biases = {name for name, fold in found if fold["part"] != "weight"}
         layers = [
@@ -70,7 +69,7 @@ class Norms:
             for node in layers
         )
         is_alone = len(weights) == 1 and not weights & inner_uses(self.model.graph)
-        return layers if fits and is_alone and opset >= MIN_OPSET else []
+        return layers if fits and is_alone and opset_of(self.model) >= MIN_OPSET else []
 
     def _stored(self, name: str) -> str:
         """Return the stored tensor that a value is. Identity nodes pass on tensors that torch's older exporter
@@ -122,11 +121,7 @@ class Norms:
                 norm.attribute.append(helper.make_attribute("epsilon", self.epsilons[path]))
                 after[node.output[0]] = norm
             added += values
-        nodes = [
-            n for node in model.graph.node for n in (node, after.get(next(iter(node.output), ""))) if n is not None
-        ]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del model.graph.node[:]
-        model.graph.node.extend(copies)
+        pairs = ((node, after.get(next(iter(node.output), ""))) for node in model.graph.node)
+        put(model.graph.node, [node for pair in pairs for node in pair if node is not None])
         drop_unused(model.graph, old)
         return added

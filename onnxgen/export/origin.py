@@ -30,10 +30,11 @@ class Origin:
     """A generated module and the ONNX file that it was generated from.
 
     Attributes:
-        module: the module's path; `space` are the names in it.
-        onnx: the file it came from, whose bytes are those that were read then.
+        module: the module's path.
+        space: the names in the module.
+        onnx: the ONNX file, which has not changed since.
         signature: inputs and outputs.
-        record: the way back.
+        record: how the file's tensors are made of the state dict.
     """
 
     module: Path
@@ -53,7 +54,7 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
     """Find the ONNX file that a module was generated from (`onnx`: named by the user).
 
     Raises:
-        OnnxgenError: the module's weights do not say, the file is not to be found, or is another one now.
+        OnnxgenError: the module's weights do not name the file, or it can't be found, or has changed.
     """
     metadata = metadata_of(space)
     signature = recorded(metadata)

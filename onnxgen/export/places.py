@@ -1,7 +1,7 @@
 """Stored tensors in the protobuf of an ONNX file, to read and replace in place.
 
-The names are those by which the way back knows them: an initializer's own, that of a Constant node's output, or what
-`reader.tables` calls an attribute of a classical model.
+A tensor has the name that the weight record uses: the name of an initializer, of a Constant node's output, or
+`reader.tables.table_name` for an attribute of a classical model.
 """
 
 from __future__ import annotations
@@ -16,30 +16,21 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.reader.protos import inner_graphs
 from onnxgen.reader.tables import table_name, tables_of
 from onnxgen.reader.tensors import dense
 
 Array = NDArray[Any]
-CONSTANT = "Constant"
-_TYPED: dict[int, tuple[str, Any]] = (
-    {  # protobuf field and numpy type of typed elements; tensors of other types are written as raw bytes
-        onnx.TensorProto.FLOAT: ("float_data", np.float32),
-        onnx.TensorProto.DOUBLE: ("double_data", np.float64),
-        onnx.TensorProto.FLOAT16: ("int32_data", np.uint16),
-        onnx.TensorProto.BFLOAT16: ("int32_data", np.uint16),
-        onnx.TensorProto.INT64: ("int64_data", np.int64),
-        onnx.TensorProto.INT32: ("int32_data", np.int32),
-    }
-)
-_FIELDS: tuple[Any, ...] = (
-    "raw_data",
-    "float_data",
-    "int32_data",
-    "int64_data",
-    "double_data",
-    "uint64_data",
-    "string_data",
-)
+# protobuf field and numpy type of typed elements; tensors of other types are written as raw bytes
+_TYPED: dict[int, tuple[str, Any]] = {
+    onnx.TensorProto.FLOAT: ("float_data", np.float32),
+    onnx.TensorProto.DOUBLE: ("double_data", np.float64),
+    onnx.TensorProto.FLOAT16: ("int32_data", np.uint16),
+    onnx.TensorProto.BFLOAT16: ("int32_data", np.uint16),
+    onnx.TensorProto.INT64: ("int64_data", np.int64),
+    onnx.TensorProto.INT32: ("int32_data", np.int32),
+}
+_FIELDS: Any = "raw_data float_data int32_data int64_data double_data uint64_data string_data".split()
 
 
 @dataclass
@@ -47,11 +38,11 @@ class StoredTensor:
     """One stored tensor in a protobuf.
 
     Attributes:
-        name: see the module's text.
-        tensor: its protobuf; None where a node has its elements in another kind of attribute.
-        sparse: the sparse initializer or attribute that it is, if it is one.
-        attribute: of the Constant node or classical model, if it is one's.
-        graph: that has it as an initializer.
+        name: see the module docstring.
+        tensor: its protobuf; None if the elements are in another kind of attribute.
+        sparse: its sparse protobuf, if it is sparse.
+        attribute: the attribute of a Constant node or classical model that holds it, if one does.
+        graph: the graph that has it as an initializer, if one does.
     """
 
     name: str
@@ -124,27 +115,21 @@ def places(model: onnx.ModelProto) -> Iterator[StoredTensor]:
     yield from _of_graph(model.graph)
 
 
-def function_places(function: onnx.FunctionProto) -> Iterator[StoredTensor]:
-    """Yield every stored tensor of a local function."""
-    yield from _of_nodes(function.node)
-
-
 def _of_graph(graph: onnx.GraphProto) -> Iterator[StoredTensor]:
     for tensor in graph.initializer:
         yield StoredTensor(tensor.name, tensor, graph=graph)
     for sparse in list(graph.sparse_initializer):
         yield StoredTensor(sparse.values.name, sparse=sparse, graph=graph)
-    yield from _of_nodes(graph.node)
+    yield from places_in(graph.node)
 
 
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[StoredTensor]:
+def places_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[StoredTensor]:
+    """Yield every stored tensor of nodes and their subgraphs."""
     for node in nodes:
+        for graph in inner_graphs(node):
+            yield from _of_graph(graph)
         for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _of_graph(attribute.g)
-            for graph in attribute.graphs:
-                yield from _of_graph(graph)
-            if node.op_type == CONSTANT and node.domain in ("", "ai.onnx") and node.output:
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.output:
                 if attribute.name == "value" and attribute.HasField("t"):
                     yield StoredTensor(node.output[0], attribute.t, attribute=attribute)
                 elif attribute.name == "sparse_value" and attribute.HasField("sparse_tensor"):
@@ -154,23 +139,3 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[StoredTensor]:
             elif attribute.name in tables_of(node.domain, node.op_type):
                 name = table_name(attribute.name, node.output)
                 yield StoredTensor(name, attribute.t if attribute.HasField("t") else None, attribute=attribute)
-
-
-def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor in the protobuf that can be external, whatever it is used for."""
-
-    def of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-        for node in nodes:
-            for attribute in node.attribute:
-                yield from ([attribute.t] if attribute.HasField("t") else [])
-                yield from attribute.tensors
-                for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                    yield from of_graph(graph)
-
-    def of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-        yield from graph.initializer
-        yield from of_nodes(graph.node)
-
-    yield from of_graph(model.graph)
-    for function in model.functions:
-        yield from of_nodes(function.node)

@@ -22,14 +22,14 @@ class ExportReport:
         method: "written back" into the original graph, or "exported anew" by PyTorch's exporter.
         why: the reason for that method.
         wrote: the files written.
-        tensors: how many stored tensors of the file the network knows.
-        changed: the names of those whose elements are others now.
-        below: the names of those that are as they were since training changed them by less than a step of the numbers
-            that the file stores (integers, or floats of a narrower type).
-        added: the initializers that are new: of BatchNorms, and what the file had shared and training made differ.
+        tensors: the number of stored tensors of the file that the network has.
+        changed: the names of tensors whose elements changed.
+        below: the names of tensors that training changed by less than a step of the stored numbers (integers, or floats
+            of a narrower type), so that they are as before.
+        added: new initializers: of BatchNorms, and of tensors that the file shared and training made different.
         lossy: the tensors that were cast back from a narrower type.
-        notes: other things worth knowing.
-        verified: how the new file compares with the module; None with `verify=False`.
+        notes: other information.
+        verified: the comparison of the new file with the module; None with `verify=False`.
     """
 
     model: str
@@ -58,10 +58,10 @@ class ExportReport:
 
 
 class DiffersError(OnnxgenError):
-    """The new file does not compute what the module does. Nothing was written.
+    """The new file does not compute the same as the module. Nothing was written.
 
     Attributes:
-        report: what was done, and how the two differ (`report.verified`).
+        report: the report, with the differences (`report.verified`).
     """
 
     exit_code = 1

@@ -1,6 +1,6 @@
 """Convert the original file to the floating point type that its module was generated in (`--dtype`).
 
-Where an operator does not take that type, Cast nodes stand around it: it computes in single precision, as the module's
+An operator that does not support this type gets Cast nodes around it, and computes in single precision. The module's
 layer may not.
 """
 

@@ -5,7 +5,7 @@ The sidecar records which node inputs stand for which state-dict key (`onnxgen.l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import Namer, printable
 from onnxgen.export.places import Array
-from onnxgen.reader.taken import inner_graphs, uses
+from onnxgen.reader.protos import inner_graphs, uses, with_inner
 from onnxgen.weights.provenance import rebuild
 
 # by ONNX tensor and state-dict key: (output of the node, index of its input)
@@ -51,7 +51,7 @@ class Sharing:
 
     def __init__(self, model: onnx.ModelProto, uses: Uses, get: Callable[[str], Array]) -> None:
         self.model, self.uses, self.get = model, uses, get
-        self.nodes = {output: node for node in _nodes(model.graph.node) for output in node.output if output}
+        self.nodes = {output: node for node in with_inner(model.graph.node) for output in node.output if output}
         self.names = Namer(used_names(model.graph))
 
     def separate(self, name: str, entries: list[Any], value: Array) -> dict[str, Array]:
@@ -114,13 +114,6 @@ def declare(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
     model.graph.initializer.append(tensor)
     if model.ir_version < 4:
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for graph in inner_graphs(node):
-            yield from _nodes(graph.node)
 
 
 def used_names(graph: onnx.GraphProto) -> Iterator[str]:

@@ -72,10 +72,10 @@ def bare_model(origin: Origin) -> nn.Module:
 def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
     """Return the generated `Model` with these tensors. Tied parameters may be given once.
 
-    Those of a replaced head fit, too: the model gets as many classes as they have.
+    If only the head has another number of classes, the model's head is replaced.
 
     Raises:
-        OnnxgenError: the tensors are not the model's.
+        OnnxgenError: the tensors do not fit the model.
     """
     from onnxgen.surgery.replacing import resize_head
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ HALF_RTOL = 1e-2  # relative precision of an 8-bit mantissa
 def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
     """Yield, for float tensors that the file stores as integers, why they would not be written back.
 
-    One that is not trained may have no way back: it is a constant of the module.
+    A tensor that is not trained need not be: it is a constant of the module.
     """
     record, how = (json.loads(generated.metadata.get(key, "{}")) for key in ("wayback", KEY))
     trained = generated.report.trainable
@@ -33,11 +34,11 @@ def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
         name = value.name or ""
         if name in record:
             if name not in how or Dequantised.of_record(how[name]) != tensor.how:
-                yield f"{name!r}: the weights do not say of which integers it is"
+                yield f"{name!r}: the weights do not record its integers"
             elif why := _changed(tensor, name, record, generated):
                 yield f"{name!r} {why}"
         elif trained.get(name, (False, ""))[0]:
-            yield f"{name!r} is trained, and has no way back"
+            yield f"{name!r} is trained, but is not written back"
 
 
 def altered(generated: Generated) -> Iterator[str]:
@@ -47,25 +48,24 @@ def altered(generated: Generated) -> Iterator[str]:
     pieces = {piece.name: piece.tensor for source in sources for piece in (*source.pieces, *source.empty)}
     for name in (record.keys() & pieces.keys()) - how.keys():
         try:
-            floats = np.asarray(
-                rebuild(record, name, lambda key: _numbers(generated.tensors[key]), pieces[name].numpy())
-            )
+            floats = np.asarray(rebuild(record, name, partial(_numbers, generated), pieces[name].numpy()))
         except (KeyError, OnnxgenError) as error:
-            yield f"{name!r} can't come back: {error}"
+            yield f"{name!r} can't be written back: {error}"
             continue
         original = np.asarray(pieces[name].numpy())
         exact = floats.dtype == original.dtype and floats.tobytes() == original.tobytes()
-        if floats.shape != original.shape or not (exact or _is_near(floats, original)):
-            yield f"{name!r} comes back as other numbers"
+        if not exact and not _is_near(floats, original) or floats.shape != original.shape:
+            yield f"{name!r} is written back as other numbers"
 
 
-def _numbers(found: Any) -> Any:
+def _numbers(generated: Generated, key: str) -> Any:
+    found = generated.tensors[key]
     return found.numpy() if isinstance(found, Source) else found
 
 
 def _is_near(floats: Any, original: Any) -> bool:
     """Return True if the numbers are close. For `--dtype` and folded BatchNorms, exact equality is not expected."""
-    if original.dtype.kind not in "fV":
+    if original.dtype.kind not in "fV" or floats.shape != original.shape:
         return False
     held = np.isfinite(floats.astype(np.float64))  # a narrower type may not hold numbers this large
     wide = original.astype(np.float64)[held]
@@ -77,8 +77,7 @@ def _changed(tensor: DequantisedTensor, name: str, record: dict[str, Any], gener
     read: list[Any] = []
 
     def state(key: str) -> Any:
-        found = generated.tensors[key]
-        read.append(found.numpy() if isinstance(found, Source) else found)
+        read.append(_numbers(generated, key))
         return read[-1]
 
     def stored(key: str) -> Any:
@@ -87,13 +86,10 @@ def _changed(tensor: DequantisedTensor, name: str, record: dict[str, Any], gener
     original = np.asarray(tensor.numpy())
     floats = np.asarray(rebuild(record, name, state, original))
     if any(one.dtype.itemsize < original.dtype.itemsize for one in read):  # by `--dtype`: only close
-        near = floats.shape == original.shape and np.allclose(
-            floats, original, HALF_RTOL, HALF_RTOL * np.abs(original).max()
-        )
-        return "" if near else "comes back as other floats"
-    if floats.shape != original.shape or not np.array_equal(floats, original.astype(floats.dtype), equal_nan=True):
-        return "comes back as other floats"
+        return "" if _is_near(floats, original) else "is written back as other floats"
+    if not np.array_equal(floats, original.astype(floats.dtype), equal_nan=True):  # compares shapes, too
+        return "is written back as other floats"
     before = stored(tensor.how.tensor)
     made = tensor.how.integers(floats, stored, stored)
     same = made.shape == before.shape and made.dtype == before.dtype and made.tobytes() == before.tobytes()
-    return "" if same else "comes back as other integers"
+    return "" if same else "is written back as other integers"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,9 @@ from onnxgen.paranoid.draws import (
     FILLED,
     STYLES,
     Style,
+    element_count,
     elements,
     facts_of,
-    shape_of,
     sizes,
 )
 from onnxgen.paranoid.foreign import MICROSOFT, SHAPES
@@ -68,18 +68,16 @@ class Counts:
     """The numbers of checked claims, and the reasons why others could not be decided.
 
     Attributes:
-        regions, repeated: that were computed on both sides, and that are like one that was.
-        hints: places where graphs may be cut that turned out to be the same.
-        untold: reasons why nothing is said of a region, with how many there are.
-        seconds: that it took.
-        oracle: what computed the standard's operators.
+        regions: regions that were computed on both sides.
+        repeated: regions that are equal to one that was computed.
+        untold: the reasons why regions could not be decided, with their numbers.
+        seconds: the time that the checks took.
+        oracle: the library that computed the standard operators.
     """
 
     regions: int = 0
     repeated: int = 0
-    hints: int = 0
     untold: Counter[str] = field(default_factory=Counter)
-    passes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     oracle: str = field(default_factory=lambda: "onnxruntime" if HAS_ONNXRUNTIME else "onnx.reference")
 
@@ -107,37 +105,28 @@ class Checker:
         known = known_nodes(model) if name == EXPAND else frozenset()
         step(model, options)
         start, after = time.perf_counter(), take(model)
-        learned = self.learns.faults(before) if self.learns is not None and name == TRAINABLE else ()
-        for fault in learned:
-            raise WrongRewrite(f"the pass {name} is wrong: {fault}")
-        for fault in broken(name, model, options, before, after, known, self.single):
-            raise WrongRewrite(fault)
+        if self.learns is not None and name == TRAINABLE:
+            _refuse(name, self.learns.faults(before))
+        decided = TRAINABLE if name == "propagate" else name
+        _refuse(decided, broken(name, model, options, before, after, known, self.single))
         found = difference(before, after)
         if found is not None or name in ADDS and options.restore_batchnorm:
             if wrong := untrue(name, model, options, before, after):
                 raise WrongRewrite(f"the pass {name} changed how the network is trained: {wrong}")
         if found is not None:
-            self._check(name, found)
+            _refuse(name, found.faults)
+            while name != QUANTIZED and self._sweep(name, found):
+                pass
         if name == QUANTIZED and options.quantized != "keep":
             if any(info(value).dtype is None for value in model.graph.inputs):
                 propagate(model.graph, options)  # types and sizes must be inferable again if the pass is correct
             self._check_quantised(before, after, options)
         self.counts.seconds += time.perf_counter() - start
 
-    def _check(self, name: str, found: Difference) -> None:
-        for fault in found.faults:
-            raise WrongRewrite(f"the pass {name} is wrong: {fault}")
-        if name == QUANTIZED:
-            return
-        parted = True
-        while parted:
-            parted = self._sweep(name, found)
-
     def _check_quantised(self, before: Picture, after: Picture, options: Options) -> None:
         """Compare a graph whose integers became floats by what the integers represent."""
         held = Quantised(before, after, self.single, rounds=options.quantized != "float")
-        if fault := held.fault():
-            raise WrongRewrite(f"the pass {QUANTIZED} is wrong: {fault}")
+        _refuse(QUANTIZED, filter(None, [held.fault()]))
         self.counts.untold.update(held.untold.values())
         self.learns = Learns(held, options)
 
@@ -146,12 +135,10 @@ class Checker:
         compared.
         """
         regions, parted = Regions(found), False
-        told = 0
         for claim in claims(found):
             verdict = self._verdict(regions, claim)
             if verdict == "":
                 regions.holds(claim)
-                told += claim.needed
             elif claim.needed and verdict is not None:
                 if found.part(claim):
                     parted = True
@@ -159,14 +146,13 @@ class Checker:
                 raise WrongRewrite(
                     f"the pass {name} changed {claim.name!r}, made by {_nodes(regions, claim)}: {verdict}"
                 )
-        self.counts.passes[name] += 0 if parted else told
         return parted
 
     def _verdict(self, regions: Regions, claim: Claim) -> str | None:
         """Describe how both sides of a claim differ. Returns "" if they do not, None if that cannot be decided.
 
-        A pass may know of a value how it is made: a difference counts only if it stays where more is computed. It does
-        not count if the network itself, from its inputs on, refuses everything that is drawn.
+        A pass may use how a value is computed, so a difference counts only if it remains when more of the network is
+        computed. It does not count if the whole network, from its inputs on, refuses all drawn inputs.
         """
         opened: set[ir.Value] = set()
         verdict, why, differed = "", "", False
@@ -178,7 +164,6 @@ class Checker:
                     verdict = self._compared(region, differed)
                     differed = True
                     if not verdict:
-                        self.counts.hints += not claim.needed
                         return ""
                 except Untold as error:
                     why, refused = why or str(error), isinstance(error, Refused)
@@ -210,7 +195,13 @@ def hold_way_back(model: ir.Model, generated: Generated) -> None:
     `WrongRewrite`.
     """
     for fault in (*lost(model, generated), *altered(generated)):
-        raise WrongRewrite(f"the way back is wrong: {fault}")
+        raise WrongRewrite(f"the weights are wrong: {fault}")
+
+
+def _refuse(name: str, faults: Iterable[str]) -> None:
+    """Raise `WrongRewrite` if a pass has a fault."""
+    for fault in faults:
+        raise WrongRewrite(f"the pass {name} is wrong: {fault}")
 
 
 class Comparison:
@@ -220,8 +211,8 @@ class Comparison:
         self.region, self.single = region, single
         steps = [*region.before.steps, *region.after.steps]
         self.exact = all(_moves(step) for step in steps)
-        # kernels outside the standard take positions and lengths on trust: those that are drawn must be small; bytes
-        # are no positions
+        # kernels outside the standard do not check positions and lengths, so drawn ones must be small; 8-bit integers
+        # are not positions
         self.trusts = any(step.domain not in ("", DOMAIN) for step in steps)
         self.styles = [replace(s, integers=STYLES[0].integers, bytes=s.integers) for s in STYLES]
         self.styles = self.styles if self.trusts else list(STYLES)
@@ -231,8 +222,8 @@ class Comparison:
     def verdict(self) -> str:
         """Describe how both sides differ, or return "". Raises `Untold` if no draw can be computed.
 
-        Where the second side runs on some sizes, those that it refuses are none that the network can take; but not of
-        sizes that were made to fit, nor where it refuses more than it takes.
+        The second side may refuse some sizes if it runs on at least as many others: the network cannot take these. But
+        it must run on sizes that were made to fit.
         """
         why: Untold | None = None
         told, refused, broken = 0, 0, ""
@@ -260,7 +251,9 @@ class Comparison:
 
     def _on(self, numbers: dict[str, int]) -> str:
         """Compare both sides on some sizes. Raises `Broken` if only the second side fails on them."""
-        weight = self._weight(numbers)
+        cones = self.region.before, self.region.after
+        values = ((c.picture, v) for c in cones for v in (*c.cuts, *(v for step in c.steps for v in step.outputs)))
+        weight = element_count((facts_of(*value) for value in values), numbers)
         if weight > MAX_ELEMENTS:
             raise Untold(f"more than {MAX_ELEMENTS:,} elements")
         count = len(self.styles) if weight < MAX_ELEMENTS_ALL_DRAWS else 1 if weight < MAX_ELEMENTS_ONE_DRAW else 0
@@ -357,17 +350,6 @@ class Comparison:
             if first.narrowed or second.narrowed:
                 raise Untold("an operator computes in float32 alone")
             return expected, got
-
-    def _weight(self, numbers: dict[str, int]) -> int:
-        """Return the approximate number of elements in a region."""
-        total = 0
-        for cone in (self.region.before, self.region.after):
-            for value in (*cone.cuts, *(v for step in cone.steps for v in step.outputs)):
-                try:
-                    total += int(np.prod(shape_of(facts_of(cone, value), numbers), dtype=np.int64))
-                except Untold:
-                    continue
-        return total
 
 
 def _nodes(regions: Regions, claim: Claim) -> str:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgen.paranoid.picture import Made, Picture
+from onnxgen.paranoid.picture import Picture
 from onnxgen.shapes.dims import Sym, evaluate, symbols
-from onnxgen.shapes.info import Info
 
 # domains with processor-specific tensor layouts, and the operator that restores the usual layout
 LAYOUTS = {"com.microsoft.nchwc": "ReorderOutput"}
@@ -29,8 +28,8 @@ class Claim:
     """The claim that a value of the graph before and one of the graph after are the same.
 
     Attributes:
-        name: what the value is called.
-        needed: whether something rests on it; else it is only a place to cut at, which the names suggest.
+        name: the name of the value.
+        needed: True if the result depends on the claim; else equal names only suggest a place to cut at.
     """
 
     before: ir.Value
@@ -45,8 +44,8 @@ class Difference:
 
     Attributes:
         kept: nodes that compute the same function before and after.
-        faults: what is wrong without any computation.
-        fixed: dims of the network's inputs that were numbers, and have names now.
+        faults: faults that are found without computing anything.
+        fixed: the sizes of input dims that were numbers and now have names.
     """
 
     before: Picture
@@ -60,19 +59,20 @@ class Difference:
         before, after = self.before, self.after
         maker = after.maker.get(value)
         if maker is not None:
-            return maker[0].node in self.kept and value in before.maker
+            return maker.node in self.kept and value in before.maker
         if value in after.stored or value in before.stored:
             return before.stored.get(value) is after.stored.get(value)
         if value in after.given and value in before.given:
             return True
-        return before.is_known(value) and after.is_known(value) and _same_data(before.facts[value], after.facts[value])
+        is_known = before.is_known(value) and after.is_known(value)
+        return is_known and before.facts[value].data is after.facts[value].data
 
     def part(self, claim: Claim) -> bool:
         """Treat nodes with these input values as changed, so that their outputs are compared instead.
 
-        Of values that no input reaches, such as the shape of a Reshape: [2, -1] may say what [2, 8] says. Of others
-        only where nodes go by the element, and whoever moves elements may do so before or after them. Whether all are
-        such nodes, and there are some.
+        Any node qualifies if the network's inputs do not reach the value: the shape [2, -1] of a Reshape may mean the
+        same as [2, 8]. Otherwise only elementwise nodes do, since elements may be moved before or after them. Returns
+        False, and changes nothing, if there is no node or one does not qualify.
         """
         pair = claim.before, claim.after
         users = {
@@ -84,10 +84,6 @@ class Difference:
             return False
         self.kept -= users
         return True
-
-
-def _same_data(a: Info, b: Info) -> bool:
-    return a.data is b.data
 
 
 def difference(before: Picture, after: Picture) -> Difference | None:
@@ -141,8 +137,7 @@ def _fixed(before: Picture, after: Picture) -> Iterator[tuple[str, int]]:
 
 def _part_unlike(found: Difference) -> None:
     """Treat a node as changed if its inputs have another kind, type or shape than before."""
-    pending = list(found.kept)
-    for node in pending:
+    for node in list(found.kept):
         old, new = found.before.nodes[node], found.after.nodes[node]
         pairs = zip(old.inputs, new.inputs)
         if any(a is not b and a is not None and b is not None and _unlike(found, a, b) for a, b in pairs):
@@ -176,15 +171,9 @@ def claims(found: Difference) -> list[Claim]:
     pairs = {(c.before, c.after) for c in needed}
     hints = [c for c in _of_names(found) if (c.before, c.after) not in pairs]
     unique = {(c.before, c.after): c for c in (*needed, *hints)}
-    made = {value: place for place, (node, i) in enumerate(_places(found)) for value in (node.outputs[i],)}
+    order = {value: place for place, value in enumerate(found.after.maker)}
     wanted = [c for c in unique.values() if not (c.before is c.after and found.is_shared(c.before))]
-    return sorted(wanted, key=lambda c: made.get(c.after, -1))
-
-
-def _places(found: Difference) -> Iterator[tuple[Made, int]]:
-    """Yield every value of the graph after, each after the values that it is computed from."""
-    for made in found.after.nodes.values():
-        yield from ((made, i) for i in range(len(made.outputs)))
+    return sorted(wanted, key=lambda c: order.get(c.after, -1))
 
 
 def _of_nodes(found: Difference) -> Iterator[Claim]:

@@ -18,10 +18,9 @@ RTOL_BY_TYPE = {ir.DataType.FLOAT: 1e-4, ir.DataType.FLOAT16: 2e-2, ir.DataType.
 
 
 def unlike(before: Any, after: Any, wide: bool, exact: bool, slack: Any = 0.0) -> str:
-    """Describe how two values differ; "" if they do not. `exact`: elements are only moved, never computed.
+    """Describe how two values differ; "" if they do not.
 
-    `exact`: nothing is computed, elements are only moved. `slack`: by how much rounding alone may part them,
-    for all elements or each.
+    `exact`: elements are only moved, not computed. `slack`: allowed rounding error, for all elements or for each.
     """
     if isinstance(before, list) or isinstance(after, list):
         if not isinstance(before, list) or not isinstance(after, list) or len(before) != len(after):
@@ -50,12 +49,12 @@ def _unlike_elements(before: Any, after: Any, wide: bool, exact: bool, slack: An
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.all(finite | (a == b) | (np.isnan(a) & np.isnan(b))):
         return "one is finite where the other is not"
-    scale, gap = np.max(np.abs(a), initial=0.0, where=finite), gap_of(a, b)
+    scale, gaps = np.max(np.abs(a), initial=0.0, where=finite), _gaps(a, b)
     near = WIDE if wide else RTOL_BY_TYPE.get(dtype, LOOSE)
     most = near * scale + (CANCELLATION_ERROR if wide else 1e-2 * near)
-    if gap <= most or np.all(_gaps(a, b) <= most + slack):
+    if np.all(gaps <= most + slack):
         return ""
-    return f"the largest difference is {gap:.3g} of {scale:.3g}"
+    return f"the largest difference is {gaps.max(initial=0.0):.3g} of {scale:.3g}"
 
 
 def only_ties(before: Any, after: Any) -> bool:
@@ -72,11 +71,9 @@ def tells(value: Any) -> bool:
     if value is None:
         return False
     if isinstance(value, list):
-        return any(tells(v) for v in value)
+        return any(map(tells, value))
     value = np.asarray(value)
-    if value.dtype == object or value.dtype.kind not in "f":
-        return bool(value.size)
-    return bool(np.any(~np.isnan(value)))
+    return bool(np.any(~np.isnan(value)) if value.dtype.kind == "f" else value.size)
 
 
 def widened(value: Any) -> Any:

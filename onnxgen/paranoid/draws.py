@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.paranoid.foreign import MICROSOFT, RECURRENT, SHAPES, agreed, rules
+from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.region import Cone, Region, Untold
 from onnxgen.paranoid.single import NARROW
 from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
@@ -27,11 +28,16 @@ MAX_DRAWN_ELEMENTS = 1_000_003  # number of drawn elements; a larger tensor repe
 
 @dataclass(frozen=True)
 class Style:
-    """A way to draw elements: floats of a size, perhaps all positive, some of them 0; integers from a range.
+    """A way to draw elements.
 
-    `bytes`: the range of integers of 8 bits, if it is another one.
-    `even`: floats up to `scale` and no further: what is past it, kernels of `exp` round as they like.
-    `filled`: of the tensors that are drawn this one, and every sixth after it, is this number throughout.
+    Attributes:
+        scale: the size of floats.
+        positive: floats are positive.
+        even: floats are uniform up to `scale`. Kernels of `exp` round larger ones differently.
+        zeros: the part of floats that are 0.
+        integers: the range of integers.
+        bytes: the range of 8-bit integers, if it is another one.
+        filled: (n, x): the n-th drawn tensor, and every sixth after it, is filled with x.
     """
 
     name: str
@@ -55,10 +61,19 @@ EVERY = 6
 FILLED = tuple(Style(f"a tensor of {x}, {n}", 1.0, filled=(n, x)) for x in (0, 1) for n in range(EVERY))
 
 
-def facts_of(cone: Cone, value: ir.Value) -> Info:
-    """Return what was known of a value before, or else after the pass."""
-    found = cone.picture.facts.get(value, UNKNOWN)
+def facts_of(picture: Picture, value: ir.Value) -> Info:
+    """Return what was known of a value when the picture was taken, or else what is known now."""
+    found = picture.facts.get(value, UNKNOWN)
     return found if found.dtype is not None and found.shape is not None else info(value)
+
+
+def element_count(facts: Iterable[Info], numbers: Mapping[str, int]) -> int:
+    """Return the number of elements of several values, without those of unknown shape."""
+    total = 0
+    for one in facts:
+        with suppress(Untold):
+            total += int(np.prod(shape_of(one, numbers), dtype=np.int64))
+    return total
 
 
 def sizes(region: Region) -> Iterator[dict[str, int]]:
@@ -69,7 +84,7 @@ def sizes(region: Region) -> Iterator[dict[str, int]]:
     names: dict[str, None] = {}
     for cone in (region.before, region.after):
         for value in (*cone.cuts, *cone.constants):
-            facts = facts_of(cone, value)
+            facts = facts_of(cone.picture, value)
             elements = facts.data.flat if facts.data is not None and facts.data.dtype == object else ()
             for dim in (*(facts.shape or ()), *elements):
                 names.update(dict.fromkeys(symbols(dim)))
@@ -82,7 +97,7 @@ def sizes(region: Region) -> Iterator[dict[str, int]]:
 def _stated(region: Region) -> Iterator[tuple[int]]:
     """Yield sizes that the file states anywhere, since a named dim may have to be one of them."""
     values = [(cone, v) for cone in (region.before, region.after) for v in (*cone.cuts, *cone.constants)]
-    stated = dict.fromkeys(d for cone, v in values for d in facts_of(cone, v).shape or () if isinstance(d, int))
+    stated = dict.fromkeys(d for cone, v in values for d in facts_of(cone.picture, v).shape or () if isinstance(d, int))
     known = {row[0] for row in DRAWN_SIZES if len(row) == 1}
     yield from ((d,) for d in [d for d in stated if d not in known and 1 < d <= WIDEST][:STATED])
 
@@ -91,7 +106,7 @@ def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
     """Return numbers that recurrent operators and operators outside the standard accept together."""
     for step in cone.steps:
         if step.op in (SHAPES if step.domain == MICROSOFT else () if step.domain else RECURRENT):
-            shapes = [None if v is None else facts_of(cone, v).shape for v in step.inputs]
+            shapes = [None if v is None else facts_of(cone.picture, v).shape for v in step.inputs]
             given = {name: a.value for name, a in step.attributes.items() if isinstance(a.value, int)}
             with suppress(KeyError, ArithmeticError):
                 numbers = agreed(step.op, shapes, numbers, given, turn)
@@ -120,7 +135,7 @@ def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: boo
     made: dict[ir.Value, Any] = {}
     for cone in (region.before, region.after):
         for value, key in cone.cuts.items():
-            facts = facts_of(cone, value)
+            facts = facts_of(cone.picture, value)
             if key not in made:
                 made[key] = drawn(facts, numbers, style, wide, len(made))
             elif cone is region.after and shape_of(facts, numbers) != made[key].shape:
@@ -135,8 +150,8 @@ def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], sty
     for step in cone.steps:
         for value, rule in rules(step):
             key = cone.cuts.get(value)
-            if key is not None and facts_of(cone, value).data is None:
-                shapes = [None if v is None else shape_of(facts_of(cone, v), numbers) for v in step.inputs]
+            if key is not None and facts_of(cone.picture, value).data is None:
+                shapes = [None if v is None else shape_of(facts_of(cone.picture, v), numbers) for v in step.inputs]
                 made[key] = np.asarray(rule(shapes, made[key], rng)).astype(made[key].dtype)
 
 

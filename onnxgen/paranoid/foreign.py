@@ -1,7 +1,7 @@
 """Operators of onnxruntime (`com.microsoft`): inputs that their kernels do not check, and inputs that they refuse.
 
-Their schemas infer little, and their kernels check some of what they are given and read past the end of the rest. So
-sizes that must agree are made to agree, and integers that count or point somewhere are drawn from what they may be.
+Their schemas infer little. Their kernels check only some inputs, and read out of bounds for others. So sizes that must
+agree are made to agree, and integers that are counts or positions are drawn from their valid range.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Rule = Callable[[Sequence[Shape | None], Array, np.random.Generator], Array]
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 
-# The axes of each input, as letters: what has the same letter has the same size. An input of another rank than its
-# letters may be anything. `mask` has one of the forms of `_mask`.
+# The axes of each input, as letters. Axes with the same letter have the same size. An input whose rank is not its
+# number of letters may have any sizes. The forms of `mask` are in `agreed`.
 SHAPES = {
     "Attention": "b l h; h c; c; mask; 2 b n p s",
     "QAttention": "b l h; h c; c; ; ; mask; ; ; 2 b n p s",
@@ -42,7 +42,7 @@ SHAPES = {
 }
 # standard operators; layout 1 has other axes
 RECURRENT = dict.fromkeys(("LSTM", "GRU", "RNN"), "s b i; d g i; d g h; d w; b; d b h; d b h")
-SHARED = {"MultiHeadAttention": 8, "DecoderMaskedMultiHeadAttention": 7}  # input that tells the used part of a cache
+SHARED = {"MultiHeadAttention": 8, "DecoderMaskedMultiHeadAttention": 7}  # input with the used length of a cache
 
 
 def agreed(
@@ -51,8 +51,8 @@ def agreed(
     """Change numbers for named dims until the inputs of an operator fit together, as far as possible.
 
     Args:
-        numbers_of: its attributes that are numbers.
-        turn: how many rows of numbers were tried: masks of a vector have another form each time.
+        numbers_of: its integer attributes.
+        turn: how many rows of numbers were tried: one-dimensional masks have another form each time.
     """
     found = dict(numbers)
     half = numbers_of.get("rotary_embedding_dim", 0) // 2
@@ -219,8 +219,7 @@ MEANINGS: dict[str, dict[int, Rule]] = {
 def rules(step: Made) -> Iterator[tuple[ir.Value, Rule]]:
     """Yield the inputs of a node that count, point somewhere, or are scales, with the rule for each."""
     for index, rule in MEANINGS.get(step.op, {}).items() if step.domain == MICROSOFT else ():
-        value = step.inputs[index] if index < len(step.inputs) else None
-        if value is not None:
+        if (value := step.input(index)) is not None:
             yield value, rule
 
 

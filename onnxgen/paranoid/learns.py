@@ -1,7 +1,7 @@
 """The trained tensors of a quantised file: the weights that its integers represent, and the learned scales.
 
-A scale is learned if it is of one tensor of integers alone: what quantises that tensor has it, and all that dequantises
-it. Of several tensors it is not, since the file has it once.
+A scale is learned if it belongs to one integer tensor: the operator that quantises the tensor uses it, and all that
+dequantise it. A scale of several tensors is not learned, since the file stores it once.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Learns:
     """The tensors that are to be trained, as both sides of the pass `quantized` imply.
 
     Attributes:
-        own, shared: the stored scales of fake quantisation of one tensor of integers; and of several, or never learned.
-        weights: the stored tensors of floats.
+        own: stored scales of fake quantisation that belong to one integer tensor.
+        shared: stored scales that belong to several, or are never learned.
+        weights: stored float tensors.
     """
 
     def __init__(self, held: Quantised, options: Options) -> None:
@@ -101,15 +102,14 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
     before = held.before
     for made in before.nodes.values():
         for at, by in OPERANDS.get(made.op, ()):
-            scale = made.inputs[by] if by < len(made.inputs) else None
-            integers = made.outputs[0] if at < 0 else made.inputs[at] if at < len(made.inputs) else None
+            scale, integers = made.input(by), made.outputs[0] if at < 0 else made.input(at)
             if scale is None or integers is None:
                 continue
             for root in roots(before, integers):
                 tensors[scale].add(before.names[root])
-                if root in before.maker and before.maker[root][0].op != "Constant":
+                if root in before.maker and before.maker[root].op != "Constant":
                     scales[before.names[root]].add(scale)
-                    unsure |= {scale} if before.maker[root][0].op not in OPERANDS else set()
+                    unsure |= {scale} if before.maker[root].op not in OPERANDS else set()
         if made.op not in OPERANDS and not carries(made):
             unsure |= _of_integers(before, made)
     for value, tensor in held.weights():
@@ -125,8 +125,8 @@ def _of_integers(before: Picture, made: Made) -> set[ir.Value]:
     for value in made.inputs:
         for root in roots(before, value) if value is not None else ():
             maker = before.maker.get(root)
-            places = OPERANDS.get(maker[0].op, ()) if maker is not None else ()
-            found |= {s for at, by in places if at < 0 and by < len(maker[0].inputs) if (s := maker[0].inputs[by])}  # type: ignore[index]
+            if maker is not None:
+                found.update(filter(None, (maker.input(by) for at, by in OPERANDS.get(maker.op, ()) if at < 0)))
     return found
 
 
@@ -150,12 +150,9 @@ def _is_float(picture: Picture, value: ir.Value) -> bool:
 
 def _as_weights(picture: Picture) -> set[ir.Value]:
     """Return the values that are a layer's weight or bias, also through views."""
-    found = {
-        v for made in picture.nodes.values() for i in WEIGHTS.get(made.op, ()) if i < len(made.inputs)
-        if (v := made.inputs[i]) is not None
-    }  # fmt: skip
+    found: set[ir.Value] = set()
     for made in reversed(picture.nodes.values()):
         is_alike = is_a(made.node, VIEW) or made.op == "FakeQuantize"
-        if is_alike and made.inputs[0] is not None and not found.isdisjoint(made.outputs):
-            found.add(made.inputs[0])
+        places = (0,) if is_alike and not found.isdisjoint(made.outputs) else WEIGHTS.get(made.op, ())
+        found.update(filter(None, map(made.input, places)))
     return found

@@ -62,13 +62,10 @@ def Rsqrt(x: Array) -> Array:
     return 1 / np.sqrt(x)
 
 
-def _norm(x: Array, axis: int, p: int) -> Array:
-    return (np.abs(x) ** p).sum(axis, keepdims=True) ** (1 / p)
-
-
 @own
 def Normalize(x: Array, *, axis: int, p: int, epsilon: float) -> Array:
-    return x / np.maximum(_norm(x, axis, p), x.dtype.type(epsilon))
+    norm = (np.abs(x) ** p).sum(axis, keepdims=True) ** (1 / p)
+    return x / np.maximum(norm, x.dtype.type(epsilon))
 
 
 @own
@@ -171,7 +168,7 @@ def FakeQuantize(
     """x as integers from `low` to `high` hold it, times `scale`."""
     if to:
         raise NotImplementedError("floats of eight bits")
-    steps, shift = _spread(scale, x, axis, block), 0 if zero is None else _spread(zero, x, axis, block)
+    steps, shift = spread(scale, x, axis, block), 0 if zero is None else spread(zero, x, axis, block)
     whole = np.clip(np.round(x / steps) + shift, low, high) - shift
     return (whole * steps).astype(x.dtype)
 
@@ -184,7 +181,8 @@ def FakeQuantizeDynamic(x: Array) -> Array:
     return ((np.clip(np.round(x / scale) + zero, 0, 255) - zero) * scale).astype(x.dtype)
 
 
-def _spread(scale: Array, x: Array, axis: int, block: int) -> Array:
+def spread(scale: Array, x: Array, axis: int, block: int) -> Array:
+    """Broadcast a scale to a tensor. It has one number for all, one per index of an axis, or one per block of it."""
     if scale.size == 1:
         return scale.reshape(())
     if block:

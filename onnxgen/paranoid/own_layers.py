@@ -37,13 +37,13 @@ STEP_FUNCTIONS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
 
 
 def _layers(
-    kind: str, x: Array, states: Sequence[Array | None], weights: Sequence[Array | None], hidden: int, directions: int,
-    batch_first: int, relu: int, dropout: float,
+    kind: str, x: Array, states: Sequence[Array | None], weights: Sequence[Array | None], *,
+    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
 ) -> list[Array]:  # fmt: skip
     """Return y and the final states of every layer and direction. Gates are in ONNX's order."""
     x = np.swapaxes(x, 0, 1) if batch_first else x
     count = len(weights) // 3
-    zeros = np.zeros((count * directions, x.shape[1], hidden), x.dtype)
+    zeros = np.zeros((count * directions, x.shape[1], hidden_size), x.dtype)
     firsts = [zeros if s is None else s for s in states]
     ends: list[list[Array]] = [[] for _ in states]
     for layer in range(count):
@@ -67,24 +67,15 @@ def _layers(
 
 
 @own
-def LSTM(
-    x: Array, h: Array | None, c: Array | None, *weights: Array | None,
-    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
-) -> list[Array]:  # fmt: skip
-    return _layers("LSTM", x, (h, c), weights, hidden_size, directions, batch_first, relu, dropout)
+def LSTM(x: Array, h: Array | None, c: Array | None, *weights: Array | None, **attributes: Any) -> list[Array]:
+    return _layers("LSTM", x, (h, c), weights, **attributes)
 
 
 @own
-def GRU(
-    x: Array, h: Array | None, *weights: Array | None,
-    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
-) -> list[Array]:  # fmt: skip
-    return _layers("GRU", x, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
+def GRU(x: Array, h: Array | None, *weights: Array | None, **attributes: Any) -> list[Array]:
+    return _layers("GRU", x, (h,), weights, **attributes)
 
 
 @own
-def RNN(
-    x: Array, h: Array | None, *weights: Array | None,
-    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
-) -> list[Array]:  # fmt: skip
-    return _layers("RNN", x, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
+def RNN(x: Array, h: Array | None, *weights: Array | None, **attributes: Any) -> list[Array]:
+    return _layers("RNN", x, (h,), weights, **attributes)

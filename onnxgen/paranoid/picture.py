@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 
@@ -42,6 +43,13 @@ class Made:
             and all(a is other.attributes[name] for name, a in self.attributes.items())
         )
 
+    def input(self, index: int) -> ir.Value | None:
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """Return the value of an attribute, or a default if the node does not have it."""
+        return self.attributes[name].value if name in self.attributes else default
+
     @property
     def bodies(self) -> list[ir.Graph]:
         found: list[ir.Graph] = []
@@ -57,18 +65,20 @@ class Picture:
     """All graphs of a model at one moment.
 
     Attributes:
-        nodes: in an order in which each comes after what it uses.
-        maker: the node that makes a value, and as which of its outputs.
+        nodes: in topological order.
+        maker: the node that makes a value.
         graphs: inputs and outputs of the main graph and of each subgraph.
-        stored: what a tensor of the file, or of a pass, holds.
-        moving: values that depend on the elements of what the network is given or trains; all others are constants,
-            or are computed of constants and sizes.
-        facts: what was known of a value.
-        names: what it was called.
+        members: the nodes of each graph.
+        stored: the tensors of the file, and those that passes added.
+        moving: values that depend on the elements of the network's inputs or trained tensors; all others are computed
+            from constants and sizes.
+        given: the inputs of all graphs.
+        facts: what was known of each value.
+        names: the name of each value.
     """
 
     nodes: dict[ir.Node, Made] = field(default_factory=dict)
-    maker: dict[ir.Value, tuple[Made, int]] = field(default_factory=dict)
+    maker: dict[ir.Value | None, Made] = field(default_factory=dict)
     graphs: dict[ir.Graph, tuple[tuple[ir.Value, ...], tuple[ir.Value, ...]]] = field(default_factory=dict)
     members: dict[ir.Graph, list[Made]] = field(default_factory=dict)
     stored: dict[ir.Value, ir.TensorProtocol] = field(default_factory=dict)
@@ -76,10 +86,6 @@ class Picture:
     given: set[ir.Value] = field(default_factory=set)
     facts: dict[ir.Value, Info] = field(default_factory=dict)
     names: dict[ir.Value, str] = field(default_factory=dict)
-
-    def has(self, value: ir.Value) -> bool:
-        """Return True if a value has elements here: it is computed, given or stored, or its elements are known."""
-        return value in self.maker or value in self.given or value in self.stored or self.is_known(value)
 
     def is_known(self, value: ir.Value) -> bool:
         """Return True if a value has known elements and no node computes it."""
@@ -94,13 +100,12 @@ def take(model: ir.Model) -> Picture:
     """Record a model. Takes time linear in the number of its nodes."""
     picture = Picture()
     _graph(picture, model.graph)
-    for node in _sorted(model.graph):
+    for node in all_nodes(model.graph):  # in topological order: a pass may leave a graph unsorted for the next
         made = _made(node, model)
         picture.nodes[node] = made
         if made.graph is not None:
             picture.members.setdefault(made.graph, []).append(made)
-        for i, value in enumerate(made.outputs):
-            picture.maker[value] = made, i
+        picture.maker.update(dict.fromkeys(made.outputs, made))
         for one in (*made.inputs, *made.outputs):
             if one is not None:
                 picture.note(one)
@@ -109,11 +114,6 @@ def take(model: ir.Model) -> Picture:
         if _moves(picture, made):
             picture.moving.update(made.outputs)
     return picture
-
-
-def _sorted(graph: ir.Graph) -> list[ir.Node]:
-    """Return every node in topological order. A pass may leave a graph unsorted for the next."""
-    return all_nodes(graph)
 
 
 def _graph(picture: Picture, graph: ir.Graph) -> None:

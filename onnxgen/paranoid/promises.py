@@ -29,25 +29,25 @@ EXPAND = "expand"
 def broken(
     name: str, model: ir.Model, options: Options, before: Picture, after: Picture, known: Set[ir.Node], single: Single
 ) -> Iterator[str]:
-    """Yield the guarantees that the pass of this name broke. For `trainable` types must be known.
+    """Yield the guarantees that the pass of this name broke. `propagate` answers for `trainable`, as it finds types.
 
     Args:
         known: `known_nodes` before the pass `EXPAND`.
     """
     for made in (made for node, made in after.nodes.items() if node not in before.nodes and not made.domain):
         wrong = [f for f in FLAGS & made.attributes.keys() if made.attributes[f].value not in (0, 1)]
-        yield from (f"the pass {name} is wrong: {f} of {made.op} {made.name} is neither 0 nor 1" for f in wrong)
+        yield from (f"{f} of {made.op} {made.name} is neither 0 nor 1" for f in wrong)
     if name == "propagate" and not DECIDED.has(model):
         DECIDED.set(model, True)
-        yield from (f"the pass trainable is wrong: {fault}" for fault in wrong_decisions(model, options))
+        yield from wrong_decisions(model, options)
     elif name == "text":
-        yield from (f"the pass text is wrong: {fault}" for fault in _text_that_is_moved(after))
+        yield from _text_that_is_moved(after)
     elif name == "dynamic_batch" and options.dynamic_batch:
-        faults = (*_fixed_batch(model, options, before), *mixed_samples(model, before, after, single))
-        yield from (f"the pass dynamic_batch is wrong: {fault}" for fault in faults)
+        yield from _fixed_batch(model, options, before)
+        yield from mixed_samples(model, before, after, single)
     elif name == EXPAND:  # a composition of other operators may round differently
         gone = (before.nodes[node] for node in known - after.nodes.keys())
-        yield from (f"the pass {EXPAND} is wrong: it writes out {made.op} {made.name}, which is known" for made in gone)
+        yield from (f"it expands {made.op} {made.name}, whose operator is known" for made in gone)
 
 
 def _text_that_is_moved(after: Picture) -> Iterator[str]:
@@ -57,7 +57,7 @@ def _text_that_is_moved(after: Picture) -> Iterator[str]:
         if moves and not made.domain and any(texts):
             yield f"{made.op} {made.name} is given text"
         elif made.op == "TextCodes" and not all(texts):
-            yield f"{made.name} makes numbers of what is no text"
+            yield f"{made.name} makes numbers of values that are not text"
         elif made.op == "TextAt":
             if texts != [True, False] or after.facts[made.outputs[0]].dtype != ir.DataType.STRING:
                 yield f"{made.name} does not make text of numbers"
@@ -65,18 +65,15 @@ def _text_that_is_moved(after: Picture) -> Iterator[str]:
 
 def known_nodes(model: ir.Model) -> frozenset[ir.Node]:
     """Return the nodes whose operators are known."""
-    found = ((node, find(node.domain, node.op_type, _version(node, model))) for node in all_nodes(model.graph))
-    return frozenset(node for node, operator in found if operator is not None and operator.takes(node))
-
-
-def _version(node: ir.Node, model: ir.Model) -> int:
-    return node.version or model.opset_imports.get(node.domain, 1)
+    opsets = model.opset_imports
+    nodes = ((n, find(n.domain, n.op_type, n.version or opsets.get(n.domain, 1))) for n in all_nodes(model.graph))
+    return frozenset(node for node, operator in nodes if operator is not None and operator.takes(node))
 
 
 def _fixed_batch(model: ir.Model, options: Options, before: Picture) -> Iterator[str]:
     freed = FREED.get(model)
     if freed is None:
-        yield "nothing is known of the batch"
+        yield "it recorded no batch"
         return
     axes = options.batch_axes
     given = [v for v in model.graph.inputs if v.name not in model.graph.initializers and info(v).kind == "tensor"]
@@ -84,7 +81,7 @@ def _fixed_batch(model: ir.Model, options: Options, before: Picture) -> Iterator
     first = [shape[0] for shape in shapes if shape]
     stated = any(axis is not None for axis in axes.values())
     if not freed.inputs and (stated or (first and all(isinstance(dim, int) and dim for dim in first))):
-        yield "no input's batch is free"
+        yield "it freed no batch of an input"
     yield from misplaced(model, before)
     sides = (model.graph.inputs, freed.inputs), (model.graph.outputs, freed.outputs)
     for value, axis in ((v, axes[v.name]) for values, axes in sides for v in values if v.name in axes):

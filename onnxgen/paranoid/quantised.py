@@ -1,8 +1,8 @@
 """Check the pass `quantized` by what a quantised graph represents (see `stands`).
 
-Both graphs are computed, before and after, and must make the same numbers. What numbers cannot tell is looked at: that
-no operator on integers is left which need not be, that each stored tensor of integers is one of floats now, under its
-name, and, of fake quantisation, that each of these is rounded.
+The graphs before and after the pass are computed, and must give the same numbers. Numbers do not show everything, so
+the structure is checked too: no needless operator on integers is left, each stored integer tensor is now a float tensor
+with the right name, and, for fake quantisation, each of these is rounded.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.paranoid import stands_rules  # noqa: F401  # imported to register its operators
 from onnxgen.paranoid.compare import CANCELLATION_ERROR, gap_of, unlike
 from onnxgen.paranoid.compare import RTOL_BY_TYPE as NARROW
-from onnxgen.paranoid.draws import DRAWN_SIZES, STYLES, Style, drawn, facts_of
-from onnxgen.paranoid.own import OWN
+from onnxgen.paranoid.draws import DRAWN_SIZES, STYLES, Style, drawn, element_count, facts_of
+from onnxgen.paranoid.own import OWN, spread
 from onnxgen.paranoid.picture import Made, Picture
-from onnxgen.paranoid.region import Broken, Cone, Untold
+from onnxgen.paranoid.region import Broken, Untold
 from onnxgen.paranoid.single import Single
-from onnxgen.paranoid.stands import STANDS_RULES, Stands, attribute, spread
+from onnxgen.paranoid.stands import STANDS_RULES, Stands
 from onnxgen.shapes.dims import symbols
 from onnxgen.shapes.info import info
 from onnxgen.weights.dequantised import BITS, TABLE, DequantisedTensor
 
 MAX_ELEMENTS = 40_000_000  # elements of all values; larger graphs are not computed
 EIGHTS = frozenset((ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16))
-# how far a sum in float32 may be from another order of it, as a part of the largest number; the wave that a wrong
-# rounding moves is a tenth of a step, of which there are 255 between the least and the largest
+# allowed difference of two float32 sums in another order, as a part of the largest number. A wrong rounding shows as a
+# tenth of a step, of which there are 255 between the smallest and the largest number.
 MAX_SUM_ERROR = 1e-4
 # integer operators that may remain if no quantiser made their integers
 REMAINS = frozenset("QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split())
@@ -41,21 +41,22 @@ ROUNDED = frozenset(("FakeQuantize", "FakeQuantizeDynamic"))
 # suffixes that quantisers append to a tensor's name, perhaps with a number
 ENDS = ("_quantized", "_Transposed_quantized", "_quant", "_Bnb4", "_int8", "_qnt8", "_q8", "_DequantizeLinear_Output")
 NUMBERED = ("_DQ_Q", "_Q")
+NOT_STORED = "no stored tensor has the floats of {!r}, so they can't be written back"
 
 
 class Quantised:
     """Both sides of the pass.
 
     Attributes:
-        untold: for each output of which nothing is said, why.
-        broken: for each output, by its place, why the second side has none on inputs on which the first one has.
+        untold: the reasons why outputs could not be compared, by name.
+        broken: the reasons why only the second side cannot compute outputs, by index.
     """
 
     def __init__(self, before: Picture, after: Picture, single: Single, rounds: bool) -> None:
         self.before, self.after, self.single, self.rounds = before, after, single, rounds
         self.untold: dict[str, str] = {}
         self.broken: dict[int, str] = {}
-        self.is_looked_at = False
+        self.has_checked_stored = False  # stored tensors are the same on every draw, so they are checked once
         # floats stored in 16 bits differ slightly from what the integers represent
         self.near = max([MAX_SUM_ERROR, *(NARROW.get(tensor.dtype, 0.0) for tensor in before.stored.values())])
 
@@ -109,13 +110,9 @@ class Quantised:
             yield {name: row[i % len(row)] for i, name in enumerate(names)}
 
     def _computed(self, numbers: Mapping[str, int], style: Style) -> tuple[Stands, Stands]:
-        if _weight(self.after, numbers) > MAX_ELEMENTS:
+        if element_count(map(info, filter(None, self.after.maker)), numbers) > MAX_ELEMENTS:
             raise Untold(f"more than {MAX_ELEMENTS:,} elements")
-        cone = Cone(self.before, self._inputs()[0]) if self._inputs() else None
-        given = {}
-        for i, value in enumerate(self._inputs()):
-            assert cone is not None
-            given[value] = drawn(facts_of(cone, value), numbers, style, True, i)
+        given = {v: drawn(facts_of(self.before, v), numbers, style, True, i) for i, v in enumerate(self._inputs())}
         sides = [Stands(p, self.single, numbers, self.rounds) for p in (self.before, self.after)]
         for side in sides:
             side.compute(given)
@@ -135,10 +132,10 @@ class Quantised:
             if found:
                 yield f"it changed {name!r}: {found}"
             told.add(i)
-        if self.is_looked_at or not told:
+        if self.has_checked_stored or not told:
             return
-        self.is_looked_at = True  # stored tensors are the same on every draw, so they are checked once
-        yield from (f"{name!r} dequantises what need not be of integers" for name in after.needless)
+        self.has_checked_stored = True
+        yield from (f"{name!r} dequantises values that need not be integers" for name in after.needless)
         yield from self._lost(before)
         for value, tensor in self.weights() if self.rounds else ():
             for made in self.after.nodes.values():
@@ -154,18 +151,16 @@ class Quantised:
             made.setdefault(tensor.how.tensor, []).append(tensor.numpy())
         for value, expected in before.floats.items():
             name = self.before.names[value]
-            for floats in expected:
-                if not any(_same(floats, one) for one in made.get(name, ())):
-                    yield f"nothing stored is what {name!r} stands for, so it has no way back"
+            if not all(any(_same(floats, one) for one in made.get(name, ())) for floats in expected):
+                yield NOT_STORED.format(name)
 
     def _of_products(self) -> Iterator[str]:
         """Yield weights of former integer products that are not stored as floats."""
         made = {tensor.how.tensor for _, tensor in self.weights()}
         for node, step in self.before.nodes.items():
-            if step.op in PRODUCTS and node not in self.after.nodes and len(step.inputs) > 1:
-                weight = step.inputs[1]
-                if weight in self.before.stored and weight is not None and self.before.names[weight] not in made:
-                    yield f"nothing stored is what {self.before.names[weight]!r} stands for, so it has no way back"
+            weight = step.inputs[1] if step.op in PRODUCTS and node not in self.after.nodes else None
+            if weight is not None and weight in self.before.stored and self.before.names[weight] not in made:
+                yield NOT_STORED.format(self.before.names[weight])
 
     def weights(self) -> Iterator[tuple[ir.Value, DequantisedTensor]]:
         """Yield every stored float tensor that the file stores as integers."""
@@ -212,7 +207,7 @@ class Quantised:
         """Return True if another tensor has the name: neither the integers nor their floats."""
         for value, one in self.before.names.items():
             maker = self.before.maker.get(value)
-            if one == begin != file and not (maker is not None and maker[0].op == "DequantizeLinear"):
+            if one == begin != file and not (maker is not None and maker.op == "DequantizeLinear"):
                 return True
         return any(self.after.names[value] == begin for value, _ in self.weights())
 
@@ -230,8 +225,7 @@ class Quantised:
         """Return True if an integer product is only cast and multiplied by the scales of both operands."""
         cast = self._only_user(made.outputs[0], "Cast")
         scaled = None if cast is None else self._only_user(cast.outputs[0], "Mul")
-        maker = self.after.maker.get(made.inputs[0]) if made.inputs[0] is not None else None
-        quantiser = maker[0] if maker is not None else made
+        quantiser = self.after.maker.get(made.inputs[0], made)
         if cast is None or scaled is None or quantiser.op not in ("DynamicQuantizeLinear", "QuantizeLinear"):
             return False
         is_dynamic = quantiser.op == "DynamicQuantizeLinear"
@@ -250,9 +244,9 @@ class Quantised:
 
     def _factors(self, value: ir.Value) -> list[ir.Value]:
         maker = self.after.maker.get(value)
-        if maker is None or maker[0].op != "Mul":
+        if maker is None or maker.op != "Mul":
             return [value]
-        return [f for v in maker[0].inputs if v is not None for f in self._factors(v)]
+        return [f for v in maker.inputs if v is not None for f in self._factors(v)]
 
 
 def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: float) -> str:
@@ -265,7 +259,7 @@ def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: f
         expected, types[0] = grid.real(expected), None
     if types[0] != types[1]:
         names = ["floats" if t is None else t.name for t in types]
-        return f"it was to be {names[0]} and is {names[1]}"
+        return f"it should be {names[0]}, but is {names[1]}"
     found = unlike(expected, got, wide=True, exact=False)
     if not found or not isinstance(expected, np.ndarray) or expected.shape != np.shape(got):
         return found
@@ -279,12 +273,12 @@ def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: f
 def _as_stored(made: Made, after: Stands, tensor: DequantisedTensor) -> bool:
     """Return True if a trained weight, perhaps past its range, is rounded to what the file can store."""
     how, numbers = tensor.how, tensor.stored[tensor.how.tensor]
-    dtype, low, high = ir.DataType(numbers.dtype), attribute(made, "low", -128), attribute(made, "high", 127)
+    dtype, low, high = ir.DataType(numbers.dtype), made.attribute("low", -128), made.attribute("high", 127)
     if how.form == BITS:
         begin = 0 if how.zero else -(2 ** (how.bits - 1))
         return (low, high) == (begin, begin + 2**how.bits - 1) and "to" not in made.attributes
     if dtype.is_floating_point():
-        return int(attribute(made, "to", 0)) == int(dtype)
+        return int(made.attribute("to", 0)) == int(dtype)
     if "to" in made.attributes:
         return False
     if made.inputs[1] not in after.values or (len(made.inputs) > 2 and made.inputs[2] not in after.values):
@@ -308,16 +302,3 @@ def _same(a: Any, b: Any) -> bool:
         return False
     a, b = np.asarray(a, np.float64).reshape(-1), np.asarray(b, np.float64).reshape(-1)
     return bool(np.allclose(a, b, 2e-3 if b.size == 0 else 1e-6, 1e-6 * np.abs(a).max(initial=0)))
-
-
-def _weight(picture: Picture, numbers: Mapping[str, int]) -> int:
-    """Return the approximate number of elements of all values."""
-    from onnxgen.shapes.dims import evaluate
-
-    total = 0
-    for value in picture.maker:
-        try:
-            total += int(np.prod([evaluate(d, numbers) for d in info(value).shape or ()], dtype=np.int64))
-        except (KeyError, ArithmeticError):
-            continue
-    return total

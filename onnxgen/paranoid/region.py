@@ -120,7 +120,7 @@ class Regions:
         for picture, order in zip((self.found.before, self.found.after), self.order):
             for one in (key, value):
                 if one in picture.maker:
-                    return order[picture.maker[one][0].node]
+                    return order[picture.maker[one].node]
         return None
 
     def _cone(self, side: Picture_, picture: Picture, end: ir.Value, opened: set[ir.Value]) -> Cone:
@@ -133,9 +133,9 @@ class Regions:
             made = picture.maker.get(value)
             if computed:
                 assert made is not None
-                if made[0].node not in placed:
-                    placed.add(made[0].node)
-                    cone.steps.append(made[0])
+                if made.node not in placed:
+                    placed.add(made.node)
+                    cone.steps.append(made)
                 continue
             if value in done:
                 continue
@@ -151,7 +151,7 @@ class Regions:
                 if len(done) > MAX_SIDE_VALUES:
                     raise Untold(f"more than {MAX_SIDE_VALUES} values")
                 stack.append((value, True))
-                stack += [(v, False) for v in uses(picture, made[0])]
+                stack += [(v, False) for v in uses(picture, made)]
         return cone
 
     def _key(self, side: Picture_, picture: Picture, value: ir.Value) -> ir.Value | None:

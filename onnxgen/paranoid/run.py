@@ -29,11 +29,11 @@ class Side:
     """Computes the value of a cone.
 
     Args:
-        wide: every narrower type of floats is float64.
-        sizes: what named dims are.
+        wide: compute in float64 instead of narrower float types.
+        sizes: the sizes of named dims.
 
     Attributes:
-        narrowed: whether some node computed in a narrower type all the same.
+        narrowed: True if some node computed in a narrower type all the same.
     """
 
     def __init__(self, picture: Picture, single: Single, sizes: Mapping[str, int], wide: bool) -> None:
@@ -83,11 +83,9 @@ class Side:
         if step.domain == DOMAIN:
             return _own(step, inputs)
         if step.domain == "" and step.op in SPECIAL:
-            return SPECIAL[step.op](self, step, inputs)
+            return SPECIAL[step.op](self, step, inputs, values)
         if is_a(step.node, RANDOM):
             raise Untold(f"{step.op} draws random numbers")
-        if step.domain == "" and step.op in CONTROL:
-            return CONTROL[step.op](self, step, inputs, values)
         if step.bodies:
             raise Untold(f"{step.op} with a graph of its own")
         if step.domain == MICROSOFT:
@@ -140,10 +138,10 @@ def _own(step: Made, inputs: list[Any]) -> Sequence[Any]:
     return made if isinstance(made, list) else [made]
 
 
-# ---- operators that run otherwise here -------------------------------------------------------------------------------
+# ---- operators that are not run as they are --------------------------------------------------------------------------
 
 
-def _constant(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
+def _constant(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     attribute = next((a for name, a in step.attributes.items() if name.startswith("value")), None)
     if attribute is None:
         return side.single.run(step, inputs, side.wide)
@@ -155,50 +153,36 @@ def _constant(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
     return [side.widened(np.array(attribute.value, np.float32 if floats else np.int64))]
 
 
-def _dropout(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
+def _dropout(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     """Compute Dropout in training mode, since a module's Dropout must match there, whatever mode was exported."""
-    given = inputs[1] if len(inputs) > 1 else None
-    ratio = step.attributes["ratio"].value if "ratio" in step.attributes else 0.5 if given is None else float(given)
+    ratio = step.attribute("ratio", inputs[1] if len(inputs) > 1 and inputs[1] is not None else 0.5)
     return [dropped(inputs[0], float(ratio)), np.ones(inputs[0].shape, bool)][: len(step.outputs)]
 
 
-def _uniform(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
+def _uniform(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     """Return one number for all random numbers (see `own.RANDOM_NUMBER`)."""
-    low, high = (
-        float(step.attributes[n].value) if n in step.attributes else d for n, d in (("low", 0.0), ("high", 1.0))
-    )
+    low, high = float(step.attribute("low", 0.0)), float(step.attribute("high", 1.0))
     return [np.full_like(inputs[0], low + RANDOM_NUMBER * (high - low))]
 
 
-def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
+def _affine(side: Side, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
     """Compute a norm whose scale and bias keep axes of size 1, as parameters do."""
     if not OWN_NORM.get(step.node):
         return side.single.run(step, inputs, side.wide)
-    axis = int(step.attributes["axis"].value) if "axis" in step.attributes else -1
-    shape = inputs[0].shape[axis:]
+    shape = inputs[0].shape[int(step.attribute("axis", -1)) :]
     size = int(np.prod(shape))
     affine = [v.reshape(shape) if v is not None and v.ndim > len(shape) and v.size == size else v for v in inputs[1:]]
     return side.single.run(step, [inputs[0], *affine], side.wide)
 
 
-def _recurrent(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
+def _recurrent(side: Side, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
     """Compute layout 1 as layout 0 with batch and time (or direction) exchanged: onnxruntime has only layout 0."""
-    if "layout" not in step.attributes or not step.attributes["layout"].value:
+    if not step.attribute("layout", 0):
         return side.single.run(step, inputs, side.wide)
     turned = [v.swapaxes(0, 1) if v is not None and i in (0, 5, 6) else v for i, v in enumerate(inputs)]
     plain = replace(step, attributes={name: a for name, a in step.attributes.items() if name != "layout"})
     y, *states = side.single.run(plain, turned, side.wide)
     return [None if y is None else y.transpose(2, 0, 1, 3), *(s if s is None else s.swapaxes(0, 1) for s in states)]
-
-
-SPECIAL = {
-    "Constant": _constant,
-    "Dropout": _dropout,
-    "LayerNormalization": _affine,
-    "RMSNormalization": _affine,
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
-    "RandomUniformLike": _uniform,
-}
 
 
 def _if(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
@@ -208,32 +192,40 @@ def _if(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
 
 def _loop(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     most, condition, *state = inputs
-    going, turn, body = condition is None or bool(condition), 0, step.attributes["body"].as_graph()
-    parts: list[list[Any]] = [[] for _ in range(len(step.outputs) - len(state))]
-    while going and (most is None or turn < int(most)):
-        if turn == MAX_LOOP_ITERATIONS:
+    going, body, rows = condition is None or bool(condition), step.attributes["body"].as_graph(), list[list[Any]]()
+    while going and (most is None or len(rows) < int(most)):
+        if len(rows) == MAX_LOOP_ITERATIONS:
             raise Untold(f"a loop of more than {MAX_LOOP_ITERATIONS} turns")
-        kept, *made = side.body(body, [np.array(turn, np.int64), np.array(True), *state], values)
-        going, turn, state = bool(kept), turn + 1, made[: len(state)]
-        for part, one in zip(parts, made[len(state) :]):
-            part.append(one)
-    if parts and not turn:
+        kept, *made = side.body(body, [np.array(len(rows), np.int64), np.array(True), *state], values)
+        going, state = bool(kept), made[: len(state)]
+        rows.append(made[len(state) :])
+    if len(step.outputs) > len(state) and not rows:
         raise Untold("a loop without a turn")
-    return [*state, *(np.stack(part) for part in parts)]
+    return [*state, *map(np.stack, zip(*rows))]
 
 
 def _scan(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     count = int(step.attributes["num_scan_inputs"].value)
     if step.version < 9 or set(step.attributes) - {"num_scan_inputs", "body"}:
         raise Untold("Scan over other axes")
-    state, scanned = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
-    parts: list[list[Any]] = [[] for _ in range(len(step.outputs) - len(state))]
+    state, scanned, rows = inputs[: len(inputs) - count], inputs[len(inputs) - count :], list[list[Any]]()
     for turn in range(scanned[0].shape[0]):
         made = side.body(step.attributes["body"].as_graph(), [*state, *(s[turn] for s in scanned)], values)
         state = made[: len(state)]
-        for part, one in zip(parts, made[len(state) :]):
-            part.append(one)
-    return [*state, *(np.stack(part) for part in parts)]
+        rows.append(made[len(state) :])
+    if not rows:
+        raise Untold("a scan without a turn")
+    return [*state, *map(np.stack, zip(*rows))]
 
 
-CONTROL = {"If": _if, "Loop": _loop, "Scan": _scan}
+SPECIAL = {
+    "Constant": _constant,
+    "Dropout": _dropout,
+    "LayerNormalization": _affine,
+    "RMSNormalization": _affine,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    "RandomUniformLike": _uniform,
+    "If": _if,
+    "Loop": _loop,
+    "Scan": _scan,
+}

@@ -1,14 +1,14 @@
 """Compute what a quantised graph represents, node by node: the numbers behind its integers, without rounding.
 
-Of `QuantizeLinear`, what is `round(x / scale) + zero` is here `bend(x / scale) + zero`, in float64:
+`QuantizeLinear` is `round(x / scale) + zero`. Here it is `bend(x / scale) + zero`, in float64:
 
-- for a graph of floats, `bend` is the identity, and nothing saturates, but where that is a ReLU;
-- for fake quantisation it is a line with a wave in it, which goes through every whole number, and saturates. A scale or
-  a zero point that is another one, or a rounding that is lost, moves what comes out, as rounding itself would. Yet it
-  is continuous: no two ways to compute one number end in neighbouring steps.
+- For a graph of floats, `bend` is the identity. Nothing saturates, unless that is a ReLU.
+- For fake quantisation, `bend` is a line with a wave, which goes through every whole number, and it saturates. A wrong
+  scale or zero point, or a lost rounding, changes the result as it changes rounded numbers. But `bend` is continuous,
+  so two ways to compute one number never end in neighbouring steps.
 
-Whatever moves integers moves these numbers, and sums and products are theirs. Other operators on integers are given
-whole ones. Nothing here knows how the pass rewrites: both graphs are computed so, before and after.
+Operators that move integers move these numbers. Sums and products are computed with them. Other operators on integers
+get rounded ones. This is independent of the pass: both graphs, before and after, are computed in this way.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import onnx_ir as ir
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import MOVES, PICKS, VIEW
+from onnxgen.paranoid.own import spread
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Untold, uses
-from onnxgen.paranoid.run import CONTROL, Side, Values
+from onnxgen.paranoid.run import Side, Values
 from onnxgen.paranoid.single import NARROW, Single
 
 WAVE = 0.08  # part of a step: far above float64 rounding, with a slope between 1/2 and 3/2
@@ -87,18 +88,19 @@ class Stands(Side):
     """Computes what a whole graph represents.
 
     Args:
-        rounds: whether there is fake quantisation; else it is a graph of floats.
+        rounds: True for fake quantisation, False for a graph of floats.
 
     Attributes:
-        values: all that could be computed, and of the rest the reason why not.
-        floats: each stored tensor that was dequantised by stored scales, and all that it stood for.
-        needless: names of operators that dequantise what lies on the very same grid, or what is stored.
+        values: all values that could be computed.
+        why: the reasons why other values could not.
+        floats: for each stored tensor that was dequantised by stored scales, all floats that it represents.
+        needless: names of operators that dequantise values of the same grid, or stored values.
     """
 
     def __init__(self, picture: Picture, single: Single, sizes: Mapping[str, int], rounds: bool) -> None:
         super().__init__(picture, single, sizes, wide=True)
         self.rounds = rounds
-        self.kinds: dict[ir.Value, Kind] = {}
+        self.kinds: dict[ir.Value | None, Kind] = {}
         self.values: Values = {}
         self.why: dict[ir.Value, Untold] = {}
         self.floats: dict[ir.Value, list[Any]] = {}
@@ -150,7 +152,7 @@ class Stands(Side):
         rule = STANDS_RULES.get(step.op) if step.domain in ("", "com.microsoft", DOMAIN) else None
         if rule is not None:
             return rule(self, step, inputs)
-        kinds = [None if v is None else self.kinds.get(v) for v in step.inputs]
+        kinds = [self.kinds.get(v) for v in step.inputs]
         if step.domain == "" and any(kinds) and not step.bodies:
             if carries(step):
                 return self._carried(step, inputs, kinds)
@@ -160,8 +162,6 @@ class Stands(Side):
             if step.op == "Cast" and kinds[0] is not None:
                 return self._cast(step, inputs[0], kinds[0])
         whole = [self._whole(v, kind) for v, kind in zip(inputs, kinds)]
-        if step.domain == "" and step.op in CONTROL:
-            return super()._made(step, whole, values)
         return self.plain(step, whole, values)
 
     def plain(self, step: Made, inputs: list[Any], values: Values | None = None) -> Sequence[Any]:
@@ -174,7 +174,7 @@ class Stands(Side):
     def _carried(self, step: Made, inputs: list[Any], kinds: list[Kind | None]) -> Sequence[Any]:
         """Compute a node that moves elements or takes the largest: its output has the grid of its first data input."""
         places = known(step.node).data
-        if step.op == "Resize" and attribute(step, "mode", "nearest") != "nearest":
+        if step.op == "Resize" and step.attribute("mode", "nearest") != "nearest":
             return self.plain(step, [self._whole(v, kind) for v, kind in zip(inputs, kinds)])
         data = [i for i, v in enumerate(inputs) if i in places and v is not None]
         first = kinds[data[0]]
@@ -214,9 +214,8 @@ class Stands(Side):
         if value is None or value in self.picture.stored or self.picture.is_known(value):
             return True
         maker = self.picture.maker.get(value)
-        if maker is None or maker[0].op not in ("Constant", "Mul"):
-            return False
-        return maker[0].op == "Constant" or all(self.is_stored(v) for v in maker[0].inputs)
+        op = "" if maker is None else maker.op
+        return op == "Constant" or maker is not None and op == "Mul" and all(map(self.is_stored, maker.inputs))
 
     def scales(self, x: Any, scale: Any, zero: Any, dtype: ir.DataType, axis: int = 0, block: int = 0) -> Scales:
         """Return scale and zero point of a tensor."""
@@ -259,7 +258,7 @@ class Stands(Side):
     def maker(self, value: ir.Value | None) -> str:
         """Return the operator that computes a value, looking through reshapes."""
         while value is not None and value in self.picture.maker:
-            step = self.picture.maker[value][0]
+            step = self.picture.maker[value]
             if not is_a(step.node, VIEW):
                 return step.op
             value = step.inputs[0]
@@ -269,7 +268,7 @@ class Stands(Side):
         self, step: Made, inputs: list[Any], at: tuple[int, int, int], axis: int = 0, block: int = 0
     ) -> Any:
         """Return an input of a node as floats. `at`: positions of the input, its scale and its zero point."""
-        values = [step.inputs[i] if i < len(step.inputs) else None for i in at]
+        values = [step.input(i) for i in at]
         x, scale, zero = inputs[at[0]], inputs[at[1]], inputs[at[2]] if at[2] < len(inputs) else None
         given = self.scales(x, scale, zero, LIKE, axis, block)
         made = (x.astype(np.float64) - given.zero) * given.scale
@@ -289,14 +288,14 @@ class Stands(Side):
 
     def dtype(self, value: ir.Value | None, x: Any) -> ir.DataType:
         """Return the integer type that a value has in the file."""
-        kind = None if value is None else self.kinds.get(value)
+        kind = self.kinds.get(value)
         if kind is not None and kind.dtype is not None:
             return kind.dtype
         return LIKE if x is None else ir.DataType.from_numpy(x.dtype)
 
 
 def carries(made: Made) -> bool:
-    """Return True if the results have elements of the data, and no others but zeros."""
+    """Return True if the results consist of elements of the data, and zeros."""
     return not made.domain and (is_a(made.node, MOVES, PICKS) or made.op in ("Resize", "Upsample"))
 
 
@@ -309,26 +308,12 @@ def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
         if one in seen:
             continue
         seen.add(one)
-        if maker is None or not carries(maker[0]):
+        if maker is None or not carries(maker):
             found.append(one)
             continue
-        places = known(maker[0].node).data
-        stack += [v for i, v in enumerate(maker[0].inputs) if i in places and v is not None]
+        places = known(maker.node).data
+        stack += [v for i, v in enumerate(maker.inputs) if i in places and v is not None]
     return found
-
-
-def spread(numbers: Any, x: Any, axis: int, block: int) -> Any:
-    """Broadcast numbers of a scale to a tensor: one for all, one per index of an axis, or one per block of it."""
-    if numbers.size == 1:
-        return numbers.reshape(())
-    if block:
-        wide = np.repeat(numbers, block, axis)
-        return wide[tuple(slice(n) for n in x.shape)]
-    return numbers.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
-
-
-def attribute(step: Made, name: str, default: Any) -> Any:
-    return step.attributes[name].value if name in step.attributes else default
 
 
 Rule = Callable[[Stands, Made, list[Any]], Sequence[Any]]

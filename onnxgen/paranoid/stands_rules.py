@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Broken, Untold
-from onnxgen.paranoid.stands import LIKE, Kind, Stands, attribute, roots, rule
+from onnxgen.paranoid.stands import LIKE, Kind, Stands, roots, rule
 
 INT32 = ir.DataType.INT32
 
@@ -34,11 +34,10 @@ def _close(side: Stands, step: Made, inputs: list[Any], x: Any, at: tuple[int, i
     """Quantise a node's result. `at`: positions of its scale, its zero point, and an input of the same type."""
     s, z, like = at
     zero = _at(inputs, z)
-    dtype = side.dtype(
-        step.inputs[z] if zero is not None else step.inputs[like], inputs[like] if zero is None else zero
-    )
+    like = like if zero is None else z
+    dtype = side.dtype(step.inputs[like], inputs[like])
     given = side.scales(x, inputs[s], zero, dtype)
-    stored = all(side.is_stored(step.inputs[i]) for i in (s, z) if i < len(step.inputs))
+    stored = side.is_stored(step.input(s)) and side.is_stored(step.input(z))
     return [side.quantised(step.outputs[0], x, given, dtype, None, op, stored)]
 
 
@@ -48,19 +47,18 @@ def _close(side: Stands, step: Made, inputs: list[Any], x: Any, at: tuple[int, i
 @rule("QuantizeLinear")
 def quantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     x, zero = inputs[0].astype(np.float64), _at(inputs, 2)
-    asked = int(attribute(step, "output_dtype", 0))
-    dtype = (
-        ir.DataType(asked) if asked and zero is None else side.dtype(step.inputs[2] if zero is not None else None, zero)
-    )
-    axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block_size", 0))
+    dtype = side.dtype(None if zero is None else step.inputs[2], zero)
+    if zero is None and step.attribute("output_dtype", 0):
+        dtype = ir.DataType(int(step.attributes["output_dtype"].value))
+    axis, block = int(step.attribute("axis", 1)), int(step.attribute("block_size", 0))
     if dtype == ir.DataType.DOUBLE:
         raise Broken("a zero point of floats")
     given = side.scales(x, inputs[1], zero, dtype, axis, block)
-    kind = side.kinds.get(step.inputs[0]) if step.inputs[0] is not None else None
-    stored = all(side.is_stored(v) for v in step.inputs[1:])
+    kind = side.kinds.get(step.inputs[0])
+    stored = all(map(side.is_stored, step.inputs[1:]))
     made = step.outputs[0]
     steps = side.quantised(made, x, given, dtype, kind.grid if kind else None, side.maker(step.inputs[0]), stored)
-    if dtype.is_floating_point() and not attribute(step, "saturate", 1):  # numbers that are too large become NaN
+    if dtype.is_floating_point() and not step.attribute("saturate", 1):  # numbers that are too large become NaN
         side.kinds[made] = Kind(dtype)
         return [x / given.scale]
     return [steps]
@@ -68,9 +66,9 @@ def quantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 @rule("DequantizeLinear")
 def dequantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block_size", 0))
+    axis, block = int(step.attribute("axis", 1)), int(step.attribute("block_size", 0))
     source, zero = step.inputs[0], _at(inputs, 2)
-    kind = side.kinds.get(source) if source is not None else None
+    kind = side.kinds.get(source)
     if (kind is None or kind.dtype is None) and inputs[0].dtype == np.float64:
         raise Broken("floats are dequantised")
     if "output_dtype" in step.attributes:
@@ -78,9 +76,9 @@ def dequantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
         return [(inputs[0].astype(np.float64) - given.zero) * given.scale]
     made = side.dequantised(step, inputs, (0, 1, 2), axis, block)
     grid = side.scales(made, inputs[1], zero, side.dtype(source, inputs[0]), axis, block).grid
-    if kind is None and source not in (None, step.inputs[1]) and all(side.is_stored(v) for v in step.inputs[1:]):
+    if kind is None and source not in (None, step.inputs[1]) and all(map(side.is_stored, step.inputs[1:])):
         ends = [source] if side.is_stored(source) or not grid.is_single else roots(side.picture, source)
-        if all(side.is_stored(v) for v in ends):  # the elements may have been moved since
+        if all(map(side.is_stored, ends)):  # the elements may have been moved since
             side.needless.append(step.name)
     if kind is not None and kind.grid == grid:
         side.needless.append(step.name)
@@ -116,15 +114,15 @@ def fake_dynamic(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 @rule("FakeQuantize")
 def fake(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    x, zero, to = inputs[0], _at(inputs, 2), int(attribute(step, "to", 0))
-    axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block", 0))
+    x, zero, to = inputs[0], _at(inputs, 2), int(step.attribute("to", 0))
+    axis, block = int(step.attribute("axis", 1)), int(step.attribute("block", 0))
     if to and not ir.DataType(to).is_floating_point():
-        raise Broken("it rounds to a type of floats that is none")
+        raise Broken("attribute 'to' is not a float type")
     given = side.scales(x, inputs[1], zero, ir.DataType(to) if to else LIKE, axis, block)
     if not to:
-        limits = float(attribute(step, "low", -128)), float(attribute(step, "high", 127))
+        limits = float(step.attribute("low", -128)), float(step.attribute("high", 127))
         given = replace(given, grid=replace(given.grid, low=limits[0], high=limits[1]))
-    kind = side.kinds.get(step.inputs[0]) if step.inputs[0] is not None else None
+    kind = side.kinds.get(step.inputs[0])
     side.kinds[step.outputs[0]] = Kind(None, given.grid)
     steps = side.stepped(x, given, bool(to) or kind is not None and kind.grid == given.grid)
     return [(steps - given.zero) * given.scale]
@@ -145,12 +143,10 @@ def _columns(side: Stands, step: Made, inputs: list[Any], at: tuple[int, int, in
 
 def _bias(side: Stands, step: Made, inputs: list[Any], at: int, scales: tuple[int, int]) -> Any:
     """Return a bias in the scale of a product."""
-    stored = [step.inputs[i] for i in (at, *scales)] if len(step.inputs) > at else []
-    if not stored or stored[0] is None:
+    if step.input(at) is None:
         return None
     first, second = (inputs[i].astype(np.float64).reshape(-1) for i in scales)
-    scale = first * second
-    return side.note(stored[0], inputs[at].astype(np.float64) * scale, stored[1:])
+    return side.note(step.input(at), inputs[at].astype(np.float64) * (first * second), [step.input(i) for i in scales])
 
 
 @rule("MatMulInteger")
@@ -173,7 +169,7 @@ def conv_integer(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 @rule("QLinearConv")
 def qlinear_conv(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     x, w = side.dequantised(step, inputs, (0, 1, 2)), side.dequantised(step, inputs, (3, 4, 5))
-    bias, last = _bias(side, step, inputs, 8, (1, 4)), bool(attribute(step, "channels_last", 0))
+    bias, last = _bias(side, step, inputs, 8, (1, 4)), bool(step.attribute("channels_last", 0))
     made = _run(side, _like(step, "Conv", 11, "channels_last"), np.moveaxis(x, -1, 1) if last else x, w, bias)
     return _close(side, step, inputs, np.moveaxis(made, 1, -1) if last else made, (6, 7, 0), "Conv")
 
@@ -186,10 +182,10 @@ def qlinear_matmul(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 @rule("QGemm")
 def qgemm(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    turned = [bool(attribute(step, name, 0)) for name in ("transA", "transB")]
+    turned = [bool(step.attribute(name, 0)) for name in ("transA", "transB")]
     a, b = side.dequantised(step, inputs, (0, 1, 2)), side.dequantised(step, inputs, (3, 4, 5), 0 if turned[1] else 1)
     bias = _bias(side, step, inputs, 6, (1, 4))
-    made = (a.T if turned[0] else a) @ (b.T if turned[1] else b) * float(attribute(step, "alpha", 1.0))
+    made = (a.T if turned[0] else a) @ (b.T if turned[1] else b) * float(step.attribute("alpha", 1.0))
     made = made if bias is None else made + bias
     return [made] if _at(inputs, 7) is None else _close(side, step, inputs, made, (7, 8, 0), "Gemm")
 
@@ -259,8 +255,8 @@ def qlinear_one(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 @rule("QLinearAveragePool", "QLinearGlobalAveragePool")
 def qlinear_pool(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    op, last = step.op.removeprefix("QLinear"), bool(attribute(step, "channels_last", 0))
-    if attribute(step, "ceil_mode", 0) and attribute(step, "count_include_pad", 0):
+    op, last = step.op.removeprefix("QLinear"), bool(step.attribute("channels_last", 0))
+    if step.attribute("ceil_mode", 0) and step.attribute("count_include_pad", 0):
         raise Untold(f"{step.op} that counts what lies behind its padding")
     x = side.dequantised(step, inputs, (0, 1, 2))
     made = _run(
@@ -272,7 +268,7 @@ def qlinear_pool(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 @rule("QLinearConcat")
 def qlinear_concat(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     parts = [side.dequantised(step, inputs, (i, i + 1, i + 2)) for i in range(2, len(inputs), 3)]
-    return _close(side, step, inputs, np.concatenate(parts, int(attribute(step, "axis", 0))), (0, 1, 2), "Concat")
+    return _close(side, step, inputs, np.concatenate(parts, int(step.attribute("axis", 0))), (0, 1, 2), "Concat")
 
 
 @rule("QLinearWhere")

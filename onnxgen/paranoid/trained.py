@@ -88,7 +88,7 @@ def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
         if tensor is None or tensor.dtype not in FLOATS:
             continue
         if not TRAINABLE.has(value):
-            yield f"nobody decided of {value.name!r}"
+            yield f"{value.name!r} was not decided"
             continue
         decided, why = TRAINABLE.get(value)
         if rules.wanted(value, tensor) is (not decided):

@@ -1,7 +1,7 @@
-"""Check the behaviour of a network in training, which drawn inputs do not show: claims are computed in evaluation mode.
+"""Check the behaviour of a network in training. Drawn inputs do not show it: claims are computed in evaluation mode.
 
-Layers that behave otherwise in training neither come nor go: norms of a batch, and whatever draws random numbers. The
-one exception is `--restore-batchnorm`, whose norms are the identity.
+A pass must neither add nor remove layers that behave differently in training: batch norms, and layers that draw random
+numbers. The one exception is `--restore-batchnorm`, whose norms are the identity.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
         more = name in ADDS and kind == NORM and options.restore_batchnorm and new[kind] >= old[kind]
         if old[kind] != new[kind] and not fewer and not more:
             what = "norms of a batch" if kind == NORM else "nodes that drop elements or draw random numbers"
-            return f"there were {old[kind]} {what}, and are {new[kind]}"
+            return f"there were {old[kind]} {what}, and now there are {new[kind]}"
     norms = [made for node, made in after.nodes.items() if made.op == NORM and node not in before.nodes]
     if name not in ADDS:
         return ""
     if options.restore_batchnorm and RESTORED.get(model) is None:
-        return "no norm was looked for, though it was asked for"
+        return "no norms were restored, although that was asked for"
     wrong = (_wrong_norm(after, made) for made in norms)
     return next(filter(None, (*wrong, *_wrong_folds(model, after), *_misplaced(model, before, after))), "")
 
@@ -81,20 +81,20 @@ def _wrong_norm(picture: Picture, made: Made) -> str:
     identity.
     """
     x, *tensors = made.inputs
-    conv = picture.maker[x][0] if x in picture.maker else None
-    if x is None or conv is None or conv.op not in CONVOLUTIONS or conv.domain:
-        return f"the norm {made.name} stands behind no convolution"
+    conv = picture.maker.get(x)
+    if conv is None or conv.op not in CONVOLUTIONS or conv.domain:
+        return f"the norm {made.name} does not follow a convolution"
     weight = conv.inputs[1]
     size = None if weight is None else picture.facts[weight].shape
     axis, groups = _channels(conv)
     channels = None if size is None or not isinstance(size[axis], int) else size[axis] * groups
-    epsilon = float(made.attributes["epsilon"].value) if "epsilon" in made.attributes else EPSILON
+    epsilon = float(made.attribute("epsilon", EPSILON))
     if not np.isclose(epsilon, EPSILON):
         return f"the norm {made.name} has the epsilon {epsilon}"
     for (what, number), value in zip(IDENTITY, tensors):
         tensor = None if value is None else picture.stored.get(value)
         if tensor is None or tuple(tensor.shape.numpy()) != (channels,):
-            return f"the norm {made.name} has not one number for each of {channels} channels"
+            return f"the norm {made.name} does not have one number for each of {channels} channels"
         if what and not np.allclose(np.asarray(tensor.numpy()).astype(np.float64), number, rtol=1e-2, atol=1e-6):
             return f"the norm {made.name} is not the identity: its {what} is not {number:g}"
     return "" if _tells(conv) else _misnamed(conv, made)
@@ -111,9 +111,7 @@ def _misnamed(conv: Made, norm: Made) -> str:
 
 def _channels(conv: Made) -> tuple[int, int]:
     """Return the output channel axis of a convolution's weight, and its number of groups."""
-    if conv.op == "Conv":
-        return 0, 1
-    return 1, int(conv.attributes["group"].value) if "group" in conv.attributes else 1
+    return (0, 1) if conv.op == "Conv" else (1, int(conv.attribute("group", 1)))
 
 
 def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
@@ -126,10 +124,10 @@ def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
 
 
 def _misplaced(model: ir.Model, before: Picture, after: Picture) -> Iterator[str]:
-    """Yield convolutions that surely had a norm and got none, and those that got one and surely had none.
+    """Yield convolutions that certainly had a norm but got none, and those that got one but certainly had none.
 
-    Where a file tells of a layer that it had a norm, those that had one are told. Where it tells of none and has no
-    norms, all had one but for the last ones: no layer follows them, nor an activation.
+    If the file marks any layer as having had a norm, the marked layers had one. If it marks none and has no norms, all
+    convolutions had one except the last ones, which neither a layer nor an activation follows.
     """
     users: dict[ir.Value, list[Made]] = {}
     for made in before.nodes.values():
@@ -147,9 +145,9 @@ def _misplaced(model: ir.Model, before: Picture, after: Picture) -> Iterator[str
         names = [before.names[v] for v in conv.inputs[1:3] if v is not None]
         had = any(FOLDED.fullmatch(name) for name in names) or not is_told and _is_inner(conv, users)
         if conv.outputs[0] in normed and not is_told and not had:
-            yield f"a norm is put behind {conv.name}, which is a last layer"
+            yield f"a norm was added after {conv.name}, which is a last layer"
         if conv.outputs[0] not in normed and had and _may_be_folded(before, conv, users):
-            yield f"no norm is put behind {conv.name}"
+            yield f"no norm was added after {conv.name}"
 
 
 def _tells(made: Made) -> bool:

@@ -1,4 +1,4 @@
-"""Operators of the user's own: functions like those of `onnxgen.ops`, in a module that a generation names.
+"""Operators of users: functions like those of `onnxgen.ops`, in a module that an option names.
 
     import onnxgen
 
@@ -6,8 +6,8 @@
     def swish(b, x, *, beta=1.0):
         return b("x * torch.sigmoid(beta * x)", x=x, beta=beta)
 
-`plugged(options)` puts them before onnxgen's own for one generation; nothing of them is left after it.
-docs/EXTENDING.md tells how they are written.
+`plugged(options)` makes them take precedence over onnxgen's own operators for one generation. docs/EXTENDING.md
+describes how to write them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def plugged(options: Options) -> Iterator[Plugged]:
-    """Let the operators of `options.plugins`, and of installed ones, count while the context lasts.
+    """Use the operators of `options.plugins` and of installed plugins in this context.
 
     Raises:
-        OnnxgenError: a plugin can't be found or run, has no operator, or has one that another has, too.
+        OnnxgenError: a plugin can't be found or run, has no operator, or has the same operator as another.
     """
     from onnxgen.graph.operators import plugged_in
     from onnxgen.plugins.installed import installed

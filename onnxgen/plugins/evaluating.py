@@ -1,4 +1,4 @@
-"""What plugins say of their operators in numpy, for the evaluator that comes with onnx: an oracle of `verify`."""
+"""The numpy references of plugins' operators, for onnx's reference evaluator, which is an oracle of `verify`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 def evaluators(plugins: Sequence[str]) -> list[type[OpRun]]:
-    """A class for each operator with a `reference`, as `onnx.reference.ReferenceEvaluator(new_ops=...)` takes them."""
+    """Return a class for each operator with a `reference`, for `onnx.reference.ReferenceEvaluator(new_ops=...)`."""
     newest = [versions[-1] for versions in load(plugins).values()]
     return [_evaluator(operator) for operator in newest if operator.reference is not None]
 
 
 def without_reference(model: ir.Model, evaluators: Sequence[type[OpRun]]) -> list[str]:
-    """The operators of a file that are of no domain which an oracle knows, and of which no plugin says what they do."""
+    """Return the operators of a file that neither an oracle knows nor a plugin has a reference for."""
     used = {(node.domain, node.op_type) for node in all_nodes(model.graph) if is_foreign(node.domain)}
-    said = {(evaluator.op_domain, evaluator.__name__) for evaluator in evaluators}
-    return [printable(f"{domain}.{name}") for domain, name in sorted(used - said)]
+    known = {(evaluator.op_domain, evaluator.__name__) for evaluator in evaluators}
+    return [printable(f"{domain}.{name}") for domain, name in sorted(used - known)]
 
 
 def _evaluator(operator: Operator) -> type[OpRun]:

@@ -1,7 +1,6 @@
-"""Where a plugin lies: a `.py` file, a folder that is a package, or a module by its dotted name.
+"""Find a plugin: a `.py` file, a folder that is a package, or a module by its dotted name.
 
-Nothing here runs a plugin, or imports onnx: builds ask whether anything changed before they know whether anything is
-to do.
+Nothing here runs a plugin or imports onnx, since builds use it to find out if anything changed.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ INIT = "__init__.py"
 
 
 def is_path(name: str) -> bool:
-    """Whether a plugin is named by its path (`ops.py`, `plugins/ops/`), not by its dotted name (`acme.ops`)."""
+    """Return True if a plugin is named by its path (`ops.py`, `plugins/ops/`), not by its dotted name (`acme.ops`)."""
     return name.endswith(".py") or "/" in name or os.sep in name
 
 
 def place_of(name: str) -> Path | None:
-    """The file of a plugin, or the folder if it is a package; None for a module that lies in no file.
+    """Return the file of a plugin, or the folder if it is a package. None for a module without a file.
 
     Raises:
         OnnxgenError: there is no such file, or no such module.
@@ -59,7 +58,7 @@ def _checked(path: Path, name: str) -> Path:
 
 
 def files_of(place: Path) -> list[Path]:
-    """The file, or all Python files of a package."""
+    """Return the file, or all Python files of a package."""
     if place.is_file():
         return [place]
     found = []
@@ -70,7 +69,7 @@ def files_of(place: Path) -> list[Path]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Of a submodule without importing what it lies in: that may be large."""
+    """Return the spec of a module, without importing the packages around it, which may be large."""
     if name == "__main__":
         found: ModuleSpec | None = getattr(sys.modules[name], "__spec__", None)
         return found or ModuleSpec(name, None)
@@ -78,7 +77,7 @@ def _spec(name: str) -> ModuleSpec | None:
     with searching_here():
         try:
             spec = importlib.util.find_spec(first)
-        except (ImportError, ValueError):  # a module of which nothing says whence it came
+        except (ImportError, ValueError):  # a module without a spec
             spec = ModuleSpec(first, None) if first in sys.modules else None
         for part in rest:
             if spec is None or spec.submodule_search_locations is None:
@@ -89,7 +88,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 @contextmanager
 def searching_here() -> Iterator[None]:
-    """Modules are looked for in the current folder, too, as `python` does and an installed command does not."""
+    """Also search modules in the current folder, as `python` does but an installed command does not."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:

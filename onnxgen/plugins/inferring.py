@@ -1,4 +1,4 @@
-"""Calls the rule that a plugin has for the dtypes and shapes of an operator's outputs."""
+"""Call a plugin's rule for the dtypes and shapes of an operator's outputs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def inferred(plugin: Plugin, rule: Rule, n: NodeFacts) -> list[Info]:
-    """What a plugin's rule says of a node's outputs; never elements, which only onnxgen's own rules know.
+    """Return the facts of a node's outputs by a plugin's rule, without elements: only onnxgen's own rules know these.
 
     Raises:
-        OnnxgenError: the rule fails, or says something else than facts.
+        OnnxgenError: the rule fails, or does not return facts.
     """
     op = printable(f"{n.node.domain}.{n.op}" if n.node.domain else n.op)
     try:

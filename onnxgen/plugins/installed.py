@@ -1,7 +1,7 @@
-"""Plugins that installed packages bring: the modules that entry points of the group `onnxgen.ops` name.
+"""Plugins of installed packages: the modules that entry points of the group `onnxgen.ops` name.
 
-They count without being asked for, and so only for operators of domains that are neither the standard's, onnxruntime's
-nor onnxgen's: what is installed beside onnxgen changes nothing of files that need nothing of it.
+They are used without an option, so only for operators outside the domains of ONNX, onnxruntime and onnxgen. Thus an
+installed package changes nothing for files that do not need it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ GROUP = "onnxgen.ops"
 
 
 def found() -> list[EntryPoint]:
-    """The entry points, in an order that does not depend on the environment's."""
+    """Return the entry points, sorted."""
     return sorted(set(entry_points(group=GROUP)), key=lambda e: (e.name, e.value))
 
 
 def installed() -> OperatorTable:
-    """The operators of all of them.
+    """Return the operators of all of them.
 
     Raises:
-        OnnxgenError: one can't be imported, has no operator, or has one that another has, too.
+        OnnxgenError: one can't be imported, has no operator, or has the same operator as another.
     """
     from onnxgen.plugins.loading import Plugin, plugin, together
 

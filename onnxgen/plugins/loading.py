@@ -1,7 +1,7 @@
-"""Runs plugins, and takes the operators that they have.
+"""Run plugins, and collect their operators.
 
-A file is run under a name of its own, anew when it changed; a module by its dotted name is imported, and imported anew
-when its files changed since this did so. Whichever way, one generation has the operators of its own plugins alone.
+A file is run under a unique module name, and again when it has changed. A dotted name is imported, and again when its
+files have changed. Either way, a generation has the operators of its own plugins only.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Plugin:
 
     Attributes:
         name: as the user named it.
-        place: its file, or its folder if it is a package; None if it lies in no file.
-        operators: what it has.
+        place: its file, or its folder if it is a package; None if it has no file.
+        operators: its operators.
     """
 
     name: str
@@ -51,15 +51,15 @@ class Plugin:
 
 _lock = threading.RLock()
 _numbers = itertools.count(1)
-_run: dict[Path, tuple[str, ModuleType]] = {}  # plugins that were run as files, and what they were then
-_imported: dict[str, str] = {}  # those that were imported here, and what they were then
+_run: dict[Path, tuple[str, ModuleType]] = {}  # plugins that were run as files, with their digests
+_imported: dict[str, str] = {}  # digests of plugins that were imported here
 
 
 def load(names: Sequence[str]) -> OperatorTable:
-    """The operators of some plugins.
+    """Return the operators of some plugins.
 
     Raises:
-        OnnxgenError: a plugin can't be found or run, has no operator, or has one that another has, too.
+        OnnxgenError: a plugin can't be found or run, has no operator, or has the same operator as another.
     """
     found: dict[object, Plugin] = {}
     for name in map(os.fspath, names):
@@ -68,9 +68,9 @@ def load(names: Sequence[str]) -> OperatorTable:
 
 
 def plugin(name: str) -> Plugin:
-    """One plugin, by its path or dotted name."""
+    """Return a plugin, by its path or dotted name."""
     place = place_of(name)
-    with _lock, _saying_why(name):
+    with _lock, _naming(name):
         modules = _as_file(place) if place is not None and is_path(name) else _as_module(name, place)
     noted = [operator for module in modules for operator in noted_in(module)]
     if not noted:
@@ -86,7 +86,7 @@ def plugin(name: str) -> Plugin:
 
 
 def together(plugins: Iterable[Plugin]) -> OperatorTable:
-    """The operators of several plugins. Raises `OnnxgenError` where one is there twice."""
+    """Return the operators of several plugins. Raises `OnnxgenError` if two have the same operator."""
     first: dict[tuple[str, str, int], Operator] = {}
     for operator in (operator for plugin in plugins for operator in plugin.operators):
         other = first.setdefault(operator.key, operator)
@@ -94,7 +94,7 @@ def together(plugins: Iterable[Plugin]) -> OperatorTable:
             domain = f"{operator.domain}." if operator.domain else ""
             names = dict.fromkeys(o.plugin.name for o in (other, operator) if o.plugin is not None)
             what = f"{printable(domain + operator.name)} is registered twice from opset {operator.since} on"
-            way_out = "remove one of them, or give it another since="
+            way_out = "remove one of them, or change its since="
             raise OnnxgenError(f"--plugin {' and '.join(names)}: {what}", help=way_out)
     return layer(first.values())
 
@@ -103,7 +103,7 @@ def together(plugins: Iterable[Plugin]) -> OperatorTable:
 
 
 def _as_file(place: Path) -> list[ModuleType]:
-    """Run a file, or the `__init__.py` of a folder, unless it is what it was when it was last run."""
+    """Run a file, or the `__init__.py` of a folder, unless it has not changed since the last run."""
     digest = _digest(place)
     known = _run.get(place)
     if known is None or known[0] != digest:
@@ -121,7 +121,7 @@ def _as_file(place: Path) -> list[ModuleType]:
 
 
 def _fresh(place: Path) -> ModuleType:
-    """An empty module for a file; imports that are relative to it find its folder."""
+    """Return an empty module for a file, in which relative imports work."""
     name = f"onnxgen_plugin_{next(_numbers)}_{identifier(place.stem)}"
     spec = ModuleSpec(name, None, origin=str(_file(place)), is_package=place.is_dir())
     if place.is_dir():
@@ -145,10 +145,10 @@ def _as_module(name: str, place: Path | None) -> list[ModuleType]:
 
 
 def _with_parts(module: ModuleType) -> list[ModuleType]:
-    """A module, and what it imported of its own package."""
+    """Return a module, and the modules of its package that are imported."""
     inside = f"{module.__name__}."
-    there = sys.modules.copy()  # garbage that is collected meanwhile may take modules out (`onnxgen.load`)
-    return [module, *(m for name, m in sorted(there.items()) if name.startswith(inside) and m is not None)]
+    loaded = sys.modules.copy()  # garbage collection may remove modules meanwhile (`onnxgen.load`)
+    return [module, *(m for name, m in sorted(loaded.items()) if name.startswith(inside) and m is not None)]
 
 
 def _forget(name: str) -> None:
@@ -168,8 +168,8 @@ def _file(place: Path) -> Path:
 
 
 @contextmanager
-def _saying_why(name: str) -> Iterator[None]:
-    """Whatever a plugin raises while it is run is a problem of one line."""
+def _naming(name: str) -> Iterator[None]:
+    """Turn an error of a plugin into an `OnnxgenError` of one line."""
     try:
         yield
     except OnnxgenError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -14,7 +13,7 @@ from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
 from onnxgen.errors import Problems
 from onnxgen.options import Options
-from onnxgen.reader.taken import taken
+from onnxgen.reader.protos import put, taken
 
 KEY = "cut"  # in the sidecar's metadata
 Cut = tuple[Sequence[str], Sequence[str]]  # names of the first and the last values; empty means as in the file
@@ -71,10 +70,10 @@ def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypePro
     stored = {tensor.name for tensor in graph.initializer}
     rest = [value.name for value in graph.input if value.name in reached | stored and value.name not in inputs]
     is_kept = set(map(id, kept))
-    _put(graph.node, [node for node in graph.node if id(node) in is_kept])
-    _put(graph.input, [declared[name] for name in (*inputs, *rest)])
-    _put(graph.output, ends)
-    _put(graph.value_info, [value for value in graph.value_info if value.name not in (*inputs, *outputs)])
+    put(graph.node, [node for node in graph.node if id(node) in is_kept])
+    put(graph.input, [declared[name] for name in (*inputs, *rest)])
+    put(graph.output, ends)
+    put(graph.value_info, [value for value in graph.value_info if value.name not in (*inputs, *outputs)])
 
 
 def _check(graph: onnx.GraphProto, cut: Cut) -> None:
@@ -97,13 +96,6 @@ def _check(graph: onnx.GraphProto, cut: Cut) -> None:
 
 def _info(name: str, known: Mapping[str, onnx.TypeProto]) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=name, type=known.get(name))
-
-
-def _put(field: Any, items: Sequence[Any]) -> None:
-    """Reduce a repeated field to these items, which it already holds."""
-    copies = [type(item).FromString(item.SerializeToString()) for item in items]
-    del field[:]
-    field.extend(copies)
 
 
 def types_of(graph: ir.Graph, names: Iterable[str]) -> dict[str, onnx.TypeProto]:

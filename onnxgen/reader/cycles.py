@@ -8,6 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 
 from onnxgen.common.names import printable
+from onnxgen.reader.protos import inner_graphs
 
 _MAX_NODES_SHOWN = 6  # nodes of a cycle that a message names
 
@@ -15,7 +16,7 @@ _MAX_NODES_SHOWN = 6  # nodes of a cycle that a message names
 def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
     """Return the names of nodes that form a cycle ("a, b, a"), or None if the nodes can be sorted.
 
-    A node needs what its inner graphs take from outside, too.
+    A node depends on the outer values that its subgraphs use, too.
     """
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     sorter = TopologicalSorter({i: {maker[n] for n in uses(node) if n in maker} for i, node in enumerate(nodes)})
@@ -30,13 +31,12 @@ def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
 def uses(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node takes from its graph: its inputs, and outer values that its subgraphs use."""
     yield from node.input
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-            own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-            own |= {sparse.values.name for sparse in graph.sparse_initializer}
-            own.update(name for inner in graph.node for name in inner.output)
-            yield from (info.name for info in graph.output if info.name not in own)
-            yield from (name for inner in graph.node for name in uses(inner) if name not in own)
+    for graph in inner_graphs(node):
+        own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+        own |= {sparse.values.name for sparse in graph.sparse_initializer}
+        own.update(name for inner in graph.node for name in inner.output)
+        yield from (info.name for info in graph.output if info.name not in own)
+        yield from (name for inner in graph.node for name in uses(inner) if name not in own)
 
 
 def _name(node: onnx.NodeProto) -> str:

@@ -19,8 +19,9 @@ from onnxgen.common.limits import Limits
 from onnxgen.common.names import Namer, printable
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.graph.annotations import BODY_NAME, CALLS, SCOPE
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.sites import note_body
+from onnxgen.reader.protos import inner_graphs
 
 Key = tuple[str, str, str]  # domain, name, overload
 Values = dict[ir.Value, ir.Value | None]  # maps each value of a function to the value at the call
@@ -66,11 +67,8 @@ def _calls(nodes: Iterable[onnx.NodeProto], level: int = 0) -> Iterator[tuple[Ke
     """Yield the function that each node calls, with the depth of the subgraph that the node is in."""
     for node in nodes:
         yield (_domain(node.domain), node.op_type, node.overload), level
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _calls(attribute.g.node, level + 1)
-            for graph in attribute.graphs:
-                yield from _calls(graph.node, level + 1)
+        for graph in inner_graphs(node):
+            yield from _calls(graph.node, level + 1)
 
 
 def inline(model: ir.Model) -> None:
@@ -110,12 +108,8 @@ class _Inliner:
             function = self.functions.get(node.op_identifier())
             if function is not None:
                 self.expand(graph, node, function)
-                continue
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    yield attribute.as_graph()
-                elif attribute.type == ir.AttributeType.GRAPHS:
-                    yield from attribute.as_graphs()
+            else:
+                yield from subgraphs(node)
 
     def expand(self, graph: ir.Graph, call: ir.Node, function: ir.Function) -> None:
         """Replace a call by the nodes of `function`."""
@@ -145,7 +139,7 @@ class _Inliner:
         name = BODY_NAME.get(call) if BODY_NAME.has(call) else call.name
         chain = (*CALLS.get(call), *([name] if name else []))
         for node in body:
-            for inside in (node, *_inner_nodes(node)):
+            for inside in (node, *(inner for graph in subgraphs(node) for inner in all_nodes(graph))):
                 CALLS.set(inside, chain)
                 SCOPE.copy(call, inside)  # the call already has a scope
         graph.insert_after(call, body)
@@ -204,15 +198,6 @@ def _there(values: Values, value: ir.Value) -> ir.Value:
     found = values[value]
     assert found is not None, "an inner graph's own values are never left out"
     return found
-
-
-def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield from all_nodes(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            for graph in attribute.as_graphs():
-                yield from all_nodes(graph)
 
 
 def _error(call: ir.Node, what: str) -> OnnxgenError:

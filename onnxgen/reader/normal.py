@@ -1,17 +1,18 @@
 """Rewrite unusual but unambiguous forms of the protobuf into the usual ones that onnx_ir understands.
 
-Only for a model that `check` let pass. Nothing here changes what the model computes:
-attribute types that were left out, types that onnx_ir cannot hold, an inner graph that hands out an outer value,
-types spelled as text, an axis that could once be left out, sparse constants, and an ai.onnx import that no node needs.
+Only for a model that passed `check`. The model still computes the same. These forms are rewritten: missing attribute
+types, types that onnx_ir cannot hold, subgraphs that return an outer value, types spelled as text, a missing axis that
+was once optional, sparse constants, and a missing ai.onnx import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx
 
 from onnxgen.reader.check import attribute_type
+from onnxgen.reader.protos import graphs_of, inner_graphs
 from onnxgen.reader.tensors import dense, settle_type
 
 
@@ -38,7 +39,7 @@ def _graph(graph: onnx.GraphProto, outer: set[str]) -> None:
     own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     own.update(name for node in graph.node for name in node.output)
     _copy_outer_outputs(graph, own, outer)
-    _nodes(graph.node, outer | own if any(_inner(node) for node in graph.node) else outer)
+    _nodes(graph.node, outer | own if any(True for node in graph.node for _ in inner_graphs(node)) else outer)
 
 
 def _declare_once(graph: onnx.GraphProto) -> None:
@@ -90,15 +91,5 @@ def _type_as_number(attribute: onnx.AttributeProto) -> None:
 def _attribute(attribute: onnx.AttributeProto, names: set[str]) -> None:
     if not attribute.type and not attribute.ref_attr_name:
         attribute.type = attribute_type(attribute)  # type: ignore[assignment]
-    for graph in _graphs(attribute):
+    for graph in graphs_of(attribute):
         _graph(graph, names)
-
-
-def _graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
-    if attribute.HasField("g"):
-        yield attribute.g
-    yield from attribute.graphs
-
-
-def _inner(node: onnx.NodeProto) -> bool:
-    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)

@@ -8,14 +8,12 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import Problems
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, subgraphs
 
 
 def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
     """Set graph inputs to the dims in `wanted` (-1: leave the dim). A named dim gets its size wherever the model
     declares the name.
-
-    A dim that the file calls by a name gets its size wherever the model declares that name.
 
     Raises:
         OnnxgenError: no such input, another rank, or a dim that the file fixes otherwise.
@@ -72,9 +70,5 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.inputs
     for node in all_nodes(graph):
         yield from node.outputs
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-                yield from attribute.as_graph().inputs
-            elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
-                for inner in attribute.as_graphs():
-                    yield from inner.inputs
+        for inner in subgraphs(node):
+            yield from inner.inputs

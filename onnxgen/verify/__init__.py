@@ -1,8 +1,8 @@
 """The numeric check: a generated module against the ONNX file it came from, forward and backward.
 
-Each run draws seeded inputs, lets the oracle (onnxruntime, or `onnx.reference` where that can't run the file) compute
-the outputs, and compares shape, dtype and every element. An input that the oracle itself refuses never counts as
-agreement: another one is drawn, and if no run is left, verifying has failed.
+Each run draws seeded inputs, computes the outputs with an oracle (onnxruntime, or `onnx.reference` if that can't run
+the file), and compares shape, dtype and every element. If the oracle refuses inputs, others are drawn. If it refuses
+all, verifying fails.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def verify(
     """Compare a module with its ONNX file: every output's value, shape and dtype, then the gradients.
 
     A graph that records training mode is compared in that mode: BatchNorm uses batch statistics (the running ones are
-    restored after), no Dropout drops anything on either side. Any other is compared in eval mode. Integers, booleans
-    and strings must be equal; NaN equals NaN. Outputs in half precision, and all outputs of a graph that computes in
-    it, get a wider tolerance, and the report says which. Where the graph draws random numbers only shape and dtype are
-    compared. A module of floats of a quantised file may differ by what rounding explains, on inputs all over the range
-    that the file quantises; where that would hide a wrong module, `report.untold` says so, and nothing agrees.
+    restored afterwards), and Dropout drops nothing on either side. Any other graph is compared in eval mode. Integers,
+    booleans and strings must be equal; NaN equals NaN. Outputs in half precision, and all outputs of a graph that
+    computes in it, get a wider tolerance, which the report names. If an output depends on random numbers, only its
+    shape and dtype are compared. A float module of a quantised file may differ by as much as rounding explains, on
+    inputs over the whole range that the file quantises. If that could hide a wrong module, `report.untold` has the
+    reason, and the report does not agree.
 
     Args:
         model: the ONNX file.
@@ -53,8 +54,8 @@ def verify(
         seed: for the inputs; the same seed draws the same ones on every machine.
         rtol, atol: an element agrees if `|got - expected| <= atol + rtol * |expected|`.
         feeds: inputs of your own instead of drawn ones: for each run a numpy array by input name.
-        sizes: of dynamic dims of inputs, by name; those that are not said are drawn.
-        locate: where something differs, look for the first node that does (`report.located`).
+        sizes: sizes of dynamic dims of inputs, by name; others are drawn.
+        locate: if something differs, find the first node that does (`report.located`).
         integrity: also compare every tensor of the sidecar with the ONNX file, bit for bit.
 
     Returns:

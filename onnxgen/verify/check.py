@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ from onnxgen.verify.integrity import (
     other_file,
     record_of,
 )
-from onnxgen.verify.oracle import ModelPart, Oracle, Refused, oracles, proto
+from onnxgen.verify.oracle import Answer, ModelPart, Oracle, Refused, oracles, proto
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 MAX_REFUSALS = 120  # inputs that an oracle may refuse before it is given up
 MAX_REFUSALS_SHOWN = 3  # refusals in the notes
-_Input = tuple[sizing.Sizes, int, dict[str, Any]]
+_Input = tuple[sizing.Sizes, int, dict[str, Any]]  # sizes of dynamic dims, the seed, and the inputs by name
 
 
 class Check:
@@ -81,9 +81,8 @@ class Check:
         self.halves: set[str] = set()
         self.freedom: Freedom | None = None  # the oracle's other answers, made on first use
         self.telling = Telling()
-        self.coarse: dict[str, str] = (
-            {}
-        )  # outputs in which the oracle's own rounding could hide errors in some run, with the reason
+        # outputs in which the oracle's own rounding could hide errors in some run, with the reason
+        self.coarse: dict[str, str] = {}
         self.is_rounded = False  # True if the file's weights are the module's, rounded to integers after training
 
     def _examined(self) -> ir.Model:
@@ -140,21 +139,22 @@ class Check:
         with self._opened(module) as (network, space):
             shown = str(module) if isinstance(module, (str, Path)) else type(network).__name__
             report, backward = self._begun(network, space, shown), torch_side.Backward()
-            parts: tuple[dict[str, Any], Run] | None = None  # inputs of the first run that differs, and the run
+            different: tuple[dict[str, Any], Run] | None = None  # inputs of the first run that differs, and the run
             with torch_side.in_mode(network, self.graph):
                 for given in self._inputs(runs, seed, feeds):
                     report.runs.append(self._run(network, given, backward, report.gradients))
-                    self.notes += gradients.without_nans(self.path, self.proto, given[0][2], backward)
-                    if not report.runs[-1].agrees and parts is None:
-                        parts = given[0][2], report.runs[-1]
-                gradients.excuse_idle(network, given[0][2], backward)
+                    self.notes += gradients.without_nans(self.path, self.proto, given.feeds, backward)
+                    if not report.runs[-1].agrees and different is None:
+                        different = given.feeds, report.runs[-1]
+                gradients.excuse_idle(network, given.feeds, backward)
             report.untold = self.telling.untold() | self.coarse
-            self._compare_recorded(space, report)
-            if locate and (parts is not None or report.moved):
+            if self.cast is None and self.approximation is None:  # a small change of a weight may not show in outputs
+                report.moved = compare_recorded(self.path, space, self.options)
+            if locate and (different is not None or report.moved):
                 how = self.path, self.proto(), self.options, self.graph
-                feeds_then, run = parts or ({}, None)
+                inputs, run = different or ({}, None)
                 wrong = [] if run is None else [n for n, o in zip(self.graph.outputs, run.outputs) if o.why]
-                report.located = where.locate(*how, network, feeds_then, report.moved, wrong)
+                report.located = where.locate(*how, network, inputs, report.moved, wrong)
             self._finish_gradients(network, backward, record_of(space), report.gradients)
             if integrity:
                 if not isinstance(module, (str, Path)):
@@ -180,11 +180,6 @@ class Check:
                 report.runs.append(self._run(network, given, None, report.gradients))
         report.untold = self.telling.untold() | self.coarse
         return report
-
-    def _compare_recorded(self, space: Mapping[str, Any], report: VerifyReport) -> None:
-        """Compare the stored weights: a small change of one may not show in the outputs."""
-        if self.cast is None and self.approximation is None:
-            report.moved = compare_recorded(self.path, space, self.options)
 
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
         """Return the report before the first run, and settle what is compared and how."""
@@ -241,10 +236,8 @@ class Check:
 
     # ---- inputs that an oracle accepts -----------------------------------------------------------------------------
 
-    def _inputs(
-        self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None
-    ) -> Iterator[tuple[_Input, Oracle, list[Any]]]:
-        """Yield inputs, the oracle that accepted them, and its outputs. Raises `OnnxgenError` if no inputs work."""
+    def _inputs(self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None) -> Iterator[Answer]:
+        """Yield inputs that an oracle accepts, with its outputs. Raises `OnnxgenError` if there are none."""
         graph, part = self.graph, self._part()
         how = partial(oracles, without_dropout=graph.training, part=part, exact=graph.multiplies_bytes)
         for oracle in how(self.path, new_ops=self.new_ops):
@@ -257,23 +250,22 @@ class Check:
             used: list[sizing.Sizes] = []
             for run in range(runs if feeds is None else len(feeds)):
                 tries = self._drawn(run, seed, used) if feeds is None else self._own(feeds[run])
-                accepted = self._accepted(oracle, tries)
-                if accepted is None and not used:
+                answer = self._answer(oracle, tries)
+                if answer is None and not used:
                     break
-                if accepted is not None:
-                    used.append(accepted[0][0])
-                    yield accepted[0], oracle, accepted[1]
+                if answer is not None:
+                    used.append(answer.sizes)
+                    yield answer
             if used:
-                self._note_sizes(used)
+                if used[0] and len(used) > 1 and all(u == used[0] for u in used):
+                    self.notes.append(f"of the sizes tried for dynamic dims, only {_sizes(used[0])} runs")
                 return
         reasons = "; ".join(dict.fromkeys(self.refusals[:1] + self.refusals[-1:]))
         way_out = "fix sizes with --sizes NAME=N, or give inputs of your own with --inputs FILE.npz"
         if self.unsaid:
             way_out = f"give a reference for {', '.join(self.unsaid)} in a --plugin: @onnxgen.op(..., reference=...)"
-        raise OnnxgenError(
-            f"could not verify {self.path}: onnxruntime and onnx.reference run it on no input tried ({reasons})",
-            help=way_out,
-        )
+        what = f"could not verify {self.path}: onnxruntime and onnx.reference refused all inputs that were tried"
+        raise OnnxgenError(f"{what} ({reasons})", help=way_out)
 
     def _drawn(self, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:
         """Yield inputs to try: those with new sizes first, cautious values only after all sizes."""
@@ -293,41 +285,31 @@ class Check:
             raise OnnxgenError(f"the given inputs do not match the graph: {', '.join(map(printable, wrong))}")
         yield {}, 0, {name: feeds[name] for name in names}
 
-    def _accepted(self, oracle: Oracle, tries: Iterator[_Input]) -> tuple[_Input, list[Any]] | None:
-        for _, given in zip(range(MAX_REFUSALS), tries, strict=False):
+    def _answer(self, oracle: Oracle, tries: Iterator[_Input]) -> Answer | None:
+        """Return the answer to the first inputs that the oracle accepts."""
+        for sizes, seed, feeds in islice(tries, MAX_REFUSALS):
             try:
-                return given, oracle.run(given[2])
+                return Answer(sizes, seed, feeds, oracle, oracle.run(feeds))
             except Refused as refusal:
-                line = f"{oracle.name} refused inputs with {_sizes(given[0])}: {refusal}"
+                line = f"{oracle.name} refused inputs with {_sizes(sizes)}: {refusal}"
                 if line not in self.refusals and len(self.refusals) < MAX_REFUSALS_SHOWN:
                     self.notes.append(line)
                 self.refusals.append(line)
         return None
 
-    def _note_sizes(self, used: list[sizing.Sizes]) -> None:
-        if used[0] and len(used) > 1 and all(u == used[0] for u in used):
-            self.notes.append(f"of the sizes tried for dynamic dims, only {_sizes(used[0])} runs")
-
     # ---- one run ---------------------------------------------------------------------------------------------------
 
-    def _run(
-        self,
-        network: nn.Module,
-        given: tuple[_Input, Oracle, list[Any]],
-        backward: torch_side.Backward | None,
-        found: Gradients,
-    ) -> Run:
-        (sizes, seed, feeds), oracle, expected = given
-        run = Run(seed, {name: describe(v) for name, v in feeds.items()}, sizes, oracle.name)
+    def _run(self, network: nn.Module, given: Answer, backward: torch_side.Backward | None, found: Gradients) -> Run:
+        feeds, expected = given.feeds, given.outputs
+        run = Run(given.seed, {name: describe(v) for name, v in feeds.items()}, given.sizes, given.oracle.name)
         try:
             outputs = torch_side.forward(network, feeds, self.cast, len(expected))
             got = torch_side.as_onnx(outputs)
-            if len(got) != len(expected):
-                raise torch_side.Failed(
-                    f"forward returned {counted(len(got), 'output')}, the graph has {len(expected)}"
-                )
         except torch_side.Failed as failure:
-            return Run(run.seed, run.inputs, run.sizes, run.oracle, error=str(failure))
+            return replace(run, error=str(failure))
+        if len(got) != len(expected):
+            error = f"forward returned {counted(len(got), 'output')}, the graph has {len(expected)}"
+            return replace(run, error=error)
         expected = [torch_side.cast_numpy(e, self.cast) for e in expected]
         run.outputs.extend(self.output(*o) for o in zip(self.graph.outputs, expected, got, strict=True))
         if any(o.why and o.got == o.expected for o in run.outputs) and self.approximation is None:
@@ -348,13 +330,11 @@ class Check:
         if self.graph.straight_through:
             why = "the graph rounds to integers: gradients pass straight through, finite differences are not compared"
         else:
-            why = directions.hold(network, feeds, self._sizes_of_things(), found)
+            # a small step changes the meaning of inputs that are sizes or scales
+            fixed = {name for name, role in self.graph.roles.items() if role.size or role.mode}
+            why = directions.hold(network, feeds, fixed, found)
         if why and why not in self.notes:
             self.notes.append(why)
-
-    def _sizes_of_things(self) -> set[str]:
-        """Return the float inputs that are sizes or scales, where a small step changes their meaning."""
-        return {name for name, role in self.graph.roles.items() if role.size or role.mode}
 
     def output(self, name: str, expected: Any, got: Any, slack: Any = None) -> OutputCheck:
         random = name in self.graph.random

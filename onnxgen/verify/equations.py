@@ -1,8 +1,8 @@
 """Equations between the dims of a graph that its operators require, and what they imply for named dims.
 
-Names that are expressions ("past_sequence_length + 1") are those expressions, and operators relate dims: the inner dims
-of a product are one size, operands of a sum have one size along each axis, or 1. What can be solved for a named dim is;
-the rest is left to be tried with numbers.
+Names may be expressions ("past_sequence_length + 1"). Operators relate dims: the inner dims of a product are equal, and
+operands of a sum have equal sizes along each axis, or 1. Equations are solved for named dims where possible. Sizes are
+tested against the others.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from onnxgen.shapes.info import Shape, info
 
 Shapes = list[Shape | None]
 Pair = tuple[Dim, Dim]
+EquationRule = Callable[[ir.Node, Shapes], Iterable[Pair]]
 MICROSOFT = "com.microsoft"
 
 
@@ -36,7 +37,7 @@ class Equation:
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Return True if the equation holds for these sizes, or if one of its dims is not known yet."""
         try:
-            a, b = (d if isinstance(d, int) else evaluate(d, sizes) for d in (self.a, self.b))
+            a, b = evaluate(self.a, sizes), evaluate(self.b, sizes)
         except (KeyError, ArithmeticError):
             return True
         return a == b or self.or_one and 1 in (a, b)
@@ -119,13 +120,11 @@ def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
         yield from _by_letters(LETTERS.get(node.op_type, ()), shapes)
         if node.op_type in CACHED:
             yield from (Equation(a, b) for a, b in _cached(node, shapes))
-    elif (
-        is_a(node, BROADCASTS) or node.op_type == "PRelu"
-    ) and "broadcast" not in node.attributes:  # opsets 1 to 6 broadcast by another rule
-        yield from _broadcast([s for s in shapes if s is not None])
+    elif is_a(node, BROADCASTS) or node.op_type == "PRelu":
+        if "broadcast" not in node.attributes:  # opsets 1 to 6 broadcast by another rule
+            yield from _broadcast([s for s in shapes if s is not None])
     elif node.op_type in EQUATION_RULES:
-        for a, b in EQUATION_RULES[node.op_type](node, shapes):
-            yield Equation(a, b)
+        yield from (Equation(a, b) for a, b in EQUATION_RULES[node.op_type](node, shapes))
     if node.op_type in ("MatMul", "FusedMatMul") and len(shapes) > 1 and shapes[0] and shapes[1]:
         yield from _broadcast([shapes[0][:-2], shapes[1][:-2]])
 
@@ -165,34 +164,14 @@ def whole(node: ir.Node, name: str, default: int = 0) -> int:
     return default if attribute is None or attribute.type != ir.AttributeType.INT else attribute.as_int()
 
 
-def _product(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    a, b = shapes[:2]
-    if a and b:
-        yield a[-1], b[-2] if len(b) > 1 else b[-1]
+def _two(pairs: Callable[[ir.Node, Shape, Shape], Iterable[Pair]], first: int = 0) -> EquationRule:
+    """Make a rule for two adjacent inputs, if their shapes are known."""
 
+    def rule(node: ir.Node, shapes: Shapes) -> Iterable[Pair]:
+        a, b = shapes[first : first + 2]
+        return pairs(node, a, b) if a and b else ()
 
-def _gemm(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    a, b = shapes[:2]
-    if a and b:
-        yield a[0 if whole(node, "transA", 0) else 1], b[1 if whole(node, "transB", 0) else 0]
-
-
-def _conv(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    x, weight = shapes[:2]
-    if x and weight:
-        yield x[1], weight[0] if node.op_type == "ConvTranspose" else weight[1] * whole(node, "group", 1)
-
-
-def _norm(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    x, scale = shapes[:2]
-    if x and scale and len(scale) == 1:
-        yield x[1], scale[0]
-
-
-def _layer_norm(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    x, scale = shapes[:2]
-    if x and scale:
-        yield from zip(reversed(x), reversed(scale))
+    return rule
 
 
 def _concat(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
@@ -222,12 +201,6 @@ def _recurrent(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
                 yield state[batch], x[batch]
 
 
-def _scattered(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    indices, updates = shapes[1:3]
-    if indices and updates:
-        yield from zip(indices, updates)
-
-
 def _attention(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
     q, k, v = shapes[:3]
     if q and k and v and len(q) == len(k) == len(v):
@@ -237,20 +210,25 @@ def _attention(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
                 yield past[0], q[0]
 
 
-def _rois(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    if shapes[1] and shapes[2]:
-        yield shapes[1][0], shapes[2][0]
-
-
-EQUATION_RULES: dict[str, Callable[[ir.Node, Shapes], Iterator[Pair]]] = {
-    "MatMul": _product, "MatMulInteger": _product, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _conv,
-    "ConvInteger": _conv,
-    "BatchNormalization": _norm, "InstanceNormalization": _norm, "LayerNormalization": _layer_norm,
-    "RMSNormalization": _layer_norm, "Concat": _concat, "Reshape": _reshape,
-    "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent,
-    "ScatterElements": _scattered, "Attention": _attention,
-    "RoiAlign": _rois,
-}  # fmt: skip
+EQUATION_RULES: dict[str, EquationRule] = {
+    **dict.fromkeys(("MatMul", "MatMulInteger"), _two(lambda node, a, b: [(a[-1], b[-2] if len(b) > 1 else b[-1])])),
+    "Gemm": _two(lambda node, a, b: [(a[1 - bool(whole(node, "transA"))], b[int(bool(whole(node, "transB")))])]),
+    **dict.fromkeys(("Conv", "ConvInteger"), _two(lambda node, x, w: [(x[1], w[1] * whole(node, "group", 1))])),
+    "ConvTranspose": _two(lambda node, x, w: [(x[1], w[0])]),
+    **dict.fromkeys(
+        ("BatchNormalization", "InstanceNormalization"),
+        _two(lambda node, x, scale: [(x[1], scale[0])] if len(scale) == 1 else []),
+    ),
+    **dict.fromkeys(
+        ("LayerNormalization", "RMSNormalization"), _two(lambda node, x, scale: zip(reversed(x), reversed(scale)))
+    ),
+    "Concat": _concat,
+    "Reshape": _reshape,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    "ScatterElements": _two(lambda node, indices, updates: zip(indices, updates), first=1),
+    "Attention": _attention,
+    "RoiAlign": _two(lambda node, rois, indices: [(rois[0], indices[0])], first=1),
+}
 
 
 # ---- what follows ----------------------------------------------------------------------------------------------------
@@ -260,8 +238,8 @@ def solved(equations: Iterable[Equation], free: Mapping[str, int]) -> dict[str, 
     """Solve equations for named dims. Certain equations come first.
 
     Args:
-        free: the names that equations are solved for, each with its place in the order of inputs: later ones are
-            expressions of earlier ones. An equation that has other names, too, says nothing.
+        free: the names that equations are solved for, with their places in the order of inputs. Later names become
+            expressions of earlier ones. Equations with other names are ignored.
     """
     found: dict[str, Dim] = {}
     for equation in sorted(equations, key=lambda e: e.or_one):

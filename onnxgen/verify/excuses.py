@@ -12,7 +12,7 @@ from onnxgen.verify import feeds as drawing
 from onnxgen.verify import torch_side
 from onnxgen.verify.compare import MAX_SLACK_PART, slack_of
 from onnxgen.verify.freedom import FLOAT32_NOISE, HALF_NOISE, NOISE, Freedom, explained
-from onnxgen.verify.oracle import Onnxruntime, Oracle, Refused
+from onnxgen.verify.oracle import Answer, Onnxruntime, Refused
 from onnxgen.verify.report import Run
 from onnxgen.verify.stepwise import stepwise
 
@@ -22,20 +22,19 @@ if TYPE_CHECKING:
     from onnxgen.verify.check import Check
 
 NUDGED_RUNS = 3  # runs of the oracle on changed inputs, which measure the conditioning of an output
-_Given = tuple[Any, Oracle, list[Any]]  # (sizes, seed and inputs), the oracle that ran them, and its outputs
 
 
-def conditioning(check: Check, run: Run, given: _Given, expected: list[Any], got: list[Any]) -> None:
-    """Ignore differences that rounding explains: the oracle's outputs move as much when inputs change in their last
+def conditioning(check: Check, run: Run, given: Answer, expected: list[Any], got: list[Any]) -> None:
+    """Ignore differences that rounding explains: the oracle's outputs change as much when inputs change in their last
     bits.
 
     A saturated softmax, the normalisation of nearly equal numbers or a rounding to integers amplify the rounding errors
-    in which any two correct implementations differ.
+    by which any two correct implementations differ.
     """
-    (_, seed, feeds), oracle, _ = given
+    oracle, seed = given.oracle, given.seed
     precision = max([FLOAT32_NOISE, *(HALF_NOISE.get(dtype, 0.0) for dtype in check.halves)])
     try:
-        others = [oracle.run(drawing.nudged(feeds, precision, seed + i)) for i in range(NUDGED_RUNS)]
+        others = [oracle.run(drawing.nudged(given.feeds, precision, seed + i)) for i in range(NUDGED_RUNS)]
     except Refused:
         return
     for i, (name, e, g) in enumerate(zip(check.graph.outputs, expected, got, strict=True)):
@@ -52,13 +51,13 @@ def conditioning(check: Check, run: Run, given: _Given, expected: list[Any], got
             run.outputs[i] = again
 
 
-def freedom(check: Check, network: nn.Module, run: Run, given: _Given, expected: list[Any], got: list[Any]) -> None:
+def freedom(check: Check, network: nn.Module, run: Run, given: Answer, expected: list[Any], got: list[Any]) -> None:
     """Ignore differences that other answers of onnxruntime show as well.
 
-    Where these answers are so far apart that they would hide a wrong module, it is compared step by step.
+    If these answers differ so much that they could hide a wrong module, the module is compared step by step.
     """
-    (_, seed, feeds), oracle, _ = given
-    if not isinstance(oracle, Onnxruntime) or run.agrees:
+    feeds, seed = given.feeds, given.seed
+    if not isinstance(given.oracle, Onnxruntime) or run.agrees:
         return
     dtype = str(check.cast).removeprefix("torch.")
     dtype = dtype if dtype in HALF_NOISE else ""

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.dims import Dim, evaluate
 from onnxgen.shapes.info import Info
 from onnxgen.verify.graph import Graph, Role
-from onnxgen.verify.sizes import Sizes, dim_size
+from onnxgen.verify.sizes import Sizes
 
 MAX_NUDGE_ULPS = 4.0  # largest change by `nudged`, in units in the last place
 SPREADS = ("plain", "wide", "faint")  # distributions, in turn, for inputs that accept any value
 FAINT_DEVIATION = 0.05  # standard deviation of faint numbers, which do not saturate gates and softmax
-# The deviation of numbers that shall fill a range, as a part of its width: three of them reach its ends. Even numbers
-# are from its inner half: all over it they vary more than what a range is made for, and whatever follows saturates.
+# The standard deviation of numbers that fill a range, as a part of its width: three deviations reach its ends. Uniform
+# numbers are drawn from its inner half. Over all of it they would vary more than real data, and later layers saturate.
 FILLS = {"plain": 1 / 6, "faint": 1 / 24}
 CAUTIOUS = ("masks", "small", "ones", "zeros")  # tried if the oracle refuses the others
 UNRANKED = ((2, 3), (4,), (2, 3, 4), (), (1, 3, 8, 8))  # shapes tried for inputs of unknown rank
@@ -48,14 +49,16 @@ def draw(
 ) -> dict[str, Any]:
     """Draw one value for each input: an array, a list of arrays for a sequence, None for an absent optional.
 
-    It depends on nothing but the arguments: each input has a generator seeded by its name and `seed`. `ranges`: of
-    inputs of floats that shall fill one, the least and the largest number. `unranked`: which of `UNRANKED` inputs of
-    unknown rank have, counted from the one that the seed says.
+    The result depends only on the arguments: each input has a generator seeded by its name and `seed`.
+
+    Args:
+        ranges: the smallest and largest number of float inputs that shall fill a range.
+        unranked: index into `UNRANKED` of the shape of inputs of unknown rank, relative to the seed.
     """
     feeds: dict[str, Any] = {}
     for name, type_, facts in graph.inputs:
         rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
-        shape = tuple(dim_size(d, candidate) for d in _shape(facts.shape, graph.roles[name].shape, seed + unranked))
+        shape = tuple(evaluate(d, candidate) for d in _shape(facts.shape, graph.roles[name].shape, seed + unranked))
         dtype = facts.dtype or ir.DataType.FLOAT
         if facts.kind in ("map", "maps"):
             found = [_map(rng, facts, graph.roles[name], spread) for _ in range(3 if facts.kind == "maps" else 1)]
@@ -123,8 +126,7 @@ def _array(
         return np.asarray(rng.random(shape) < 0.5)
     if role.compared and math.prod(shape) == 1 and spread in SPREADS and dtype.is_integer():
         # one number that selects a branch: the constants it is compared with, and others, in turn
-        choices = list(role.compared)
-        return np.full(shape, choices[turn % len(choices)]).astype(dtype.numpy())
+        return np.full(shape, role.compared[turn % len(role.compared)]).astype(dtype.numpy())
     low, high = _range(dtype, role, candidate, spread)
     if role.distinct is not None:
         return _distinct(rng, shape, role.distinct, high).astype(dtype.numpy())
@@ -182,10 +184,8 @@ def _distinct(rng: np.random.Generator, shape: tuple[int, ...], axes: tuple[int,
 def _known(bounds: list[Dim], candidate: Sizes) -> list[int]:
     found = []
     for bound in bounds:
-        try:
-            found.append(dim_size(bound, candidate))
-        except Exception:
-            continue
+        with suppress(Exception):
+            found.append(evaluate(bound, candidate))
     return found
 
 

@@ -1,8 +1,8 @@
-"""The oracle's freedom: other answers that it gives to the same inputs, and that are as correct as the first.
+"""Other answers of the oracle to the same inputs, which are as correct as the first.
 
-onnxruntime computes a file in another order with its optimisations on, quantises activations where a node's
-`accuracy_level` allows it, and rounds every result. What a module differs by is nothing but rounding where the oracle
-moves as much by these. Each answer is computed; no tolerance is loosened.
+onnxruntime computes in another order with optimisations on, quantises activations if a node's `accuracy_level` allows
+it, and rounds every result. If the oracle's own answers differ as much because of these, a module's difference is
+rounding. Each answer is computed; no tolerance is loosened.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 
 from onnxgen.graph.catalogue import having
 from onnxgen.graph.traits import RECURRENT
+from onnxgen.reader.protos import every_node
 from onnxgen.verify.compare import SLACK_FACTOR, Tolerance
 from onnxgen.verify.convert import widened
-from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
+from onnxgen.verify.oracle import Onnxruntime, Refused, copied
 
 NOISY_VARIANTS = 4  # number of variants with noise in every operator's result
 FLOAT32_NOISE = 2.0**-23  # relative noise for float32: the effect of one rounding, up or down
 HALF_NOISE = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same for 16-bit types
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 _HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
-
-
 NOISE = "with noise"  # name of the variants with noise
 
 
@@ -67,8 +66,8 @@ class Freedom:
 
 def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which no node may quantise its activations (`accuracy_level`)."""
-    made = _copied(model)
-    for node in proto_nodes(made):
+    made = copied(model)
+    for node in every_node(made):
         for attribute in node.attribute:
             if attribute.name == "accuracy_level":
                 attribute.i = 0
@@ -78,10 +77,10 @@ def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
 def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: str) -> onnx.ModelProto:
     """Return a copy in which each floating point result of the main graph is multiplied by numbers close to 1.
 
-    So is what goes into a recurrent layer, which rounds in every step. Where the module computes in a type of half
-    precision, the numbers are as far from 1 as rounding to it goes, and weights are multiplied, too: they are rounded.
+    The inputs of recurrent layers are multiplied too, since these round in every step. If the module computes in half
+    precision, the numbers differ from 1 by its rounding error, and weights are multiplied too, since they are rounded.
     """
-    made = _copied(model)
+    made = copied(model)
     outputs = {value.name for value in made.graph.output}
     nodes: list[onnx.NodeProto] = []
 
@@ -89,7 +88,7 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
         unit = max(HALF_NOISE.get(dtype, FLOAT32_NOISE), HALF_NOISE.get(_HALVES.get(kind, ""), FLOAT32_NOISE))
         nodes.extend(_with_noise(exact, name, kind, unit, float(seed * 7919 + len(nodes))))
 
-    scales = {name for node in proto_nodes(made) if node.op_type in ("Resize", "Upsample") for name in node.input[1:]}
+    scales = {name for node in every_node(made) if node.op_type in ("Resize", "Upsample") for name in node.input[1:]}
     inputs = {value.name: value for value in made.graph.input}
     for weight in made.graph.initializer if dtype in HALF_NOISE else ():
         if weight.data_type not in _FLOATS or not weight.dims or weight.name in scales:
@@ -129,21 +128,13 @@ def _with_noise(exact: str, name: str, kind: int, unit: float, seed: float) -> l
     return nodes
 
 
-def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    return made
-
-
 def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Tolerance) -> float | None:
     """Return the spread of the oracle's answers if `got` differs from the first by no more than that, else None.
 
-    The part of the output in root mean square; None if `got` differs more. A wrong answer could hide in more than
-    `compare.MAX_SLACK_PART`.
-
-    Integers: each element is one that some answer has there. Floats: the differences, the largest first, are at most
-    `SLACK_FACTOR` times those of the answers, the largest first. What is within the tolerance needs no
-    explanation, however still the answers are there.
+    The spread is a part of the output's size, in root mean square. A wrong answer could hide in a spread above
+    `compare.MAX_SLACK_PART`. Integers must equal those of some answer, element by element. The differences of floats,
+    sorted by size, must be at most `SLACK_FACTOR` times those of the answers; differences within the tolerance do not
+    count.
     """
     arrays = [v for v in (expected, got, *others) if isinstance(v, np.ndarray)]
     if len(arrays) < len(others) + 2 or not others or any(v.shape != arrays[0].shape for v in arrays):

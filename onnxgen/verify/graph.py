@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a, known
-from onnxgen.graph.nodes import subgraphs
+from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.traits import COMPARISON, MOVES, RANDOM
 from onnxgen.options import Options
 from onnxgen.reader.cut import types_of
@@ -29,25 +29,15 @@ PRODUCTS = re.compile(
 STRAIGHT_THROUGH = re.compile(r"Quant|^Q[A-Z]|Integer$")  # operators that round to integers
 HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
-# index of the input with the indices, which must be below a dim of input 0
-INDEXES = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1, "ScatterND": 1}
+# operators whose input 1 has indices, which must be below a dim of input 0
+INDEXES = frozenset("Gather GatherElements GatherND ScatterElements Scatter ScatterND".split())
 # inputs that act as sizes, counts or positions, and need small positive numbers
 SIZE_INPUTS = {
-    "Reshape": {1},
-    "Expand": {1},
-    "ConstantOfShape": {0},
+    **dict.fromkeys("Reshape Expand Tile TopK OneHot Split Pad Trilu CenterCropPad".split(), {1}),
+    **dict.fromkeys(("ConstantOfShape", "Loop"), {0}),
     "Range": {0, 1, 2},
-    "Tile": {1},
-    "TopK": {1},
     "Resize": {2, 3},
-    "OneHot": {1},
-    "Loop": {0},
-    "Split": {1},
-    "Pad": {1},
-    "Trilu": {1},
-    "CenterCropPad": {1},
 }
-MODES = {"Dropout": {2}}
 
 
 @dataclass
@@ -56,17 +46,18 @@ class Role:
 
     Attributes:
         bounds: dims that the elements index, so they must lie below each of them.
+        indexes: they are indices.
         size: they act as a size or a count.
         mode: they switch training mode.
-        compared: integers to try because a branch may hang on them: constants that they are compared with, first, and
-            neighbours of these.
-        keys: that a map is asked for.
-        least: integers are this at the least.
-        distinct: the axes, from one up to another, along which no two indices are equal; None where they may be.
-        categories: words or integers that an encoder knows, and others if it takes them.
-        shape: of an input of unknown rank, what an operator takes that it goes to; None if none says so.
-        reshapes: the rank of what it is the new shape of; None if it is none.
-        counted: it is a mask whose ones are how many keys each row has: all of them, or caches hold anything.
+        compared: integers to try, since a branch may depend on them: first constants that they are compared with, then
+            the neighbours of these.
+        keys: the keys that are looked up in a map.
+        least: lower limits of integers.
+        distinct: the axes, from one up to another, along which no two indices are equal; None if they may be.
+        categories: words or integers that an encoder knows, and others if it accepts them.
+        shape: for an input of unknown rank, a shape that its operators accept; None if unknown.
+        reshapes: if it is the shape input of a Reshape, the rank of the reshaped tensor; else None.
+        counted: it is a mask whose ones are counted as the keys of each row. All must be 1, or caches hold garbage.
     """
 
     bounds: list[Dim] = field(default_factory=list)
@@ -92,18 +83,19 @@ class Graph:
         roles: by input name.
         outputs: names, in order.
         random: outputs whose values differ from run to run.
-        trains_norm, keeps_norm: it has a BatchNormalization that records training mode; one that does not.
-        trains_dropout: it has a Dropout that records training mode.
+        trains_norm: it has a BatchNormalization in training mode.
+        keeps_norm: it has a BatchNormalization in evaluation mode.
+        trains_dropout: it has a Dropout in training mode.
         branches: it has control flow, so a run need not reach every parameter.
         chooses: it has an If, so a run takes one of two branches.
         halves: the half precision types it computes in.
-        multiplies_bytes: it multiplies integers of 8 bits.
-        straight_through: it rounds to integers, which a module passes gradients straight through.
-        windows: dynamic sizes that a pool or a convolution slides over, each with the least that holds a window.
+        multiplies_bytes: it multiplies 8-bit integers.
+        straight_through: it rounds to integers; the module passes gradients straight through.
+        windows: dynamic sizes under a pool or convolution, each with the smallest that holds its window.
         known: named dims that are expressions of others.
-        equations: what else it asks of its sizes.
-        argument_types: ONNX's type of each argument that is a tensor.
-        types: ONNX's element type of every value of the main graph, as far as it is known.
+        equations: other equations between its dims.
+        argument_types: the ONNX type of each argument that is a tensor.
+        types: the ONNX element type of each value of the main graph, if known.
     """
 
     inputs: list[tuple[str, ir.TypeProtocol | None, Info]]
@@ -149,19 +141,18 @@ def examine(model: ir.Model, options: Options) -> Graph:
     tensors = [v.name or "" for v, facts in zip(arguments, declared) if facts.kind == "tensor" and facts.dtype]
     found.argument_types = types_of(graph, tensors)
     found.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
-    for node in every_node(graph):
+    nodes = all_nodes(graph)
+    found.multiplies_bytes = any(PRODUCTS.fullmatch(node.op_type) for node in nodes)
+    found.straight_through = any(STRAIGHT_THROUGH.search(node.op_type) for node in nodes)
+    found.chooses = any(node.op_type == "If" for node in nodes)
+    found.branches = any(True for node in nodes for _ in subgraphs(node))
+    used = [*arguments, *(v for node in nodes for v in (*node.inputs, *node.outputs))]
+    types = {v.dtype for v in used if v is not None}
+    types |= {ir.DataType(node.attributes["to"].as_int()) for node in nodes if node.op_type == "Cast"}
+    found.halves = {dtype for dtype in HALVES if dtype in types}
+    for node in nodes:
         _note_mode(found, node, node.version or opset)
         found.windows.extend(_windows(node))
-        found.multiplies_bytes = found.multiplies_bytes or bool(PRODUCTS.fullmatch(node.op_type))
-        found.straight_through = found.straight_through or bool(STRAIGHT_THROUGH.search(node.op_type))
-        found.chooses = found.chooses or node.op_type == "If"
-        found.branches = found.branches or any(True for _ in subgraphs(node))
-        for value in (*node.inputs, *node.outputs):
-            if value is not None and value.dtype in HALVES:
-                found.halves.add(ir.DataType(value.dtype))
-        if node.op_type == "Cast" and ir.DataType(node.attributes["to"].as_int()) in HALVES:
-            found.halves.add(ir.DataType(node.attributes["to"].as_int()))
-    found.halves.update(ir.DataType(v.dtype) for v in arguments if v.dtype in HALVES)
     return found
 
 
@@ -176,20 +167,12 @@ def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equ
     equations: list[Equation] = []
     for _ in range(PROPAGATION_ROUNDS if names else 0):
         propagate(graph, options, known)
-        equations = list(dict.fromkeys(asked(every_node(graph))))
+        equations = list(dict.fromkeys(asked(all_nodes(graph))))
         new = solved(equations, {name: place for name, place in names.items() if name not in known})
         if not new:
             break
         known = {name: substitute(dim, new) for name, dim in known.items()} | new
     return known, equations
-
-
-def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the nodes of a graph and its subgraphs."""
-    for node in graph:
-        yield node
-        for subgraph in subgraphs(node):
-            yield from every_node(subgraph)
 
 
 def _note_mode(found: Graph, node: ir.Node, opset: int) -> None:
@@ -251,14 +234,13 @@ def _ints(node: ir.Node, name: str) -> list[int]:
     return [] if attribute is None else list(attribute.as_ints())
 
 
-def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Value]:
+def _tainted(graph: ir.Graph) -> set[ir.Value | None]:
     """Return the values that depend on a random operator."""
-    tainted: set[ir.Value] = set(outer or ())
+    tainted: set[ir.Value | None] = set()
     for node in graph:
-        inside = any(
-            is_a(n, RANDOM) or any(v in tainted for v in n.inputs) for s in subgraphs(node) for n in every_node(s)
-        ) or any(v in tainted for s in subgraphs(node) for v in s.outputs)
-        if inside or is_a(node, RANDOM) or any(v in tainted for v in node.inputs):
+        nodes = [node, *(n for s in subgraphs(node) for n in all_nodes(s))]
+        passed = [v for s in subgraphs(node) for v in s.outputs] + [v for n in nodes for v in n.inputs]
+        if any(is_a(n, RANDOM) for n in nodes) or not tainted.isdisjoint(passed):
             tainted.update(node.outputs)
     return tainted
 
@@ -286,9 +268,9 @@ def _role(value: ir.Value) -> Role:
             elif position in SIZE_INPUTS.get(node.op_type, ()):
                 role.size = True
                 role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" and current is value else None
-            elif position in MODES.get(node.op_type, ()):
+            elif node.op_type == "Dropout" and position == 2:
                 role.mode = True
-            elif INDEXES.get(node.op_type) == position:
+            elif node.op_type in INDEXES and position == 1:
                 role.indexes = True
                 role.bounds.extend(_bounds(node))
             elif node.op_type in ("DictVectorizer", "CastMap"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from onnxgen.weights.stored import stored
 from onnxgen.weights.streamed import read_header
 
 _INDEX = ".index.json"
+Found = TypeVar("Found")
 FOLDED = 1e-5  # allowed relative difference of weights into which a norm is folded again
 
 
@@ -36,20 +37,22 @@ def sidecar_of(space: Mapping[str, Any]) -> Path | None:
     return weights.with_name(weights.name.removesuffix(_INDEX)) if isinstance(weights, Path) else None
 
 
+def noted(space: Mapping[str, Any], key: str, parse: Callable[[str], Found]) -> Found | None:
+    """Return an entry of the metadata of a generated file's weights, or None if it has none."""
+    try:
+        return parse(metadata_of(space)[key])
+    except (OnnxgenError, KeyError, TypeError, ValueError):
+        return None
+
+
 def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the recorded weight provenance (`provenance.way_back`), or None if the sidecar has none."""
-    try:
-        return json_object(metadata_of(space)["wayback"])
-    except (OnnxgenError, KeyError, ValueError):
-        return None
+    return noted(space, "wayback", json_object)
 
 
 def approximation_of(space: Mapping[str, Any]) -> Approximation | None:
     """Return the recorded approximation of a quantised file, or None if there is none."""
-    try:
-        return Approximation.from_json(metadata_of(space)[APPROXIMATION])
-    except (OnnxgenError, KeyError, ValueError):
-        return None
+    return noted(space, APPROXIMATION, Approximation.from_json)
 
 
 def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
@@ -63,7 +66,7 @@ def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def other_file(path: Path, graph: Graph, space: Mapping[str, Any], module: str) -> list[str]:
-    """Return a note if a module was generated from a file with contents other than those at `path`.
+    """Return a note if a module was generated from a file with other contents than the one at `path`.
 
     Raises:
         OnnxgenError: that file has other inputs or outputs, so there is nothing to compare.
@@ -123,18 +126,16 @@ def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Op
     expected = pipeline.build(path, options, out).tensors
     differences = [f"tensor {key}: missing in the weights file" for key in expected if key not in found]
     differences += [f"tensor {key}: not in the ONNX file" for key in found if key not in expected]
-    for key in expected.keys() & found.keys():
-        why = _difference(expected[key], found[key])
-        if why:
-            differences.append(f"tensor {key}: {why}")
+    both = expected.keys() & found.keys()
+    differences += [f"tensor {key}: {why}" for key in both if (why := _difference(expected[key], found[key]))]
     return Integrity(len(found), sorted(differences))
 
 
 def compare_recorded(path: Path, space: Mapping[str, Any], options: Options) -> list[str]:
-    """Return the file's tensors that differ from a module's weights when these are converted back by their own record.
+    """Return the file's tensors that differ from a module's weights, converted back as the sidecar records.
 
-    Nothing is generated for it. Parts that a norm was folded into are equal up to rounding, all else bit for bit. It is
-    empty where there is no sidecar, or the sidecar has no record.
+    Tensors with a folded norm are compared up to rounding, all others bit for bit. The list is empty without a sidecar
+    or a record. Nothing is generated.
     """
     record, sidecar = record_of(space), sidecar_of(space)
     if record is None or sidecar is None:
@@ -151,15 +152,12 @@ def compare_recorded(path: Path, space: Mapping[str, Any], options: Options) -> 
             continue
         original = np.asarray(tensor.numpy())
         rtol = FOLDED if any("fold" in part for part in parts) else 0.0
-        for i in range(len(entries)):
-            try:
-                back = np.asarray(rebuild(record, name, tensors.__getitem__, original, i))
-            except (OnnxgenError, KeyError):
-                found.append(name)
-                break
-            if not _is(original, back, rtol):
-                found.append(name)
-                break
+        try:
+            copies = [np.asarray(rebuild(record, name, tensors.__getitem__, original, i)) for i in range(len(entries))]
+        except (OnnxgenError, KeyError):
+            copies = [np.empty(0)]
+        if not all(_is(original, back, rtol) for back in copies):
+            found.append(name)
     return found
 
 

@@ -15,11 +15,12 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.reader.cut import Cut, cut_graph
+from onnxgen.reader.protos import every_node, opset_of
 
-# Without it, sums of products of uint8 and int8 saturate at 16 bits on processors that have AVX2, but no VNNI. It is a
-# rewriting of the graph, which needs the weights in the file, and optimisations.
+# Without it, sums of products of uint8 and int8 saturate at 16 bits on processors with AVX2 but without VNNI. It
+# rewrites the graph, so it needs optimisations, and the weights in the file.
 EXACT = ("session.x64quantprecision", "1")
 FOLDER = "session.model_external_initializers_file_folder_path"
 TIMEOUT_SECONDS = 300.0  # seconds for one run; a loop's trip count can be an input
@@ -44,8 +45,31 @@ class Oracle(Protocol):
     def run(self, feeds: Mapping[str, Any]) -> list[Any]: ...
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Inputs that an oracle accepted, with its outputs.
+
+    Attributes:
+        sizes: of dynamic dims, by name.
+        seed: the seed of the inputs.
+        feeds: the inputs by name.
+    """
+
+    sizes: dict[str, int]
+    seed: int
+    feeds: dict[str, Any]
+    oracle: Oracle
+    outputs: list[Any]
+
+
 class Onnxruntime:
-    """onnxruntime on the CPU with graph optimisations off, or on; on all cores, or on one; `exact`: see `EXACT`.
+    """onnxruntime on the CPU.
+
+    Args:
+        changed: the model, if it is not the file itself.
+        optimised: graph optimisations are on.
+        alone: it runs on one core.
+        exact: see `EXACT`.
 
     Raises:
         Refused: it can't load the model.
@@ -72,7 +96,7 @@ class Onnxruntime:
         if changed is not None:
             model = changed.SerializeToString()
         ways = [{"optimised": optimised}]
-        if optimised or exact:  # without it where it makes products of two types that there is no kernel for
+        if optimised or exact:  # it may make products of types that have no kernel; then do without
             ways.insert(0, {"optimised": optimised, "exact": True})
         for way in ways:
             options = _session_options(None if changed is None else path, alone=alone, **way)
@@ -172,8 +196,8 @@ class Reference:
         from onnx.reference import ReferenceEvaluator
 
         model = changed if changed is not None else onnx.load(path)
-        opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-        wrong = {n.op_type for n in proto_nodes(model) if opset < _REFERENCE_IS_WRONG.get(n.op_type, 0)}
+        opset = opset_of(model)
+        wrong = {n.op_type for n in every_node(model) if opset < _REFERENCE_IS_WRONG.get(n.op_type, 0)}
         if wrong:
             raise Refused(
                 f"onnx.reference computes {', '.join(sorted(wrong))} of opset {opset} by the rules of a later opset"
@@ -213,7 +237,7 @@ def oracles(
         without_dropout: compare a copy of the model in which no Dropout drops anything.
         part: the part of the network that is compared.
         exact: the model multiplies bytes by signed bytes (see `EXACT`).
-        new_ops: what plugins say of their operators (`plugins.evaluating`), for onnx's evaluator.
+        new_ops: the references of plugins' operators (`plugins.evaluating`), for onnx's evaluator.
     """
     changed = proto(path, without_dropout=without_dropout, part=part) if without_dropout or part else None
     kinds: list[tuple[str, Callable[..., Oracle]]]
@@ -241,7 +265,7 @@ def proto(path: Path, *, without_dropout: bool, part: ModelPart | None = None) -
         raise OnnxgenError(f"{path}: {_line(error)}") from None
     if part is not None:
         cut_graph(model.graph, part.cut, part.types)
-    for node in proto_nodes(model):
+    for node in every_node(model):
         if node.op_type != "Dropout" or not without_dropout:
             continue
         if len(node.input) > 2:
@@ -255,16 +279,13 @@ def proto(path: Path, *, without_dropout: bool, part: ModelPart | None = None) -
 
 
 def intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return all floating point and boolean values of the main graph, as onnxruntime computes them.
-
-    `model` gets all of them as outputs.
-    """
+    """Return all floating point and boolean values of the main graph, as onnxruntime computes them."""
+    model = copied(model)
     known = {value.name for value in model.graph.output}
     names = [n for node in model.graph.node for n in node.output if n and n not in known]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     try:
-        session = Onnxruntime(path, model, ())
-        found = session.run(feeds)
+        found = Onnxruntime(path, model, ()).run(feeds)
     except Refused:
         return {}
     named = zip((value.name for value in model.graph.output), found, strict=True)
@@ -278,22 +299,11 @@ def nan_node(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> on
     return next((node for node in model.graph.node if not bad.isdisjoint(node.output)), None)
 
 
-def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield every node of a model: of its graph, of subgraphs and of local functions."""
-
-    def walk(nodes: Any) -> Iterator[onnx.NodeProto]:
-        for node in nodes:
-            yield node
-            for attribute in node.attribute:
-                for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                    yield from walk(graph.node)
-
-    yield from walk(model.graph.node)
-    for function in model.functions:
-        yield from walk(function.node)
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    return made
 
 
 def _line(error: BaseException) -> str:
-    """Return an error as one printable line, since it may quote names from the file."""
-    text = "".join(c if c.isprintable() else " " for c in str(error))
-    return " ".join(text.split())[:300] or type(error).__name__
+    return one_line(error) or type(error).__name__

@@ -14,12 +14,12 @@ class OutputCheck:
         name: the output's name in the ONNX file.
         expected, got: dtype and shape, `float32 [2, 10]`.
         absolute: the largest difference between finite elements.
-        relative: the largest part of what was expected that such a difference is, of elements that are not 0; None if
-            only elements differ that should be 0, or `limit` is what counts.
-        compared: "values", or "shape and dtype" where the graph draws random numbers.
-        why: what is different; empty if nothing is.
-        rms, limit: the difference in root mean square, and what it may be, of a module that approximates a quantised
-            file; None of any other.
+        relative: the largest difference relative to the expected element, of elements that are not 0; None if only
+            elements differ that should be 0, or if `limit` counts instead.
+        compared: "values", or "shape and dtype" if the graph draws random numbers.
+        why: the difference; empty if there is none.
+        rms: for a module that approximates a quantised file, the difference in root mean square; else None.
+        limit: the largest `rms` that is allowed; else None.
     """
 
     name: str
@@ -42,9 +42,9 @@ class Run:
     """The comparison on one set of inputs.
 
     Attributes:
-        seed: what the inputs were drawn with.
+        seed: the seed of the inputs.
         inputs: dtype and shape of each, by name.
-        sizes: of the dynamic dims, by symbol.
+        sizes: the sizes of dynamic dims, by symbol.
         oracle: "onnxruntime" or "onnx.reference".
         outputs: in graph order; empty if the module failed.
         error: why the module failed where the oracle did not.
@@ -67,18 +67,18 @@ class Gradients:
     """The results of the backward passes (of the sum of all floating-point outputs).
 
     Attributes:
-        parameters: how many the module has that require a gradient.
-        reached: how many of them got a finite gradient in some run.
-        missing: those that got none in any run although the ONNX graph's differentiable part reaches them.
-        unreached: those that got none, where the graph gives a reason (a branch not taken, asked for by the user,
-            no part of the ONNX file).
+        parameters: the number of parameters that require a gradient.
+        reached: the number of them that got a finite gradient in some run.
+        missing: those that got none in any run, although the ONNX graph's differentiable part reaches them.
+        unreached: those that got none for a reason (a branch not taken, the user's choice, not in the ONNX file).
         not_finite: those with an infinite or NaN gradient while every output was finite.
         error: why a backward pass failed.
-        groups: of parameters and inputs whose gradients can be held to differences (`onnxgen.verify.directions`).
-        held: how many of them were, and agree.
-        wrong: those that part, with both numbers.
-        unclear: those of which the differences of both sides part, too, and the gradient is not between them.
-        not_compared: how many groups were left out, as the time for this was over (`directions.MAX_SECONDS`).
+        groups: the number of groups of parameters and inputs whose gradients can be compared with finite differences
+            (`onnxgen.verify.directions`).
+        held: the number of groups that agree.
+        wrong: the groups that differ, with both numbers.
+        unclear: the groups whose differences of both sides differ, with a gradient that is not between them.
+        not_compared: the number of groups that were left out, as time ran out (`directions.MAX_SECONDS`).
     """
 
     parameters: int = 0
@@ -116,9 +116,9 @@ class Located:
 
     Attributes:
         node: the name of the ONNX node, or of its first output if it has none.
-        op_type: what it is.
-        line: of the module; 0 if it is the weights that differ.
-        absolute: the largest difference of that result; NaN of weights and of a right result at a wrong place,
+        op_type: its operator.
+        line: the line of the module; 0 if weights differ.
+        absolute: the largest difference of that result; NaN for weights and for a right result in a wrong place,
             infinite if the shapes differ.
     """
 
@@ -133,17 +133,17 @@ class VerifyReport:
     """The result of `verify`.
 
     Attributes:
-        model, module: what was compared.
-        mode: "eval", or "training" where the graph records that.
+        model, module: the names of both.
+        mode: "eval", or "training" if the graph records that.
         tolerance: in words.
-        runs: one for each set of inputs; never one that the oracle refused.
+        runs: one for each set of inputs, without those that the oracle refused.
         gradients: see `Gradients`.
         integrity: see `Integrity`; None if not asked for.
-        moved: the file's tensors that the module's weights do not hold.
+        moved: the file's tensors that differ from the module's weights.
         located: see `Located`; None if not asked for, or not found.
-        notes: what could not be compared, was refused by the oracle, or is good to know.
-        untold: outputs that a wrong module could have had, too, as they vary no more than rounding to integers explains
-            (`onnxgen.verify.telling`), or move as much where the oracle only rounds otherwise; each with the reason.
+        notes: what could not be compared, what the oracle refused, and other information.
+        untold: outputs for which a wrong module could pass, with the reason: they vary no more than rounding to
+            integers explains (`onnxgen.verify.telling`), or the oracle's own rounding changes them as much.
     """
 
     model: str

@@ -1,6 +1,6 @@
-"""The ranges of numbers that operators accept at inputs that index, count or divide.
+"""The ranges of numbers that operators accept for inputs that are indices, counts or divisors.
 
-A random number there is refused by the oracle, or worse: it is taken, and means nothing.
+The oracle refuses a random number there, or worse, accepts it and computes nonsense.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.shapes.dims import Dim, Sym, dim_min
+from onnxgen.shapes.dims import Dim, Sym, dim_min, product
 from onnxgen.shapes.info import Shape, info
 from onnxgen.verify.equations import whole
 
@@ -20,9 +20,9 @@ class Range:
     """The range of values that an operator takes at an input.
 
     Attributes:
-        least: the least number.
-        below: the numbers are below this; None where only `least` counts.
-        distinct: axes, from one up to another, along which no two are equal, or the order of writing decides.
+        least: the smallest number.
+        below: the numbers are below this; None if they have no upper limit.
+        distinct: axes, from one up to another, along which numbers must differ, since else the order of writing counts.
     """
 
     least: Dim = 0
@@ -59,14 +59,6 @@ def _of(shapes: list[Shape | None], i: int) -> Shape:
     return shape
 
 
-def _lengths(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    return Range(1, _of(shapes, 0)[1 if whole(node, "layout") else 0] + 1)
-
-
-def _reversed(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    return Range(1, _of(shapes, 0)[whole(node, "time_axis")] + 1)
-
-
 def most_keys(node: ir.Node, shapes: list[Shape | None]) -> Dim:
     """Return the largest number of keys of a row of GroupQueryAttention: the cache is full, and no query is padding.
 
@@ -80,21 +72,12 @@ def most_keys(node: ir.Node, shapes: list[Shape | None]) -> Dim:
 
 
 def counts_queries(node: ir.Node) -> bool:
-    """Return True if a GroupQueryAttention is told how many of each row's queries are not padding."""
+    """Return True if a GroupQueryAttention has an input with the number of queries of each row without padding."""
     return node.op_type == "GroupQueryAttention" and len(node.inputs) > 16 and node.inputs[16] is not None
 
 
-def _seqlens(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    return Range(most_keys(node, shapes) - 1, most_keys(node, shapes))
-
-
-def _total_length(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    return Range(most_keys(node, shapes), most_keys(node, shapes) + 1)
-
-
-def _query_seqlens(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    """Return all queries: fewer are allowed, but then onnxruntime returns uninitialised memory for the rest."""
-    return Range(_of(shapes, 0)[1], _of(shapes, 0)[1] + 1)
+def _exactly(number: Dim) -> Range:
+    return Range(number, number + 1)
 
 
 def _padding(node: ir.Node, shapes: list[Shape | None], at: int = 4) -> Range:
@@ -105,10 +88,6 @@ def _padding(node: ir.Node, shapes: list[Shape | None], at: int = 4) -> Range:
     return Range(1, keys[1] + 1)
 
 
-def _mask_index(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    return _padding(node, shapes, 3)
-
-
 def _rotary(node: ir.Node, shapes: list[Shape | None]) -> Range:
     """Return the range of positions of each token, or of the first ones."""
     rows, positions, x = _of(shapes, 2)[0], _of(shapes, 1), _of(shapes, 0)
@@ -116,21 +95,10 @@ def _rotary(node: ir.Node, shapes: list[Shape | None]) -> Range:
     return Range(0, rows - length + 1 if len(positions) == 1 else rows)
 
 
-def _rank(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    return Range(0, len(_of(shapes, 0)))
-
-
-def _inner_axis(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    return Range(1, len(_of(shapes, 0)) - 1)
-
-
 def _plane(node: ir.Node, shapes: list[Shape | None]) -> Range:
     """Return places in a plane, each at most once. The plane is as small as possible: the size of the input."""
     shape = _of(shapes, 0)
-    size: Dim = 1
-    for dim in shape[2:]:
-        size = size * dim
-    return Range(0, size, distinct=(2, len(shape)))
+    return Range(0, product(shape[2:]), distinct=(2, len(shape)))
 
 
 def _scattered(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
@@ -149,13 +117,17 @@ def _scattered_nd(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
 
 
 RANGE_RULES: dict[tuple[str, int], Rule] = {
-    **dict.fromkeys([("LSTM", 4), ("GRU", 4), ("RNN", 4)], _lengths),
-    ("ReverseSequence", 1): _reversed,
-    ("GroupQueryAttention", 5): _seqlens,
-    ("GroupQueryAttention", 6): _total_length,
-    ("GroupQueryAttention", 16): _query_seqlens,
+    **dict.fromkeys(
+        [("LSTM", 4), ("GRU", 4), ("RNN", 4)],
+        lambda node, shapes: Range(1, _of(shapes, 0)[1 if whole(node, "layout") else 0] + 1),
+    ),
+    ("ReverseSequence", 1): lambda node, shapes: Range(1, _of(shapes, 0)[whole(node, "time_axis")] + 1),
+    ("GroupQueryAttention", 5): lambda node, shapes: _exactly(most_keys(node, shapes) - 1),
+    ("GroupQueryAttention", 6): lambda node, shapes: _exactly(most_keys(node, shapes)),
+    # all queries: with fewer, onnxruntime returns uninitialised memory for the rest
+    ("GroupQueryAttention", 16): lambda node, shapes: _exactly(_of(shapes, 0)[1]),
     ("MultiHeadAttention", 4): _padding,
-    ("Attention", 3): _mask_index,
+    ("Attention", 3): lambda node, shapes: _padding(node, shapes, 3),
     ("EmbedLayerNormalization", 0): _rows(2),
     ("EmbedLayerNormalization", 1): _rows(4),
     ("EmbedLayerNormalization", 7): lambda node, shapes: MASK,
@@ -165,8 +137,8 @@ RANGE_RULES: dict[tuple[str, int], Rule] = {
     ("DecoderMaskedMultiHeadAttention", 7): lambda node, shapes: Range(1, _of(shapes, 5)[2]),
     ("RoiAlign", 2): _rows(0),
     ("CropAndResize", 2): _rows(0),
-    ("CumSum", 1): _rank,
-    ("DFT", 2): _inner_axis,
+    ("CumSum", 1): lambda node, shapes: Range(0, len(_of(shapes, 0))),
+    ("DFT", 2): lambda node, shapes: Range(1, len(_of(shapes, 0)) - 1),
     ("MaxUnpool", 1): _plane,
     ("ScatterElements", 1): _scattered,
     ("Scatter", 1): _scattered,

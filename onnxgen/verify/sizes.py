@@ -10,40 +10,16 @@ from pathlib import Path
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.shapes.dims import Dim, evaluate, substitute, symbols
+from onnxgen.shapes.dims import evaluate, substitute, symbols
 from onnxgen.verify.graph import Graph
 
 Sizes = dict[str, int]
 MAX_INPUT_ELEMENTS = 1 << 26  # elements of one input; larger ones are not tried
 USUAL_CANDIDATES = 4  # number of candidates that runs begin with, in turn
-SEARCH_SIZES, MAX_SEARCH_ROWS = (
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    12,
-    16,
-    24,
-    32,
-    64,
-    1,
-), 5000  # sizes of the search, and its number of combinations
-SPATIAL_SIZES = (
-    32,
-    64,
-    128,
-    224,
-    256,
-    512,
-    2048,
-    16000,
-)  # sizes of images, which most networks' strides divide, and of sounds
-
-
-def dim_size(dim: Dim, candidate: Mapping[str, int]) -> int:
-    return dim if isinstance(dim, int) else evaluate(dim, candidate)
+SEARCH_SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 1)
+MAX_SEARCH_ROWS = 5000  # combinations of these sizes that are tried
+# sizes of images, which the strides of most networks divide, and of sounds
+SPATIAL_SIZES = (32, 64, 128, 224, 256, 512, 2048, 16000)
 
 
 def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
@@ -58,10 +34,9 @@ def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
 def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Iterator[Sizes]:
     """Yield sizes for the dynamic dims, by symbol, in the order in which a run tries them. `fixed`: given sizes.
 
-    What the graph says of its dims is followed: sizes that contradict it come last. The first axis is taken for a
-    batch. The first candidates give different symbols different sizes, so that an axis taken for another shows; the
-    later ones are for graphs whose dims must agree, or be large. Where a pool's window would not fit, onnxruntime makes
-    it smaller and torch raises: such sizes show nothing.
+    Sizes that contradict the graph's equations come last. The first axis counts as the batch. The first candidates give
+    different symbols different sizes, so that swapped axes show. Later ones are for graphs whose dims must be equal, or
+    large. Sizes too small for a pool's window come last too: onnxruntime shrinks the window, and torch raises.
     """
     kinds = _kinds(graph)
     if not kinds:
@@ -90,7 +65,7 @@ def _kinds(graph: Graph) -> dict[str, str]:
     for _, _, facts in graph.inputs:
         for axis, dim in enumerate(facts.shape or ()):
             kind = "batch" if axis == 0 else "spatial" if len(facts.shape or ()) >= 4 and axis >= 2 else "other"
-            for name in () if isinstance(dim, int) else symbols(dim):
+            for name in symbols(dim):
                 kinds[name] = "batch" if "batch" in (kind, kinds.get(name)) else kind
     for dim in graph.known.values():
         for name in symbols(dim):
@@ -118,7 +93,7 @@ def _searched(graph: Graph, free: Mapping[str, str]) -> Iterator[Sizes]:
 def _completed(graph: Graph, candidate: Sizes) -> Sizes | None:
     """Return sizes for all symbols, given those of the free ones; None if one would be below 1."""
     try:
-        whole = candidate | {name: dim_size(dim, candidate) for name, dim in graph.known.items()}
+        whole = candidate | {name: evaluate(dim, candidate) for name, dim in graph.known.items()}
     except (KeyError, ArithmeticError):
         return None
     return whole if all(size >= 1 for size in whole.values()) else None
@@ -140,7 +115,7 @@ def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step
 
 def _bearable(graph: Graph, candidate: Sizes) -> bool:
     return all(
-        math.prod(dim_size(d, candidate) for d in facts.shape or ()) <= MAX_INPUT_ELEMENTS
+        math.prod(evaluate(d, candidate) for d in facts.shape or ()) <= MAX_INPUT_ELEMENTS
         for _, _, facts in graph.inputs
     ) or all(isinstance(d, int) for _, _, facts in graph.inputs for d in facts.shape or ())
 

@@ -9,19 +9,19 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.json_text import json_object
-from onnxgen.errors import OnnxgenError
 from onnxgen.passes.batch import Freed
-from onnxgen.verify.integrity import metadata_of
+from onnxgen.verify.integrity import noted
 from onnxgen.verify.oracle import Oracle, Refused
 
 
 def freed_of(space: Mapping[str, Any]) -> Freed | None:
     """Return the batch that a generated file made free, as its sidecar records; None if it did not."""
-    try:
-        found = json_object(metadata_of(space)["batch"])
+
+    def parsed(text: str) -> Freed:
+        found = json_object(text)
         return Freed(int(found["size"]), dict(found["inputs"]), dict(found["outputs"]))
-    except (OnnxgenError, KeyError, TypeError, ValueError):
-        return None
+
+    return noted(space, "batch", parsed)
 
 
 def is_free(model: ir.Model, freed: Freed) -> bool:

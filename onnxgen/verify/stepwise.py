@@ -1,10 +1,10 @@
 """Compare a module with its file step by step, if one comparison from inputs to outputs is not conclusive.
 
-A network that ranks, rounds or normalises nearly equal numbers makes large differences of rounding errors. So the file
-runs on the module's own intermediate results: each value that the module has, too, is both computed by the file, from
-the module's values before it, and replaced by the module's for the nodes behind it. If every step agrees, the module's
-outputs are what the file computes with no more than a rounding error in each step. This holds whichever of the module's
-results is taken for a value: a wrong choice fails in the next comparison.
+A network that ranks, rounds or normalises nearly equal numbers turns rounding errors into large differences. So the
+file runs on the module's intermediate results. For each value that the module computes too, the file computes it from
+the module's earlier values, and later nodes take the module's value. If every step agrees, the module's outputs are
+those of the file with at most a rounding error in each step. This holds for any choice of the module's results for a
+value: a wrong choice fails in the next comparison.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def stepwise(
 
     None if a step differs, or there are no such results. `model`: the file's graph; it is changed.
     """
-    own = onnx.ModelProto()
-    own.CopyFrom(model)
-    values = _of_module(intermediate(path, own, feeds), module, graph, feeds)
+    values = _of_module(intermediate(path, model, feeds), module, graph, feeds)
     outputs = {value.name for value in model.graph.output}
     steps = {
         name: value.astype(_TYPES[graph.types[name]])

@@ -1,7 +1,7 @@
 """Decide if a comparison could have exposed a wrong module: compare the allowed difference with the output's variation.
 
-A module of a quantised file may differ from it by what rounding explains (`weights.approximation`). Where an output
-hardly varies by more than that, any module passes, one that returns a constant, too: that is no agreement.
+A module of a quantised file may differ from it by as much as rounding explains (`weights.approximation`). If an output
+hardly varies more than that, any module passes, even one that returns a constant. That is not agreement.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Seen:
 class Telling:
     """Statistics of each output that may differ by more than a tolerance.
 
-    One run that tells is enough. So are runs that do together: an output of one element, or of one saturated value,
-    varies from run to run or not at all.
+    One conclusive run is enough. Runs may also be conclusive together: an output of one element, or of one saturated
+    value, varies only from run to run.
     """
 
     seen: dict[str, list[_Seen]] = field(default_factory=dict)

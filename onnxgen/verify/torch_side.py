@@ -109,10 +109,10 @@ class Backward:
     """The results of several backward passes, by parameter name.
 
     Attributes:
-        reached: a gradient came that was finite, or was none because the outputs were not.
-        not_finite: one came that was not, of finite outputs.
-        excused: the same, where the file itself computes a NaN on the way.
-        idle: none came, and no output depends on them.
+        reached: parameters with a finite gradient, or with one that is not because an output is not.
+        not_finite: parameters with a gradient that is not finite, although all outputs are.
+        excused: the same, but the file itself computes a NaN on the way.
+        idle: parameters without a gradient that no output depends on.
     """
 
     reached: set[str] = field(default_factory=set)
@@ -140,14 +140,9 @@ class Backward:
         except Exception as error:
             raise Failed(typed(error)) from error
         for name, gradient in zip(parameters, gradients, strict=True):
-            if gradient is None:
-                continue
-            if bool(torch.isfinite(gradient).all()):
-                self.reached.add(name)
-            elif clean:
-                self.not_finite.add(name)
-            else:
-                self.reached.add(name)
+            if gradient is not None:
+                is_wrong = clean and not bool(torch.isfinite(gradient).all())
+                (self.not_finite if is_wrong else self.reached).add(name)
 
 
 def _flat(values: Any) -> Iterator[Tensor]:

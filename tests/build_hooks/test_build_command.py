@@ -197,7 +197,7 @@ def test_no_settings_are_said_in_a_line(
     ("args", "what"),
     [
         (["nowhere"], "there is no nowhere -> name a project's folder"),
-        (["models/one.onnx"], "models/one.onnx is no pyproject.toml"),
+        (["models/one.onnx"], "models/one.onnx is not a pyproject.toml"),
         (["--check", "--force"], "--check writes nothing, and --force does (try: onnxgen build -h)"),
         (["--check", "--watch"], "--check writes nothing, and --watch does"),
         (["--chekc"], "--chekc"),

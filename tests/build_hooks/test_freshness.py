@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 
 from onnxgen.build_hooks import freshness
 from onnxgen.build_hooks.build import build
-from onnxgen.build_hooks.freshness import content_of, is_fresh, key_of, source_files
+from onnxgen.build_hooks.freshness import content_of, is_fresh, source_files
 from onnxgen.build_hooks.settings import Entry
 from onnxgen.common import cache as caching
 from onnxgen.common.cache import Cache, digest
@@ -135,9 +135,9 @@ CHANGES: dict[str, Callable[[Entry], Entry]] = {
 def test_a_key_changes_with_all_that_shapes_the_output(
     entry: Entry, cache: Cache, change: Callable[[Entry], Entry]
 ) -> None:
-    before = key_of(entry, cache)
-    assert key_of(entry, cache) == before and len(before) == 64
-    changed = key_of(change(entry), cache)
+    before = content_of(entry, cache).key
+    assert content_of(entry, cache).key == before and len(before) == 64
+    changed = content_of(change(entry), cache).key
     assert changed[:32] != before[:32] and changed[32:] != before[32:]
 
 
@@ -150,7 +150,7 @@ def test_every_option_is_among_those_changes(entry: Entry) -> None:
 
 def test_a_key_has_the_order_of_dropouts(entry: Entry, cache: Cache) -> None:
     """Of several patterns that match, the last counts."""
-    keys = [key_of(with_options(dropout=d)(entry), cache) for d in ({"a": 0.1, "b": 0.2}, {"b": 0.2, "a": 0.1})]
+    keys = [content_of(with_options(dropout=d)(entry), cache).key for d in ({"a": 0.1, "b": 0.2}, {"b": 0.2, "a": 0.1})]
     assert keys[0] != keys[1]
 
 
@@ -160,37 +160,37 @@ def test_a_key_changes_with_the_templates(entry: Entry, cache: Cache) -> None:
     (folder / "parts").mkdir(parents=True)
     (folder / "module.py.jinja").write_text("one")
     found = with_options(templates=folder)(entry)
-    keys = [key_of(entry, cache), key_of(found, cache)]
+    keys = [content_of(entry, cache).key, content_of(found, cache).key]
     (folder / "module.py.jinja").write_text("two")
-    keys.append(key_of(found, cache))
+    keys.append(content_of(found, cache).key)
     (folder / "parts" / "licence.txt").write_text("three")
-    keys.append(key_of(found, cache))
+    keys.append(content_of(found, cache).key)
     (folder / "back").symlink_to(folder)  # no end, if it were followed
     (entry.root / "linked").mkdir()
     (folder / "linked").symlink_to(entry.root / "linked")
     (entry.root / "linked" / "text").write_text("four")
-    keys.append(key_of(found, cache))
+    keys.append(content_of(found, cache).key)
     assert len({key[:32] for key in keys}) == 5
     (folder / ".#module.py.jinja").symlink_to("somebody@somewhere.1")  # by it, Emacs locks a file
-    assert key_of(found, cache) == keys[-1]
+    assert content_of(found, cache).key == keys[-1]
     shutil.rmtree(folder)
     with pytest.raises(OnnxgenError, match=r"^pyproject\.toml: models\[0\]\.templates: frame"):
-        key_of(found, cache)
+        content_of(found, cache)
 
 
 def test_what_onnxgen_brings_changes_the_second_half_alone(
     entry: Entry, cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    before = key_of(entry, cache)
+    before = content_of(entry, cache).key
     with monkeypatch.context() as patch:
         patch.setattr(freshness, "__version__", "9.9")
-        version = key_of(entry, cache)
+        version = content_of(entry, cache).key
     ours = shutil.copytree(freshness.templates_dir(), tmp_path / "templates")
     monkeypatch.setattr(freshness, "templates_dir", lambda: ours)
-    assert key_of(entry, cache) == before
+    assert content_of(entry, cache).key == before
     flip(ours / "module.py.jinja")
     freshness._ours.cache_clear()
-    templates = key_of(entry, cache)
+    templates = content_of(entry, cache).key
     freshness._ours.cache_clear()
     assert version[:32] == templates[:32] == before[:32]
     assert len({before[32:], version[32:], templates[32:]}) == 3
@@ -201,7 +201,7 @@ def test_a_key_has_neither_times_nor_places(entry: Entry, cache: Cache, tmp_path
     entry = with_options(weights=entry.root / "src/deep/w.safetensors", templates=entry.root / "frame")(entry)
     (entry.root / "frame").mkdir()
     (entry.root / "frame" / "x.jinja").touch()
-    before = key_of(entry, cache)
+    before = content_of(entry, cache).key
     other = tmp_path / "elsewhere" / "checkout"
     shutil.copytree(entry.root, other)
     for path in other.rglob("*"):
@@ -215,7 +215,7 @@ def test_a_key_has_neither_times_nor_places(entry: Entry, cache: Cache, tmp_path
         key="other[7]",
         file="setup.py",
     )
-    assert key_of(there, Cache(tmp_path / "empty")) == before
+    assert content_of(there, Cache(tmp_path / "empty")).key == before
 
 
 # ---- external data ---------------------------------------------------------------------------------------------------
@@ -273,10 +273,10 @@ def test_locations_are_those_that_reading_finds(tmp_path: Path, cache: Cache) ->
     assert {tmp_path / name for name in names} == files_read(path)
     entry = Entry("x", path, tmp_path / "model.py", root=tmp_path)
     assert source_files(entry, cache) == (path, *(tmp_path / name for name in sorted(names)))
-    keys = {key_of(entry, cache)}
+    keys = {content_of(entry, cache).key}
     for name in names:
         flip(tmp_path / name)
-        keys.add(key_of(entry, cache))
+        keys.add(content_of(entry, cache).key)
     assert len(keys) == 5
 
 
@@ -314,7 +314,7 @@ def test_locations_that_reading_refuses(tmp_path: Path, cache: Cache, location: 
         (tmp_path / name).write_bytes(bytes(16))
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(OnnxgenError) as refused:
-        key_of(Entry("k[0]", tmp_path / "model.onnx", tmp_path / "model.py", root=tmp_path), cache)
+        content_of(Entry("k[0]", tmp_path / "model.onnx", tmp_path / "model.py", root=tmp_path), cache)
     (problem,) = refused.value.problems
     assert str(problem).startswith("pyproject.toml: k[0].source: ") and what in str(problem)
     with pytest.raises(OnnxgenError, match=what.replace(".", r"\.")):
@@ -323,13 +323,13 @@ def test_locations_that_reading_refuses(tmp_path: Path, cache: Cache, location: 
 
 def test_data_that_became_a_pipe(entry: Entry, cache: Cache) -> None:
     """Where it lies is known from before; what lies there is looked at each time."""
-    key_of(entry, cache)
+    content_of(entry, cache)
     entry.source.with_name("net.bin").unlink()
     with pytest.raises(OnnxgenError, match=r"models\[0\]\.source: models/net\.bin is missing"):
-        key_of(entry, cache)
+        content_of(entry, cache)
     os.mkfifo(entry.source.with_name("net.bin"))
     with pytest.raises(OnnxgenError, match=r"models/net\.bin can't be read: not a regular file"):
-        key_of(entry, cache)
+        content_of(entry, cache)
 
 
 def test_a_word_across_two_reads(tmp_path: Path) -> None:

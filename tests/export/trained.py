@@ -6,7 +6,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from onnxgen.export.places import tensors_of
+from onnxgen.reader.protos import tensors_of
 
 SHARE = 0.05  # of a tensor's deviation that its elements move by
 

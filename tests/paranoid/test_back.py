@@ -1,4 +1,4 @@
-"""The way back of weights is taken at once: a record that leads elsewhere is refused."""
+"""Weights are written back at once: a wrong record is refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_norm_that_is_not_there(network: Path, monkeypatch: pytest.MonkeyPatch
         return {key: replace(fold, norm="elsewhere") for key, fold in folds(*args).items()}
 
     monkeypatch.setattr(generated, "folds", wrong)
-    with pytest.raises(WrongRewrite, match="can't come back"):
+    with pytest.raises(WrongRewrite, match="can't be written back"):
         pipeline.build(network, Options(restore_batchnorm=True), network.with_suffix(".py"))
 
 
@@ -59,5 +59,5 @@ def test_a_matrix_that_is_not_turned(network: Path, monkeypatch: pytest.MonkeyPa
         return {**record, "matrix": next(key for key in args[0] if args[0][key].names == ("matrix",))}
 
     monkeypatch.setattr(generated, "way_back", wrong)
-    with pytest.raises(WrongRewrite, match="'matrix' comes back as other numbers"):
+    with pytest.raises(WrongRewrite, match="'matrix' is written back as other numbers"):
         pipeline.build(network, Options(), network.with_suffix(".py"))

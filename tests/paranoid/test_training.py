@@ -94,11 +94,11 @@ def test_what_is_right_is_not_refused(net: Path, restores: bool) -> None:
 @pytest.mark.parametrize(
     ("harm", "restores", "said"),
     [
-        (without_a_drop, False, "there were 1 nodes that drop elements or draw random numbers, and are 0"),
-        (unasked, False, "there were 0 norms of a batch, and are 1"),
+        (without_a_drop, False, "there were 1 nodes that drop elements or draw random numbers, and now there are 0"),
+        (unasked, False, "there were 0 norms of a batch, and now there are 1"),
         (other_statistics, True, "is not the identity: its scale is not 1"),
         (other_axis, True, "the norm of w is folded along axis 1"),
-        (not_looked_for, True, "no norm was looked for"),
+        (not_looked_for, True, "no norms were restored"),
     ],
 )
 def test_what_is_trained_otherwise_is_refused(net: Path, harm: Harm, restores: bool, said: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from onnxgen import ModelGen, OnnxgenError
 from onnxgen.build_hooks.build import build_project
-from onnxgen.build_hooks.freshness import key_of
+from onnxgen.build_hooks.freshness import content_of
 from onnxgen.build_hooks.plugin_files import own_files, watched
 from onnxgen.build_hooks.settings import Entry, read_project
 from onnxgen.common.cache import Cache
@@ -78,17 +78,17 @@ def test_a_module_by_name_counts(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     written(site / "acme_pkg/ops.py", SWISH)
     monkeypatch.syspath_prepend(str(site))
     written(root / "pyproject.toml", SETTINGS.replace("plugins/ops.py", "acme_pkg.ops"))
-    before = key_of(entry(root))
-    assert key_of(entry(root)) == before
+    before = content_of(entry(root)).key
+    assert content_of(entry(root)).key == before
     written(site / "acme_pkg/ops.py", SWISH + "\n")
-    assert key_of(entry(root)) != before
+    assert content_of(entry(root)).key != before
     assert list(own_files(entry(root))) == []
 
 
 def test_a_key_has_no_places(root: Path) -> None:
     other = root.parent / "deep/copy"
     shutil.copytree(root, other)
-    assert key_of(entry(root)) == key_of(entry(other), Cache(root.parent / "empty"))
+    assert content_of(entry(root)).key == content_of(entry(other), Cache(root.parent / "empty")).key
 
 
 def test_the_files_of_a_project(root: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from onnxgen import OnnxgenError, Options
-from onnxgen.build_hooks.freshness import key_of
+from onnxgen.build_hooks.freshness import content_of
 from onnxgen.build_hooks.settings import Entry
 from onnxgen.cli import run as command
 from onnxgen.common.cache import Cache
@@ -100,7 +100,7 @@ def test_it_counts_for_a_key(site: Path) -> None:
     plain = Entry("models[1]", saved(one("Relu", domain=""), Path("relu.onnx").absolute()), Path("r.py").absolute())
 
     def keys() -> list[str]:
-        return [key_of(entry, Cache(Path("cache"))) for entry in (foreign, plain)]
+        return [content_of(entry, Cache(Path("cache"))).key for entry in (foreign, plain)]
 
     before = keys()
     install(site, "acme_one", SWISH)

@@ -16,7 +16,7 @@ import onnxgen
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from onnxgen.reader.taken import taken
+from onnxgen.reader.protos import taken
 from tests.conftest import ROOT, shared_models
 from tests.export.trained import stepped
 from tests.support.real import imported
@@ -66,7 +66,7 @@ def test_a_trained_part_goes_back_into_the_whole_file(tmp_path: Path) -> None:
     features = torch.rand(4, 16, 24, 24)
     stepped(model, features)
     report = onnxgen.export(tmp_path / "part.py", MNIST, model, tmp_path / "out.onnx")
-    assert report.road == "written back" and not any(name.startswith(("conv1", "conv2")) for name in report.changed)
+    assert report.method == "written back" and not any(name.startswith(("conv1", "conv2")) for name in report.changed)
     whole = onnx.load(tmp_path / "out.onnx")
     assert [n.name for n in whole.graph.node] == [n.name for n in onnx.load(MNIST).graph.node]
     whole.graph.output.extend([onnx.ValueInfoProto(name=FEATURES)])

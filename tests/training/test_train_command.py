@@ -224,7 +224,7 @@ def test_absolute_paths_stay_what_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("", "no model is named"),
+        ("", "MODEL is missing"),
         ("--resume --out nowhere", "there is no run to go on with in nowhere"),
         ("small.py --resume --out nowhere", "there is no run to go on with in nowhere"),
         ("none.py", "there is no file none.py"),
@@ -236,7 +236,7 @@ def test_absolute_paths_stay_what_they_are(tmp_path: Path) -> None:
         ("small.py --precision 8", "precision must be one of 32-true"),
         ("small.py --val 0.6 --test 0.5", "shares of the data"),
         ("small.py --weights small.safetensors --from-scratch", "exclude each other"),
-        ("small.py --out taken", "taken holds a run already -> --resume"),
+        ("small.py --out taken", "taken already has a run -> continue it with --resume"),
     ],
 )
 def test_refused_at_once(
@@ -354,7 +354,8 @@ def test_ctrl_c_leaves_a_whole_folder_and_resume_goes_on(tmp_path: Path, capsys:
     lines = said.splitlines()
     assert "stopping after this step; interrupt again to stop at once" in lines
     rows = report.read_rows(out / "metrics.csv")
-    assert any(line.startswith(f"stopped after {len(rows):,} whole epochs; onnxgen train --resume") for line in lines)
+    last = f"stopped after {len(rows):,} whole epochs; continue with: onnxgen train --resume --out {out}"
+    assert last in lines
     left = {"config.toml", "metrics.csv", "report.html", "loss.png", "best.safetensors", "last.safetensors"}
     assert left <= {path.name for path in out.iterdir()}
     assert train("--resume", "--out", out, "--epochs", len(rows) + 2) == 0
