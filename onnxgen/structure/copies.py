@@ -1,6 +1,7 @@
-"""Drops copies between values that never live at once: `y = f(x)` and `z = y` become `z = f(x)`.
+"""Copies between values that are never alive together: `y = f(x)` and `z = y` become `z = f(x)`.
 
-Loops and branches assign the values they carry by plain copies; most of those copies need not be.
+Goes in: the body of a class; its loops and branches assign the values they carry by plain copies. Comes out: the same
+body, without the copies that are not needed.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from onnxgen.structure.scopes import Scope
 
 
 def drop_copies(scope: Scope) -> None:
-    """Rename the copied value to its copy wherever that changes nothing, and leave the copy out.
+    """Rename each copied value to its copy if that changes no result, and remove the copy.
 
-    Runs after sizes are resolved: from here on nobody asks what is known of the single values.
+    Runs after sizes are resolved, since what is known about the copied value is lost.
     """
     kept = {r for output in scope.outputs for r in refs(output)}
     _block(scope.body, kept, {argument.value for argument in scope.inputs})
 
 
 def _block(block: list[Statement], after: set[str], outside: set[str]) -> None:
-    """`after`: values used after the block; `outside`: those assigned outside it."""
+    """Drop the copies in a block. `after`: values used after it; `outside`: values assigned outside it."""
     for statement in block:
         turn = statement.turn if isinstance(statement, Loop) else ()
         for inner in blocks(statement):
@@ -44,7 +45,7 @@ def _block(block: list[Statement], after: set[str], outside: set[str]) -> None:
 
 
 def _definition(block: list[Statement], q: int, new: str, old: str, after: set[str], outside: set[str]) -> int | None:
-    """Where in the block `old` is first assigned, if from there to its copy at `q` it may be called `new`."""
+    """Return the index of the statement that first assigns `old`, if it can be named `new` from there to `q`."""
     if old in outside or old in after:
         return None
     first = None
@@ -67,7 +68,7 @@ def _mentioned(statement: Statement) -> set[str]:
 
 
 def rename(statement: Statement, old: str, new: str) -> None:
-    """Call a value otherwise wherever a statement makes or uses it."""
+    """Rename a value in a statement and its nested blocks."""
 
     def change(tree: ast.AST) -> Ref | None:
         return Ref(new) if isinstance(tree, Ref) and tree.value == old else None
