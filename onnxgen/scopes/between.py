@@ -73,46 +73,41 @@ class _Inferred:
             scope = () if after is None or _takes_weights(node, 2) else self._module(after, is_layer=True)
         else:
             scope = self._module(common_scope([before, after]) or ())
+        before = before or ()
         found = (self._skip(node, producers), self._joined(node, producers, before), self._activation(node, before))
-        ends = [end for end in found if end is not None]
-        return max([scope, *ends], key=len)
+        return max(scope, *found, key=len)
 
-    def _skip(self, node: ir.Node, producers: list[ir.Node]) -> ModulePath | None:
-        """Return the innermost module that makes one operand of a sum and takes all the others."""
+    def _skip(self, node: ir.Node, producers: list[ir.Node]) -> ModulePath:
+        """Return the innermost module that makes one operand of a sum and takes all the others; () if there is none."""
         if node.op_type not in JOINS or len(producers) < 2:
-            return None
-        found = [module for last in producers if (module := self._began(node, last)) is not None]
-        return max(found, key=len, default=None)
+            return ()
+        return max((self._began(node, last) for last in producers), key=len)
 
-    def _joined(self, node: ir.Node, producers: list[ir.Node], before: ModulePath | None) -> ModulePath | None:
-        """Return the module that makes all operands of a sum and is the only one that uses them."""
-        if node.op_type not in JOINS or len(set(producers)) < 2 or not before or before in self.lists | self.layers:
-            return None
+    def _joined(self, node: ir.Node, producers: list[ir.Node], before: ModulePath) -> ModulePath:
+        """Return the module that makes all operands of a sum, if no other module uses them; else ()."""
+        if node.op_type not in JOINS or len(set(producers)) < 2 or before in self.lists | self.layers:
+            return ()
         operands = [v for v in node.inputs if v is not None and stored(v) is None]
-        if any(v.is_graph_output() for v in operands):
-            return None
-        others = (use.node for v in operands for use in v.uses() if use.node is not node)
-        return before if all(self._is_in(other, before) for other in others) else None
+        users = [use.node for v in operands for use in v.uses() if use.node is not node]
+        is_shown = any(v.is_graph_output() for v in operands)
+        return before if not is_shown and all(self._is_in(user, before) for user in users) else ()
 
-    def _began(self, node: ir.Node, last: ir.Node) -> ModulePath | None:
-        """Return the innermost module around `last` that also uses all other operands."""
+    def _began(self, node: ir.Node, last: ir.Node) -> ModulePath:
+        """Return the innermost module around `last` that also uses all other operands; () if there is none."""
         others = [v for v in node.inputs if v is not None and v.producer() is not last and stored(v) is None]
         scope = self.scope.get(last, ())
-        for end in range(len(scope), 0, -1):
-            module = scope[:end]
+        for module in (scope[:end] for end in range(len(scope), 0, -1)):
             if module not in self.layers and module not in self.lists:
                 if all(any(self._is_in(u.node, module) for u in v.uses() if u.node is not node) for v in others):
                     return module
-        return None
+        return ()
 
-    def _activation(self, node: ir.Node, before: ModulePath | None) -> ModulePath | None:
-        """Return the numbered block that an activation ends."""
-        if before is None or not (is_a(node, ACTIVATION) or node.op_type in ("Dropout", "Identity")):
-            return None
-        for end in range(len(before), 0, -1):
-            if before[end - 1].isdigit() and before[:end] not in self.layers:
-                return before[:end]
-        return None
+    def _activation(self, node: ir.Node, before: ModulePath) -> ModulePath:
+        """Return the numbered block that an activation ends; () if there is none."""
+        if not is_a(node, ACTIVATION) and node.op_type not in ("Dropout", "Identity"):
+            return ()
+        around = (before[:end] for end in range(len(before), 0, -1))
+        return next((module for module in around if module[-1].isdigit() and module not in self.layers), ())
 
     def _is_in(self, node: ir.Node, module: ModulePath) -> bool:
         scope = self.scope.get(node)

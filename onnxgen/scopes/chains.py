@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from onnxgen.scopes.tokens import Token
+from onnxgen.scopes.tokens import Token, joined
 
 _LAYERS = ("conv", "point", "depth", "linear")  # all the layers that a body may have
 _MAX_BODIES = 16  # different residual bodies that are searched for
@@ -36,8 +36,7 @@ def wrap_chains(tokens: list[Token], exits: Callable[[list[Token]], int]) -> lis
                 size = _match(rest, body.layers[1:], body)
             window = rest[len(rest) - size :]
             if size and exits(window) == 1:
-                nodes = sorted(i for t in window for i in t.nodes)
-                made.append(Token("chain", body.label, nodes, sum(t.weight for t in window), window, [], -1))
+                made.append(joined("chain", body.label, window, -1))
                 del rest[len(rest) - size :]
             else:
                 made.append(rest.pop())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgen.scopes.chains import wrap_chains
-from onnxgen.scopes.tokens import Token, Tokenizer
+from onnxgen.scopes.tokens import Token, Tokenizer, joined
 
 _MAX_UNIT = 64  # tokens in a unit
 _MAX_LEVELS = 4  # blocks nested in blocks
@@ -105,9 +105,7 @@ class Arranger:
         inner = [p for p in parts if p.kind == "block"]
         if len(inner) == 1 and all(p.is_soft for p in parts if p is not inner[0]):  # it would only wrap another block
             parts = [q for p in parts for q in (p.parts if p is inner[0] else [p])]
-        layers = self.tokenizer.label(("block", *(p.label for p in parts if p.is_layer)))
-        nodes = sorted(i for p in parts for i in p.nodes)
-        return Token("block", layers, nodes, sum(p.weight for p in parts), parts)
+        return joined("block", self.tokenizer.label(("block", *(p.label for p in parts if p.is_layer))), parts)
 
     # runs
 
@@ -116,9 +114,8 @@ class Arranger:
         chosen: list[_Piece] = []
         free = np.ones(len(tokens), bool)
         units: list[tuple[Hashable, ...]] = []
-        candidates = [
-            r for start, end, p in _tandem(labels) if (r := self._phase(tokens, start, end, p, least)) is not None
-        ]
+        phases = (self._phase(tokens, start, end, period, least) for start, end, period in _tandem(labels))
+        candidates = [run for run in phases if run is not None]
         candidates = _innermost(candidates, len(tokens)) if inner_first else candidates
         for run in sorted(candidates, key=lambda r: (-r.weight, r.period, r.start)):
             end = run.end
@@ -128,7 +125,8 @@ class Arranger:
             start, end = self._extend(tokens, free, blocks, run.start, end)
             free[start:end] = False
             units.append(tuple(labels[run.start : run.start + run.period]))
-            chosen.append((start, end, self._run([self._block(b) for b in blocks])))
+            made = [self._block(b) for b in blocks]
+            chosen.append((start, end, joined("run", self.tokenizer.label(("run", made[0].label)), made)))
         units = list(dict.fromkeys(units))[:_MAX_UNITS]
         return _replaced(tokens, [*chosen, *self._scattered(tokens, units, free)])
 
@@ -160,27 +158,18 @@ class Arranger:
             if token.kind in ("block", "run"):
                 self._remember(token.parts)
 
-    def _run(self, blocks: list[Token]) -> Token:
-        nodes = sorted(i for b in blocks for i in b.nodes)
-        return Token(
-            "run", self.tokenizer.label(("run", blocks[0].label)), nodes, sum(b.weight for b in blocks), blocks
-        )
-
     def _phase(self, tokens: list[Token], start: int, end: int, period: int, least: int) -> _Run | None:
         """Choose where the units of a repetition begin: `a b a b a` is (a b)(a b) a or a (b a)(b a).
 
         A unit has one result. It should not begin with the activation or norm of the layer before it.
         """
-        best: tuple[tuple[int, int, int], _Run] | None = None
-        for first in range(start, min(start + period, end - 2 * period + 1)):
-            copies = (end - first) // period
-            unit = tokens[first : first + period]
-            rank = (_is_cut_off(unit), -copies, first)
-            if (best is not None and best[0] <= rank) or not _is_worth(unit, copies, least):
-                continue
-            if all(self.exits(tokens[i : i + period]) == 1 for i in (first, first + period * (copies - 1))):
-                best = rank, _Run(first, period, copies, copies * sum(t.weight for t in unit))
-        return None if best is None else best[1]
+        starts = range(start, min(start + period, end - 2 * period + 1))
+        ranks = ((_is_cut_off(tokens[i : i + period]), -((end - i) // period), i) for i in starts)
+        for _, negative, first in sorted(ranks):
+            copies, unit, last = -negative, tokens[first : first + period], first + period * (-negative - 1)
+            if _is_worth(unit, copies, least) and self.exits(unit) == 1 == self.exits(tokens[last : last + period]):
+                return _Run(first, period, copies, copies * sum(t.weight for t in unit))
+        return None
 
     def _extend(
         self, tokens: list[Token], free: _Mask, blocks: list[list[Token]], start: int, end: int

@@ -162,6 +162,11 @@ class Tokenizer:
         return not token.is_dense and max(inside.values(), default=0) < 2
 
 
+def joined(kind: str, label: Hashable, parts: list[Token], fork: int = -2) -> Token:
+    """Return one token for several."""
+    return Token(kind, label, sorted(i for p in parts for i in p.nodes), sum(p.weight for p in parts), parts, [], fork)
+
+
 def has_attention(token: Token) -> bool:
     """True if there is attention in a token: the operator, or products of two computed matrices."""
     return token.kind in _ATTENTION or any(has_attention(p) for p in token.parts)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from onnxgen.code.annotations import note_merged
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.module_def import Assign, ModuleDef, Statement, blocks
+from onnxgen.code.module_def import Assign, ModuleDef, flattened
 from onnxgen.code.quote import SizeOf, walk
 from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
@@ -104,7 +104,8 @@ class Classes:
             same = equal.setdefault(alone + self.forms.make(scope, 0).exact, [])
             same.append(scope)
             note_merged(same[0].nodes, scope.nodes)
-            _note_merged_bodies(same[0].body, scope.body)
+            for mine, its in zip(flattened(same[0].body), flattened(scope.body)):
+                note_merged(mine.nodes, its.nodes)
         roles: dict[object, Groups] = {}
         for scopes in equal.values():
             own = scopes[0].path if scopes[0].path in self.plain else ()
@@ -248,10 +249,7 @@ def _heights(order: list[Scope], least: Mapping[int, int]) -> dict[int, int]:
 def _callers(scopes: list[Scope]) -> dict[int, list[Assign]]:
     """Return the statements that call each child scope, by the scope's id."""
     found: dict[int, list[Assign]] = {}
-    pending = [statement for scope in scopes for statement in scope.body]
-    while pending:
-        statement = pending.pop()
-        pending.extend(inner for block in blocks(statement) for inner in block)
+    for statement in flattened(statement for scope in scopes for statement in scope.body):
         member = callee(statement.value) if isinstance(statement, Assign) else None
         if isinstance(statement, Assign) and member is not None and isinstance(member.build, ClassRef):
             found.setdefault(id(member.build.scope), []).append(statement)
@@ -263,11 +261,3 @@ def _bottom_up(scope: Scope) -> Iterator[Scope]:
     for child in _children(scope):
         yield from _bottom_up(child)
     yield scope
-
-
-def _note_merged_bodies(body: list[Statement], other: list[Statement]) -> None:
-    """Note that the statements of one scope also stand for the nodes of an equal one."""
-    for mine, its in zip(body, other):
-        note_merged(mine.nodes, its.nodes)
-        for inner, counterpart in zip(blocks(mine), blocks(its)):
-            _note_merged_bodies(inner, counterpart)

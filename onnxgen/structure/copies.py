@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from onnxgen.code.module_def import Assign, Loop, Statement, assigned, blocks, change_own, expressions, used
+from onnxgen.code.module_def import Assign, Loop, Statement, assigned, blocks, change_own, expressions, flattened, used
 from onnxgen.code.quote import Ref, refs
 from onnxgen.structure.scopes import Scope
 
@@ -48,15 +48,12 @@ def _definition(block: list[Statement], q: int, new: str, old: str, after: set[s
     """Return the index of the statement that first assigns `old`, if it can be named `new` from there to `q`."""
     if old in outside or old in after:
         return None
-    first = None
-    for i in range(q - 1, -1, -1):
-        statement = block[i]
-        if old in statement.targets and old not in used(statement):
-            first = i
-            break
-        if new in _mentioned(statement):
+    first = q - 1
+    while first >= 0 and (old not in block[first].targets or old in used(block[first])):
+        if new in _mentioned(block[first]):
             return None
-    if first is None or any(old in _mentioned(s) for s in block[q + 1 :]):
+        first -= 1
+    if first < 0 or any(old in _mentioned(s) for s in block[q + 1 :]):
         return None
     start = block[first]
     clash = new in start.targets if isinstance(start, Assign) else new in _mentioned(start)
@@ -73,19 +70,12 @@ def rename(statement: Statement, old: str, new: str) -> None:
     def change(tree: ast.AST) -> Ref | None:
         return Ref(new) if isinstance(tree, Ref) and tree.value == old else None
 
-    def retarget(one: Statement) -> None:
-        one.targets = tuple(new if t == old else t for t in one.targets)
-        for block in blocks(one):
-            for inner in block:
-                retarget(inner)
-
-    retarget(statement)
+    for each in flattened([statement]):
+        each.targets = tuple(new if t == old else t for t in each.targets)
     replace_in(statement, change)
 
 
 def replace_in(statement: Statement, change: Callable[[ast.AST], ast.expr | None]) -> None:
     """Rewrite every expression of a statement, nested blocks included (see `quote.rewrite`)."""
-    change_own(statement, change)
-    for block in blocks(statement):
-        for inner in block:
-            replace_in(inner, change)
+    for each in flattened([statement]):
+        change_own(each, change)

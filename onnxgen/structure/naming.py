@@ -47,7 +47,6 @@ class Names:
         self.scope, self.infos, self.clues = scope, infos, clues
         self.names: dict[str, LocalName] = {}
         self.busy: dict[str, str] = {}  # name -> the live value that has it
-        self.numbered: dict[str, set[str]] = {}  # base -> the names made of it by a number
         self._free: dict[str, int] = {}  # base -> a number below which all are taken
         self._number_of: dict[str, tuple[str, int]] = {}  # name -> its base and number
         self.reserved = reserved
@@ -149,7 +148,6 @@ class Names:
             name = local(f"{base}{n}")
             self._free[base] = n + 1
             self._number_of[name] = base, n
-            self.numbered.setdefault(base, set()).add(name)
         self.names[value] = name
         self.busy[name] = value
 
@@ -157,7 +155,7 @@ class Names:
         """Number the first of several equal names too: `skip1`, `skip2`."""
         taken = set(self.names.values())
         fixed = {self.names[a] for a in self.arguments}
-        for base in self.numbered:
+        for base in dict.fromkeys(base for base, _ in self._number_of.values()):
             if base not in SPARE and base not in fixed and f"{base}1" not in taken | self.reserved:
                 self.names = {v: local(f"{base}1") if name == base else name for v, name in self.names.items()}
 

@@ -59,29 +59,22 @@ class _Nesting:
     def __init__(self, scope: Scope, roles: Mapping[str, str]) -> None:
         self.scope, self.roles = scope, roles
         self.uses = scope.uses()
+        self.returned: Assign | None = None
         for name, count in Counter(name for s in scope.body for name in assigned(s)).items():
             if count > 1:  # carried through a loop, or made by both branches: it stays where it is assigned
                 self.uses[name] += 2
 
     def run(self) -> None:
         scope = self.scope
-        scope.body = self._block(_follow(scope.body, self.uses), 0)
-        if len(scope.outputs) == 1:
-            self._into_return()
-        elif scope.path:
-            self._into_tuple()
-
-    def _into_return(self) -> None:
-        scope = self.scope
-        while scope.body and isinstance(scope.body[-1], Assign):
-            last, output = scope.body[-1], scope.outputs[0]
-            room = LINE - len("return ")
-            layers = MAX_NESTED_LAYERS_IN_RETURN
-            if not self._is_movable(last) or not self._fits(last.value, output, last.targets[0], room, layers):
-                break
-            scope.outputs = [_inline(output, last.targets[0], last.value)]
-            scope.nodes = last.nodes + scope.nodes
-            scope.body.pop()
+        body = _follow(scope.body, self.uses)
+        if len(scope.outputs) == 1:  # the `return` is one more statement
+            self.returned = Assign((), scope.outputs[0], nodes=scope.nodes)
+            scope.body = self._block([*body, self.returned], 0)[:-1]
+            scope.outputs, scope.nodes = [self.returned.value], self.returned.nodes
+        else:
+            scope.body = self._block(body, 0)
+            if scope.path:
+                self._into_tuple()
 
     def _into_tuple(self) -> None:
         """Move the last statements into a `return` of several results, in the order of computation."""
@@ -111,19 +104,21 @@ class _Nesting:
                 before, holder = made[-1], next(expressions(statement))
                 if not isinstance(before, Assign) or not self._is_movable(before):
                     break
-                if not self._fits(before.value, holder, before.targets[0], self._room(statement, level)):
+                if not self._fits(before.value, holder, before.targets[0], *self._room(statement, level)):
                     break
                 _absorb(statement, before)
                 made.pop()
             made.append(statement)
         return made
 
-    def _room(self, statement: Statement, level: int) -> int:
-        """Return how many characters a line has for the expression, beside its targets."""
+    def _room(self, statement: Statement, level: int) -> tuple[int, int]:
+        """Return how many characters a line has for the expression, and how many layers may be nested in it."""
+        if statement is self.returned:
+            return LINE - len("return "), MAX_NESTED_LAYERS_IN_RETURN
         names = sum(len(self.roles.get(t, "x")) + 2 for t in statement.targets)
-        return LINE - 4 * level - names - 1
+        return LINE - 4 * level - names - 1, 1
 
-    def _fits(self, inner: ast.expr, outer: ast.expr, name: str, room: int, layers: int = 1) -> bool:
+    def _fits(self, inner: ast.expr, outer: ast.expr, name: str, room: int, layers: int) -> bool:
         """True if `inner` may replace `name` in `outer`: calls keep their order, and the line stays readable."""
         if name not in refs(outer) or isinstance(outer, ast.Tuple) or _under_comprehension(outer):
             return False

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from onnxgen.code import printer
@@ -76,6 +76,7 @@ class Group:
 
     texts: dict[int, str]
     uses: list[Use] = field(default_factory=list)
+    wanted: str = ""
     name: str = ""
     bases: list[Group] = field(default_factory=list)  # the groups that its value follows from
     rule: str = "{}"  # how it follows: "4 * {}", "{} // 2"
@@ -99,51 +100,32 @@ class Parameters:
     """The parameters that literals and flags need, and each instance's arguments."""
 
     def __init__(self, instances: list[int], uses: list[Use], flags: dict[Flag, str]) -> None:
-        self.instances, self.uses = instances, uses
+        self.instances, self.flags = instances, flags
         self.all = _grouped(instances, uses)
         self.of = {id(use): group for group in self.all for use in group.uses}
         named = [(use, self.of[id(use)]) for use in uses if id(use) in self.of]
-        self.wanted = {id(group): _wanted(group, named) for group in self.all}
+        for group in self.all:
+            group.wanted = _wanted(group, named)
         for group in self.all:
             self._derive(group)
         self.groups = [group for group in self.all if not group.bases]
-        self.flags = flags
 
     def _derive(self, group: Group) -> None:
         """Let a padding, a hidden size or the size of a head follow from other parameters, if it does."""
-        wanted, numbers = self.wanted[id(group)], group.numbers
-        if not numbers:
-            return
-        if wanted == "padding":
-            self._follow(group, "kernel_size", lambda n, kernel: n == kernel // 2, "{} // 2")
-        elif wanted == "head_dim":
-            heads = next((g for g in self.all if self.wanted[id(g)] == "num_heads" and g.numbers), None)
-            if heads is not None and set(numbers) <= set(heads.numbers):
-                products = {i: n * heads.numbers[i] for i, n in numbers.items()}
-                self._follow(group, "size", lambda n, size: n == size, "{} // {}", products, [heads])
-        elif wanted.startswith("hidden_"):
-            for factor in range(2, MAX_FACTOR + 1):
-                self._follow(group, "size", _has_ratio(factor, 1), f"{factor} * {{}}")
-                self._follow(group, "size", _has_ratio(1, factor), f"{{}} // {factor}")
-
-    def _follow(
-        self,
-        group: Group,
-        kind: str,
-        holds: Callable[[int, int], bool],
-        rule: str,
-        numbers: dict[int, int] | None = None,
-        others: list[Group] | None = None,
-    ) -> None:
-        """Let a group follow from a group of a kind, if the rule holds for all its numbers (or for `numbers`)."""
-        numbers = numbers or group.numbers
-        for base in self.all:
-            name, known = self.wanted[id(base)], base.numbers
-            is_size = bool(_SIZE.search(name)) and not name.startswith("hidden_")
-            if base is group or group.bases or base.bases or not (is_size if kind == "size" else name == kind):
-                continue
-            if set(numbers) <= set(known) and all(holds(n, known[i]) for i, n in numbers.items()):
-                group.bases, group.rule = [base, *(others or [])], rule
+        numbers, heads = group.numbers, []
+        if group.wanted == "head_dim":
+            heads = [g for g in self.all if g.wanted == "num_heads" and g.numbers.keys() >= numbers.keys()][:1]
+            numbers = {i: n * heads[0].numbers[i] for i, n in numbers.items()} if heads else {}
+        kind = "kernel_size" if group.wanted == "padding" else "size"
+        for rule, holds in _rules(group.wanted) if numbers else ():
+            for base in self.all:
+                is_size = bool(_SIZE.search(base.wanted)) and not base.wanted.startswith("hidden_")
+                if base is group or base.bases or not (is_size if kind == "size" else base.wanted == kind):
+                    continue
+                known = base.numbers
+                if numbers.keys() <= known.keys() and all(holds(n, known[i]) for i, n in numbers.items()):
+                    group.bases, group.rule = [base, *heads], rule
+                    return
 
     @property
     def are_few(self) -> bool:
@@ -161,7 +143,7 @@ class Parameters:
         """
         namer = Namer(reserved | {ITEMS, "constant"})  # `constant` is a function of the generated file
         for group in self.groups:
-            wanted = self.wanted[id(group)]
+            wanted = group.wanted
             owner = next((u.owner for u in group.uses if u.owner), "")
             if owner and wanted in namer:
                 wanted = identifier(f"{owner}_{wanted}")
@@ -245,8 +227,20 @@ def _fits(use: Use, group: Group, varies: bool) -> bool:
     return varies and bool(_SIZE.search(use.wanted)) and any(_SIZE.search(other.wanted) for other in group.uses)
 
 
-def _has_ratio(up: int, down: int) -> Callable[[int, int], bool]:
-    return lambda n, size: n * down == size * up
+def _rules(wanted: str) -> Iterator[tuple[str, Callable[[int, int], bool]]]:
+    """Yield the ways in which a parameter of this name may follow from another one, and a check of two numbers."""
+
+    def is_ratio(up: int, down: int) -> Callable[[int, int], bool]:
+        return lambda n, size: n * down == size * up
+
+    if wanted == "padding":
+        yield "{} // 2", lambda n, kernel: n == kernel // 2
+    elif wanted == "head_dim":  # times the number of heads
+        yield "{} // {}", is_ratio(1, 1)
+    elif wanted.startswith("hidden_"):
+        for factor in range(2, MAX_FACTOR + 1):
+            yield f"{factor} * {{}}", is_ratio(factor, 1)
+            yield f"{{}} // {factor}", is_ratio(1, factor)
 
 
 def _wanted(group: Group, uses: list[tuple[Use, Group]]) -> str:
