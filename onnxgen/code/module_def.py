@@ -6,7 +6,7 @@ Lowering makes one flat `ModuleDef`, `structure` splits it into classes, and `re
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -163,6 +163,14 @@ def blocks(statement: Statement) -> list[list[Statement]]:
     if isinstance(statement, If):
         return [statement.then, statement.orelse]
     return [] if isinstance(statement, Assign) else [statement.body]
+
+
+def flattened(block: Iterable[Statement]) -> Iterator[Statement]:
+    """Yield the statements of a block, each before the statements in its own blocks."""
+    for statement in block:
+        yield statement
+        for inner in blocks(statement):
+            yield from flattened(inner)
 
 
 def expressions(statement: Statement) -> Iterator[ast.expr]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
-from onnxgen.code.module_def import Assign, Member, Statement, assigned, blocks, own_expressions
+from onnxgen.code.module_def import Assign, Member, Statement, assigned, flattened, own_expressions
 from onnxgen.code.quote import MemberRef, Ref, walk
 from onnxgen.code.torch_api import VIEWS, function_of
 from onnxgen.shapes.info import Info
@@ -67,7 +67,7 @@ class _Roles:
         self, body: list[Statement], infos: dict[str, Info], roles: dict[str, str], outputs: Iterable[ast.expr]
     ) -> None:
         self.infos, self.roles = infos, roles
-        self.statements: list[Statement] = list(_flattened(body))
+        self.statements: list[Statement] = list(flattened(body))
         self.buffers: dict[str, Member] = {}
         self.assigned: set[str] = set()
         self.made: dict[str, Assign] = {}
@@ -354,13 +354,6 @@ def _matmul(tree: ast.AST) -> ast.BinOp | None:
 
 def _is_sum(tree: ast.AST) -> bool:
     return isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.Sub))
-
-
-def _flattened(block: list[Statement]) -> Iterator[Statement]:
-    for statement in block:
-        yield statement
-        for inner in blocks(statement):
-            yield from _flattened(inner)
 
 
 def _own(statement: Statement) -> list[ast.expr]:

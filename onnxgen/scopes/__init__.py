@@ -1,9 +1,9 @@
-"""Blocks of a nameless network: repeated chains in the graph become scopes, named by role.
+"""Module paths of nodes: from names in the file, or else from chains that repeat in the graph.
 
-Where a file says nothing of where its nodes were written, the graph itself does: what repeats was a class. The stages:
-vertices (`flow`), regions between a fork and the node where its paths meet (`regions`), a sequence of labelled tokens
-(`tokens`), runs and other repetitions in it (`repeats`, `chains`), and paths for them (`scopes`, `roles`). Each is near
-linear. Nothing here changes what is computed: a scope that can't be a module is dissolved later, as any other.
+`find_blocks` is for files without names. Goes in: a graph. Comes out: scopes for the nodes of repeated chains, named by
+their role. The stages: vertices (`flow`), regions between a fork and the node where its paths meet (`regions`), a
+sequence of labelled tokens (`tokens`), repetitions in it (`repeats`, `chains`), and their module paths (`scopes`,
+`roles`). Each takes nearly linear time. Results never change: a scope that cannot be a module is dissolved later.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import CLASSES, SCOPE
 from onnxgen.options import Options
+from onnxgen.scopes.between import common_scope
 from onnxgen.scopes.flow import Flow
 from onnxgen.scopes.regions import find_regions
 from onnxgen.scopes.repeats import Arranger
@@ -22,7 +23,7 @@ from onnxgen.scopes.tokens import Tokenizer
 def find_blocks(model: ir.Model, options: Options) -> None:
     """Set the scopes of nodes that have none, and the names of their classes (`SCOPE`, `CLASSES`).
 
-    A network most of whose layers have a scope is left as it is.
+    Does nothing if most layers have a scope.
     """
     if options.flat:
         return
@@ -35,20 +36,11 @@ def find_blocks(model: ir.Model, options: Options) -> None:
     arranger = Arranger(tokenizer)
     tokens = arranger.arrange(tokenizer.sequence(range(len(flow.nodes)), find_regions(flow)))
     taken = {SCOPE.get(flow.nodes[i])[0] for i in named}
-    Writer(flow, arranger, taken).sequence(tokens, ())  # what is a block inside of one is so inside of all, but
-    writer = Writer(flow, arranger, taken)  # that is known only when all were looked at
+    Writer(flow, arranger, taken).sequence(tokens, ())  # the second pass knows all blocks that are inside of others
+    writer = Writer(flow, arranger, taken)
     writer.sequence(tokens, ())
     CLASSES.set(model, {**CLASSES.get(model), **writer.classes})
-    _place_fixed(flow)
-
-
-def _place_fixed(flow: Flow) -> None:
-    """What is computed of stored tensors alone belongs where it is used."""
-    for node in reversed(flow.fixed):
-        if SCOPE.get(node):
-            continue
-        places = [SCOPE.get(u.node) for o in node.outputs for u in o.uses()]
-        shared = min(places, key=len, default=())
-        while any(place[: len(shared)] != shared for place in places):
-            shared = shared[:-1]
-        set_scope(node, tuple(shared))
+    for node in reversed(flow.fixed):  # nodes that only compute with stored tensors belong to their users
+        if not SCOPE.get(node):
+            users = (SCOPE.get(use.node) for output in node.outputs for use in output.uses())
+            set_scope(node, common_scope(users) or ())

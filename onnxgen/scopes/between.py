@@ -1,8 +1,8 @@
-"""Nodes that say nothing of where they were written stand where their neighbours do.
+"""Scopes of the nodes that have none, by those of their neighbours.
 
-PyTorch before 1.13 wrote no paths, so that only layers with parameters say where they are; rewriting tools add nodes
-without metadata in the middle of a module. Left to the root, such nodes would tear the module in two: a way would lead
-out of it and back in. A node is silent while no `SCOPE` is noted; after this pass all have one.
+PyTorch before 1.13 wrote no module paths, so that only layers with parameters have a scope. Tools that rewrite graphs
+add nodes without metadata in the middle of a module. In the root, such a node would tear the module in two, since data
+would flow out of it and back in. After this pass every node has a `SCOPE`.
 """
 
 from __future__ import annotations
@@ -23,100 +23,98 @@ JOINS = frozenset(("Add", "Mul", "Concat", "Sub"))
 
 
 def infer_missing_scopes(model: ir.Model, options: Options) -> None:
-    """Set the scope of every silent node.
+    """Set the scope of every node that has none.
 
-    What the scopes before and after it have in common, in general; but a skip connection is added where it began,
-    branches of a module meet in it, and an activation at the end of a numbered block is the block's own.
+    In general it is the common part of the scopes before and after it. But a skip connection is added in the module
+    where it began, the branches of a module are joined in it, and an activation after a numbered block belongs to it.
     """
     nodes = [node for node in all_nodes(model.graph) if node.op_type != "Constant"]
     if all(SCOPE.has(node) for node in nodes):
         return
-    places = _Places(nodes)
+    inferred = _Inferred(nodes)
     for node in nodes:
         if not SCOPE.has(node):
-            places.scope[node] = places.of(node)
+            inferred.scope[node] = inferred.of(node)
     for node in nodes:
-        SCOPE.set(node, places.scope[node])
+        SCOPE.set(node, inferred.scope[node])
 
 
-class _Places:
-    """What is known of the places of one graph's nodes.
+class _Inferred:
+    """The scopes of one graph's nodes, as far as they are known.
 
     Attributes:
-        scope: of the nodes that are not silent, and of those placed so far (in topological order).
-        after: of silent nodes, what the scopes of all that use them have in common.
+        scope: the scopes of nodes: those in the file, and those inferred so far (in topological order).
+        after: of nodes without a scope, the common part of the scopes of all users.
+        lists: the module paths of lists.
+        layers: the module paths that have weights and no modules below them.
     """
 
     def __init__(self, nodes: list[ir.Node]) -> None:
         self.scope: dict[ir.Node, ModulePath] = {node: SCOPE.get(node) for node in nodes if SCOPE.has(node)}
         known = set(self.scope.values())
-        homes = {self.scope[node] for node in self.scope if _takes_weights(node, 1)}
-        self.lists = {s[:i] for s in known for i in range(len(s)) if s[i].isdigit()} - homes
-        self.layers = homes - {scope[:i] for scope in known for i in range(len(scope))}
+        weighted = {self.scope[node] for node in self.scope if _takes_weights(node, 1)}
+        self.lists = {s[:i] for s in known for i in range(len(s)) if s[i].isdigit()} - weighted
+        self.layers = weighted - {scope[:i] for scope in known for i in range(len(scope))}
         self.after: dict[ir.Node, ModulePath] = {}
         for node in reversed(nodes):
             if node not in self.scope:
-                users = (self.scope.get(user, self.after.get(user)) for user in _users(node))
-                common = common_scope(scope for scope in users if scope is not None)
+                users = (use.node for output in node.outputs for use in output.uses())
+                found = (self.scope.get(user, self.after.get(user)) for user in users)
+                common = common_scope(scope for scope in found if scope is not None)
                 if common is not None:
                     self.after[node] = common
 
     def of(self, node: ir.Node) -> ModulePath:
-        """The place of a silent node whose producers have theirs."""
+        """Return the scope of a node without one, whose producers have theirs."""
         producers = list(_producers(node))
         before = common_scope(self.scope[producer] for producer in producers if producer in self.scope)
         after = self.after.get(node)
-        if before is None or after is None:  # from the graph's inputs, or to its outputs only
+        if before is None or after is None:  # it only has inputs or only outputs of the graph
             scope = () if after is None or _takes_weights(node, 2) else self._module(after, is_layer=True)
         else:
             scope = self._module(common_scope([before, after]) or ())
+        before = before or ()
         found = (self._skip(node, producers), self._joined(node, producers, before), self._activation(node, before))
-        ends = [end for end in found if end is not None]
-        return max([scope, *ends], key=len)
+        return max(scope, *found, key=len)
 
-    def _skip(self, node: ir.Node, producers: list[ir.Node]) -> ModulePath | None:
-        """The innermost module that one operand of a sum comes from and all others go into."""
+    def _skip(self, node: ir.Node, producers: list[ir.Node]) -> ModulePath:
+        """Return the innermost module that makes one operand of a sum and takes all the others; () if there is none."""
         if node.op_type not in JOINS or len(producers) < 2:
-            return None
-        found = [module for last in producers if (module := self._began(node, last)) is not None]
-        return max(found, key=len, default=None)
+            return ()
+        return max((self._began(node, last) for last in producers), key=len)
 
-    def _joined(self, node: ir.Node, producers: list[ir.Node], before: ModulePath | None) -> ModulePath | None:
-        """The module that makes all operands of a sum for nothing but this sum: its branches meet inside of it."""
-        if node.op_type not in JOINS or len(set(producers)) < 2 or not before or before in self.lists | self.layers:
-            return None
+    def _joined(self, node: ir.Node, producers: list[ir.Node], before: ModulePath) -> ModulePath:
+        """Return the module that makes all operands of a sum, if no other module uses them; else ()."""
+        if node.op_type not in JOINS or len(set(producers)) < 2 or before in self.lists | self.layers:
+            return ()
         operands = [v for v in node.inputs if v is not None and stored(v) is None]
-        if any(v.is_graph_output() for v in operands):
-            return None
-        others = (use.node for v in operands for use in v.uses() if use.node is not node)
-        return before if all(self._is_in(other, before) for other in others) else None
+        users = [use.node for v in operands for use in v.uses() if use.node is not node]
+        is_shown = any(v.is_graph_output() for v in operands)
+        return before if not is_shown and all(self._is_in(user, before) for user in users) else ()
 
-    def _began(self, node: ir.Node, last: ir.Node) -> ModulePath | None:
-        """The innermost module of the operand that `last` makes in which all others are used, too."""
+    def _began(self, node: ir.Node, last: ir.Node) -> ModulePath:
+        """Return the innermost module around `last` that also uses all other operands; () if there is none."""
         others = [v for v in node.inputs if v is not None and v.producer() is not last and stored(v) is None]
         scope = self.scope.get(last, ())
-        for end in range(len(scope), 0, -1):
-            module = scope[:end]
+        for module in (scope[:end] for end in range(len(scope), 0, -1)):
             if module not in self.layers and module not in self.lists:
                 if all(any(self._is_in(u.node, module) for u in v.uses() if u.node is not node) for v in others):
                     return module
-        return None
+        return ()
 
-    def _activation(self, node: ir.Node, before: ModulePath | None) -> ModulePath | None:
-        """The numbered block that an activation ends."""
-        if before is None or not (is_a(node, ACTIVATION) or node.op_type in ("Dropout", "Identity")):
-            return None
-        for end in range(len(before), 0, -1):
-            if before[end - 1].isdigit() and before[:end] not in self.layers:
-                return before[:end]
-        return None
+    def _activation(self, node: ir.Node, before: ModulePath) -> ModulePath:
+        """Return the numbered block that an activation ends; () if there is none."""
+        if not is_a(node, ACTIVATION) and node.op_type not in ("Dropout", "Identity"):
+            return ()
+        around = (before[:end] for end in range(len(before), 0, -1))
+        return next((module for module in around if module[-1].isdigit() and module not in self.layers), ())
 
     def _is_in(self, node: ir.Node, module: ModulePath) -> bool:
         scope = self.scope.get(node)
         return scope is not None and scope[: len(module)] == module
 
     def _module(self, scope: ModulePath, is_layer: bool = False) -> ModulePath:
-        """The innermost module around that has a forward of its own for this."""
+        """Return the innermost module around a scope that is not a list and (if `is_layer`) not a layer."""
         if is_layer and scope in self.layers:
             scope = scope[:-1]
         while scope in self.lists and scope:
@@ -125,25 +123,21 @@ class _Places:
 
 
 def _takes_weights(node: ir.Node, rank: int) -> bool:
-    """Whether it takes stored numbers of at least this rank: vectors are weights where their names say so."""
+    """True if a node takes a stored float tensor of at least this rank."""
     tensors = (stored(value) for value in node.inputs)
     return any(t is not None and len(t.shape) >= rank and t.dtype.is_floating_point() for t in tensors)
 
 
 def _producers(node: ir.Node) -> Iterable[ir.Node]:
-    """What a node's data comes from: a size may be read of any value."""
+    """Yield the nodes that make the data of a node, without those that only read a size."""
     for value in node.inputs:
         producer = None if value is None or made_by(value, "Shape", "Size") else value.producer()
         if producer is not None and producer.op_type != "Constant":
             yield producer
 
 
-def _users(node: ir.Node) -> Iterable[ir.Node]:
-    return (use.node for output in node.outputs for use in output.uses())
-
-
 def common_scope(scopes: Iterable[ModulePath]) -> ModulePath | None:
-    """The longest path that all have in common; None of nothing."""
+    """Return the longest path that all begin with; None if there are none."""
     known = list(scopes)
     if not known:
         return None

@@ -1,19 +1,19 @@
-"""Residual blocks without the residual: where a block changes the size, its input is not added to what it makes."""
+"""Residual blocks without the residual: a block that changes the size does not add its input to its result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from onnxgen.scopes.tokens import Token
+from onnxgen.scopes.tokens import Token, joined
 
-_STAND = ("conv", "point", "depth", "linear")
-_KINDS = 16  # kinds of residual bodies that are looked for
+_LAYERS = ("conv", "point", "depth", "linear")  # all the layers that a body may have
+_MAX_BODIES = 16  # different residual bodies that are searched for
 
 
 @dataclass
 class _Body:
-    """What a residual region does before the addition: its layers, and the soft tokens around them."""
+    """The part of a residual region before the addition: its layers, and the soft tokens around them."""
 
     label: Hashable
     layers: list[Hashable]
@@ -22,7 +22,7 @@ class _Body:
 
 
 def wrap_chains(tokens: list[Token], exits: Callable[[list[Token]], int]) -> list[Token]:
-    """The sequence with chains that are the body of one of its residual regions as tokens with that region's label.
+    """Replace chains that equal the body of a residual region by tokens with the region's label.
 
     The first such chain of a network often lacks the layer that widens (MobileNet's first block).
     """
@@ -36,8 +36,7 @@ def wrap_chains(tokens: list[Token], exits: Callable[[list[Token]], int]) -> lis
                 size = _match(rest, body.layers[1:], body)
             window = rest[len(rest) - size :]
             if size and exits(window) == 1:
-                nodes = sorted(i for t in window for i in t.nodes)
-                made.append(Token("chain", body.label, nodes, sum(t.weight for t in window), window, [], -1))
+                made.append(joined("chain", body.label, window, -1))
                 del rest[len(rest) - size :]
             else:
                 made.append(rest.pop())
@@ -52,15 +51,15 @@ def _bodies(tokens: list[Token]) -> list[_Body]:
             continue
         parts = [p for p in token.parts[:-1] if p not in token.skip]
         at = [i for i, p in enumerate(parts) if p.is_layer]
-        if len(at) > 1 and all(parts[i].kind in _STAND for i in at) and all(p.is_soft or p.is_layer for p in parts):
+        if len(at) > 1 and all(parts[i].kind in _LAYERS for i in at) and all(p.is_soft or p.is_layer for p in parts):
             leading = [p.label for p in parts[: at[0]]]
             trailing = [p.label for p in parts[at[-1] + 1 :]]
             found[token.label] = _Body(token.label, [parts[i].label for i in at], leading, trailing)
-    return sorted(found.values(), key=lambda b: -len(b.layers))[:_KINDS]
+    return sorted(found.values(), key=lambda b: -len(b.layers))[:_MAX_BODIES]
 
 
 def _match(tokens: list[Token], layers: list[Hashable], body: _Body) -> int:
-    """How many of the last tokens are such a chain; 0 if they are none."""
+    """Return how many of the last tokens are such a chain; 0 if there is none."""
     at = len(tokens)
     for label in reversed(body.trailing):
         at -= at > 0 and tokens[at - 1].label == label

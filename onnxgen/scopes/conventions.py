@@ -1,4 +1,4 @@
-"""Modules in the names that frameworks other than PyTorch give: layers of weights, and groups of layers.
+"""Module paths from the names that frameworks other than PyTorch give.
 
 Keras, Paddle, MATLAB and their converters name a weight after its layer (`conv2_expand_weights`, `dense/kernel:0`,
 `fc_0.w_0`, `conv_1_W`), and write groups of layers with underscores (`block_1_expand`, `block_1_project`).
@@ -15,14 +15,14 @@ _WEIGHT = re.compile(
     r"(?P<layer>[^A-Za-z]*[A-Za-z].*?)[_/.]"
     r"(weights?|(recurrent_|depthwise_|pointwise_)?kernel|embeddings|bias(es)?|offset|scale|gamma|beta|alpha"
     r"|((moving|running)_)?(mean|var|variance)|[WRBwb]|[wb]_\d+)"
-    r"(_new|_?\d+)?"  # what converters add to a name that they change or that they have had
+    r"(_new|_?\d+)?"  # converters add this to a name that they change or have used before
 )
 _LAYER = re.compile(r"[A-Za-z0-9_\-/]+")
 _MAX_LENGTH = 200
 
 
 def layer_of(name: str, op_type: str) -> ModulePath | None:
-    """The layer that a weight's name tells, for a node of a type: `("fc_1",)` of `fc_1_MatMul_W`; None if none."""
+    """Return the layer in the name of a weight of a node: `("fc_1",)` of `fc_1_MatMul_W`; None if there is none."""
     found = _WEIGHT.fullmatch(name.split(";")[0].split(":")[0]) if len(name) <= _MAX_LENGTH else None
     if found is None or not _LAYER.fullmatch(found["layer"]):
         return None
@@ -31,10 +31,10 @@ def layer_of(name: str, op_type: str) -> ModulePath | None:
 
 
 def regrouped(scopes: Iterable[ModulePath]) -> dict[ModulePath, ModulePath]:
-    """New scopes for those of one file: without a root that all share, and with groups by the numbers in names.
+    """Return new scopes for those of one file: without a common root, and with groups by the numbers in names.
 
-    `model/block_1_expand` and its like become `("block_1", "expand")` where at least two such groups, different only in
-    that number, have at least two layers each.
+    `model/block_1_expand` becomes `("block_1", "expand")` if at least two such groups, which differ only in that
+    number, have at least two layers each.
     """
     known = {scope for scope in scopes if scope}
     shared = 1 if len(known) > 1 and len({scope[0] for scope in known}) == 1 else 0
@@ -49,7 +49,7 @@ def regrouped(scopes: Iterable[ModulePath]) -> dict[ModulePath, ModulePath]:
 
 
 def _groups(names: set[str]) -> dict[str, ModulePath]:
-    """The names of siblings, each as the path that its numbered beginnings make of it."""
+    """Return the names of siblings as paths, divided after their numbered beginnings."""
     members: dict[str, set[str]] = {}
     for name in names:
         for end in re.finditer(r"(?<=\d)_", name):
@@ -69,5 +69,5 @@ def _groups(names: set[str]) -> dict[str, ModulePath]:
 
 
 def _turned(name: str) -> str:
-    """`1_conv` as `conv_1`: an attribute cannot begin with a digit."""
+    """Return `conv_1` for `1_conv`, since an attribute cannot begin with a digit."""
     return re.sub(r"^(\d+)_(.+)$", r"\2_\1", name)

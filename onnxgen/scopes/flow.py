@@ -1,4 +1,4 @@
-"""The graph as numbered vertices: the nodes that compute at run time, in the file's order, and what flows between."""
+"""The graph as numbered vertices: the nodes that compute at run time, in the file's order, and the dataflow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Flow:
     """The vertices of a graph.
 
     Attributes:
-        nodes: the nodes that compute something from inputs; what stored tensors and known sizes give is left out.
-        fixed: the other nodes.
-        before, after: for each vertex those whose values it takes (subgraphs included), and those that take its own.
-        inputs: for each graph input the vertices that take it.
-        weighs: for each vertex whether it has a matrix (or more) of its own: it is a layer.
-        thick: for each vertex whether it comes of a layer, and not only of masks and positions.
+        nodes: the vertices: nodes that compute something from inputs.
+        fixed: the other nodes, which only compute with stored tensors and known sizes.
+        before, after: for each vertex, those whose values it takes (also in subgraphs), and those that take its values.
+        inputs: for each graph input, the vertices that take it.
+        weighs: for each vertex, True if it is a layer: it has a stored matrix (or tensor of higher rank).
+        thick: for each vertex, True if it is or depends on a layer, and not only on masks and positions.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -65,16 +65,16 @@ class Flow:
         return any(v in self._constant and _is_matrix(v) for v in node.inputs if v is not None)
 
     def operands(self, i: int) -> list[ir.Value]:
-        """The inputs of a vertex that are computed."""
+        """Return the inputs of a vertex that are computed."""
         return [v for v in self.nodes[i].inputs if v is not None and v not in self._constant]
 
     def maker(self, value: ir.Value | None) -> int | None:
-        """The vertex that makes a value."""
+        """Return the vertex that makes a value."""
         return None if value is None else self._index.get(value)
 
 
 def taken(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node takes, those that its subgraphs take from outside included."""
+    """Yield the values that a node takes, including those that its subgraphs take from outside."""
     pending = [node]
     while pending:
         inner = pending.pop()

@@ -1,4 +1,4 @@
-"""What a node is to a reader: a convolution, a norm, an activation, glue."""
+"""The kind of a node, as a reader sees it: a convolution, a norm, an activation."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _BY_NAME = {
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"), "quant"),
     **dict.fromkeys(("Cast", "CastLike", "Expand"), "move"),
 }
-SOFT = {"norm", "act", "drop", "move", "scale", "quant", "gate"}  # what may be missing between two layers
+SOFT = {"norm", "act", "drop", "move", "scale", "quant", "gate"}  # optional in a block
 
 
 def kind(flow: Flow, i: int) -> str:
-    """The kind of a vertex. Convolutions are "conv", "point" (a kernel of 1) or "depth" (each channel its own)."""
+    """Return the kind of a vertex. Convolutions are "conv", "point" (kernel of 1) or "depth" (depthwise)."""
     node = flow.nodes[i]
     facts = known(node)
     if CONVOLUTION in facts.traits and facts.matrix is not None:
@@ -77,7 +77,7 @@ def _is_merge(flow: Flow, i: int) -> bool:
 
 
 def _is_spatial(node: ir.Node) -> bool:
-    """Whether a mean leaves of a map one number a channel."""
+    """True if a reduction leaves one number for each channel of a map."""
     facts, made = info(node.inputs[0]), info(node.outputs[0])
     if facts.rank is None or facts.rank < 3 or made.shape is None:
         return False

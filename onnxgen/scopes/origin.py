@@ -1,18 +1,16 @@
-"""Where each node was written: the path of the module that it came from, as far as the file still knows.
+"""The scope of each node: the path of the module that it came from, if the file has it.
 
 Three kinds of evidence, the strongest first:
 
-1. *Parameter names.* A node that takes `encoder.layer.0.conv1.weight` (perhaps through a Transpose or the like)
-   belongs to `encoder.layer.0.conv1`. Exporters keep these names where they fold or fuse nodes, so they outrank the
-   rest; except that a weight used again elsewhere (an embedding tied to the output layer) does not pull that other
-   node to its home.
+1. *Parameter names.* A node that takes `encoder.layer.0.conv1.weight` (perhaps through a Transpose) belongs to
+   `encoder.layer.0.conv1`. Exporters keep these names when they fold or fuse nodes. But a weight that is used by its
+   own module does not move other nodes into it (an embedding tied to the output layer).
 2. *Node names.* PyTorch's TorchScript exporter writes `/encoder/layer.0/conv1/Conv`, TensorFlow
    `model/block/conv/Conv2D`.
-3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node. They go stale where
-   it fuses nodes. (Its `stack_trace` is never read: it holds paths of the exporting machine.)
+3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node. They are wrong for
+   nodes that it fused. (Its `stack_trace` is never read: it holds paths of the exporting machine.)
 
-A node that has none stays without (`blocks.between`). Scopes are raw text, cleaned by
-`names.module_part` when they become attributes.
+A node with no evidence gets no scope here (see `scopes.between`). Scopes are raw text; `names.module_part` cleans it.
 """
 
 from __future__ import annotations
@@ -28,24 +26,23 @@ from onnxgen.graph.annotations import CALLS, CLASSES, SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
+from onnxgen.scopes.between import common_scope
 from onnxgen.scopes.callnames import one_module
 from onnxgen.scopes.conventions import layer_of, regrouped
 from onnxgen.weights.stored import folded_from
 
-_MAX_PARTS = 64  # deeper paths are no module paths
+_MAX_PARTS = 64  # longer paths are not module paths
 _TYPES = ("Cast", "QuantizeLinear", "DequantizeLinear")
-_PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # how Paddle numbers layers and their tensors: `conv2d_1.w_0`
+_PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # Paddle's names of tensors: `conv2d_1.w_0`
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 
 
 def param_path(name: str) -> tuple[str, ...] | None:
-    """The parts of a PyTorch parameter name, `("a", "b", "weight")` for `a.b.weight`; None if it looks like none.
+    """Return the parts of a PyTorch parameter name, `("a", "b", "weight")` for `a.b.weight`; None for other names.
 
     A name without a dot is None too: `w` and an exporter's `val_14` cannot be told apart.
     """
-    if not re.fullmatch(r"[^\s/:'\"\\;,()]+", name):
-        return None
-    if _PADDLE.fullmatch(name):
+    if not re.fullmatch(r"[^\s/:'\"\\;,()]+", name) or _PADDLE.fullmatch(name):
         return None
     parts = tuple(name.split("."))
     if not 2 <= len(parts) <= _MAX_PARTS or not all(parts) or all(part.isdigit() for part in parts):
@@ -54,31 +51,28 @@ def param_path(name: str) -> tuple[str, ...] | None:
 
 
 def siblings(a: ModulePath, b: ModulePath) -> bool:
-    """Whether two paths differ in numbers only (`layers.0.attn`, `layers.1.attn`).
+    """True if two paths differ in numbers only (`layers.0.attn`, `layers.1.attn`).
 
-    What such modules share was merged by the exporter, as are the equal weights of copied layers before training: tied
-    weights are those of one module that is called twice, or of two with different names.
+    A weight that such modules share was equal in both before training (copied layers), and merged by the exporter. It
+    is not tied: tied weights belong to one module that is called twice, or to two modules with different names.
     """
     return a != b and len(a) == len(b) and all(x == y or (x.isdigit() and y.isdigit()) for x, y in zip(a, b))
 
 
-def seen_from(scope: ModulePath, home: ModulePath) -> ModulePath:
-    """A sibling's path as its own: `layers.0.attn.out.weight` is `layers.1.attn.out.weight` in `layers.1.attn`."""
-    n = min(len(scope), len(home) - 1)
-    return (*scope[:n], *home[n:]) if siblings(scope[:n], home[:n]) else home
+def seen_from(scope: ModulePath, path: ModulePath) -> ModulePath:
+    """Return a sibling's path as the scope's own: `layers.0.attn.out.weight` as `layers.1.attn.out.weight`."""
+    n = min(len(scope), len(path) - 1)
+    return (*scope[:n], *path[n:]) if siblings(scope[:n], path[:n]) else path
 
 
 def note_origin(model: ir.Model) -> None:
-    """Set the scope of every node that says where it was written, and the model's `CLASSES`.
-
-    docs/ARCHITECTURE.md has what they mean.
-    """
+    """Set the `SCOPE` of every node for which the file has one, and the model's `CLASSES`."""
     nodes = all_nodes(model.graph)
     classes: dict[ModulePath, str] = {}
     recorded: dict[ir.Node, ModulePath | None] = {}
     params = {node: _params(node) for node in nodes}
-    homes = {path[:-1] for paths in params.values() for path in paths}
-    known = {home[:i] for home in homes for i in range(len(home) + 1)}  # modules that certainly exist
+    parents = {path[:-1] for paths in params.values() for path in paths}
+    known = {parent[:i] for parent in parents for i in range(len(parent) + 1)}  # modules that certainly exist
     for node in nodes:
         prefix = tuple(part for name in CALLS.get(node) for part in _call_scope(name, known))
         scope = torch_path(node.name or "", known)
@@ -92,10 +86,10 @@ def note_origin(model: ir.Model) -> None:
         {n: (s, weights[n]) for n, s in recorded.items() if s and (n.name or "").startswith("/")}, known
     )
     recorded = {node: renamed.get(scope, scope) if scope else scope for node, scope in recorded.items()}
-    by_torch = homes or classes or any((node.name or "").startswith("/") for node in nodes)
+    by_torch = parents or classes or any((node.name or "").startswith("/") for node in nodes)
     if not by_torch and model.producer_name != "pytorch":
         recorded = _by_other_conventions(recorded)
-    at_home = {(path, recorded[node]) for node in nodes for path in params[node]}
+    uses = {(path, recorded[node]) for node in nodes for path in params[node]}
     users = Counter(path for paths in params.values() for path in paths)
     for node in nodes:
         scope = recorded[node] or ()
@@ -103,12 +97,12 @@ def note_origin(model: ir.Model) -> None:
         if (node.name or "").startswith("/"):
             mine = [path for path in mine if not is_alias(scope, path[:-1])]
         if recorded[node] is not None or mine:
-            SCOPE.set(node, _choose(recorded[node], mine, at_home))
+            SCOPE.set(node, _choose(recorded[node], mine, uses))
     CLASSES.set(model, classes)
 
 
 def _by_other_conventions(recorded: dict[ir.Node, ModulePath | None]) -> dict[ir.Node, ModulePath | None]:
-    """The scopes of a file that is not PyTorch's: also by the names of weights, and with groups of layers."""
+    """Return the scopes of a file that is not PyTorch's: also by the names of weights, and with groups of layers."""
     layers = dict(recorded)
     for node, scope in recorded.items():
         names = [layer_of(name, node.op_type) for name in _roots(node)] if not scope else []
@@ -119,35 +113,30 @@ def _by_other_conventions(recorded: dict[ir.Node, ModulePath | None]) -> dict[ir
 
 
 def _choose(
-    recorded: ModulePath | None, params: list[ModulePath], at_home: set[tuple[ModulePath, ModulePath | None]]
+    recorded: ModulePath | None, params: list[ModulePath], uses: set[tuple[ModulePath, ModulePath | None]]
 ) -> ModulePath:
-    """The scope of a node, from what its name or metadata says and the parameters it takes."""
-    if recorded is not None:
-        # A parameter that some node uses in its own module is only borrowed by nodes of other modules.
-        params = [path for path in params if path[:-1] == recorded or (path, path[:-1]) not in at_home]
-    homes = {path[:-1] for path in params}
-    if not homes or recorded in homes:
+    """Return the scope of a node. `uses`: all parameters, each with the scopes that use it."""
+    if recorded is not None:  # a parameter that its own module uses does not move a node of another module
+        params = [path for path in params if path[:-1] == recorded or (path, path[:-1]) not in uses]
+    parents = {path[:-1] for path in params}
+    if not parents or recorded in parents:
         return recorded or ()
-    shortest = min(homes, key=len)
-    shared = 0
-    while shared < len(shortest) and len({home[shared] for home in homes}) == 1:
-        shared += 1
-    return shortest[:shared]
+    return common_scope(parents) or ()
 
 
-def is_alias(recorded: ModulePath, home: ModulePath) -> bool:
-    """Whether the module that was called is not the one whose name its weight has: T5's `encoder.embed_tokens` takes
-    `shared.weight`, since PyTorch's TorchScript exporter calls a tensor by the first of its names.
+def is_alias(recorded: ModulePath, parent: ModulePath) -> bool:
+    """True if the module that was called is not the parent module in its weight's name.
 
-    Only where the two have different last names: a path in a node's name can be read in more than one way.
+    T5's `encoder.embed_tokens` takes `shared.weight`, since PyTorch's TorchScript exporter gives a tensor the first of
+    its names. The last names must differ, since the path in a node's name can be read in more than one way.
     """
-    n = min(len(recorded), len(home))
-    return n > 0 and recorded[:n] != home[:n] and recorded[-1] != home[-1]
+    n = min(len(recorded), len(parent))
+    return n > 0 and recorded[:n] != parent[:n] and recorded[-1] != parent[-1]
 
 
 def _constants(node: ir.Node) -> list[list[str]]:
-    """For each input of a node that is a constant (perhaps passed on by others): the names that it has on the way, and
-    last the parameter that the exporter folded it from ("" if none)."""
+    """Return, for each constant input of a node, its names: as an input, then those of the values that it is a view
+    of, and last the parameter that the exporter folded it from ("" if none)."""
     found = []
     for value in node.inputs:
         names: list[str] = []
@@ -165,24 +154,24 @@ def _constants(node: ir.Node) -> list[list[str]]:
 
 
 def _params(node: ir.Node) -> list[ModulePath]:
-    """Paths of the parameters that a node takes; the name nearest to the node counts (an exporter shares equal
-    tensors through an Identity that has the other parameter's name)."""
+    """Return the paths of the parameters that a node takes, by the name nearest to the node. (Exporters share equal
+    tensors through an Identity with the other parameter's name.)"""
     paths = ((param_path(name) for name in names) for names in _constants(node))
     return [path for path in (next(filter(None, candidates), None) for candidates in paths) if path]
 
 
 def _roots(node: ir.Node) -> list[str]:
-    """The weights that a node takes, by parameter name or else by the initializer's."""
+    """Return the weights that a node takes, by parameter name or else by the initializer's."""
     return [next((n for n in names if param_path(n)), names[-2]) for names in _constants(node)]
 
 
 def torch_path(name: str, known: set[ModulePath]) -> ModulePath | None:
-    """The scope in a node name of PyTorch's TorchScript exporter: of `/enc/layer.0/conv/Conv` it is enc.layer.0.conv.
+    """Return the scope in a node name of PyTorch's TorchScript exporter: `/enc/layer.0/conv/Conv` is enc.layer.0.conv.
 
-    A component is a module's attribute name, with the name of the container before a number (`layer.0`). The
-    container is a component of its own too where it is itself called (`nn.Sequential`: `/seq/seq.2/seq.2.0/Conv` is
-    seq.2.0), so a component that begins with the previous one and a dot goes on from there. `known` modules decide
-    where that could also be a container inside a module of its name.
+    A component is a module's attribute name, with the name of the container before a number (`layer.0`). A container
+    that is itself called (`nn.Sequential`) is a component of its own too: `/seq/seq.2/seq.2.0/Conv` is seq.2.0. So a
+    component that begins with the previous one and a dot continues it, unless the `known` modules say that it is a
+    container inside a module of the same name.
     """
     if not name.startswith("/"):
         return None
@@ -203,33 +192,33 @@ def torch_path(name: str, known: set[ModulePath]) -> ModulePath | None:
 
 
 def _slash_path(name: str) -> ModulePath | None:
-    """The scope in a name such as TensorFlow's `model/block_3/conv/Conv2D`; None if it is no such name."""
+    """Return the scope in a name such as TensorFlow's `model/block_3/conv/Conv2D`; None for other names."""
     parts = name.split(";")[0].split("/")[:-1]
     while parts and re.fullmatch(r"(Stateful)?PartitionedCall(_\d+)?(:\d+)?", parts[0]):
-        parts = parts[1:]  # how TensorFlow wraps a whole function
+        parts = parts[1:]  # TensorFlow's name for a whole function
     if not 1 <= len(parts) <= _MAX_PARTS or not all(re.fullmatch(r"[A-Za-z0-9_.\-]+", part) for part in parts):
         return None
     return tuple(parts)
 
 
 def _call_scope(name: str, known: set[ModulePath]) -> ModulePath:
-    """The module that a call of a local function is, by the call's name."""
+    """Return the module that a call of a local function stands for, by the call's name."""
     if name.startswith("/"):
         return torch_path(name + "/", known) or ()
     return _slash_path(name + "/") or ()
 
 
 def recorded_scope(node: ir.Node) -> ModulePath | None:
-    """The scope that PyTorch's dynamo exporter recorded on a node, whatever else its name or parameters say."""
+    """Return the scope that PyTorch's dynamo exporter recorded on a node, or None."""
     return _metadata_scope(node, {})
 
 
 def _metadata_scope(node: ir.Node, classes: dict[ModulePath, str]) -> ModulePath | None:
-    """The scope that PyTorch's dynamo exporter recorded on a node; notes the classes on the way."""
+    """Return the scope that PyTorch's dynamo exporter recorded on a node; add the recorded class names to `classes`."""
     paths = _strings(node.metadata_props.get(_SCOPES))
     if not paths:
         return None
-    # Full dotted paths from the root ("") inwards, the operation last; "@1" marks a second call of the module.
+    # Full dotted paths, from the root ("") to the operation; "@1" marks a second call of the module.
     scopes = [tuple(re.sub(r"@\d+", "", path).split(".")) if path else () for path in paths[:-1]]
     if any(len(scope) > _MAX_PARTS or not all(scope) for scope in scopes):
         return None
@@ -241,7 +230,7 @@ def _metadata_scope(node: ir.Node, classes: dict[ModulePath, str]) -> ModulePath
 
 
 def _strings(text: str | None) -> list[str]:
-    """A list of strings written as a Python literal; empty if it is anything else."""
+    """Return the list of strings in a Python literal; [] for any other text."""
     if text is None or len(text) > 65_536:
         return []
     try:

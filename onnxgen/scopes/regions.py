@@ -1,8 +1,8 @@
-"""Regions: from a value that several nodes take to the node where all their paths meet again.
+"""Regions: the nodes between a value that several nodes take and the node where all their paths meet again.
 
-A residual connection, the branches of an Inception block, the gate of a squeeze-and-excite and the three projections of
-an attention are such. Where all paths from a vertex meet is its immediate post-dominator. Outputs that merely show a
-value on the way (hidden states, key and value caches) count as no path.
+Examples are a residual connection, the branches of an Inception block, the gate of a squeeze-and-excite and the three
+projections of an attention. All paths from a vertex meet in its immediate post-dominator. Paths to outputs that only
+show an intermediate value (hidden states, key and value caches) do not count.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from onnxgen.scopes.flow import Flow
 
-_MAX_HEIGHT = 12  # regions in regions; beyond it nobody would read them as such
-_STEPS = 64  # vertices looked at, for each vertex of the graph
+_MAX_HEIGHT = 12  # regions nested in regions
+_STEPS_PER_VERTEX = 64  # budget of the search
 
 
 @dataclass
@@ -20,9 +20,10 @@ class Region:
     """The vertices between a fork and its merge.
 
     Attributes:
-        fork: the vertex that forks, outside the region; -1: a graph input does.
+        fork: the vertex outside the region whose value several take; -1 for a graph input.
         merge: the vertex where the paths meet, the last of the region.
         nodes: all its vertices, in order.
+        height: how deep regions are nested in it; 1 if there are none.
         inner: the regions directly inside, in order.
     """
 
@@ -34,7 +35,7 @@ class Region:
 
 
 class _Tree:
-    """Ancestors in a tree that grows at its leaves, in logarithmic time (Myers 1983: one jump pointer a vertex)."""
+    """Common ancestors in a tree that grows at its leaves, in logarithmic time (Myers 1983: one jump pointer each)."""
 
     def __init__(self, size: int) -> None:
         self.parent = [size] * (size + 1)
@@ -48,7 +49,7 @@ class _Tree:
         self.jump[i] = self.jump[far] if even else parent
 
     def common(self, a: int, b: int) -> int:
-        """The lowest common ancestor."""
+        """Return the lowest common ancestor."""
         if self.depth[a] < self.depth[b]:
             a, b = b, a
         while self.depth[a] > self.depth[b]:
@@ -60,18 +61,18 @@ class _Tree:
 
 
 def main_vertices(flow: Flow) -> list[bool]:
-    """The vertices that lead to what the network is for, not merely to a look at a value on the way."""
+    """True for vertices that lead to a main output, not only to one that shows an intermediate value."""
     n = len(flow.nodes)
     ends = [i for i in range(n) if not flow.after[i]]
-    main = {i for i in ends if not _is_glimpse(flow, i)} or {max(ends, default=0)}
+    main = {i for i in ends if not _shows_intermediate(flow, i)} or {max(ends, default=0)}
     leads = [i in main for i in range(n)]
     for i in reversed(range(n)):
         leads[i] = leads[i] or any(leads[j] for j in flow.after[i])
     return leads
 
 
-def _is_glimpse(flow: Flow, end: int) -> bool:
-    """Whether nothing but rearranging lies between an end and a value that others go on with."""
+def _shows_intermediate(flow: Flow, end: int) -> bool:
+    """True if there is no layer between an end and a value that is also used elsewhere."""
     i = end
     for _ in range(16):
         if flow.weighs[i] or not flow.before[i]:
@@ -84,8 +85,8 @@ def _is_glimpse(flow: Flow, end: int) -> bool:
 
 
 def post_dominators(flow: Flow, leads: list[bool]) -> tuple[list[int], list[int]]:
-    """For each vertex where all paths from it meet (`len(nodes)` where they never do), and the same of graph inputs
-    that several vertices take."""
+    """Return the vertex where all paths from each vertex meet (`len(nodes)` if they never do), and the vertices where
+    those from graph inputs with several users meet."""
     n = len(flow.nodes)
     tree = _Tree(n)
 
@@ -103,7 +104,7 @@ def post_dominators(flow: Flow, leads: list[bool]) -> tuple[list[int], list[int]
 
 
 def find_regions(flow: Flow) -> list[Region]:
-    """All regions that lie in no other, in order."""
+    """Return all outermost regions, in order."""
     search = _Search(flow)
     for merge, forks in search.candidates():
         search.make(merge, forks)
@@ -118,11 +119,11 @@ class _Search:
         self.leads = main_vertices(flow)
         self.users = [[j for j in after if self.leads[j]] for after in flow.after]
         self.owner: list[Region | None] = [None] * len(flow.nodes)  # the outermost region of each vertex
-        self.made: dict[int, Region] = {}
-        self.steps = _STEPS * len(flow.nodes)
+        self.made: dict[int, Region] = {}  # the outermost regions, by merge
+        self.steps = _STEPS_PER_VERTEX * len(flow.nodes)
 
     def candidates(self) -> list[tuple[int, list[int]]]:
-        """Every merge with the forks that meet in it, the shortest regions first."""
+        """Return every merge with the forks whose paths meet in it, the shortest regions first."""
         n = len(self.flow.nodes)
         meets, from_inputs = post_dominators(self.flow, self.leads)
         found: dict[int, list[int]] = {}
@@ -140,8 +141,9 @@ class _Search:
     def make(self, merge: int, forks: list[int]) -> None:
         """Make the region of a merge.
 
-        Of several forks that meet in it (a mask that two layers share meets where the second layer's input does), the
-        one with the fewest other entries counts, and of those the last; one that comes of no layer only if all do.
+        Several forks can meet in it: a mask that two layers share meets where the second layer's input does. The one
+        with the fewest other inputs into the region counts, and of those the last. Forks that do not depend on a layer
+        count only if there are no others.
         """
         forks = [i for i in forks if i >= 0 and self.flow.thick[i]] or forks
         best: tuple[int, int, list[int]] | None = None
@@ -168,11 +170,11 @@ class _Search:
             self.owner[i] = region
 
     def _is_closed(self, fork: int, merge: int) -> bool:
-        """Whether nothing that the merge takes is older than the fork."""
+        """True if the merge takes nothing that is older than the fork."""
         return all(i >= fork or not self.flow.thick[i] for i in self.flow.before[merge])
 
     def _between(self, fork: int, merge: int) -> list[int]:
-        """What lies between two vertices in the file and is of no use elsewhere; nothing once the search is long."""
+        """Return the vertices between two that have no users elsewhere; [] once the search has used up its budget."""
         self.steps -= merge - fork
         if self.steps < 0:
             return []

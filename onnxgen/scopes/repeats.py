@@ -1,4 +1,4 @@
-"""Repeated chains: runs of equal units become blocks, and so do equal stretches that stand apart."""
+"""Repeated chains: runs of equal units become blocks, and so do equal stretches that are not adjacent."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxgen.scopes.chains import wrap_chains
-from onnxgen.scopes.tokens import Token, Tokenizer
+from onnxgen.scopes.tokens import Token, Tokenizer, joined
 
-_LONGEST = 64  # tokens in a unit
-_LEVELS = 4  # blocks of blocks
-_KINDS = 64  # kinds of units that are looked for all over a sequence
-_PLAIN = ("conv", "point", "depth", "linear")  # layers that stand in a stretch
-_STEPS = "norm act pool squeeze resize attention product add mul deconv drop softmax gate".split()
-_LEAST = 4  # layers in a run of blocks with several; of plain layers, more
-_FEW = 12  # layers, norms and activations that a run needs where a unit has a single layer with a matrix
+_MAX_UNIT = 64  # tokens in a unit
+_MAX_LEVELS = 4  # blocks nested in blocks
+_MAX_UNITS = 64  # different units that are searched for in a whole sequence
+_PLAIN = ("conv", "point", "depth", "linear")  # the layers of a stretch
+_MAIN = "norm act pool squeeze resize attention product add mul deconv drop softmax gate".split()  # what layers do
+_MIN_LAYERS = 4  # in a run of blocks; a run of plain layers needs more
+_MIN_STEPS = 12  # layers, norms and activations in a run, if a unit has a single layer with a matrix
 
-_Piece = tuple[int, int, Token]  # what takes the place of tokens from here to there
+_Piece = tuple[int, int, Token]  # a token that replaces those from start to end
 _Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
@@ -36,7 +36,7 @@ class _Run:
 
 
 class Arranger:
-    """Finds the blocks of one sequence after the other."""
+    """Finds the blocks of sequences."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -44,70 +44,68 @@ class Arranger:
         self.known: dict[tuple[Hashable, ...], int] = {}  # units that are blocks, and how many layers each has
 
     def arrange(self, tokens: list[Token], top: bool = True) -> list[Token]:
-        """The sequence with what repeats as tokens of kind "run" and "block".
+        """Return the sequence with repetitions as tokens of kind "run" and "block".
 
-        `top`: equal regions that stand apart are blocks, too.
+        `top`: for the whole network, in which equal regions that are not adjacent are blocks too.
         """
         if not top and sum(t.is_layer for t in tokens) < 3:
             return tokens
         tokens = wrap_chains(self._straight(self.tokenizer.opened(tokens)), self.exits)
         if not top:
             tokens = self._known(tokens)
-        least = 2 * _LEAST - 2 if top else _LEAST
+        least = 2 * _MIN_LAYERS - 2 if top else _MIN_LAYERS
         ways = [self._levels(tokens, least, True), self._levels(tokens, least, False)]
         stretches = self._stretches(tokens, least)
         if len(stretches) < len(tokens):
-            ways.append(self._levels(stretches, _LEAST, True))
-        tokens = min(ways, key=len)  # the better reading leaves less
+            ways.append(self._levels(stretches, _MIN_LAYERS, True))
+        tokens = min(ways, key=len)
         tokens = self._singles(tokens) if top else tokens
         self._remember(tokens)
         return tokens
 
     def _levels(self, tokens: list[Token], least: int, inner_first: bool) -> list[Token]:
-        """Runs, runs of what has runs in it, and so on; what is left when nothing more is found.
+        """Replace runs, then runs of tokens that hold runs, until there are no more.
 
-        `least`: layers that a run of plain layers has. `inner_first`: (a a b)(a a b) is runs of a first. In
-        (a b a)(a b a) these would lie across two units: which of the two it is shows when all is done.
+        `least`: how many layers a run of plain layers needs. `inner_first`: find runs of a in (a a b)(a a b) first. In
+        (a b a)(a b a) such a run would lie across two units, so that both ways are tried.
         """
-        for _ in range(_LEVELS):
+        for _ in range(_MAX_LEVELS):
             found = self._runs(tokens, least, inner_first)
             if len(found) == len(tokens):
                 found = self._stretches(tokens, least)
             if len(found) == len(tokens):
                 break
-            tokens, least = found, _LEAST  # beside long runs, shorter ones are no longer artificial
+            tokens, least = found, _MIN_LAYERS  # beside long runs, shorter ones count too
         return tokens
 
     def _straight(self, tokens: list[Token]) -> list[Token]:
-        """The sequence without what is prepared beside it, such as a mask or a transposed memory that all layers take:
-        rearrangements and the like of anything but the token before."""
+        """Return the sequence without tokens that prepare something for all layers, such as a mask or a transposed
+        memory: they are no layers, and take nothing from the token before."""
         kept: list[Token] = []
         last: set[int] = set()
         for token in tokens:
             follows = any(j in last for i in token.nodes for j in self.flow.before[i])
-            if follows or not kept or token.weight or token.kind in _STEPS or token.kind.startswith("concat"):
+            if follows or not kept or token.weight or token.kind in _MAIN or token.kind.startswith("concat"):
                 kept.append(token)
                 last = set(token.nodes)
         return kept
 
     def chained(self, before: list[Token], after: list[Token], alone: bool = False) -> bool:
-        """Whether tokens take what the tokens before them make; `alone`: and nobody else does."""
+        """True if tokens use results of the tokens before them, and (if `alone`) no other tokens do."""
         nodes, users = ({i for t in tokens for i in t.nodes} for tokens in (before, after))
         taken = [set(self.flow.after[i]) - nodes for i in nodes]
         return any(i & users for i in taken) and not (alone and any(i - users for i in taken))
 
     def exits(self, tokens: list[Token]) -> int:
-        """How many results tokens have: vertices with users outside. The network's outputs count if nothing else is."""
+        """Count the results of tokens: vertices with users outside. Without users, they make an output."""
         nodes = {i for t in tokens for i in t.nodes}
         return sum(any(j not in nodes for j in self.flow.after[i]) for i in nodes) or 1
 
     def _block(self, parts: list[Token]) -> Token:
         inner = [p for p in parts if p.kind == "block"]
-        if len(inner) == 1 and all(p.is_soft for p in parts if p is not inner[0]):  # no block of a block alone
+        if len(inner) == 1 and all(p.is_soft for p in parts if p is not inner[0]):  # it would only wrap another block
             parts = [q for p in parts for q in (p.parts if p is inner[0] else [p])]
-        layers = self.tokenizer.label(("block", *(p.label for p in parts if p.is_layer)))
-        nodes = sorted(i for p in parts for i in p.nodes)
-        return Token("block", layers, nodes, sum(p.weight for p in parts), parts)
+        return joined("block", self.tokenizer.label(("block", *(p.label for p in parts if p.is_layer))), parts)
 
     # runs
 
@@ -116,9 +114,8 @@ class Arranger:
         chosen: list[_Piece] = []
         free = np.ones(len(tokens), bool)
         units: list[tuple[Hashable, ...]] = []
-        candidates = [
-            r for start, end, p in _tandem(labels) if (r := self._phase(tokens, start, end, p, least)) is not None
-        ]
+        phases = (self._phase(tokens, start, end, period, least) for start, end, period in _tandem(labels))
+        candidates = [run for run in phases if run is not None]
         candidates = _innermost(candidates, len(tokens)) if inner_first else candidates
         for run in sorted(candidates, key=lambda r: (-r.weight, r.period, r.start)):
             end = run.end
@@ -128,12 +125,13 @@ class Arranger:
             start, end = self._extend(tokens, free, blocks, run.start, end)
             free[start:end] = False
             units.append(tuple(labels[run.start : run.start + run.period]))
-            chosen.append((start, end, self._run([self._block(b) for b in blocks])))
-        kinds = list(dict.fromkeys(units))[:_KINDS]
-        return _replaced(tokens, [*chosen, *self._scattered(tokens, kinds, free)])
+            made = [self._block(b) for b in blocks]
+            chosen.append((start, end, joined("run", self.tokenizer.label(("run", made[0].label)), made)))
+        units = list(dict.fromkeys(units))[:_MAX_UNITS]
+        return _replaced(tokens, [*chosen, *self._scattered(tokens, units, free)])
 
     def _scattered(self, tokens: list[Token], units: list[tuple[Hashable, ...]], free: _Mask) -> list[_Piece]:
-        """The units of runs that stand alone."""
+        """Return the units that are not adjacent to equal ones, as blocks."""
         labels = [t.label for t in tokens]
         found: list[_Piece] = []
         for unit in units:
@@ -148,44 +146,35 @@ class Arranger:
         return found
 
     def _known(self, tokens: list[Token]) -> list[Token]:
-        """Inside a block: units that are blocks elsewhere, unless there are no other layers."""
+        """Inside a block, replace units that are blocks elsewhere, if there are other layers too."""
         layers = sum(t.is_layer for t in tokens)
         units = [unit for unit, size in self.known.items() if size < layers]
         return _replaced(tokens, self._scattered(tokens, units, np.ones(len(tokens), bool)))
 
     def _remember(self, tokens: list[Token]) -> None:
         for token in tokens:
-            if token.kind == "block" and len(self.known) < _KINDS:
+            if token.kind == "block" and len(self.known) < _MAX_UNITS:
                 self.known.setdefault(tuple(p.label for p in token.parts), sum(p.is_layer for p in token.parts))
             if token.kind in ("block", "run"):
                 self._remember(token.parts)
 
-    def _run(self, blocks: list[Token]) -> Token:
-        nodes = sorted(i for b in blocks for i in b.nodes)
-        return Token(
-            "run", self.tokenizer.label(("run", blocks[0].label)), nodes, sum(b.weight for b in blocks), blocks
-        )
-
     def _phase(self, tokens: list[Token], start: int, end: int, period: int, least: int) -> _Run | None:
-        """Where the units of a repetition begin: `a b a b a` is (a b)(a b) a or a (b a)(b a).
+        """Choose where the units of a repetition begin: `a b a b a` is (a b)(a b) a or a (b a)(b a).
 
-        A unit has one result, and begins with no activation or norm of the layer before it.
+        A unit has one result. It should not begin with the activation or norm of the layer before it.
         """
-        best: tuple[tuple[int, int, int], _Run] | None = None
-        for first in range(start, min(start + period, end - 2 * period + 1)):
-            copies = (end - first) // period
-            unit = tokens[first : first + period]
-            rank = (_is_cut_off(unit), -copies, first)
-            if (best is not None and best[0] <= rank) or not _is_worth(unit, copies, least):
-                continue
-            if all(self.exits(tokens[i : i + period]) == 1 for i in (first, first + period * (copies - 1))):
-                best = rank, _Run(first, period, copies, copies * sum(t.weight for t in unit))
-        return None if best is None else best[1]
+        starts = range(start, min(start + period, end - 2 * period + 1))
+        ranks = ((_is_cut_off(tokens[i : i + period]), -((end - i) // period), i) for i in starts)
+        for _, negative, first in sorted(ranks):
+            copies, unit, last = -negative, tokens[first : first + period], first + period * (-negative - 1)
+            if _is_worth(unit, copies, least) and self.exits(unit) == 1 == self.exits(tokens[last : last + period]):
+                return _Run(first, period, copies, copies * sum(t.weight for t in unit))
+        return None
 
     def _extend(
         self, tokens: list[Token], free: _Mask, blocks: list[list[Token]], start: int, end: int
     ) -> tuple[int, int]:
-        """A run goes on where a unit only lacks an activation or the like, as the first or the last often does."""
+        """Extend a run by units that only lack a soft token, as the first or the last often does."""
         unit = blocks[0]
         if sum(t.weight for t in unit) < 2:
             return start, end
@@ -202,7 +191,7 @@ class Arranger:
         return start, end
 
     def _alike(self, tokens: list[Token], unit: list[Token]) -> int:
-        """How many of the tokens are like the unit, but for soft ones that are missing; 0 if they are not."""
+        """Return how many of the tokens equal the unit but for missing soft ones; 0 if they are different."""
         at = 0
         for part in unit:
             if at < len(tokens) and tokens[at].label == part.label:
@@ -211,10 +200,10 @@ class Arranger:
                 return 0
         return at
 
-    # parts that stand apart
+    # parts that are not adjacent
 
     def _stretches(self, tokens: list[Token], least: int) -> list[Token]:
-        """Equal stretches of plain layers, such as the two convolutions of each level of a U-Net."""
+        """Replace equal stretches of plain layers, such as the two convolutions of each level of a U-Net."""
         labels = [t.label for t in tokens]
         plain = [_is_plain(t) for t in tokens]
         ends = [i for i in range(len(tokens) + 1) if i == len(tokens) or not plain[i]]
@@ -226,7 +215,7 @@ class Arranger:
             start = end + 1
         chosen: list[_Piece] = []
         free = np.ones(len(tokens), bool)
-        for unit in sorted((u for u, n in stretches.items() if n > 1), key=len, reverse=True)[:_KINDS]:
+        for unit in sorted((u for u, n in stretches.items() if n > 1), key=len, reverse=True)[:_MAX_UNITS]:
             found = [i for i in _occurrences(labels, unit, free) if self.exits(tokens[i : i + len(unit)]) == 1]
             if not found or len(found) * sum(t.weight for t in tokens[found[0] : found[0] + len(unit)]) < least:
                 continue
@@ -236,7 +225,7 @@ class Arranger:
         return _replaced(tokens, chosen)
 
     def _singles(self, tokens: list[Token]) -> list[Token]:
-        """Regions that have their like elsewhere, and in a network of blocks the large ones that have not."""
+        """Replace regions that occur again, and in a network with blocks also other large ones."""
         has_blocks = any(t.kind in ("block", "run") for t in tokens)
         counts = Counter(t.label for t in tokens if t.is_region and t.is_layer)
         chosen = []
@@ -253,11 +242,11 @@ class Arranger:
 
 
 def _tandem(labels: list[Hashable]) -> Iterator[tuple[int, int, int]]:
-    """(start, end, period) of all maximal repetitions whose period is not one of a smaller repetition."""
+    """Yield (start, end, period) of all maximal repetitions, except those of a smaller period."""
     numbers: dict[Hashable, int] = {}
     row = np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)
     covered: dict[int, list[tuple[int, int]]] = {}
-    for period in range(1, min(_LONGEST, len(row) // 2) + 1):
+    for period in range(1, min(_MAX_UNIT, len(row) // 2) + 1):
         equal = np.concatenate([[False], row[:-period] == row[period:], [False]])
         edges = np.flatnonzero(equal[1:] != equal[:-1])
         covered[period] = []
@@ -272,7 +261,7 @@ def _tandem(labels: list[Hashable]) -> Iterator[tuple[int, int, int]]:
 
 
 def _innermost(runs: list[_Run], size: int) -> list[_Run]:
-    """Runs without those that overlap a run of a smaller period."""
+    """Return the runs that do not overlap a run of a smaller period."""
     covered = np.zeros(size, bool)
     kept: list[_Run] = []
     for run in sorted(runs, key=lambda r: (r.period, r.start)):
@@ -283,10 +272,10 @@ def _innermost(runs: list[_Run], size: int) -> list[_Run]:
 
 
 def _is_cut_off(unit: list[Token]) -> int:
-    """How much a unit looks as if it began at the wrong place.
+    """Return 2 if a unit certainly begins at the wrong token, 1 if it may, else 0.
 
-    With the activation or norm of what comes before; amid plain layers, where it has more than those; after what joins
-    a skip; with a pool, or with the blocks of a stage instead of what leads to them.
+    Wrong are the activation or norm of the layer before it, a token inside a stretch of plain layers, and the token
+    after a concatenation. A pool, or the blocks of a stage without the layer before them, may be wrong.
     """
     first, last = unit[0], unit[-1]
     if last.kind == "run":
@@ -305,16 +294,16 @@ def _is_plain(token: Token) -> bool:
 
 
 def _is_worth(unit: list[Token], copies: int, least: int) -> bool:
-    """Whether a repetition is long enough that a class for its unit makes the code shorter."""
+    """True if a repetition is so long that a class for its unit makes the code shorter."""
     weight = sum(t.weight for t in unit)
     if weight > 1:
-        return weight * copies >= (_LEAST if any(t.parts for t in unit) else least)
-    said = [p for t in unit for p in t.parts or [t] if p.is_layer or p.kind in ("act", "norm", "add")]
-    return weight == 1 and len(said) > 1 and len(said) * copies >= _FEW
+        return weight * copies >= (_MIN_LAYERS if any(t.parts for t in unit) else least)
+    steps = [p for t in unit for p in t.parts or [t] if p.is_layer or p.kind in ("act", "norm", "add")]
+    return weight == 1 and len(steps) > 1 and len(steps) * copies >= _MIN_STEPS
 
 
 def _occurrences(labels: list[Hashable], unit: tuple[Hashable, ...], free: _Mask) -> list[int]:
-    """Where a unit stands, from left to right and without overlaps, among what is free."""
+    """Return where a unit occurs among the free tokens, from left to right and without overlaps."""
     found: list[int] = []
     starts = [i for i, label in enumerate(labels[: len(labels) - len(unit) + 1]) if label == unit[0]]
     for i in starts:
@@ -326,7 +315,7 @@ def _occurrences(labels: list[Hashable], unit: tuple[Hashable, ...], free: _Mask
 
 
 def _is_torn(tokens: list[Token], start: int, size: int, starts: list[int]) -> bool:
-    """Whether a unit that was found at `start` tears a stretch of plain layers apart."""
+    """True if a unit at `start` would tear a stretch of plain layers apart."""
     end = start + size
     before = start > 0 and _is_plain(tokens[start - 1]) and _is_plain(tokens[start]) and start - size not in starts
     after = end < len(tokens) and _is_plain(tokens[end]) and _is_plain(tokens[end - 1]) and end not in starts

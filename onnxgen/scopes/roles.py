@@ -1,4 +1,4 @@
-"""What blocks and their parts are called: by the role that their layers play, as the field calls them."""
+"""Names of blocks and their parts, by the role of their layers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SHAPES = {
 
 
 def layers(token: Token) -> list[str]:
-    """The kinds of the layers in a token, in order, without what is on the short way of a residual."""
+    """Return the kinds of the layers in a token, in order, without those on a shortcut."""
     if not token.parts:
         return [token.kind] if token.is_layer else []
     return [name for part in token.parts if part not in token.skip and part.is_layer for name in layers(part)]
 
 
 def part_name(token: Token) -> str:
-    """What a part of a block with several is called."""
+    """Return the name of one of several parts of a block."""
     if has_attention(token):
         return "attn"
     found = set(layers(token))
@@ -34,7 +34,7 @@ def part_name(token: Token) -> str:
 
 
 def class_of(block: Token) -> str:
-    """The class name of a block."""
+    """Return the class name of a block."""
     parts = [p for p in block.parts if p.is_layer]
     found = layers(block)
     if any(p.kind == "run" for p in parts):
@@ -58,7 +58,7 @@ def class_of(block: Token) -> str:
 
 
 def base_name(block: Token, several: bool, is_chain: bool, is_root: bool) -> str:
-    """The attribute that holds a block (or a run of `several`), before it is numbered among its like."""
+    """Return the attribute for a block (or a run of `several`), without a number."""
     if not is_chain:
         return "heads" if is_root else "branches"
     name = class_of(block)
@@ -68,7 +68,7 @@ def base_name(block: Token, several: bool, is_chain: bool, is_root: bool) -> str
 
 
 def projections(flow: Flow, nodes: list[int]) -> dict[int, str]:
-    """Names of the layers around an attention: the projections of q, k and v, and the one behind it."""
+    """Return names for the layers around an attention: the projections of q, k and v, and of the result."""
     inside = set(nodes)
     found = [_projection(flow, value, inside) for value in _queries(flow, nodes, inside)]
     sources = [i for i in found if i is not None]
@@ -86,20 +86,23 @@ def projections(flow: Flow, nodes: list[int]) -> dict[int, str]:
 
 
 def _queries(flow: Flow, nodes: list[int], inside: set[int]) -> list[int]:
-    """The vertices that make q, k and v, of an attention that is one operator or two products."""
+    """Return the vertices that make q, k and v, of an attention that is one operator or two products."""
+
+    def makers(i: int) -> list[int]:
+        return [j for value in flow.nodes[i].inputs[:3] if (j := flow.maker(value)) is not None]
+
     heads = [i for i in nodes if kind(flow, i) == "attention"]
     products = [i for i in nodes if kind(flow, i) == "product"]
     if len(heads) == 1:
-        return [j for value in flow.nodes[heads[0]].inputs[:3] if (j := flow.maker(value)) is not None]
+        return makers(heads[0])
     if len(products) != 2:
         return []
-    scores = [j for value in flow.nodes[products[0]].inputs if (j := flow.maker(value)) is not None]
-    values = [j for value in flow.nodes[products[1]].inputs if (j := flow.maker(value)) is not None]
-    return [*scores, *(j for j in values if not _leads(flow, products[0], j, inside))]
+    scores, result = products
+    return [*makers(scores), *(j for j in makers(result) if not _leads(flow, scores, j, inside))]
 
 
 def _leads(flow: Flow, source: int, target: int, inside: set[int]) -> bool:
-    """Whether a path leads from one vertex to another."""
+    """True if a path leads from one vertex to another."""
     pending, seen = [target], {target}
     while pending:
         i = pending.pop()
@@ -112,7 +115,7 @@ def _leads(flow: Flow, source: int, target: int, inside: set[int]) -> bool:
 
 
 def _projection(flow: Flow, vertex: int, inside: set[int]) -> int | None:
-    """The layer that a value comes from, through what only rearranges, scales or turns it."""
+    """Return the layer that a value comes from, through nodes that rearrange or scale it."""
     i: int | None = vertex
     for _ in range(32):
         if i is None or i not in inside or kind(flow, i) in ("linear", "attention", "product"):
@@ -122,7 +125,7 @@ def _projection(flow: Flow, vertex: int, inside: set[int]) -> int | None:
 
 
 def gates(flow: Flow, nodes: list[int]) -> dict[int, str]:
-    """Names of the three layers of a gated feed-forward part, `down(act(gate(x)) * up(x))`."""
+    """Return names for the three layers of a gated feed-forward part, `down(act(gate(x)) * up(x))`."""
     inside = set(nodes)
     linear = [i for i in nodes if kind(flow, i) == "linear"]
     products = [i for i in nodes if kind(flow, i) == "mul" and len(flow.before[i]) == 2]
@@ -136,7 +139,7 @@ def gates(flow: Flow, nodes: list[int]) -> dict[int, str]:
 
 
 def _side(flow: Flow, i: int, inside: set[int]) -> tuple[int, bool]:
-    """The layer behind one factor of a product, and whether an activation is on the way."""
+    """Return the layer that makes one factor of a product, and True if an activation is between them."""
     acts = False
     while kind(flow, i) != "linear" and len(before := [j for j in flow.before[i] if j in inside]) == 1:
         acts = acts or kind(flow, i) == "act"

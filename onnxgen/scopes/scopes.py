@@ -1,8 +1,9 @@
-"""Writes where blocks and their parts lie (`SCOPE`), as if the exporter had recorded it."""
+"""The module paths of blocks and their parts, noted as `SCOPE` as if the exporter had recorded them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 
 import onnx_ir as ir
 
@@ -16,10 +17,10 @@ from onnxgen.scopes.roles import base_name, class_of, gates, part_name, projecti
 from onnxgen.scopes.tokens import Token
 from onnxgen.shapes.info import info
 
-_PARTS = {"mlp": "Mlp", "conv_module": "ConvModule", "cross_attn": "CrossAttention"}
-_PARTS |= {"attn": "Attention", "self_attn": "Attention", "dense": "DenseBlock"}
-_ALONE = {"conv": "conv", "point": "conv", "depth": "conv", "deconv": "deconv", "linear": "fc", "recurrent": "rnn"}
-_ENDS = ("norm", "drop", "scale")  # around a part of a block, these are the block's own
+_CLASSES = {"mlp": "Mlp", "conv_module": "ConvModule", "cross_attn": "CrossAttention"}  # of parts
+_CLASSES |= {"attn": "Attention", "self_attn": "Attention", "dense": "DenseBlock"}
+_ONLY_LAYER = {"conv": "conv", "point": "conv", "depth": "conv", "deconv": "deconv", "linear": "fc", "recurrent": "rnn"}
+_ENDS = ("norm", "drop", "scale")  # behind a part, these belong to the block around it
 
 
 class Writer:
@@ -34,17 +35,14 @@ class Writer:
         self.classes: dict[ModulePath, str] = {}
 
     def sequence(self, tokens: list[Token], path: ModulePath) -> None:
-        """Write the paths of the runs and blocks in a sequence that lies at `path`."""
-        groups = [
-            group for token in tokens if token.kind in ("run", "block") for group in self._groups(token, not path)
-        ]
+        """Write the paths of the runs and blocks in the sequence of the module at `path`."""
+        found = [token for token in tokens if token.kind in ("run", "block")]
+        groups = [group for token in found for group in self._groups(token, not path)]
         bases = [base_name(group[0], len(group) > 1, self._is_chain(group), not path) for group in groups]
         if "decoder_layers" in bases:
             bases = ["encoder_layers" if base == "layers" else base for base in bases]
         if bases.count("layers") > 1:
-            sources = [
-                self._source(group) + "layers" if base == "layers" else base for base, group in zip(bases, groups)
-            ]
+            sources = [self._source(group) + b if b == "layers" else b for b, group in zip(bases, groups)]
             bases = sources if len(set(sources)) == len(sources) else bases
         if bases.count("blocks") > 1:
             bases = ["stage" if base == "blocks" else base for base in bases]
@@ -60,8 +58,8 @@ class Writer:
                 self.block(block, here)
 
     def _groups(self, token: Token, staged: bool) -> list[list[Token]]:
-        """The blocks of a run that go into one container: those that feed each other, by stages where the size of what
-        they make changes; or all of a run where none does, such as heads on several scales."""
+        """Divide the blocks of a run into containers: blocks that feed each other, divided at changes of size if
+        `staged`; or all blocks, if none feeds another (heads on several scales)."""
         if token.kind == "block":
             return [[token]]
         chains = [[token.parts[0]]]
@@ -74,7 +72,7 @@ class Writer:
         return [group for chain in chains for group in (self._stages(chain) if staged else [chain])]
 
     def _source(self, group: list[Token]) -> str:
-        """What a tower of transformer layers looks at: images come through a convolution, text through an embedding."""
+        """Return what transformer layers process: "vision_" after a convolution, "text_" after an embedding."""
         inside = set(group[0].nodes)
         pending = [j for i in inside for j in self.flow.before[i] if j not in inside]
         seen = set(pending)
@@ -93,19 +91,12 @@ class Writer:
         return len(group) < 2 or self.arranger.chained(group[:1], group[1:2])
 
     def _stages(self, chain: list[Token]) -> list[list[Token]]:
-        groups: list[list[Token]] = []
-        before: object = None
-        for block in chain:
-            size = self._size(block)
-            if not groups or size != before:
-                groups.append([])
-            groups[-1].append(block)
-            before = size
+        groups = [list(group) for _, group in groupby(chain, self._size)]
         longer = sum(len(g) > 1 for g in groups)
         return [chain] if longer < 2 or 2 * longer < len(groups) else groups
 
     def _size(self, block: Token) -> object:
-        """Channels and sides of the map that a block makes; nothing for anything else."""
+        """Return the channels and sides of the map that a block makes; None for other results."""
         inside = set(block.nodes)
         last = [i for i in block.nodes if any(j not in inside for j in self.flow.after[i])]
         shape = info(self.flow.nodes[last[0]].outputs[0]).shape if last else None
@@ -115,15 +106,16 @@ class Writer:
         """Write the paths of a block's parts."""
         self._write(block.nodes, path)
         parts = [p for p in block.parts if p.is_layer]
-        if len(parts) == 1 and not parts[0].is_region:  # a layer and what follows it: the block is not the layer
-            self._write(parts[0].nodes, (*path, _ALONE.get(parts[0].kind, "layer")))
+        if len(parts) == 1 and not parts[0].is_region:  # the block has more than this layer, perhaps an activation
+            self._write(parts[0].nodes, (*path, _ONLY_LAYER.get(parts[0].kind, "layer")))
         if len(parts) == 1 and parts[0].is_region:
             self._body(parts[0], path)
             return
         roles = [part_name(p) if p.is_region else "" for p in parts]
         roles = ["" if role == "branches" and p.weight < 4 else role for role, p in zip(roles, parts)]
         if any(p.crosses for p in parts) and roles.count("attn") > 1:
-            roles = [_attention(p) if role == "attn" else role for p, role in zip(parts, roles)]
+            cross = ["cross_attn" if part.crosses else "self_attn" for part in parts]
+            roles = [own if role == "attn" else role for own, role in zip(cross, roles)]
         counts, turn = Counter(roles), Counter[str]()
         for part, role in zip(parts, roles):
             if role:
@@ -132,18 +124,18 @@ class Writer:
         self.sequence(block.parts if any(roles) else self.arranger.arrange(block.parts, top=False), path)
 
     def _body(self, region: Token, path: ModulePath) -> None:
-        """A block that is one region: its layers are the block's own."""
+        """Write the paths of a block that is a single region, whose layers are the block's own."""
         own = [p for p in region.parts if p not in region.skip]
         self._gates(own, path)
         self._downsample(region.skip, path)
         self.sequence(self.arranger.arrange(own, top=False), path)
 
     def _part(self, region: Token, path: ModulePath) -> None:
-        """A part of a block: without the norm before it and the addition, which are the block's own."""
+        """Write the path of a part of a block, without the norm before it and the addition, which are the block's."""
         inner = _without_ends(list(region.parts[:-1]) if region.kind in ("add", "mul") else list(region.parts))
         nodes = sorted(i for p in inner for i in p.nodes)
         self._write(nodes, path)
-        self.classes[path] = _PARTS.get(path[-1].rstrip("0123456789"), "Branches")
+        self.classes[path] = _CLASSES.get(path[-1].rstrip("0123456789"), "Branches")
         names = projections(self.flow, nodes) or gates(self.flow, nodes)
         for i, name in names.items():
             self._write([i], (*path, name))
@@ -171,7 +163,7 @@ class Writer:
 
 
 def _without_ends(parts: list[Token]) -> list[Token]:
-    """The tokens of a part without the norm in front (perhaps between two transpositions) and what rounds it off."""
+    """Return the tokens of a part without the norm before it (perhaps between two transpositions), and `_ENDS`."""
     at = 0
     while at < len(parts) and parts[at].is_soft:
         at += 1
@@ -185,12 +177,8 @@ def _without_ends(parts: list[Token]) -> list[Token]:
     return parts
 
 
-def _attention(part: Token) -> str:
-    return "cross_attn" if part.crosses else "self_attn"
-
-
 def set_scope(node: ir.Node, path: ModulePath) -> None:
-    """Say where a node was written, and with it what its subgraphs hold, unless the file says."""
+    """Set the scope of a node and of the nodes in its subgraphs, unless the file has one."""
     if SCOPE.get(node) and not FOUND.get(node):
         return
     SCOPE.set(node, path)

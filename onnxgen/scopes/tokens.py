@@ -1,4 +1,4 @@
-"""Tokens: the graph as a sequence of layers and regions, labelled so that what could be one class is equal."""
+"""Tokens: the graph as a sequence of layers and regions, with equal labels for what could be one class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxgen.scopes.kinds import SOFT, kind
 from onnxgen.scopes.regions import Region
 
 _ATTENTION = ("attention", "product")
-_LARGE = 12  # layers; a region with more, the only one of its kind, is more than a block
+_MAX_BLOCK_LAYERS = 12  # of a region that is the only one of its kind
 
 
 @dataclass(eq=False)
@@ -19,15 +19,15 @@ class Token:
     """One element of a sequence: a node, a region, or blocks that were found.
 
     Attributes:
-        kind: a node's kind; "add", "mul", "concat" or "merge" of a region; "gate"; "block", "run".
+        kind: the kind of a node or of a region's merge ("add", "mul", "concat"), or "gate", "block", "run", "chain".
         label: equal for what could be one class.
         nodes: its vertices, in order.
         weight: how many layers with a matrix it has.
-        parts: what it is made of, in order; the merge of a region is the last.
-        skip: of a residual region, the layers that the input passes on the short way.
-        fork: of a region, the vertex before it.
-        is_dense: the region's input is concatenated to what is made of it.
-        crosses: attention in the region, or a layer around it, takes what was made elsewhere: it is cross-attention.
+        parts: its tokens, in order; the merge of a region is the last.
+        skip: the tokens on the shortcut of a residual region.
+        fork: the vertex before a region; -2 for other tokens.
+        is_dense: the region's input is concatenated with its result.
+        crosses: the region is cross-attention: its layers take values from outside it and its fork.
     """
 
     kind: str
@@ -46,12 +46,12 @@ class Token:
 
     @property
     def is_soft(self) -> bool:
-        """Whether two blocks may be alike of which only one has it."""
+        """True if two blocks may be alike of which only one has it."""
         return self.kind in SOFT
 
     @property
     def is_layer(self) -> bool:
-        """Whether it says what a block is: a layer with a matrix, attention, or what has such inside."""
+        """True if it determines what a block is: a layer with a matrix, attention, or a token that holds one."""
         return not self.is_soft and (self.weight > 0 or self.kind in _ATTENTION)
 
 
@@ -68,7 +68,7 @@ class Tokenizer:
         self._labels: dict[Hashable, int] = {}
 
     def sequence(self, nodes: Iterable[int], regions: list[Region]) -> list[Token]:
-        """Tokens of these vertices, each region as one where it ends."""
+        """Return the tokens of these vertices, each region as one token at its end."""
         ends = {r.merge: r for r in regions}
         inside = {i for r in regions for i in r.nodes}
         made = []
@@ -86,7 +86,7 @@ class Tokenizer:
         return Token(name, name, [i], int(self.flow.weighs[i]))
 
     def region(self, region: Region) -> Token:
-        """A region as one token; its label is the sequence of its layers, of which repetitions count once."""
+        """Return a region as one token. Its label is the sequence of its layers, without repetitions."""
         parts = self.sequence(region.nodes, region.inner)
         weight = sum(p.weight for p in parts)
         merge = parts[-1].kind.split()[0]
@@ -103,7 +103,7 @@ class Tokenizer:
             token.skip = self._skip(region, parts)
             layers = [p for p in layers if p not in token.skip]
         content = (merge, *collapsed([p.label for p in layers]))
-        if has_attention(token):  # which has many spellings, even within one file
+        if has_attention(token):  # it has many spellings, even within one file
             token.crosses = self._crosses(region)
             content = (merge, "attention", token.crosses) if merge == "add" else content
         token.label = self.label(content)
@@ -119,7 +119,7 @@ class Tokenizer:
         return self._labels.setdefault(content, len(self._labels))
 
     def _skip(self, region: Region, parts: list[Token]) -> list[Token]:
-        """The tokens on the short way of a residual region: a single layer, perhaps with a norm, beside more."""
+        """Return the tokens on the shortcut of a residual region: a single layer, perhaps with a norm."""
         at = {i: p for p in parts for i in p.nodes}
         ways = []
         for start in self.flow.before[region.merge]:
@@ -140,7 +140,7 @@ class Tokenizer:
         return sorted(short, key=lambda t: t.nodes[0]) if is_short else []
 
     def opened(self, tokens: list[Token]) -> list[Token]:
-        """Regions that are no blocks, such as what a long skip connection of a U-Net spans, give way to their parts."""
+        """Replace regions that are not blocks by their parts, such as those of a U-Net's long skip connections."""
         total = sum(t.weight for t in tokens)
         made: list[Token] = []
         pending = tokens[::-1]
@@ -153,22 +153,27 @@ class Tokenizer:
         return made
 
     def is_block(self, token: Token, total: int) -> bool:
-        """Whether a region with layers reads as one thing: it has its like, or is small and has none inside."""
+        """True if a region with layers reads as one block: there are equal ones, or it is small and not repetitive."""
         if token.is_soft or self.counts[token.label] > 1:
             return True
-        if token.weight > min(_LARGE, total // 2):
+        if token.weight > min(_MAX_BLOCK_LAYERS, total // 2):
             return False
         inside = Counter(p.label for p in token.parts if p.is_region and p.weight > 1 and not p.is_soft)
         return not token.is_dense and max(inside.values(), default=0) < 2
 
 
+def joined(kind: str, label: Hashable, parts: list[Token], fork: int = -2) -> Token:
+    """Return one token for several."""
+    return Token(kind, label, sorted(i for p in parts for i in p.nodes), sum(p.weight for p in parts), parts, [], fork)
+
+
 def has_attention(token: Token) -> bool:
-    """Whether there is attention in a token: the operator, or products of two computed matrices."""
+    """True if there is attention in a token: the operator, or products of two computed matrices."""
     return token.kind in _ATTENTION or any(has_attention(p) for p in token.parts)
 
 
 def collapsed(labels: list[Hashable]) -> list[Hashable]:
-    """A sequence in which what repeats at once stands once: a b a b c is a b c."""
+    """Return a sequence without immediate repetitions: a b c for a b a b c."""
     for period in range(1, 9):
         kept: list[Hashable] = []
         for label in labels:

@@ -1,4 +1,8 @@
-"""From one flat module to classes: split by scope, resolve sizes, lay out members, name locals, share equal classes."""
+"""From one flat module to classes.
+
+Goes in: the flat `ModuleDef` that lowering makes. Comes out: one `ClassTree` for each class of the generated file. The
+stages: split by scope, resolve sizes, find sequences and loops, share classes, lay out members, name local variables.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,17 @@ from onnxgen.structure.classes import write_classes
 from onnxgen.structure.nesting import copied
 from onnxgen.structure.scopes import Splitter
 
-Plain = frozenset[
-    ModulePath
-]  # modules of which nothing is made: their statements stay one by one, in a class of their own
+Plain = frozenset[ModulePath]  # modules whose statements stay one by one, each in a class of its own
 
 
 def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -> list[ClassTree]:
-    """The classes of the generated file, those used by others first, the root last. `module` stays as it is.
+    """Return the classes of the generated file, each after the classes it uses, the root last. `module` is not changed.
 
     Raises:
-        OnnxgenError: the network can't be split so.
-        Refused: a class has what a generated file may not have.
+        OnnxgenError: the graph computes with a dim that no input has.
+        Refused: a class holds something that a generated file may not contain.
     """
     module = replace(module, body=copied(module.body), annotate=options.annotate)
-    splitter = Splitter(module, plain)
-    root = splitter.root(options.flat)
-    classes = write_classes(module, root, list(splitter.owners.values()), plain)
+    classes = write_classes(module, Splitter(module, plain).root(options.flat), plain)
     refuse_others(classes, module.own.names, module.own.has_calls)
     return classes

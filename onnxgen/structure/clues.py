@@ -1,4 +1,8 @@
-"""What is known about the names of values, alike in all scopes that may share a class."""
+"""What is known about the names of values.
+
+Goes in: the roles and the names in the file of the values of one class, for each of its instances. Comes out: `Clues`,
+one answer for all instances. `naming.py` names the local variables by them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from onnxgen.code.module_def import Input, ModuleDef
 from onnxgen.common.names import FileText
 from onnxgen.shapes.info import Info
 
-# what exporters call values that have no name: functions and operators, torch's and ONNX's
+# names that exporters give to unnamed values: functions and operators of torch and ONNX
 _OPERATIONS = frozenset("""
     abs add addmm all any arange argmax argmin as_strided avg_pool batch_norm bmm cast cat ceil chunk clamp clip clone
     concat constant contiguous conv conv1d conv2d convolution cos div dropout einsum elu embedding eq equal erf exp
@@ -24,20 +28,18 @@ _OPERATIONS = frozenset("""
     triu unflatten unsqueeze val var view where zeros item detach alias copy expand_as size reshape_ type_as float
     """.split())
 _MEANINGFUL = re.compile(r"[a-z][a-z_]{2,23}")
-
-
 Text = TypeVar("Text", str, FileText)
 
 
 @dataclass
 class Clues:
-    """For one class: what its values are, by id.
+    """What is known about the values of one class, by id.
 
     Attributes:
-        roles: what each is for sure ("q", "mask").
-        hints: the name that each has in the file, whatever it looks like.
-        own: that name, where it is one that a person gave.
-        given: those that are the graph's own inputs, in every instance.
+        roles: the role of each value that has one ("q", "mask").
+        hints: the name that each value has in the file.
+        own: that name, if it looks as if a person gave it.
+        given: the values that are inputs of the graph, in every instance.
     """
 
     roles: dict[str, str]
@@ -46,16 +48,16 @@ class Clues:
     given: frozenset[str] = frozenset()
 
     def hint(self, value: str) -> FileText:
-        """The name of a value in the file."""
+        """Return the name of a value in the file."""
         return self.hints.get(value) or FileText(value)
 
 
 def input_name(
     argument: Input, is_root: bool, infos: Mapping[str, Info], roles: Mapping[str, str], hints: Mapping[str, FileText]
 ) -> str:
-    """What an argument is called for sure, or "": the graph's names at the root, those of token ids wherever they go.
+    """Return the name of an argument that has a fixed one, else "".
 
-    `roles`: what is known of values; `hints`: their names in the file.
+    Fixed are the graph's names at the root, roles, and the graph's names of integer tensors (token ids) everywhere.
     """
     value = argument.value
     hint = (hints.get(value) or FileText(value)).without("size.").identifier()
@@ -69,7 +71,7 @@ def input_name(
 
 
 def own_name(hint: FileText) -> str:
-    """A value's name in the file, if it is an identifier that no exporter made of an operator's name; else ""."""
+    """Return a value's name in the file if it is an identifier and not made from an operator's name, else ""."""
     name = hint.word()
     plain = name.strip("_")
     is_made = plain in _OPERATIONS or any(part == "val" for part in plain.split("_"))
@@ -77,9 +79,9 @@ def own_name(hint: FileText) -> str:
 
 
 def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
-    """The clues of a class; what its instances know differently is settled by the majority.
+    """Return the clues of a class; where its instances differ, the majority decides.
 
-    `alike`: for each instance its own values, by those of the class.
+    `alike`: for each instance its own values, by the values of the class.
     """
     columns: dict[str, list[str]] = {}
     for own in alike:

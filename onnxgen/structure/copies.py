@@ -1,6 +1,7 @@
-"""Drops copies between values that never live at once: `y = f(x)` and `z = y` become `z = f(x)`.
+"""Copies between values that are never alive together: `y = f(x)` and `z = y` become `z = f(x)`.
 
-Loops and branches assign the values they carry by plain copies; most of those copies need not be.
+Goes in: the body of a class; its loops and branches assign the values they carry by plain copies. Comes out: the same
+body, without the copies that are not needed.
 """
 
 from __future__ import annotations
@@ -8,22 +9,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from onnxgen.code.module_def import Assign, Loop, Statement, assigned, blocks, change_own, expressions, used
+from onnxgen.code.module_def import Assign, Loop, Statement, assigned, blocks, change_own, expressions, flattened, used
 from onnxgen.code.quote import Ref, refs
 from onnxgen.structure.scopes import Scope
 
 
 def drop_copies(scope: Scope) -> None:
-    """Rename the copied value to its copy wherever that changes nothing, and leave the copy out.
+    """Rename each copied value to its copy if that changes no result, and remove the copy.
 
-    Runs after sizes are resolved: from here on nobody asks what is known of the single values.
+    Runs after sizes are resolved, since what is known about the copied value is lost.
     """
     kept = {r for output in scope.outputs for r in refs(output)}
     _block(scope.body, kept, {argument.value for argument in scope.inputs})
 
 
 def _block(block: list[Statement], after: set[str], outside: set[str]) -> None:
-    """`after`: values used after the block; `outside`: those assigned outside it."""
+    """Drop the copies in a block. `after`: values used after it; `outside`: values assigned outside it."""
     for statement in block:
         turn = statement.turn if isinstance(statement, Loop) else ()
         for inner in blocks(statement):
@@ -44,18 +45,15 @@ def _block(block: list[Statement], after: set[str], outside: set[str]) -> None:
 
 
 def _definition(block: list[Statement], q: int, new: str, old: str, after: set[str], outside: set[str]) -> int | None:
-    """Where in the block `old` is first assigned, if from there to its copy at `q` it may be called `new`."""
+    """Return the index of the statement that first assigns `old`, if it can be named `new` from there to `q`."""
     if old in outside or old in after:
         return None
-    first = None
-    for i in range(q - 1, -1, -1):
-        statement = block[i]
-        if old in statement.targets and old not in used(statement):
-            first = i
-            break
-        if new in _mentioned(statement):
+    first = q - 1
+    while first >= 0 and (old not in block[first].targets or old in used(block[first])):
+        if new in _mentioned(block[first]):
             return None
-    if first is None or any(old in _mentioned(s) for s in block[q + 1 :]):
+        first -= 1
+    if first < 0 or any(old in _mentioned(s) for s in block[q + 1 :]):
         return None
     start = block[first]
     clash = new in start.targets if isinstance(start, Assign) else new in _mentioned(start)
@@ -67,24 +65,17 @@ def _mentioned(statement: Statement) -> set[str]:
 
 
 def rename(statement: Statement, old: str, new: str) -> None:
-    """Call a value otherwise wherever a statement makes or uses it."""
+    """Rename a value in a statement and its nested blocks."""
 
     def change(tree: ast.AST) -> Ref | None:
         return Ref(new) if isinstance(tree, Ref) and tree.value == old else None
 
-    def retarget(one: Statement) -> None:
-        one.targets = tuple(new if t == old else t for t in one.targets)
-        for block in blocks(one):
-            for inner in block:
-                retarget(inner)
-
-    retarget(statement)
+    for each in flattened([statement]):
+        each.targets = tuple(new if t == old else t for t in each.targets)
     replace_in(statement, change)
 
 
 def replace_in(statement: Statement, change: Callable[[ast.AST], ast.expr | None]) -> None:
     """Rewrite every expression of a statement, nested blocks included (see `quote.rewrite`)."""
-    change_own(statement, change)
-    for block in blocks(statement):
-        for inner in block:
-            replace_in(inner, change)
+    for each in flattened([statement]):
+        change_own(each, change)

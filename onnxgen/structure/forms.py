@@ -1,4 +1,9 @@
-"""What a class computes, without its literals and the names of its values: scopes of one form can share a class."""
+"""The form of a scope: what it registers and computes, without its literals and the names of its values.
+
+Goes in: a scope, whose submodules already have their classes. Comes out: a `Form`, a dataflow graph whose nodes are
+statements, and a tree of `Part` objects for the members. Scopes whose forms have one key can share a class; `union.py`
+unites forms that are only nearly equal.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +18,16 @@ from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.structure.literals import Key, Signature, Slot, Traced, trace
 from onnxgen.structure.scopes import ClassRef, Scope
-from onnxgen.structure.tree import Place, tree
+from onnxgen.structure.tree import Entry, tree
 
 
 class Differ(Exception):
-    """Two forms are no variants of one class."""
+    """Two forms are not variants of one class."""
 
 
 @dataclass(frozen=True)
 class Def:
-    """Where a value comes from: a node and which of its targets; without a node, which argument."""
+    """The definition of a value: a node and which of its targets, or (without a node) which argument."""
 
     node: Node | None
     index: int
@@ -30,7 +35,7 @@ class Def:
 
 @dataclass(eq=False)
 class Slots:
-    """The literals of something that all instances of a class have, or some: for each of them by number."""
+    """The literals of a statement or a member, for each of the instances that have it, by the instance's number."""
 
     values: dict[Key, dict[int, Slot]] = field(default_factory=dict)
 
@@ -45,13 +50,13 @@ class Slots:
 
 @dataclass(eq=False)
 class Node:
-    """One statement, or what is returned (which has no statement).
+    """One statement, or the returned expressions (`statement` is then None).
 
     Attributes:
         head: the statement without its literals and the values that it uses.
         operands: those values, in order of occurrence.
         only: the instances that have it.
-        skip: which operand its value is in instances that do not have it; None if that is never asked.
+        skip: the operand that replaces its value in instances that do not have it; None if nothing does.
     """
 
     statement: Statement | None
@@ -73,16 +78,17 @@ class Node:
 
 @dataclass(eq=False)
 class Part:
-    """A place in the tree of members, as the instances of a class have it.
+    """An entry of the tree of members, as the instances of a class have it.
 
     Attributes:
-        head: the member without its literals, or what holds others.
-        maker: the class or function that makes the member, by name.
-        uniform: how many items each instance's list has, where instances differ in that and all items are alike.
-        moved: the items of a list were numbered anew.
+        head: the member without its literals, or the kind of a container.
+        maker: the name of the class or function that makes the member.
+        only: the instances that have it.
+        uniform: the length of each instance's list, if instances differ in it and all items are alike.
+        moved: the items of a list were renumbered.
     """
 
-    place: Place
+    entry: Entry
     head: str
     maker: str
     slots: Slots
@@ -94,11 +100,11 @@ class Part:
 
 @dataclass(eq=False)
 class Form:
-    """What instances of one class have in common.
+    """What the instances of one class have in common.
 
     Attributes:
         instances: their numbers.
-        names: for each instance its own names of the values, by those of the first one.
+        names: for each instance its own names of the values, by those of the first instance.
         effects: it has statements that make no value.
         variants: one instance of each form that was united with this one.
     """
@@ -116,29 +122,28 @@ class Form:
     @property
     def exact(self) -> str:
         """The key with all literals (of a form of a single instance)."""
-        return "\n".join([self.key, *_literals(self.root, self.nodes, self.returned)])
+        slots = [*(p.slots for p in parts(self.root)), *(n.slots for n in self.nodes), self.returned.slots]
+        literals = (slot.value for s in slots for found in s.values.values() for slot in found.values())
+        return "\n".join([self.key, *map(ast.unparse, literals)])
 
 
 def values(scope: Scope) -> list[str]:
-    """The values of a scope, in an order that is the same in all scopes of one form."""
+    """Return the values of a scope, in an order that is the same in all scopes of one form."""
     return list(dict.fromkeys([*(a.value for a in scope.inputs), *(t for s in scope.body for t in assigned(s))]))
 
 
-def _literals(root: Part, nodes: list[Node], returned: Node) -> list[str]:
-    slots = [*(p.slots for p in parts(root)), *(n.slots for n in nodes), returned.slots]
-    return [ast.unparse(slot.value) for s in slots for found in s.values.values() for slot in found.values()]
-
-
 def parts(part: Part) -> list[Part]:
-    """A part and all below it."""
-    found = [part]
-    for below in part.below.values():
-        found += parts(below)
-    return found
+    """Return a part and all parts below it."""
+    return [part, *(p for below in part.below.values() for p in parts(below))]
 
 
 class FormMaker:
-    """Makes the forms of scopes, whose submodules are all made already."""
+    """Makes the forms of scopes.
+
+    Attributes:
+        built: the expression that makes an instance of each scope that has a class, by the scope's id.
+        classes: the constructors of the classes, by name.
+    """
 
     def __init__(
         self, built: Mapping[int, ast.expr], classes: Mapping[str, Signature], reserved: frozenset[str]
@@ -164,29 +169,23 @@ class FormMaker:
         names = {instance: {v: v for v in values(scope)}}
         return Form(scope, [instance], nodes, returned, root, "\n".join(heads), names, effects)
 
-    def _part(self, place: Place, instance: int) -> Part:
-        maker, traced = "", Traced("list" if place.is_list else "holder", {})
-        if place.member is not None:
-            member = place.member
+    def _part(self, entry: Entry, instance: int) -> Part:
+        maker, traced = "", Traced("list" if entry.is_list else "holder", {})
+        if entry.member is not None:
+            member = entry.member
             made = self.made(member.build)
             maker, traced = function_of(made), trace(made, lambda n: None, self.classes)
             traced.head = f"{member.kind} {sorted(member.frozen)} {bool(member.keys)} {traced.head}"
-        elif place.container is not None:
-            traced.head = place.container.layer
+        elif entry.container is not None:
+            traced.head = entry.container.layer
         slots = Slots()
         slots.put(instance, traced)
-        below = {name: self._part(p, instance) for name, p in place.below.items()}
-        return Part(place, traced.head, maker, slots, below, {instance})
+        below = {name: self._part(p, instance) for name, p in entry.below.items()}
+        return Part(entry, traced.head, maker, slots, below, {instance})
 
     def made(self, build: ast.expr) -> ast.expr:
-        """What makes a member, with the classes of the file by name."""
-
-        def change(node: ast.AST) -> ast.expr | None:
-            if isinstance(node, ast.Call) and isinstance(node.func, ClassRef):
-                return self.built[id(node.func.scope)]
-            return None
-
-        made: ast.expr = rewrite(build, change)
+        """Return the expression that makes a member, with the final names of the file's classes."""
+        made: ast.expr = rewrite(build, lambda n: self.built[id(n.scope)] if isinstance(n, ClassRef) else None)
         return made
 
     def _node(self, scope: Scope, statement: Statement, env: Mapping[str, Def], instance: int) -> Node:
@@ -199,13 +198,13 @@ class FormMaker:
             traced = trace(expression, tokens, self.classes)
             slots.put(instance, traced, i)
             head.append(traced.head)
-        for target in statement.targets if inner else ():  # carried around a loop
+        for target in statement.targets if inner else ():  # carried through a loop
             if target in env:
                 tokens.operands.append(env[target])
         return Node(statement, found, "\n".join(head), tokens.operands, slots, {instance})
 
     def _statement(self, statement: Statement, tokens: _Tokens, found: list[ast.expr]) -> str:
-        """The shape of a statement, whose expressions are put into `found`."""
+        """Return a statement without its expressions, which are added to `found`."""
         if isinstance(statement, Assign):
             found.append(statement.value)
             return f"{tokens.locals(statement.targets)} {statement.form} ="
@@ -235,7 +234,7 @@ class FormMaker:
 
 
 class _Tokens:
-    """The text of what a statement refers to: values from outside are operands, its own ones are numbered."""
+    """The text of the values and members in a statement: values from outside are operands, its own are numbered."""
 
     def __init__(self, path: ModulePath, env: Mapping[str, Def], inner: list[str]) -> None:
         self.path, self.env = path, env
@@ -262,29 +261,33 @@ def _text(part: Part) -> str:
 
 
 def add(form: Form, other: Form) -> None:
-    """Make the instances of an equal form its own."""
+    """Add the instances of an equal form."""
     for mine, its in zip(parts(form.root), parts(other.root)):
         mine.slots.add(its.slots)
         mine.only |= its.only
-    for node, twin in zip([*form.nodes, form.returned], [*other.nodes, other.returned]):
-        node.slots.add(twin.slots)
-        node.only |= twin.only
-        if node.statement is not None and twin.statement is not None:
-            note_merged(node.statement.nodes, twin.statement.nodes)
+    for node, counterpart in zip([*form.nodes, form.returned], [*other.nodes, other.returned]):
+        add_node(node, counterpart)
     first = form.names[form.instances[0]]
     for instance in other.instances:
-        theirs = other.names[instance]
-        form.names[instance] = dict(zip(first, theirs.values()))
+        form.names[instance] = dict(zip(first, other.names[instance].values()))
     form.instances += other.instances
 
 
+def add_node(node: Node, counterpart: Node) -> None:
+    """Let one node stand for two, of different instances."""
+    node.slots.add(counterpart.slots)
+    node.only |= counterpart.only
+    if node.statement is not None and counterpart.statement is not None:
+        note_merged(node.statement.nodes, counterpart.statement.nodes)
+
+
 def inner_members(node: Node) -> list[Member]:
-    """The members that a statement mentions."""
+    """Return the members that a statement uses."""
     return [n.member for e in node.expressions for n in walk(e) if isinstance(n, MemberRef)]
 
 
 def reachable(form: Form, instance: int | None = None) -> dict[Node, int]:
-    """The nodes that the result depends on (of one instance, if it is given), numbered from the last one on."""
+    """Number the nodes that the result depends on (in one instance, if it is given), from the last one back."""
     found: dict[Node, int] = {}
     pending = [form.returned]
     while pending:
@@ -298,16 +301,16 @@ def reachable(form: Form, instance: int | None = None) -> dict[Node, int]:
 
 
 def resolved(value: Def, instance: int | None) -> Def:
-    """The value itself, or what stands for it in an instance that does not have it."""
+    """Return the value itself, or the value that replaces it in an instance that does not have it."""
     while instance is not None and value.node is not None and instance not in value.node.only:
         if value.node.skip is None:
-            raise Differ("nothing stands for an optional value")
+            raise Differ("an optional value that nothing replaces")
         value = value.node.operands[value.node.skip]
     return value
 
 
 def outline(form: Form, instance: int) -> list[str]:
-    """What one instance computes and registers, whatever the order of its statements."""
+    """Return what one instance computes and registers, independent of the order of its statements."""
     numbers = reachable(form, instance)
     lines = [_inner_text(form.root, instance)]
     for node in (form.returned, *numbers):
@@ -318,7 +321,7 @@ def outline(form: Form, instance: int) -> list[str]:
 
 
 def _inner_text(part: Part, instance: int) -> str:
-    """The text of a part as one instance has it."""
+    """Return the text of a part as one instance has it."""
     below = [(name, p) for name, p in part.below.items() if instance in p.only]
     if part.uniform is not None:
         below = [(str(n), below[0][1]) for n in range(part.uniform[instance])]

@@ -1,8 +1,9 @@
-"""What `__init__` assigns, and the expression that reaches each member from `self`.
+"""The lines of `__init__`, and the expression that reaches each member from `self`.
 
-Paths between a class and its members that are no class of their own become containers: `nn.ModuleList` where the parts
-are numbered without gaps, `nn.ModuleDict` where numbers are missing, and a plain `nn.Module()` else. A class that has
-nothing but numbered submodules is an `nn.Sequential`.
+Goes in: the tree of what a class registers (`tree.py`). Comes out: a `Layout`, from which `writer.py` writes
+`__init__` and every use of a member. A part of a module path that is not a class of its own becomes an
+`nn.ModuleList` if its parts are numbered without gaps, an `nn.ModuleDict` if numbers are missing, and else a plain
+`nn.Module()`; a class with nothing but numbered submodules is itself an `nn.Sequential`.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from onnxgen.code.module_def import is_statistic
 from onnxgen.code.quote import call, literal, quote, tensor_of
-from onnxgen.structure.tree import Place
+from onnxgen.structure.tree import Entry
 
 SELF = ast.Name("self", ast.Load())
-ITEMS = "layers"  # the local list to which the items of an nn.Sequential are added, where some are optional
+ITEMS = "layers"  # the local variable that collects the items of a list, if some are optional
 
 
 @dataclass
 class Line:
-    """One statement of `__init__`: `target = value`, or just `value`; under `if flag:` where there is a flag."""
+    """One statement of `__init__`: `target = value`, or just `value`; under `if flag:` if there is a flag."""
 
     target: ast.expr | None
     value: ast.expr
@@ -33,11 +35,11 @@ class Layout:
     """What `__init__` does, and how to reach each member.
 
     Attributes:
-        lines: in order.
+        lines: the statements, in order.
         reach: the expression for each member, by `id(member)`.
-        text: prints an expression, to see which are equal.
-        flag: what the lines that are added now are under.
-        layers: of a class that is an `nn.Sequential` itself, what that is made of.
+        text: prints an expression; two expressions are equal if their texts are.
+        flag: the flag of the lines that are being added.
+        layers: the items of the class, if it is itself an `nn.Sequential`.
     """
 
     lines: list[Line]
@@ -50,112 +52,96 @@ class Layout:
         self.lines.append(Line(target, value, self.flag))
 
 
-def layout(root: Place, text: Callable[[ast.expr], str]) -> Layout:
-    """Lay out what a class registers; `text` prints an expression."""
+def layout(root: Entry, text: Callable[[ast.expr], str]) -> Layout:
+    """Lay out what a class registers. `text` prints an expression."""
     made = Layout([], {}, text)
-    if root.is_list and root.is_gapless and not any(place.flag for place in root.below.values()):
-        made.layers = [_value(made, place) for place in root.below.values()]
-        _reach_items(made, SELF, root)
-        if root.container is not None:
-            whole = root.container.layer == "nn.Sequential"
-            made.reach[id(root.container)] = quote("super().forward") if whole else SELF
+    if not root.is_list or not root.is_gapless or any(entry.flag for entry in root.below.values()):
+        for name, entry in root.below.items():
+            _assign(made, SELF, name, entry)
         return made
-    for name, place in root.below.items():
-        _assign(made, SELF, name, place)
+    made.layers = [_value(made, entry) for entry in root.below.values()]
+    _reach(made, SELF, root)
+    if root.container is not None and root.container.layer == "nn.Sequential":
+        made.reach[id(root.container)] = quote("super().forward")
     return made
 
 
-def _child(parent: ast.expr, name: str) -> ast.expr:
-    """The expression for a child; a numbered one that is no list's item is only reached by its name as text."""
-    if name.isdigit():
-        return quote("m.get_submodule(n)", m=parent, n=name)
-    return ast.Attribute(parent, name, ast.Load())
-
-
-def _assign(made: Layout, parent: ast.expr, name: str, place: Place) -> None:
-    """`parent.name = ...` for a member or a container, and then what lies below it."""
+def _assign(made: Layout, parent: ast.expr, name: str, entry: Entry) -> None:
+    """Add `parent.name = ...` for a member or a container, and then the lines for the entries below it."""
     outer = made.flag
-    if place.passes:
-        _set_module(made, parent, name, quote("nn.Identity()"))
-    made.flag = place.flag or outer
-    here = _place(made, parent, name, place)
-    _register(made, here, place)
-    if place.container is not None:
-        made.reach[id(place.container)] = here
-    if place.is_list:
-        _reach_items(made, here, place)
-    else:
-        for child, below in place.below.items():
-            _assign(made, here, child, below)
+    if entry.passes:
+        _register(made, parent, name, quote("nn.Identity()"), "module")
+    made.flag = entry.flag or outer
+    options = {}
+    kind = "module"
+    if entry.member is not None:
+        kind = entry.member.kind
+        if kind == "buffer" and not entry.member.keys:  # the state dict does not have it
+            options["persistent"] = False
+    _reach(made, _register(made, parent, name, _value(made, entry), kind, **options), entry)
     made.flag = outer
 
 
-def _set_module(made: Layout, parent: ast.expr, name: str, value: ast.expr) -> None:
-    if name.isdigit():
-        made.add(None, call(ast.Attribute(parent, "add_module", ast.Load()), name, value))
-    else:
-        made.add(_child(parent, name), value)
+def _register(made: Layout, parent: ast.expr, name: str, value: ast.expr, kind: str, **options: Any) -> ast.expr:
+    """Add the line that registers a value; return the expression that reaches it.
 
-
-def _place(made: Layout, parent: ast.expr, name: str, place: Place) -> ast.expr:
-    """The line that makes a member or a container; returns what reaches it."""
-    here = _child(parent, name)
-    value = _value(made, place)
+    A name that is a number is not an attribute: it is only reached through its text.
+    """
+    here: ast.expr = ast.Attribute(parent, name, ast.Load())
     if name.isdigit():
-        kind = "module" if place.member is None else place.member.kind
-        method = {"module": "add_module", "parameter": "register_parameter", "buffer": "register_buffer"}[kind]
-        extra = {"persistent": False} if _is_transient(place) else {}
-        made.add(None, call(ast.Attribute(parent, method, ast.Load()), name, value, **extra))
-        return here if kind == "module" else quote("getattr(m, n)", m=parent, n=name)
-    if place.member is not None and place.member.kind == "buffer":
-        register = ast.Attribute(parent, "register_buffer", ast.Load())
-        options = {"persistent": False} if _is_transient(place) else {}
-        made.add(None, call(register, name, value, **options))
-    else:
+        how = "m.get_submodule(n)" if kind == "module" else "getattr(m, n)"
+        here = quote(how, m=parent, n=name)
+    elif kind != "buffer":
         made.add(here, value)
+        return here
+    method = {"module": "add_module", "parameter": "register_parameter", "buffer": "register_buffer"}[kind]
+    made.add(None, call(ast.Attribute(parent, method, ast.Load()), name, value, **options))
     return here
 
 
-def _is_transient(place: Place) -> bool:
-    """A buffer that the state dict does not keep."""
-    return place.member is not None and place.member.kind == "buffer" and not place.member.keys
-
-
-def _register(made: Layout, here: ast.expr, place: Place) -> None:
-    if place.member is not None:
-        made.reach[id(place.member)] = here
-        for key in sorted(place.member.frozen):
-            target = tensor_of(here, key)
+def _reach(made: Layout, here: ast.expr, entry: Entry) -> None:
+    """Note that `here` reaches an entry, freeze its tensors, and lay out the entries below it."""
+    if entry.member is not None:
+        made.reach[id(entry.member)] = here
+        for key in sorted(entry.member.frozen):
             if not is_statistic(key):
-                made.add(None, quote("w.requires_grad_(False)", w=target))
+                made.add(None, quote("w.requires_grad_(False)", w=tensor_of(here, key)))
+    if entry.container is not None:
+        made.reach[id(entry.container)] = here
+    if not entry.is_list:
+        for name, below in entry.below.items():
+            _assign(made, here, name, below)
+        return
+    gapless = entry.is_gapless
+    for name, below in entry.below.items():
+        _reach(made, ast.Subscript(here, literal(int(name) if gapless else name), ast.Load()), below)
 
 
-def _value(made: Layout, place: Place) -> ast.expr:
-    if place.member is not None:
-        return place.member.build if place.value is None else place.value
-    if not place.is_list:
+def _value(made: Layout, entry: Entry) -> ast.expr:
+    """Return the expression that makes a member or a container."""
+    if entry.member is not None:
+        return entry.member.build if entry.value is None else entry.value
+    if not entry.is_list:
         return quote("nn.Module()")
-    kind = place.container.layer if place.container is not None else "nn.ModuleList"
+    kind = entry.container.layer if entry.container is not None else "nn.ModuleList"
     starred = kind == "nn.Sequential"
-    if any(below.flag for below in place.below.values()):
-        return _listed(made, place, kind)
-    items = [(name, _value(made, p)) for name, p in place.below.items()]
-    values = [value for _, value in items]
-    if not place.is_gapless:
-        entries = ast.Dict([literal(name) for name, _ in items], values)
-        return quote("nn.ModuleDict(entries)", entries=entries)
-    if place.count is not None or (len(items) > 2 and len({made.text(value) for value in values}) == 1):
+    if any(below.flag for below in entry.below.values()):
+        return _collected(made, entry, kind)
+    values = [_value(made, below) for below in entry.below.values()]
+    if not entry.is_gapless:
+        return quote("nn.ModuleDict(entries)", entries=ast.Dict([literal(name) for name in entry.below], values))
+    if entry.count is not None or (len(values) > 2 and len({made.text(value) for value in values}) == 1):
         repeated = f"{kind}(*[item for _ in range(n)])" if starred else f"{kind}([item for _ in range(n)])"
-        return quote(repeated, item=values[0], n=len(items) if place.count is None else place.count)
+        return quote(repeated, item=values[0], n=len(values) if entry.count is None else entry.count)
     return call(kind, *values) if starred else call(kind, values)
 
 
-def _listed(made: Layout, place: Place, kind: str) -> ast.expr:
-    """A list some of whose items are optional: they are added one after another."""
+def _collected(made: Layout, entry: Entry, kind: str) -> ast.expr:
+    """Add the lines that collect the items of a list, some of which are optional; return the list."""
     outer = made.flag
     local = ast.Name(ITEMS, ast.Load())
     segments: list[tuple[str, list[ast.expr]]] = []
-    for below in place.below.values():
+    for below in entry.below.values():
         if not segments or segments[-1][0] != below.flag:
             segments.append((below.flag, []))
         segments[-1][1].append(_value(made, below))
@@ -169,17 +155,3 @@ def _listed(made: Layout, place: Place, kind: str) -> ast.expr:
             made.add(None, call(ast.Attribute(local, "extend", ast.Load()), values))
     made.flag = outer
     return quote(f"{kind}(*items)" if kind == "nn.Sequential" else f"{kind}(items)", items=local)
-
-
-def _reach_items(made: Layout, here: ast.expr, place: Place) -> None:
-    gapless = place.is_gapless
-    for name, below in place.below.items():
-        item = ast.Subscript(here, literal(int(name) if gapless else name), ast.Load())
-        _register(made, item, below)
-        if below.container is not None:
-            made.reach[id(below.container)] = item
-        if below.is_list:
-            _reach_items(made, item, below)
-            continue
-        for child, further in below.below.items():
-            _assign(made, item, child, further)

@@ -1,4 +1,8 @@
-"""Expressions cut at their literals: two that differ in nothing else have the same head."""
+"""Expressions without their literals.
+
+Goes in: an expression. Comes out: its head, a text that is equal for expressions that differ only in literals, and a
+slot for each literal. `fill` puts other literals, or parameters, into an expression.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, dotted
 
 Key = tuple[int | str, ...]
 
-# what a class of the file calls what it hands on to a layer by position
+# names for the positional arguments of layers and functions, as parameters of a class in the file
 POSITIONAL = {
     "nn.Conv": ("in_channels", "out_channels", "kernel_size"),
     "nn.ConvTranspose": ("in_channels", "out_channels", "kernel_size"),
@@ -37,13 +41,13 @@ POSITIONAL = {
     "constant": ("key",),
 }
 
-# functions and layers of one tensor and no options: a class may be told which one to apply
+# functions and layers of one tensor and no options: a parameter of a class may be one of them
 APPLIED = {*ACTIVATIONS, *ACTIVATIONS.values()}
 
 
 @dataclass
 class Signature:
-    """The constructor of a class of the file: its positional parameters, and the defaults of the others."""
+    """The arguments of a function or constructor: names of the positional ones, and the defaults of the others."""
 
     positional: tuple[str, ...] = ()
     defaults: dict[str, ast.expr] = field(default_factory=dict)
@@ -54,37 +58,38 @@ class Slot:
     """A literal in an expression.
 
     Attributes:
-        value: what stands there.
-        wanted: what it is called where it stands: a keyword, a position in a call.
-        call: which call of the expression it is an argument of.
-        default: what it is where it is not written; None if it must be.
+        value: the literal.
+        wanted: its name, by its keyword or its position in a call.
+        default: the value that it has if it is not written; None if it must be.
     """
 
     value: ast.expr
     wanted: str
-    call: int
     default: ast.expr | None = None
+
+    @property
+    def is_default(self) -> bool:
+        return self.default is not None and ast.unparse(self.default) == ast.unparse(self.value)
 
 
 @dataclass
 class Traced:
-    """An expression without its literals: equal heads differ in the values of slots and in what they refer to."""
+    """An expression without its literals: expressions of one head differ only in their slots and in their values."""
 
     head: str
     slots: dict[Key, Slot]
 
 
 def signature(function: str, classes: Mapping[str, Signature]) -> Signature:
-    """What is known of a function's arguments."""
+    """Return what is known about a function's arguments."""
     if function in classes:
         return classes[function]
-    layer = re.sub(r"\dd$", "", function)
-    defaults = {name: ast.Constant(value) for name, value in DEFAULTS.get(function, {}).items()}
-    return Signature(POSITIONAL.get(layer, ()), dict(defaults))
+    positional = POSITIONAL.get(re.sub(r"\dd$", "", function), ())
+    return Signature(positional, {name: ast.Constant(value) for name, value in DEFAULTS.get(function, {}).items()})
 
 
 def is_literal(tree: ast.AST) -> bool:
-    """A number, a truth value, text, or a tuple or list of such."""
+    """True for a number, a boolean, text, or a tuple or list of such."""
     if isinstance(tree, ast.Constant):
         return isinstance(tree.value, (bool, int, float, str))
     if isinstance(tree, ast.UnaryOp):
@@ -97,20 +102,22 @@ def is_number(tree: ast.AST, number: int) -> bool:
 
 
 def trace(tree: ast.expr, token: Callable[[ast.AST], str | None], classes: Mapping[str, Signature]) -> Traced:
-    """Cut an expression at its literals; `token` gives the text of a node that stands for something by itself."""
+    """Separate an expression from its literals. `token` returns the text of a value or member."""
     slots: dict[Key, Slot] = {}
     visit = _Visit(classes, token, lambda key, slot: slots.setdefault(key, slot).value)
-    visit.node(tree, "", 0)
+    visit.node(tree)
     return Traced(" ".join(visit.tokens), slots)
 
 
 def fill(tree: ast.expr, choose: Callable[[Key], ast.expr | None], classes: Mapping[str, Signature]) -> ast.expr:
-    """A copy of the expression with other literals; None for one that is not to be written."""
-    made: ast.expr = _Visit(classes, lambda n: None, lambda key, slot: choose(key)).node(tree, "", 0)
+    """Copy an expression with the literals that `choose` returns; an argument that is None is left out."""
+    made: ast.expr = _Visit(classes, lambda n: None, lambda key, slot: choose(key)).node(tree)
     return made
 
 
 class _Visit:
+    """Copies an expression, with the literals that `leaf` returns, and collects the `tokens` of its head."""
+
     def __init__(
         self,
         classes: Mapping[str, Signature],
@@ -121,7 +128,7 @@ class _Visit:
         self.tokens: list[str] = []
         self.literals = self.calls = 0
 
-    def node(self, tree: Any, wanted: str, call: int) -> Any:
+    def node(self, tree: Any, wanted: str = "") -> Any:
         if isinstance(tree, (Ref, MemberRef)) or not isinstance(tree, ast.AST):
             self.tokens.append((self.token(tree) if isinstance(tree, ast.AST) else None) or repr(tree))
             return tree
@@ -129,7 +136,7 @@ class _Visit:
             assert isinstance(tree, ast.expr)
             self.literals += 1
             self.tokens.append("#")
-            return self.leaf(("#", self.literals), Slot(tree, wanted, call))
+            return self.leaf(("#", self.literals), Slot(tree, wanted))
         if isinstance(tree, ast.Call):
             return self._call(tree)
         self.tokens.append(f"{type(tree).__name__}(")
@@ -139,9 +146,10 @@ class _Visit:
             value = getattr(tree, name, None)
             if isinstance(value, list):
                 self.tokens.append(str(len(value)))
-                value = [self.node(v, "", call) for v in value]
+                value = [self.node(v) for v in value]
             else:
-                value = self.node(value, within if _is_float(value) else "", call)
+                is_float = isinstance(value, ast.Constant) and isinstance(value.value, float)
+                value = self.node(value, within if is_float else "")
             setattr(copied, name, value)
         self.tokens.append(")")
         return copied
@@ -152,28 +160,28 @@ class _Visit:
         name = dotted(tree.func)
         if name in APPLIED and len(tree.args) == (not name.startswith("nn.")) and not tree.keywords:
             self.tokens.append("activation")
-            applied = self.leaf((call, "function"), Slot(tree.func, "activation", call))
+            applied = self.leaf((call, "function"), Slot(tree.func, "activation"))
             assert applied is not None
-            return ast.Call(applied, [self.node(a, "", call) for a in tree.args], [])
+            return ast.Call(applied, [self.node(a) for a in tree.args], [])
         known = signature(name, self.classes)
         self.tokens.append("call")
-        function = self.node(tree.func, "", call)
+        function = self.node(tree.func)
         self.tokens.append(str(len(tree.args)))
         args: list[ast.expr] = []
         for i, argument in enumerate(tree.args):
             if isinstance(argument, ast.Tuple) and _splits_heads(tree):
-                args.append(self._heads(argument, call))
+                args.append(self._heads(argument))
             else:
-                args.append(self.node(argument, known.positional[i] if i < len(known.positional) else "", call))
+                args.append(self.node(argument, known.positional[i] if i < len(known.positional) else ""))
         return ast.Call(function, args, self._keywords(tree, known, call))
 
-    def _heads(self, sizes: ast.Tuple, call: int) -> ast.Tuple:
+    def _heads(self, sizes: ast.Tuple) -> ast.Tuple:
         names = [*[""] * (len(sizes.elts) - 2), "num_heads", "head_dim"]
         self.tokens.append(f"heads {len(names)}")
-        return ast.Tuple([self.node(e, name, call) for e, name in zip(sizes.elts, names)], ast.Load())
+        return ast.Tuple([self.node(e, name) for e, name in zip(sizes.elts, names)], ast.Load())
 
     def _keywords(self, tree: ast.Call, known: Signature, call: int) -> list[ast.keyword]:
-        """What a call is given by name; whatever has a default counts as given."""
+        """Return the keyword arguments of a call; those with a default are slots even if they are not written."""
         keywords = []
         given: dict[str, ast.expr] = {}
         for keyword in tree.keywords:
@@ -181,23 +189,20 @@ class _Visit:
                 given[keyword.arg] = keyword.value
                 continue
             self.tokens.append(f"{keyword.arg}=")
-            keywords.append(ast.keyword(keyword.arg, self.node(keyword.value, keyword.arg or "", call)))
-        missing = [name for name in known.defaults if all(k.arg != name for k in keywords)]
-        for name in missing:
-            default = known.defaults[name]
-            value = self.leaf((call, name), Slot(given.get(name, default), name, call, default))
+            keywords.append(ast.keyword(keyword.arg, self.node(keyword.value, keyword.arg or "")))
+        written = {k.arg for k in keywords}
+        for name, default in known.defaults.items():
+            value = None
+            if name not in written:
+                value = self.leaf((call, name), Slot(given.get(name, default), name, default))
             if value is not None:
                 keywords.append(ast.keyword(name, value))
         order = list(known.defaults)
         return sorted(keywords, key=lambda k: order.index(k.arg) if k.arg in order else -1)
 
 
-def _is_float(tree: Any) -> bool:
-    return isinstance(tree, ast.Constant) and isinstance(tree.value, float)
-
-
 def _splits_heads(tree: ast.Call) -> bool:
-    """`x.unflatten(-1, (3, 8, 64))`: features are split into heads."""
+    """True for a call that splits features into heads: `x.unflatten(-1, (3, 8, 64))`."""
     if not (isinstance(tree.func, ast.Attribute) and tree.func.attr == "unflatten" and len(tree.args) == 2):
         return False
     sizes = tree.args[1]

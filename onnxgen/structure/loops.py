@@ -1,4 +1,8 @@
-"""`for` loops over a list of submodules that are called in the same way."""
+"""`for` loops over a list of submodules that are called in the same way.
+
+Goes in: the statements of each turn (`turns.py`). Comes out: a loop over the list, if all turns do the same: each
+operand is a value of the turn itself, of the turn before, or from outside the loop.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from onnxgen.structure.scopes import Scope
 from onnxgen.structure.sublayers import work
 from onnxgen.structure.turns import Items
 
-Result = tuple[int, int]  # what a turn makes: a statement, and which of its targets
+Result = tuple[int, int]  # a value that each turn makes: the index of a statement, and of one of its targets
 
 
 def make_loop(
@@ -26,23 +30,24 @@ def make_loop(
     `uses`: how often each value is used in the scope.
 
     Returns:
-        The statements that stand for the turns. None, and nothing changed, if that can't be.
+        The statements that replace the turns. None, and nothing changed, if the turns differ.
     """
     run = _Run(scope, items, turns, uses, module)
     return run.write() if run.is_regular and run.arrange() else None
 
 
 class _Run:
-    """What each turn of a run takes and gives: from the one before, from outside, for each its own.
+    """The dataflow between the turns of a run.
 
     Attributes:
-        made: the values that the turns make, by the turn, and what of it: the statement and which of its targets.
-        reads: what each operand of each statement is: a value of the turn itself or of outside (None), one that is
-            carried from the turn before, or one of those that each turn has its own of (their number).
-        starts: what each carried value is before the first turn.
-        own: the values of outside that differ from turn to turn.
-        outside: the values that are used outside the turns.
-        kept: the results of which not only the last turn's is used later.
+        made: for each value that a turn makes, the number of the turn and which `Result` it is.
+        reads: for each operand of each statement: None for a value of the same turn, or one value from outside; a
+            `Result` for the value of the turn before; an index into `own` for a value that each turn has its own of.
+        starts: the value that each carried result has before the first turn.
+        own: values from outside, one for each turn.
+        outside: the values of turns that are used outside the turns.
+        kept: the results that are used later, and not only those of the last turn.
+        before, after: the statements around the loop.
     """
 
     def __init__(
@@ -66,15 +71,15 @@ class _Run:
         self.uses, self.outside = uses, {name for name in self.made if uses[name] > inside[name]}
         later = Counter(self.made[name][1] for name in self.outside if not self._ends(*self.made[name]))
         self.kept = sorted(later)
-        if len(turns[0]) > 1:  # in a run of statements, what only some turns are asked for makes them special
+        if len(turns[0]) > 1:  # a result of several statements is used of nearly all turns, or there is no loop
             self.is_regular = self.is_regular and all(count >= max(2, len(turns) - 1) for count in later.values())
 
     def _ends(self, turn: int, result: Result) -> bool:
-        """Whether a value is what the loop ends with."""
+        """True for a carried value of the last turn."""
         return turn == len(self.turns) - 1 and result in self.starts
 
     def _operand(self, at: int, names: tuple[str, ...]) -> Result | int | None:
-        """What an operand of the statements at this place is; where it is nothing regular, no loop can be."""
+        """Return the entry of `reads` for an operand of the statements at this index. May find that turns differ."""
         found = [self.made.get(name) for name in names]
         first = found[-1]
         if first is None:
@@ -93,7 +98,7 @@ class _Run:
         return result
 
     def arrange(self) -> bool:
-        """Sort the statements between those of the turns into those before the loop and those after it."""
+        """Move the statements between those of the turns before or after the loop; False if one cannot be moved."""
         mine = {id(s) for turn in self.turns for s in turn}
         late = set(self.made)
         needed = {name for turn in self.turns for s in turn for name in used(s)} - late
@@ -107,7 +112,7 @@ class _Run:
             elif late & set(used(statement)):
                 late.update(statement.targets)
                 self.after.append(statement)
-            elif needed & begun & set(statement.targets):  # a variable, read between
+            elif needed & begun & set(statement.targets):  # a variable that is assigned again in between
                 return False
             else:
                 self.before.append(statement)
@@ -121,7 +126,7 @@ class _Run:
             container = scope.containers[self.items.path] = Member(self.items.path, quote("nn.ModuleList"), "module")
             lists.append(MemberRef(container))
         parts = self._parts()
-        own = [self._value(f"own{n}", self._role(Ref(names[0]))) for n, names in enumerate(self.own)]
+        own = [self._value(f"own{n}", self._role(names[0])) for n, names in enumerate(self.own)]
         lists += [ast.Tuple([Ref(name) for name in names], ast.Load()) for names in self.own]
         results = [self._collected(result) for result in self.kept]
         begun: list[Statement] = [Assign((self._name(r),), Ref(start), scope.path) for r, start in self.starts.items()]
@@ -151,7 +156,7 @@ class _Run:
         return [*begun, loop]
 
     def _forget_sizes(self) -> None:
-        """A value that has other dims in another turn has none that a comment could tell."""
+        """Forget the dims of values that have other dims in another turn, so that no comment shows them."""
         infos = self.module.infos
         for name, (_, (s, t)) in self.made.items():
             here = infos.get(name, Info())
@@ -160,7 +165,7 @@ class _Run:
                 infos[last] = replace(infos.get(last, Info()), shape=None)
 
     def _parts(self) -> dict[int, str]:
-        """The value that each part of an item is, by number; those that only stand for a gap are never used."""
+        """Return the loop variable for each part of an item, by number."""
         if self.items.path is None:
             return {}
         parts = self.items.parts[0]
@@ -172,7 +177,7 @@ class _Run:
         return {n: self._value(f"item{n}", works.get(n, "")) for n in range(max(parts) + 1)}
 
     def _statement(self, s: int, parts: dict[int, str], own: list[str]) -> Assign:
-        """A statement of the body: that of the last turn, with what stands there for what each turn has of its own."""
+        """Return a statement of the loop's body: that of the last turn, with loop variables and carried values."""
         statement, reads = self.turns[-1][s], iter(self.reads[s])
 
         def change(node: ast.AST) -> ast.expr | None:
@@ -189,11 +194,11 @@ class _Run:
         return Assign(statement.targets, rewrite(statement.value, change), statement.scope, nodes, statement.form)
 
     def _name(self, result: Result) -> str:
-        """What a value of the turns is called in the loop: as in the last turn."""
+        """Return the value that a result is in the loop: that of the last turn."""
         return self.turns[-1][result[0]].targets[result[1]]
 
     def _reuse(self, loop: Loop) -> None:
-        """Let what a turn makes on its way be called as what it is carried to, where that has no value meanwhile.
+        """Give an intermediate value the variable of a carried one, while that is not needed.
 
         x = attention(x) + x; x = feed_forward(x) + x
         """
@@ -225,23 +230,23 @@ class _Run:
             self.module.roles[value] = role
         return value
 
-    def _role(self, tree: ast.expr) -> str:
-        """What one of several values is called: as the first one, without its number."""
-        name = self.module.roles.get(tree.value, "") if isinstance(tree, Ref) else ""
-        hint = self.module.hints.get(tree.value) if isinstance(tree, Ref) else None
-        words = [w for w in (hint or FileText("")).identifier().split("_") if w and not w.isdigit()]
-        return name or ("_".join(words) if 0 < len(words) <= 4 and all(w.isalpha() for w in words) else "")
+    def _role(self, value: str) -> str:
+        """Return the role of a value, or its name in the file without numbers."""
+        hint = self.module.hints.get(value) or FileText("")
+        words = [w for w in hint.identifier().split("_") if w and not w.isdigit()]
+        own = "_".join(words) if 0 < len(words) <= 4 and all(map(str.isalpha, words)) else ""
+        return self.module.roles.get(value, "") or own
 
     def _collected(self, result: Result) -> str:
-        """The list of one result of all turns."""
-        name = self._role(Ref(self.turns[0][result[0]].targets[result[1]]))
+        """Return the value of the list that collects a result of all turns."""
+        name = self._role(self.turns[0][result[0]].targets[result[1]])
         role = "hidden_states" if result in self.starts else f"{name}s" if name else "outputs"
         value = self._value(f"list{result[0]}.{result[1]}", role)
         self.module.infos[value] = Info(kind="sequence")
         return value
 
     def _read_lists(self, results: dict[Result, str]) -> None:
-        """Where a result of one turn was used, it is an item of its list."""
+        """Read results of single turns from the lists that collect them."""
         at = {
             name: (results[result], i)
             for name, (i, result) in self.made.items()
@@ -264,7 +269,7 @@ class _Run:
 
 
 def _starred(outputs: list[ast.expr], count: int) -> list[ast.expr]:
-    """`*items` for all items of a list one after another."""
+    """Replace all items of a list in a row by `*items`."""
     made: list[ast.expr] = []
     i = 0
     while i < len(outputs):

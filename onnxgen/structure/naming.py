@@ -1,4 +1,8 @@
-"""Local variables: `x` is reused along a chain, others are named by what they are, and only where two live at once."""
+"""Names of local variables.
+
+Goes in: the body of a class, and the clues about its values (`clues.py`). Comes out: a local name for each value. `x`
+is reused along a chain; a value that is alive at the same time gets the name of its role, its layer or its function.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,28 @@ import re
 from collections.abc import Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, assigned, blocks, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
+from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.torch_api import ACTIVATIONS, PARTS, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, identifier, local
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import Clues, input_name
-from onnxgen.structure.nesting import LINE, as_reached
-from onnxgen.structure.scopes import ClassRef, Scope, count_uses
+from onnxgen.structure.nesting import LINE, width
+from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 SPARE = ("x", "y", "z")
-_ROLE = re.compile(r"[a-z_][a-z0-9_]*")
-# what is called as what it was before; a hardsigmoid makes a gate
+_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
+# functions whose result has the name of their operand; a hardsigmoid makes a gate
 SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
-GATE, GATED = "gate", "probs"  # the result of a sigmoid that is multiplied with something, and of any other
-# what the results of functions are called
+GATE, PROBABILITIES = "gate", "probs"  # the result of a sigmoid that is a factor of a product, and of any other
+# names of the results of functions
 RESULTS = {
     "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": GATE,
     "softmax": "probs", "log_softmax": "log_probs", "argmax": "index", "argmin": "index", "nonzero": "index",
     "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
     "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
 }  # fmt: skip
-# parts of a network that say nothing of what comes out of them
+# names of layers that say nothing about their result
 VAGUE = frozenset(
     "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage body head dropout "
     "constant self attn self_attn mlp ffn out output input features part seq sequential h".split()
@@ -37,13 +41,12 @@ SHORTCUTS = frozenset("downsample down_sample shortcut identity residual res_con
 
 
 class Names:
-    """Gives every value of one class body a local name; two values share one only if they never live at once."""
+    """Gives every value of one class body a local name. Two values share one only if they are never alive together."""
 
     def __init__(self, scope: Scope, infos: dict[str, Info], clues: Clues, reserved: frozenset[str]) -> None:
         self.scope, self.infos, self.clues = scope, infos, clues
         self.names: dict[str, LocalName] = {}
-        self.busy: dict[str, str] = {}  # name -> the value that has it now
-        self.numbered: dict[str, set[str]] = {}  # base -> the values that had to share it
+        self.busy: dict[str, str] = {}  # name -> the live value that has it
         self._free: dict[str, int] = {}  # base -> a number below which all are taken
         self._number_of: dict[str, tuple[str, int]] = {}  # name -> its base and number
         self.reserved = reserved
@@ -55,7 +58,7 @@ class Names:
         self.used = {name for s in scope.body for name in used(s)} | {r for o in scope.outputs for r in refs(o)}
 
     def run(self) -> dict[str, LocalName]:
-        """The local name of every value."""
+        """Return the local name of every value."""
         has_main = False
         for argument in self.scope.inputs:
             wanted = self._wanted_argument(argument, has_main)
@@ -71,8 +74,8 @@ class Names:
         if sure:
             return [sure]
         hint = self.clues.hint(value).identifier()
-        if value in self.clues.given and len(self.clues.given & self.arguments) > 1 and _ROLE.fullmatch(hint):
-            return [hint]  # several of the graph's inputs are told apart by its names
+        if value in self.clues.given and len(self.clues.given & self.arguments) > 1 and _IDENTIFIER.fullmatch(hint):
+            return [hint]  # one of several inputs of the graph
         if value in self.parts:
             return [self.parts[value], "x"]
         if not has_main:
@@ -82,7 +85,7 @@ class Names:
         return [*weak, *SPARE[1:], *weak, "x"]
 
     def _block(self, block: list[Statement], after: Iterable[str], kept: Container[str] = ()) -> None:
-        """`after`: values used after the block; `kept`: values from outside it, which live on whatever it does."""
+        """Name the values of a block. `after`: values used after it; `kept`: values from outside, which stay alive."""
         last: dict[str, int] = {}
         for i, statement in enumerate(block):
             for name in used(statement):
@@ -100,7 +103,7 @@ class Names:
                         self._set_free(self.names[target])
 
     def _compound(self, statement: If | Loop | With) -> None:
-        """What a nested block assigns has its name until the block ends; what lives outside keeps its own."""
+        """Name the values of nested blocks. Their names are free again after the block; values outside keep theirs."""
         for name in statement.targets:
             if name not in self.names:
                 self._take(name, self._wanted(name, statement, True))
@@ -132,7 +135,7 @@ class Names:
             self._free[base] = min(n, self._free.get(base, 2))
 
     def _take(self, value: str, wanted: list[str]) -> None:
-        """The first wanted name that is free; else the last one, numbered."""
+        """Give a value the first wanted name that is free, or else the last one with a number."""
         names = [local(name) for name in wanted]
         for name in names:
             if name not in self.busy and name not in self.reserved:
@@ -145,20 +148,19 @@ class Names:
             name = local(f"{base}{n}")
             self._free[base] = n + 1
             self._number_of[name] = base, n
-            self.numbered.setdefault(base, set()).add(name)
         self.names[value] = name
         self.busy[name] = value
 
     def _number(self) -> None:
-        """Where there is a second of a name the first gets a number too: `skip1`, `skip2`."""
+        """Number the first of several equal names too: `skip1`, `skip2`."""
         taken = set(self.names.values())
         fixed = {self.names[a] for a in self.arguments}
-        for base in self.numbered:
+        for base in dict.fromkeys(base for base, _ in self._number_of.values()):
             if base not in SPARE and base not in fixed and f"{base}1" not in taken | self.reserved:
                 self.names = {v: local(f"{base}1") if name == base else name for v, name in self.names.items()}
 
     def _wanted(self, value: str, statement: Statement, is_used: bool) -> list[str]:
-        """Names for what a statement makes, best first."""
+        """Return names for a value that a statement makes, best first."""
         if not is_used:
             return ["_"]
         hint = self.clues.hint(value)
@@ -177,19 +179,13 @@ class Names:
         return [*first, "y", *vague, "z", *(weak or ["x"])]
 
     def _fits(self, name: str, statement: Statement) -> bool:
-        """Whether a line has room for this name."""
+        """True if the line has room for this name."""
         if not isinstance(statement, Assign):
             return True
-        text: ast.expr = rewrite(statement.value, self._shown)
-        return len(name) + len(" = ") + len(ast.unparse(text)) <= LINE
-
-    def _shown(self, node: ast.AST) -> ast.expr | None:
-        if isinstance(node, Ref):
-            return ast.Name(self.names.get(node.value, "x"), ast.Load())
-        return as_reached(node, len(self.scope.path))
+        return len(name) + len(" = ") + width(statement.value, self.names, len(self.scope.path)) <= LINE
 
     def _weak(self, value: str, statement: Statement) -> tuple[list[str], list[str]]:
-        """Names for a value beside the main one; those that say little of it apart."""
+        """Return names for a value if `x` is taken, and names that say little about it."""
         own = [self.clues.own[value]] if value in self.clues.own else []
         if not isinstance(statement, Assign):
             return own, []
@@ -199,12 +195,12 @@ class Names:
             return [*own, *names[at : at + 1]], []
         says, vague = _of_expression(statement.value, own)
         if called(seen_through(statement.value))[0] == "sigmoid" and value not in self.factors:
-            says = [GATED if name == GATE else name for name in says]
+            says = [PROBABILITIES if name == GATE else name for name in says]
         return says, vague
 
 
 def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str]]:
-    """What the expression says of its result: the layer that it comes from, or the function."""
+    """Return names for the result of an expression, by the layer or function that makes it."""
     node = seen_through(tree)
     while True:
         name, operands = called(node)
@@ -219,7 +215,7 @@ def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str
         else:
             break
     member = node.func if isinstance(node, ast.Call) else node
-    path = member.member.path if isinstance(member, MemberRef) else ()  # the root's, where it is a Sequential, is ()
+    path = member.member.path if isinstance(member, MemberRef) else ()  # also () for a root that is an nn.Sequential
     if not path or path[-1].isdigit():
         return weak, []
     last = identifier(path[-1])
@@ -232,7 +228,7 @@ def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str
 
 
 def joined(scope: Scope, infos: dict[str, Info]) -> dict[str, str]:
-    """Values that a later one is joined with: `skip` past a change of size, `residual` for arguments that are added."""
+    """Name values that are joined with a later one: `skip` past a change of size, `residual` for added arguments."""
     made: dict[str, int] = {}
     uses: dict[str, list[int]] = {}
     for i, statement in enumerate(scope.body):
@@ -245,22 +241,21 @@ def joined(scope: Scope, infos: dict[str, Info]) -> dict[str, str]:
     trees = [list(expressions(s)) for s in scope.body] + [scope.outputs]
     joins = [_joins(tree) for tree in trees]
     found: dict[str, str] = {}
-    for name, places in uses.items():
-        how = joins[places[-1]].get(name, "")
+    for name, at in uses.items():
+        how = joins[at[-1]].get(name, "")
         if name not in made:
-            if how and len(places) == 1:
+            if how and len(at) == 1:
                 found[name] = how
-        elif how == "skip" and places[0] < min(places[-1], end) and _changes(name, scope.body[places[0]], infos):
+        elif how == "skip" and at[0] < min(at[-1], end) and _changes(name, scope.body[at[0]], infos):
             found[name] = how
     return found
 
 
 def parts(scope: Scope) -> dict[str, str]:
-    """Arguments that are nothing but concatenated with each other: `x1`, `x2`, `x3`."""
+    """Name arguments that are only concatenated with each other: `x1`, `x2`, `x3`."""
     arguments = {a.value for a in scope.inputs}
-    uses = count_uses(scope.body, scope.outputs)
-    trees = [tree for statement in scope.body for tree in expressions(statement)] + scope.outputs
-    for node in (n for tree in trees for n in walk(tree) if called(n)[0] == "cat"):
+    uses = scope.uses()
+    for node in (n for tree in scope.expressions() for n in walk(tree) if called(n)[0] == "cat"):
         items = called(node)[1][0] if called(node)[1] else None
         found = [i.value for i in items.elts if isinstance(i, Ref)] if isinstance(items, ast.List) else []
         found = [value for value in found if value in arguments and uses[value] == 1]
@@ -270,45 +265,43 @@ def parts(scope: Scope) -> dict[str, str]:
 
 
 def factors(scope: Scope) -> frozenset[str]:
-    """Values that something is multiplied with, here or, for all that can be seen here, in a submodule."""
-    trees = [tree for statement in scope.body for tree in expressions(statement)] + scope.outputs
+    """Return the values that are factors of a product, here or perhaps in a submodule that they are passed to."""
     sides: list[ast.AST] = []
-    for node in (n for tree in trees for n in walk(tree)):
+    for node in (n for tree in scope.expressions() for n in walk(tree)):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             sides += [node.left, node.right]
-        elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and _is_own(node.func):
+        elif isinstance(node, ast.Call) and _calls_class(node):
             sides += node.args
     return frozenset(side.value for side in map(seen_through, sides) if isinstance(side, Ref))
 
 
 def _changes(name: str, statement: Statement, infos: dict[str, Info]) -> bool:
-    """Whether a statement makes something of another spatial size of a value."""
+    """True if the result of a statement has another spatial size than this value."""
     mine = infos.get(name, Info()).shape
     other = infos.get(statement.targets[0], Info()).shape if statement.targets else None
     return mine is not None and other is not None and len(mine) > 2 and mine[2:] != other[2:]
 
 
 def _joins(trees: list[ast.expr]) -> dict[str, str]:
-    """How an expression joins values with what it computes of others: by concatenation or a call, or by a sum."""
+    """Return how values are joined with others: "skip" by concatenation or a call, "residual" by a sum."""
     found: dict[str, str] = {}
     for node in (n for tree in trees for n in walk(tree)):
-        if not isinstance(node, (ast.Call, ast.BinOp)):
-            continue
+        items: Iterable[ast.AST] = ()
         if called(node)[0] == "cat" and isinstance(node, ast.Call) and node.args:
-            for item in ast.iter_child_nodes(node.args[0]):
-                if isinstance(item, Ref):
-                    found.setdefault(item.value, "skip")
-        if isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and _is_own(node.func):
-            for item in node.args[1:]:
-                if isinstance(item, Ref):
-                    found.setdefault(item.value, "skip")
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            items = ast.iter_child_nodes(node.args[0])
+        elif isinstance(node, ast.Call) and _calls_class(node):
+            items = node.args[1:]
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             for side in (node.left, node.right):
-                if isinstance(side, Ref) and side.value not in found and set(refs(node)) != {side.value}:
-                    found[side.value] = "residual"
+                if isinstance(side, Ref) and set(refs(node)) != {side.value}:
+                    found.setdefault(side.value, "residual")
+        for item in items:
+            if isinstance(item, Ref):
+                found.setdefault(item.value, "skip")
     return found
 
 
-def _is_own(function: MemberRef) -> bool:
-    build = function.member.build
-    return isinstance(build, ast.Call) and isinstance(build.func, ClassRef)
+def _calls_class(tree: ast.AST) -> bool:
+    """True for a call of a submodule whose class is in the file."""
+    member = callee(tree)
+    return member is not None and isinstance(member.build, ClassRef)

@@ -1,4 +1,8 @@
-"""Puts short chains of statements into one expression each, as far as a line holds them."""
+"""Short chains of statements, merged into one expression each.
+
+Goes in: the body of a class with one operator or call in each statement. Comes out: the same computations in the same
+order, in fewer statements: a value that is used once, in the next statement, moves into it if the line stays short.
+"""
 
 from __future__ import annotations
 
@@ -7,78 +11,80 @@ from collections import ChainMap, Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Statement, assigned, blocks
+from onnxgen.code.module_def import (
+    Assign,
+    If,
+    Member,
+    ModuleDef,
+    Statement,
+    assigned,
+    blocks,
+    change_own,
+    expressions,
+)
 from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
 from onnxgen.structure.clues import input_name
-from onnxgen.structure.scopes import ClassRef, Scope, count_uses
+from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 MAX_DEPTH = 3  # calls and operators nested in one expression
-IN_RETURN = 2  # layers with a weight matrix nested behind `return`: elsewhere it is one
-SIDE_BY_SIDE = 2  # such layers in one expression
+MAX_NESTED_LAYERS_IN_RETURN = 2  # layers with a weight matrix nested in a `return`; elsewhere one
+MAX_LAYERS = 2  # such layers in one expression
 NO_NAMES: Mapping[str, str] = {}
 LINE = 88 - 8  # characters of a line of `forward`
 
 
 def nest(scope: Scope, module: ModuleDef, names: Mapping[str, str] = NO_NAMES) -> None:
-    """Put each value that is used once, in the very next statement, into that statement.
+    """Move each value that is used once, in the next statement, into that statement.
 
-    `names`: what values were called when this was done before: lines that came out too long are now split.
+    `names`: the names of values that an earlier try led to, so that lines that were then too long stay split.
     """
     given = {a.value: input_name(a, not scope.path, module.infos, module.roles, module.hints) for a in scope.inputs}
     _Nesting(scope, ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles)).run()
 
 
 def copied(block: list[Statement]) -> list[Statement]:
-    """The statements of a block, which `nest` changes, once more; their expressions never change."""
-    made: list[Statement] = []
-    for statement in block:
+    """Copy the statements of a block. Expressions are shared, since they are never modified."""
+    made = [replace(statement) for statement in block]
+    for statement in made:
         if isinstance(statement, If):
-            made.append(replace(statement, then=copied(statement.then), orelse=copied(statement.orelse)))
-        else:
-            made.append(
-                replace(statement) if isinstance(statement, Assign) else replace(statement, body=copied(statement.body))
-            )
+            statement.then, statement.orelse = copied(statement.then), copied(statement.orelse)
+        elif not isinstance(statement, Assign):
+            statement.body = copied(statement.body)
     return made
 
 
 class _Nesting:
-    """`roles`: what values will be called, as far as that is known; it tells how long a line becomes."""
+    """`roles`: the names of values, as far as they are known, to estimate how long a line becomes."""
 
     def __init__(self, scope: Scope, roles: Mapping[str, str]) -> None:
         self.scope, self.roles = scope, roles
-        self.uses = count_uses(scope.body, scope.outputs)
+        self.uses = scope.uses()
+        self.returned: Assign | None = None
         for name, count in Counter(name for s in scope.body for name in assigned(s)).items():
-            if count > 1:  # carried around a loop, or made by both branches: it stays where it is assigned
+            if count > 1:  # carried through a loop, or made by both branches: it stays where it is assigned
                 self.uses[name] += 2
 
     def run(self) -> None:
         scope = self.scope
-        scope.body = self._block(_follow(scope.body, self.uses), 0)
-        if len(scope.outputs) == 1:
-            self._into_return()
-        elif scope.path:
-            self._into_tuple()
-
-    def _into_return(self) -> None:
-        scope = self.scope
-        while scope.body and isinstance(scope.body[-1], Assign):
-            last, output = scope.body[-1], scope.outputs[0]
-            room = LINE - len("return ")
-            if not self._is_movable(last) or not self._fits(last.value, output, last.targets[0], room, IN_RETURN):
-                break
-            scope.outputs = [_inline(output, last.targets[0], last.value)]
-            scope.nodes = last.nodes + scope.nodes
-            scope.body.pop()
+        body = _follow(scope.body, self.uses)
+        if len(scope.outputs) == 1:  # the `return` is one more statement
+            self.returned = Assign((), scope.outputs[0], nodes=scope.nodes)
+            scope.body = self._block([*body, self.returned], 0)[:-1]
+            scope.outputs, scope.nodes = [self.returned.value], self.returned.nodes
+        else:
+            scope.body = self._block(body, 0)
+            if scope.path:
+                self._into_tuple()
 
     def _into_tuple(self) -> None:
-        """What several results are made by goes behind `return` too, in the order in which it was computed."""
+        """Move the last statements into a `return` of several results, in the order of computation."""
         scope = self.scope
         room = LINE - len("return ") - 3 * len(scope.outputs)
         before = len(scope.outputs)
         while scope.body and isinstance(scope.body[-1], Assign) and self._is_movable(scope.body[-1]):
             last = scope.body[-1]
             at = [i for i, o in enumerate(scope.outputs) if isinstance(o, Ref) and o.value == last.targets[0]]
-            room -= self._width(last.value)
+            room -= width(last.value, self.roles, len(self.scope.path))
             if not at or at[0] >= before or room < 0 or depth(last.value) > MAX_DEPTH:
                 break
             before = at[0]
@@ -95,29 +101,25 @@ class _Nesting:
             for inner in blocks(statement):
                 inner[:] = self._block(inner, level + 1)
             while made and isinstance(statement, (Assign, If)):
-                before = made[-1]
-                holder = statement.value if isinstance(statement, Assign) else statement.test
+                before, holder = made[-1], next(expressions(statement))
                 if not isinstance(before, Assign) or not self._is_movable(before):
                     break
-                if not self._fits(before.value, holder, before.targets[0], self._room(statement, level)):
+                if not self._fits(before.value, holder, before.targets[0], *self._room(statement, level)):
                     break
-                merged = _inline(holder, before.targets[0], before.value)
-                if isinstance(statement, Assign):
-                    statement.value = merged
-                else:
-                    statement.test = merged
-                statement.nodes = before.nodes + statement.nodes
+                _absorb(statement, before)
                 made.pop()
             made.append(statement)
         return made
 
-    def _room(self, statement: Statement, level: int) -> int:
-        """What a line has left for an expression beside what it is assigned to."""
+    def _room(self, statement: Statement, level: int) -> tuple[int, int]:
+        """Return how many characters a line has for the expression, and how many layers may be nested in it."""
+        if statement is self.returned:
+            return LINE - len("return "), MAX_NESTED_LAYERS_IN_RETURN
         names = sum(len(self.roles.get(t, "x")) + 2 for t in statement.targets)
-        return LINE - 4 * level - names - 1
+        return LINE - 4 * level - names - 1, 1
 
-    def _fits(self, inner: ast.expr, outer: ast.expr, name: str, room: int, layers: int = 1) -> bool:
-        """Whether `inner` may stand in `outer` where `name` does: evaluated at the same point, and still readable."""
+    def _fits(self, inner: ast.expr, outer: ast.expr, name: str, room: int, layers: int) -> bool:
+        """True if `inner` may replace `name` in `outer`: calls keep their order, and the line stays readable."""
         if name not in refs(outer) or isinstance(outer, ast.Tuple) or _under_comprehension(outer):
             return False
         if isinstance(outer, Ref):
@@ -126,27 +128,33 @@ class _Nesting:
             return False
         merged = _inline(outer, name, inner)
         deep, many = _layers(merged)
-        return depth(merged) <= MAX_DEPTH and deep <= layers and many <= SIDE_BY_SIDE and self._width(merged) <= room
+        if depth(merged) > MAX_DEPTH or deep > layers or many > MAX_LAYERS:
+            return False
+        return width(merged, self.roles, len(self.scope.path)) <= room
 
-    def _width(self, tree: ast.expr) -> int:
-        """About how long an expression is when it is written out."""
-        text: ast.expr = rewrite(tree, self._shown)
-        return len(ast.unparse(text))
 
-    def _shown(self, node: ast.AST) -> ast.expr | None:
+def width(tree: ast.expr, names: Mapping[str, str], level: int) -> int:
+    """Return about how many characters an expression has in a class at this depth, with these names of values."""
+
+    def shown(node: ast.AST) -> ast.expr | None:
         if isinstance(node, Ref):
-            return ast.Name(self.roles.get(node.value, "x"), ast.Load())
-        return as_reached(node, len(self.scope.path))
+            return ast.Name(names.get(node.value, "x"), ast.Load())
+        if isinstance(node, MemberRef):
+            parts = (f'["{part}"]' if part.isdigit() else f".{part}" for part in node.member.path[level:])
+            return ast.Name("self" + "".join(parts), ast.Load())
+        return None
+
+    text: ast.expr = rewrite(tree, shown)
+    return len(ast.unparse(text))
 
 
 def _called(tree: ast.AST) -> set[int]:
-    """The layers that are called: the order of one's calls matters to what it measures or draws."""
-    calls = (node.func for node in walk(tree) if isinstance(node, ast.Call))
-    return {id(function.member) for function in calls if isinstance(function, MemberRef)}
+    """Return the layers that are called. A layer may keep statistics or draw numbers, so its calls keep their order."""
+    return {id(member) for node in walk(tree) if (member := callee(node)) is not None}
 
 
 def _called_before(tree: ast.AST, name: str) -> set[int]:
-    """The layers that an expression calls before it reads a value."""
+    """Return the layers that an expression calls before it reads a value."""
     found: set[int] = set()
     while not isinstance(tree, Ref):
         for part in ast.iter_child_nodes(tree):
@@ -159,16 +167,8 @@ def _called_before(tree: ast.AST, name: str) -> set[int]:
     return found
 
 
-def as_reached(node: ast.AST, level: int) -> ast.expr | None:
-    """A member about as long as what will reach it from a class at this depth; None for other nodes."""
-    if isinstance(node, MemberRef):
-        parts = (f'["{part}"]' if part.isdigit() else f".{part}" for part in node.member.path[level:])
-        return ast.Name("self" + "".join(parts), ast.Load())
-    return None
-
-
 def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
-    """A statement that only reshapes one value used nowhere else comes right after the one that makes it.
+    """Move a statement whose only operand is used nowhere else, and that calls no layer, behind the one that makes it.
 
     Exporters write the projections of q, k and v first and then split all three into heads.
     """
@@ -195,26 +195,30 @@ def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
 
 
 def _layers(tree: ast.AST) -> tuple[int, int]:
-    """Layers with a weight matrix, and classes of our own, that an expression calls: how deep nested, and how many."""
+    """Return how deep calls of layers with a weight matrix or of the file's classes are nested, and how many."""
     inner, count = 0, 0
     for child in ast.iter_child_nodes(tree):
         deep, many = _layers(child)
         inner, count = max(inner, deep), count + many
-    is_layer = isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef) and _is_layer(tree.func.member)
+    member = callee(tree)
+    is_layer = member is not None and _is_layer(member)
     return inner + is_layer, count + is_layer
 
 
 def _is_layer(member: Member) -> bool:
-    return any(len(s.shape) > 1 for s in member.keys.values()) or (not member.keys and _is_class(member.build))
-
-
-def _is_class(build: ast.expr) -> bool:
-    """A class of the file, or a container of layers that is called as one."""
-    return isinstance(build, ast.Attribute) or (isinstance(build, ast.Call) and isinstance(build.func, ClassRef))
+    is_class_or_container = isinstance(member.build, (ClassRef, ast.Attribute))
+    return any(len(s.shape) > 1 for s in member.keys.values()) or (not member.keys and is_class_or_container)
 
 
 def _under_comprehension(tree: ast.expr) -> bool:
     return any(isinstance(n, (ast.ListComp, ast.GeneratorExp, ast.Lambda)) for n in ast.walk(tree))
+
+
+def _absorb(statement: Statement, before: Assign) -> None:
+    """Let a statement do what the one before it does."""
+    name, inner = before.targets[0], before.value
+    change_own(statement, lambda n: inner if isinstance(n, Ref) and n.value == name else None)
+    statement.nodes = before.nodes + statement.nodes
 
 
 def _inline(outer: ast.expr, name: str, inner: ast.expr) -> ast.expr:

@@ -1,58 +1,45 @@
-"""Two textbook graph algorithms over numbered units, both linear and without recursion."""
+"""Two textbook graph algorithms over numbered units, without recursion.
+
+Goes in: for each unit, the numbers of the units that must come before it. Comes out: an order of execution, or the
+units that are in cycles.
+"""
 
 from __future__ import annotations
 
 import heapq
 
 
-def components(before: list[list[int]]) -> list[list[int]]:
-    """Strongly connected components (Tarjan 1972); `before[i]` are the predecessors of i."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    found: list[list[int]] = []
-    for root in range(len(before)):
-        if root in index:
-            continue
-        work = [(root, iter(before[root]))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on_stack.add(root)
-        while work:
-            node, successors = work[-1]
-            for successor in successors:
-                if successor not in index:
-                    index[successor] = low[successor] = len(index)
-                    stack.append(successor)
-                    on_stack.add(successor)
-                    work.append((successor, iter(before[successor])))
-                    break
-                if successor in on_stack:
-                    low[node] = min(low[node], index[successor])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    component = []
-                    while True:
-                        member = stack.pop()
-                        on_stack.discard(member)
-                        component.append(member)
-                        if member == node:
-                            break
-                    found.append(component)
+def in_cycles(before: list[list[int]]) -> set[int]:
+    """Return the units in strongly connected components of more than one (Kosaraju). `before[i]` must precede i."""
+    after = _reversed(before)
+    finished: list[int] = []
+    seen: set[int] = set()
+    stack = [(i, False) for i in range(len(before))]
+    while stack:
+        i, is_done = stack.pop()
+        if is_done:
+            finished.append(i)
+        elif i not in seen:
+            seen.add(i)
+            stack += [(i, True), *((j, False) for j in before[i])]
+    found: set[int] = set()
+    for root in reversed(finished):
+        component = set()
+        pending = [root] if root in seen else []
+        while pending:
+            i = pending.pop()
+            if i in seen:
+                seen.remove(i)
+                component.add(i)
+                pending += after[i]
+        found |= component if len(component) > 1 else set()
     return found
 
 
 def topological(before: list[list[int]]) -> list[int]:
-    """An order in which predecessors come first, as near to the given numbering as possible."""
-    after: list[list[int]] = [[] for _ in before]
+    """Return an order with predecessors first, as near to the numbering as possible; without the units in cycles."""
+    after = _reversed(before)
     waiting = [len(b) for b in before]
-    for i, predecessors in enumerate(before):
-        for p in predecessors:
-            after[p].append(i)
     ready = [i for i, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
     order = []
@@ -64,3 +51,11 @@ def topological(before: list[list[int]]) -> list[int]:
             if waiting[j] == 0:
                 heapq.heappush(ready, j)
     return order
+
+
+def _reversed(before: list[list[int]]) -> list[list[int]]:
+    after: list[list[int]] = [[] for _ in before]
+    for i, predecessors in enumerate(before):
+        for p in predecessors:
+            after[p].append(i)
+    return after

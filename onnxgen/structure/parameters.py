@@ -1,11 +1,12 @@
-"""The constructor's parameters of a class with several instances.
+"""The parameters of a class's constructor.
 
-The rule: a literal that is the same in all instances stays where it is; those that always go together are one
-parameter. In an optional part, a literal takes the parameter that agrees with it in all instances that have the part,
-if the two vary alike or have one name (`stride`). A parameter is positional if most uses differ, else it defaults to
-the commonest value; truth values always have a default. What follows from another parameter is written so: a padding
-that is always half the kernel, a hidden size that is always the same multiple (or part) of another size. Past `MOST`
-parameters a class would be harder to read than several: no merging then.
+Goes in: the literals of a class, with their values in each instance, and the flags of its optional parts. Comes out:
+the parameters with their names and defaults, and the call that makes each instance. The rules: a literal that is equal
+in all instances stays a literal. Literals that always vary together are one parameter. A literal in an optional part
+uses the parameter that agrees with it in all instances that have the part, if the two vary alike or have one name
+(`stride`). A parameter is positional if most instances differ, else it defaults to the commonest value; booleans always
+have a default. A value that follows from another parameter is written so: a padding of half the kernel, a hidden size
+that is a multiple or part of another size. Classes that would need more than `MAX_PARAMETERS` are not merged.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from onnxgen.code import printer
 from onnxgen.common.names import Namer, identifier
@@ -23,19 +23,19 @@ from onnxgen.structure.forms import Differ
 from onnxgen.structure.layout import ITEMS
 from onnxgen.structure.literals import Slot
 
-MOST = 10
-MOST_FLAGS = 4
-MOST_NAMELESS = 3  # numbers that are no argument with a name
-LARGEST_FACTOR = 16  # between sizes of which one follows from the other
+MAX_PARAMETERS = 10  # with the flags
+MAX_FLAGS = 4
+MAX_NAMELESS = 3  # parameters whose literals are not arguments with a name
+MAX_FACTOR = 16  # between two sizes of which one follows from the other
 _SIZE = re.compile("channels|features|^size$|hidden_size|input_size")
 
-Column = dict[int, Slot]  # what a literal is in each instance that has it
-Flag = tuple[frozenset[int], str]  # the instances that have an optional part; and its role, if it has no members
+Column = dict[int, Slot]  # a literal in each instance that has it
+Flag = tuple[frozenset[int], str]  # the instances that have an optional part; its name, if it has no members
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A constructor's parameter: its name, type, and default as text (None: it must be given)."""
+    """A parameter of a constructor: its name, type, and default as text (None: the argument is required)."""
 
     name: str
     annotation: str
@@ -47,7 +47,7 @@ class Parameter:
 
     @property
     def default_tree(self) -> ast.expr | None:
-        return None if self.default is None else _read(self.default)
+        return None if self.default is None else parsed(self.default)
 
     def __str__(self) -> str:
         return printer.argument(self.tree, self.default_tree)
@@ -55,7 +55,7 @@ class Parameter:
 
 @dataclass
 class Use:
-    """A literal where it stands: its column, the attribute it is an argument of, and whether `forward` reads it."""
+    """A literal at one place in the code: its column, the member it belongs to, and whether `forward` reads it."""
 
     column: Column
     owner: str = ""
@@ -76,24 +76,23 @@ class Group:
 
     texts: dict[int, str]
     uses: list[Use] = field(default_factory=list)
+    wanted: str = ""
     name: str = ""
-    bases: list[Group] = field(default_factory=list)  # the groups that it follows from
-    rule: str = "{}"  # "4 * {}", "{} // 2"
+    bases: list[Group] = field(default_factory=list)  # the groups that its value follows from
+    rule: str = "{}"  # how it follows: "4 * {}", "{} // 2"
 
     @property
     def in_forward(self) -> bool:
         return any(use.in_forward for use in self.uses)
 
-    def agrees(self, texts: dict[int, str]) -> bool:
-        return all(self.texts.get(i) == text for i, text in texts.items())
-
     @property
     def numbers(self) -> dict[int, int]:
+        """Its values as integers; {} if some are not."""
         return {i: int(text) for i, text in self.texts.items()} if all(map(str.isdigit, self.texts.values())) else {}
 
     @property
     def expression(self) -> str:
-        """What stands for its literals."""
+        """What is written for its literals."""
         return self.rule.format(*(base.name for base in self.bases or [self]))
 
 
@@ -101,66 +100,50 @@ class Parameters:
     """The parameters that literals and flags need, and each instance's arguments."""
 
     def __init__(self, instances: list[int], uses: list[Use], flags: dict[Flag, str]) -> None:
-        self.instances, self.uses = instances, uses
+        self.instances, self.flags = instances, flags
         self.all = _grouped(instances, uses)
         self.of = {id(use): group for group in self.all for use in group.uses}
-        named = [(use, self.of[id(use)]) for use in self.uses if id(use) in self.of]
-        self.wanted = {id(group): _wanted(group, named) for group in self.all}
+        named = [(use, self.of[id(use)]) for use in uses if id(use) in self.of]
+        for group in self.all:
+            group.wanted = _wanted(group, named)
         for group in self.all:
             self._derive(group)
         self.groups = [group for group in self.all if not group.bases]
-        self.flags = flags
 
     def _derive(self, group: Group) -> None:
-        """Let a padding, an inner size or the size of a head follow from other numbers."""
-        wanted, numbers = self.wanted[id(group)], group.numbers
-        if not numbers:
-            return
-        if wanted == "padding":
-            self._follow(group, "kernel_size", lambda n, kernel: n == kernel // 2, "{} // 2")
-        elif wanted == "head_dim":
-            heads = next((g for g in self.all if self.wanted[id(g)] == "num_heads" and g.numbers), None)
-            if heads is not None and set(numbers) <= set(heads.numbers):
-                products = {i: n * heads.numbers[i] for i, n in numbers.items()}
-                self._follow(group, "size", lambda n, size: n == size, "{} // {}", products, [heads])
-        elif wanted.startswith("hidden_"):
-            for n in range(2, LARGEST_FACTOR + 1):
-                self._follow(group, "size", partial(_is_multiple, n), f"{n} * {{}}")
-                self._follow(group, "size", partial(_is_part, n), f"{{}} // {n}")
-
-    def _follow(
-        self,
-        group: Group,
-        kind: str,
-        holds: Callable[[int, int], bool],
-        rule: str,
-        numbers: dict[int, int] | None = None,
-        others: list[Group] | None = None,
-    ) -> None:
-        """Let a group follow from one of a kind, if the rule holds of all its (or these) numbers."""
-        numbers = numbers or group.numbers
-        for base in self.all:
-            name, known = self.wanted[id(base)], base.numbers
-            is_size = bool(_SIZE.search(name)) and not name.startswith("hidden_")
-            if base is group or group.bases or base.bases or not (is_size if kind == "size" else name == kind):
-                continue
-            if set(numbers) <= set(known) and all(holds(n, known[i]) for i, n in numbers.items()):
-                group.bases, group.rule = [base, *(others or [])], rule
+        """Let a padding, a hidden size or the size of a head follow from other parameters, if it does."""
+        numbers, heads = group.numbers, []
+        if group.wanted == "head_dim":
+            heads = [g for g in self.all if g.wanted == "num_heads" and g.numbers.keys() >= numbers.keys()][:1]
+            numbers = {i: n * heads[0].numbers[i] for i, n in numbers.items()} if heads else {}
+        kind = "kernel_size" if group.wanted == "padding" else "size"
+        for rule, holds in _rules(group.wanted) if numbers else ():
+            for base in self.all:
+                is_size = bool(_SIZE.search(base.wanted)) and not base.wanted.startswith("hidden_")
+                if base is group or base.bases or not (is_size if kind == "size" else base.wanted == kind):
+                    continue
+                known = base.numbers
+                if numbers.keys() <= known.keys() and all(holds(n, known[i]) for i, n in numbers.items()):
+                    group.bases, group.rule = [base, *heads], rule
+                    return
 
     @property
     def are_few(self) -> bool:
         nameless = sum(not any(use.wanted for use in group.uses) for group in self.groups)
-        few = len(self.groups) + len(self.flags) <= MOST
-        return few and len(self.flags) <= MOST_FLAGS and nameless <= MOST_NAMELESS
+        few = len(self.groups) + len(self.flags) <= MAX_PARAMETERS
+        return few and len(self.flags) <= MAX_FLAGS and nameless <= MAX_NAMELESS
 
     def name(self, attributes: set[str], stored: set[Flag], reserved: frozenset[str]) -> None:
-        """Name all; what `forward` reads is stored, and must not be called as a submodule is.
+        """Name all parameters.
 
-        `stored` are the flags that `forward` reads; `reserved` is what nothing may be called.
+        Args:
+            attributes: the names of submodules; a parameter that `forward` reads is an attribute too.
+            stored: the flags that `forward` reads.
+            reserved: names that no parameter may have.
         """
-        namer = Namer(reserved | {ITEMS, "constant"})  # the function that reads constants
+        namer = Namer(reserved | {ITEMS, "constant"})  # `constant` is a function of the generated file
         for group in self.groups:
-            wanted = self.wanted[id(group)]
+            wanted = group.wanted
             owner = next((u.owner for u in group.uses if u.owner), "")
             if owner and wanted in namer:
                 wanted = identifier(f"{owner}_{wanted}")
@@ -174,16 +157,14 @@ class Parameters:
             self.flags[flag] = namer.take(name)
 
     def parameters(self) -> list[Parameter]:
-        """In order: those that must be given, those with defaults, flags."""
+        """Return them in order: required ones, those with defaults, flags."""
         made = [self._parameter(group) for group in self.groups]
         whole = [len(g.texts) == len(self.instances) and bool(_SIZE.search(g.name)) for g in self.groups]
         if any(size and p.default is None for p, size in zip(made, whole)):  # sizes are given together
             made = [replace(p, default=None) if size else p for p, size in zip(made, whole)]
-        made += [Parameter(name, "bool", str(self._is_common(only))) for (only, _), name in self.flags.items()]
+        for (only, _), name in self.flags.items():
+            made.append(Parameter(name, "bool", str(2 * len(only) > len(self.instances))))
         return sorted(made, key=lambda p: p.default is not None)
-
-    def _is_common(self, only: frozenset[int]) -> bool:
-        return 2 * len(only) > len(self.instances)
 
     def _parameter(self, group: Group) -> Parameter:
         kinds = {_annotation(slot.value) for use in group.uses for slot in use.column.values()}
@@ -195,45 +176,41 @@ class Parameters:
         has_default = len(group.texts) < total or kinds == {"bool"} or (2 * count > total > 2)
         usual = {ast.unparse(s.default) for use in group.uses for s in use.column.values() if s.default is not None}
         for text in usual:
-            if 2 * counts[text] >= total:  # what torch takes, unless most uses differ
+            if 2 * counts[text] >= total:  # torch's default, unless most instances differ
                 common, has_default = text, True
         if has_default and any(kind.startswith("list") for kind in kinds):
-            raise Differ("a list as a default, which all calls would share")
+            raise Differ("a list as a default, which all instances would share")
         return Parameter(group.name, " | ".join(sorted(kinds)), common if has_default else None)
 
     def made(self, name: str, instance: int) -> ast.Call:
-        """What makes one instance of the class of this name."""
+        """Return the call that makes one instance of the class of this name."""
         values = {group.name: group.texts.get(instance) for group in self.groups}
         values |= {name: str(instance in only) for (only, _), name in self.flags.items()}
         call = ast.Call(ast.Name(name, ast.Load()), [], [])
         for parameter in self.parameters():
             value = values[parameter.name]
             if parameter.default is None:
-                call.args.append(_read(str(value)))
+                call.args.append(parsed(str(value)))
             elif value is not None and value != parameter.default:
-                call.keywords.append(ast.keyword(parameter.name, _read(value)))
+                call.keywords.append(ast.keyword(parameter.name, parsed(value)))
         return call
 
 
-def _read(text: str) -> ast.expr:
-    """A literal, of the text by which literals are compared here."""
+def parsed(text: str) -> ast.expr:
+    """Return the expression with this text."""
     return ast.parse(text, mode="eval").body
 
 
 def _grouped(instances: list[int], uses: list[Use]) -> list[Group]:
-    """The groups of literals that are parameters."""
+    """Return the groups of literals that are parameters."""
     groups: dict[tuple[tuple[int, str], ...], Group] = {}
-    partial: list[Use] = []
-    for use in uses:
-        texts = use.texts
-        if len(texts) < len(instances):
-            partial.append(use)
-        elif len(set(texts.values())) > 1:
-            groups.setdefault(tuple(sorted(texts.items())), Group(texts)).uses.append(use)
-    for use in partial:
+    for use in sorted(uses, key=lambda use: len(use.column) < len(instances)):  # those of optional parts last
         texts = use.texts
         varies = len(set(texts.values())) > 1
-        found = [g for g in groups.values() if g.agrees(texts) and _fits(use, g, varies)]
+        found: list[Group] = []
+        if len(texts) < len(instances):
+            agreeing = (g for g in groups.values() if texts.items() <= g.texts.items())
+            found = [g for g in agreeing if _fits(use, g, varies)]
         found.sort(key=lambda g: all(u.wanted != use.wanted for u in g.uses))
         if found:
             found[0].uses.append(use)
@@ -244,29 +221,33 @@ def _grouped(instances: list[int], uses: list[Use]) -> list[Group]:
 
 
 def _fits(use: Use, group: Group, varies: bool) -> bool:
-    """Whether a literal that some instances do not have may be said to be the same thing as those of a group."""
+    """True if a literal of an optional part may use the parameter of a group, whose values agree with it."""
     if any(use.wanted == other.wanted for other in group.uses):
-        slots = use.column.values()
-        return varies or not all(s.default is not None and _same(s.default, s.value) for s in slots)
+        return varies or not all(slot.is_default for slot in use.column.values())
     return varies and bool(_SIZE.search(use.wanted)) and any(_SIZE.search(other.wanted) for other in group.uses)
 
 
-def _same(a: ast.expr, b: ast.expr) -> bool:
-    return ast.unparse(a) == ast.unparse(b)
+def _rules(wanted: str) -> Iterator[tuple[str, Callable[[int, int], bool]]]:
+    """Yield the ways in which a parameter of this name may follow from another one, and a check of two numbers."""
 
+    def is_ratio(up: int, down: int) -> Callable[[int, int], bool]:
+        return lambda n, size: n * down == size * up
 
-def _is_multiple(factor: int, number: int, size: int) -> bool:
-    return number == factor * size
-
-
-def _is_part(factor: int, number: int, size: int) -> bool:
-    return factor * number == size
+    if wanted == "padding":
+        yield "{} // 2", lambda n, kernel: n == kernel // 2
+    elif wanted == "head_dim":  # times the number of heads
+        yield "{} // {}", is_ratio(1, 1)
+    elif wanted.startswith("hidden_"):
+        for factor in range(2, MAX_FACTOR + 1):
+            yield f"{factor} * {{}}", is_ratio(factor, 1)
+            yield f"{{}} // {factor}", is_ratio(1, factor)
 
 
 def _wanted(group: Group, uses: list[tuple[Use, Group]]) -> str:
-    """What a parameter is called: as its first literal, where it stands; `uses` are those of all, in order.
+    """Return the name of a parameter, by the name of its first literal. `uses`: those of all groups, in order.
 
-    As many in as out are just so many; what comes out of one layer and into another is hidden.
+    Channels that come in first or go out last are `in_channels` or `out_channels`, or just `channels` if they are both
+    or the class has no others; channels between two layers are `hidden_channels`.
     """
     name = next((use.wanted for use in group.uses if use.wanted), "")
     if not name:

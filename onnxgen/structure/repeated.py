@@ -1,15 +1,15 @@
-"""A submodule that is called several times: its statements, call by call.
+"""A submodule that is called several times: its statements, sorted by call.
 
-The calls are told apart by the layers in them, each of which is used as often as the submodule is called. What stands
-between two calls and has no layer belongs to the earlier one (`relu(norm(x))`), or else to the later one. Only if the
-calls are equal in everything but the values that they are given is it one module.
+Goes in: all statements of a submodule. Comes out: the statements of each call, or None if it is called once or if the
+calls differ in more than the values they are given. Calls are told apart by the layers in them, since a layer is used
+as often as its submodule is called; a statement without a layer between two calls belongs to the earlier one
+(`relu(norm(x))`) or, if the calls are then not alike, to the later one.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 
@@ -23,10 +23,10 @@ class Repeated:
     """The calls of one submodule.
 
     Attributes:
-        calls: the statements of each.
+        calls: the statements of each call.
         inputs: for each call the values that it is given, in one order.
         made: for each call the values that it makes, in one order.
-        varies: they are given values of several shapes.
+        varies: the calls are given values of different shapes.
     """
 
     calls: list[list[Statement]]
@@ -36,7 +36,7 @@ class Repeated:
 
 
 def repeated(statements: list[Statement], infos: dict[str, Info]) -> Repeated | None:
-    """The calls that the statements of a submodule are; None if it is one, or if they are not alike."""
+    """Sort the statements of a submodule by call; None if it is called once, or if the calls are not alike."""
     assigns = [s for s in statements if isinstance(s, Assign) and s.targets]
     if len(assigns) < len(statements):
         return None
@@ -46,7 +46,7 @@ def repeated(statements: list[Statement], infos: dict[str, Info]) -> Repeated | 
     if count < 2:
         return None
     seen: Counter[tuple[str, ...]] = Counter()
-    anchors: list[int | None] = []
+    by_layer: list[int | None] = []  # the number of the call of each statement that has a layer
     for paths in layers:
         calls = set()
         for path in paths:
@@ -54,46 +54,41 @@ def repeated(statements: list[Statement], infos: dict[str, Info]) -> Repeated | 
             seen[path] += 1
         if len(calls) > 1:
             return None
-        anchors.append(calls.pop() if calls else None)
-    for assign in (_forwards, _backwards):
-        numbers = assign(assigns, anchors)
+        by_layer.append(calls.pop() if calls else None)
+    for known in (by_layer, _from_users(assigns, by_layer)):
+        numbers = _from_operands(assigns, known)
         found = _alike([[s for s, n in zip(assigns, numbers) if n == call] for call in range(count)], infos)
         if found is not None:
             return found
     return None
 
 
-def _forwards(statements: list[Assign], anchors: list[int | None]) -> list[int]:
-    """What has no layer belongs to the call that it takes its operands from, else to the one that uses it."""
-    return _spread(statements, anchors, max)
-
-
-def _backwards(statements: list[Assign], anchors: list[int | None]) -> list[int]:
-    """What has no layer belongs to the call that uses it, else to the one that it takes its operands from."""
+def _from_users(statements: list[Assign], known: list[int | None]) -> list[int | None]:
+    """Give a statement without a call the earliest call that uses what it makes."""
     users: dict[str, list[int]] = {}
     for i, statement in enumerate(statements):
         for name in refs(statement.value):
             users.setdefault(name, []).append(i)
-    numbers = list(anchors)
+    numbers = list(known)
     for i in reversed(range(len(statements))):
         if numbers[i] is None:
-            known = [numbers[j] for t in statements[i].targets for j in users.get(t, ())]
-            numbers[i] = min((n for n in known if n is not None), default=None)
-    return _spread(statements, numbers, max)
+            found = [numbers[j] for t in statements[i].targets for j in users.get(t, ())]
+            numbers[i] = min((n for n in found if n is not None), default=None)
+    return numbers
 
 
-def _spread(statements: list[Assign], anchors: list[int | None], choose: Callable[[list[int]], int]) -> list[int]:
-    numbers = list(anchors)
+def _from_operands(statements: list[Assign], known: list[int | None]) -> list[int]:
+    """Give a statement without a call the latest call that makes its operands, or else the call that uses it."""
+    numbers = list(known)
     makers = {target: i for i, s in enumerate(statements) for target in s.targets}
     for i, statement in enumerate(statements):
         if numbers[i] is None:
-            known = [numbers[makers[name]] for name in refs(statement.value) if name in makers]
-            found = [n for n in known if n is not None]
-            numbers[i] = choose(found) if found else None
-    for i in reversed(range(len(statements))):  # what depends on nothing of the submodule's own
+            found = [numbers[makers[name]] for name in refs(statement.value) if name in makers]
+            numbers[i] = max((n for n in found if n is not None), default=None)
+    for i in reversed(range(len(statements))):  # statements that depend on nothing in the submodule
         for name in refs(statements[i].value):
             j = makers.get(name)
-            if j is not None and anchors[j] is None and numbers[j] is None:
+            if j is not None and numbers[j] is None:
                 numbers[j] = numbers[i]
     return [n if n is not None else 0 for n in numbers]
 
@@ -107,13 +102,13 @@ def _alike(calls: list[list[Assign]], infos: dict[str, Info]) -> Repeated | None
     kinds = [[infos.get(name, Info()).kind for name in names] for names in inputs]
     varies = any(s != shapes[0] for s in shapes)
     asks = any(isinstance(n, (SizeOf, DeviceOf)) for s in calls[0] for n in walk(s.value))
-    if (varies and asks) or any(k != kinds[0] for k in kinds):  # a size would be read off another value
+    if (varies and asks) or any(k != kinds[0] for k in kinds):  # a size would be read from another value
         return None
     return Repeated([list(call) for call in calls], inputs, made, varies)
 
 
 def _text(statements: list[Assign]) -> tuple[list[str], list[str], list[str]]:
-    """What a call computes, whatever its values are called; the values it is given; those that it makes."""
+    """Return what a call computes (equal for equal calls), the values that it is given, and those that it makes."""
     names: dict[str, str] = {}
     inputs: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Runs of numbered submodules: one `nn.Sequential` where each feeds the next, a `for` loop if they also share inputs.
+"""Runs of numbered submodules: an `nn.Sequential` if each feeds only the next one, or else a `for` loop.
 
 x = self.layer1[0](x)                      x = self.layer1(x)
 x = self.layer1[1](x)
@@ -7,12 +7,14 @@ x, k0 = self.layer[0](x, mask, past0)      for layer, past in zip(self.layer, (p
 x, k1 = self.layer[1](x, mask, past1)          x, k = layer(x, mask, past)
                                                keys.append(k)
 
-Of what may be a loop, `turns.py` finds the statements of each turn.
+Goes in: a scope that calls its submodules one by one. Comes out: the scope with these calls replaced, and with the
+containers that they use. `turns.py` finds the statements of each turn of a loop, `loops.py` writes the loop.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Sequence
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, blocks, expressions, used
@@ -21,17 +23,17 @@ from onnxgen.code.torch_api import LAYER_OF, function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.structure.literals import is_number
 from onnxgen.structure.loops import make_loop
-from onnxgen.structure.scopes import Scope, count_uses
+from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.tree import fillable
 from onnxgen.structure.turns import Items, find_turns
 
-RUNTIME = (Ref, SizeOf, MemberRef, DeviceOf)  # what is only there when `forward` runs
+RUNTIME = (Ref, SizeOf, MemberRef, DeviceOf)  # what `__init__` does not have, only `forward`
 
 
 def collect_runs(scope: Scope, module: ModuleDef) -> None:
-    """Replace every run of calls that covers all items of a container, in order; containers in containers first.
+    """Replace every run of calls that covers all items of a container, in order; inner containers first.
 
-    What is no chain may be a loop: of lists in lists, one over what the outer list has.
+    A run that is not a chain may be a loop. For lists in a list, it is a loop over the outer list.
     """
     parts = _parts(scope)
     flow = _Flow(scope)
@@ -46,31 +48,30 @@ def collect_runs(scope: Scope, module: ModuleDef) -> None:
     for path in sorted(parts, key=len):
         if path not in scope.containers:
             flow = _looped(flow, _items(parts, path), module)
-    for member in _again(scope):
+    for member in _called_often(scope):
         flow = _looped(flow, Items(None, [{-1: member}]), module)
 
 
 def _looped(flow: _Flow, items: Items | None, module: ModuleDef) -> _Flow:
-    """The flow after what is done with these items is a loop, if it can be one."""
+    """Make a loop over these items, if there can be one; return the flow after that."""
     anchors = _anchors(flow, items) if items is not None else []
     if items is None or len(anchors) < 2:
         return flow
     for turns in find_turns(flow.scope.body, items, anchors):
         if items.is_inner and len(turns[0]) > 1:
-            return flow
-        made = make_loop(flow.scope, items, turns, flow.uses, module)
-        if made is not None:
             break
-    else:
-        return flow
-    if any(isinstance(s, Assign) and isinstance(s.value, ast.List) for s in made):  # all that reads its items changed
-        return _Flow(flow.scope)
-    flow.exchange([statement for turn in turns for statement in turn], made)
+        made = make_loop(flow.scope, items, turns, flow.uses, module)
+        if made is None:
+            continue
+        if any(isinstance(s, Assign) and isinstance(s.value, ast.List) for s in made):
+            return _Flow(flow.scope)  # its results are items of a list now, in all statements after it
+        flow.exchange([statement for turn in turns for statement in turn], made)
+        break
     return flow
 
 
 def _anchors(flow: _Flow, items: Items) -> list[list[Assign]]:
-    """The statements in which the parts of each item occur; none if these are more than plain calls."""
+    """Return the statements that use each item; [] if they are not all assignments of the body."""
     if items.path is None:
         found = [[statement] for statement in flow.mentions[id(items.parts[0][-1])]]
     else:
@@ -82,20 +83,20 @@ def _anchors(flow: _Flow, items: Items) -> list[list[Assign]]:
     return [[plain[n] for n in sorted({at[id(s)] for s in statements})] for statements in found]
 
 
-def _again(scope: Scope) -> list[Member]:
-    """The submodules that are called three times or more."""
+def _called_often(scope: Scope) -> list[Member]:
+    """Return the submodules that are called three times or more."""
     found: dict[int, list[Member]] = {}
     for statement in scope.body:
-        value = statement.value if isinstance(statement, Assign) else None
-        if isinstance(value, ast.Call) and isinstance(value.func, MemberRef) and value.func.member.kind == "module":
-            found.setdefault(id(value.func.member), []).append(value.func.member)
+        member = callee(statement.value) if isinstance(statement, Assign) else None
+        if member is not None and member.kind == "module":
+            found.setdefault(id(member), []).append(member)
     return [members[0] for members in found.values() if len(members) > 2]
 
 
 def _parts(scope: Scope) -> dict[ModulePath, dict[str, Member | None]]:
-    """What each container below a class holds, by number: a submodule, or None for a container in it."""
+    """Return the items of each container below a class, by number: a submodule, or None for an inner container."""
     level = len(scope.path)
-    own = {member.path: member for member in scope.members}  # a layer that has layers below it is no container
+    own = {member.path: member for member in scope.members}  # a layer with layers below it is not a container
     below: dict[ModulePath, dict[str, Member | None]] = {}
     for member in scope.members:
         for n in range(level, len(member.path)):
@@ -106,7 +107,7 @@ def _parts(scope: Scope) -> dict[ModulePath, dict[str, Member | None]]:
 
 
 def _items(parts: dict[ModulePath, dict[str, Member | None]], path: ModulePath) -> Items | None:
-    """What there is to loop over in a list: submodules, or lists of the same number of them; None for anything else."""
+    """Return the items of a list to loop over: submodules, or lists of equally many of them; None for other lists."""
     found: list[dict[int, Member]] = []
     for name in sorted(parts[path], key=int):
         item = parts[path][name]
@@ -121,28 +122,30 @@ def _items(parts: dict[ModulePath, dict[str, Member | None]], path: ModulePath) 
 
 
 class _Flow:
-    """What makes, uses and calls what in a body, kept right while chains of its statements become one.
+    """The dataflow of a body, kept up to date while chains of its statements are replaced by one.
 
     Attributes:
-        makers, users: by value, the statement that alone makes it, and the last one that uses it.
+        uses: how often each value is used.
+        makers: by value, the statement that makes only this value.
+        users: by value, the last statement that uses it.
         calls: the statements that call a submodule with one argument, by id of its member.
-        mentions: the statements in which a member occurs, as often as it does, by its id.
+        mentions: the statements that use a member, once for each use, by id of the member.
     """
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.uses = count_uses([], scope.outputs)
+        self.uses = Counter(name for output in scope.outputs for name in refs(output))
         self.makers: dict[str, Assign] = {}
         self.users: dict[str, Statement] = {}
         self.calls: dict[int, list[Assign]] = {}
         self.mentions: dict[int, list[Statement]] = {}
-        self._instead: dict[int, Statement | None] = {}  # by id of a statement of the body, or of one that replaced it
+        self._replaced: dict[int, Statement | None] = {}  # by id of a statement that was replaced
         for statement in scope.body:
             self._enter(statement)
 
     def _enter(self, statement: Statement) -> None:
         self._count(statement, 1)
-        if blocks(statement):  # what is assigned again is no chain
+        if blocks(statement):  # a value that is assigned again is not part of a chain
             self.uses.update(dict.fromkeys(statement.targets, 2))
         self.users.update(dict.fromkeys(used(statement), statement))
         if isinstance(statement, Assign) and len(statement.targets) == 1:
@@ -162,46 +165,44 @@ class _Flow:
                     self.mentions[id(node.member)] = [s for s in self.mentions[id(node.member)] if s is not statement]
 
     def exchange(self, old: Sequence[Statement], new: Sequence[Statement]) -> None:
-        """Follow what already happened to the body."""
+        """Note that statements of the body were replaced."""
         for statement in old:
             self._count(statement, -1)
         for statement in new:
             self._enter(statement)
 
     def replace(self, chain: list[Assign], whole: Assign) -> None:
-        """Let one statement stand for a chain, where that began."""
-        self._instead.update(dict.fromkeys(map(id, chain)))
-        self._instead[id(chain[0])] = whole
+        """Replace a chain of statements by one, at the position of the first."""
+        self._replaced.update(dict.fromkeys(map(id, chain)))
+        self._replaced[id(chain[0])] = whole
         self.exchange(chain, [whole])
 
     def settle(self) -> None:
-        """Give the scope its new body."""
-        if self._instead:
-            found = map(self._now, self.scope.body)
-            self.scope.body = [statement for statement in found if statement is not None]
-            self._instead = {}
-
-    def _now(self, statement: Statement | None) -> Statement | None:
-        while statement is not None and id(statement) in self._instead:
-            statement = self._instead[id(statement)]
-        return statement
+        """Write the replacements into the scope's body."""
+        body: list[Statement] = []
+        for statement in self.scope.body:
+            now: Statement | None = statement
+            while now is not None and id(now) in self._replaced:
+                now = self._replaced[id(now)]
+            body += [] if now is None else [now]
+        self.scope.body, self._replaced = body, {}
 
 
 class _Sequence:
     """Follows a chain of calls through a body, from one item of a container to the next."""
 
     def __init__(self, flow: _Flow, path: ModulePath, items: dict[int, Member]) -> None:
-        self.path, self.items = path, items
-        self.uses, self.makers, self.users, self.calls = flow.uses, flow.makers, flow.users, flow.calls
+        self.flow, self.path, self.items = flow, path, items
 
     def run(self) -> list[tuple[int, Member, Assign]] | None:
-        """The elements by number, with their statements, in order; None if the items are no chain."""
-        if any(len(self.calls.get(id(m), ())) != 1 for m in self.items.values()):
+        """Return the elements with their numbers and statements, in order; None if the items are not a chain."""
+        calls = self.flow.calls
+        if any(len(calls.get(id(m), ())) != 1 for m in self.items.values()):
             return None
         waiting = sorted(self.items)
         first = waiting.pop(0)
-        found = [(first, self.items[first], self.calls[id(self.items[first])][0])]
-        self._lead(found)
+        found = [(first, self.items[first], calls[id(self.items[first])][0])]
+        self._prepend(found)
         loose: list[tuple[int | None, Member, Assign]] = []  # functions since the last item
         statement = found[-1][2]
         while True:
@@ -210,7 +211,7 @@ class _Sequence:
                 break
             member = _called(after)
             if waiting and member is self.items[waiting[0]]:
-                if not self._place(found, loose, waiting[0]):
+                if not self._append(found, loose, waiting[0]):
                     return None
                 found.append((waiting.pop(0), member, after))
                 loose = []
@@ -222,50 +223,49 @@ class _Sequence:
             statement = after
         if waiting:
             return None
-        told = [entry for entry in loose if entry[0] is not None or entry[2].scope[: len(self.path)] == self.path]
-        self._place(found, told if told == loose[: len(told)] else [], None)
+        own = [entry for entry in loose if entry[0] is not None or entry[2].scope[: len(self.path)] == self.path]
+        self._append(found, own if own == loose[: len(own)] else [], None)
         return found
 
-    def _lead(self, found: list[tuple[int, Member, Assign]]) -> None:
-        """Functions before the first item that say that they belong here."""
+    def _prepend(self, found: list[tuple[int, Member, Assign]]) -> None:
+        """Add the functions before the first item whose scope says that they belong to the container."""
         while found[0][0] > 0:
             value = found[0][2].value
             given = value.args[0] if isinstance(value, ast.Call) and value.args else None
-            maker = self.makers.get(given.value) if isinstance(given, Ref) else None
+            maker = self.flow.makers.get(given.value) if isinstance(given, Ref) else None
             function = self._function(maker) if maker is not None and self._after(maker) is found[0][2] else None
             if maker is None or function is None or function[0] is None or function[0] >= found[0][0]:
                 return
             found.insert(0, (function[0], function[1], maker))
 
     def _after(self, statement: Assign) -> Assign | None:
-        """The only statement that uses what this one makes, if it takes it as its first argument."""
+        """Return the only statement that uses the result of this one, if it is its only operand."""
         target = statement.targets[0]
-        after = self.users.get(target) if self.uses[target] == 1 else None
+        after = self.flow.users.get(target) if self.flow.uses[target] == 1 else None
         if not isinstance(after, Assign) or len(after.targets) != 1 or not isinstance(after.value, ast.Call):
             return None
         operand = _operand(after.value)
         return after if isinstance(operand, Ref) and refs(after.value) == (target,) else None
 
     def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
-        """A functional layer as a module: the number that its node tells (`/features/features.1/Relu`), and what."""
-        build = as_module(statement.value)
+        """Return a functional layer as a module, and its number if its scope has one (`/features/features.1/Relu`)."""
+        build, scope, level = as_module(statement.value), statement.scope, len(self.path)
         if build is None:
             return None
-        within = statement.scope[: len(self.path)] == self.path
-        told = statement.scope[len(self.path)] if within and len(statement.scope) > len(self.path) else ""
-        index = int(told) if told.isdigit() and int(told) not in self.items else None
-        if index is None and statement.scope and statement.scope[: len(self.path)] != self.path:
-            if statement.scope != self.path[: len(statement.scope)]:
-                return None
+        within = scope[:level] == self.path
+        part = scope[level] if within and len(scope) > level else ""
+        index = int(part) if part.isdigit() and int(part) not in self.items else None
+        if index is None and not within and scope != self.path[: len(scope)]:
+            return None
         return index, Member((*self.path, str(index or 0)), build, "module")
 
-    def _place(
+    def _append(
         self,
         found: list[tuple[int, Member, Assign]],
         loose: list[tuple[int | None, Member, Assign]],
         end: int | None,
     ) -> bool:
-        """Number functions, those that say nothing with the first free number; False if there is no room."""
+        """Add functions, with their numbers or the next free ones; False if there is no free number before `end`."""
         for index, member, statement in loose:
             before = found[-1][0]
             number = index if index is not None else before + 1
@@ -277,7 +277,7 @@ class _Sequence:
 
 
 def _sequence(flow: _Flow, path: ModulePath, items: dict[int, Member]) -> Member | None:
-    """Replace a chain over these items by one call of an `nn.Sequential`; returns that, or None."""
+    """Replace a chain over these items by a call of an `nn.Sequential`; return that, or None if it is not a chain."""
     found, scope = _Sequence(flow, path, items).run(), flow.scope
     if found is None or not fillable([index for index, _, _ in found]):
         return None
@@ -294,17 +294,16 @@ def _sequence(flow: _Flow, path: ModulePath, items: dict[int, Member]) -> Member
 
 
 def _called(statement: Assign) -> Member | None:
-    """The submodule that a statement calls with one argument."""
+    """Return the submodule that a statement calls with one argument."""
     value = statement.value
-    if isinstance(value, ast.Call) and isinstance(value.func, MemberRef) and len(value.args) == 1:
-        return value.func.member if not value.keywords else None
-    return None
+    is_plain = isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords
+    return callee(value) if is_plain else None
 
 
 def as_module(value: ast.expr) -> ast.expr | None:
-    """The layer that a function of one tensor is, `nn.ReLU()` for `F.relu(x)`; None if it is none.
+    """Return the layer that computes a function of one tensor, `nn.ReLU()` for `F.relu(x)`; None if there is none.
 
-    The layer is made in `__init__`, which knows no value, no size and no device: what needs one stays a function.
+    `__init__` has no values, sizes or devices, so a function that needs one cannot be a layer.
     """
     if not isinstance(value, ast.Call) or not isinstance(_operand(value), Ref):
         return None
@@ -319,7 +318,7 @@ def as_module(value: ast.expr) -> ast.expr | None:
 
 
 def _operand(value: ast.expr) -> ast.expr | None:
-    """What a layer, a function or a method is applied to."""
+    """Return the first operand of a layer, a function or a method."""
     if not isinstance(value, ast.Call):
         return None
     if isinstance(value.func, ast.Attribute) and refs(value.func):

@@ -1,4 +1,8 @@
-"""From what several scopes have in common to one class: its body, its members, its parameters."""
+"""One class for several scopes.
+
+Goes in: the form of these scopes, with the literals of each instance. Comes out: a `Shared`, the body and the members
+of the class, the parameters of its constructor, and the call that makes each instance.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from onnxgen.code.module_def import Statement
 from onnxgen.code.quote import rewrite
 from onnxgen.common.names import identifier
 from onnxgen.structure.forms import Differ, Form, FormMaker, Node, Part
+from onnxgen.structure.layout import SELF
 from onnxgen.structure.literals import Key, Slot, fill, is_number
-from onnxgen.structure.optional import Body, Only, role
-from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use
-from onnxgen.structure.tree import Place
+from onnxgen.structure.optional import Body, Only, flag_name
+from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use, parsed
+from onnxgen.structure.tree import Entry
 
 
 @dataclass
@@ -25,10 +30,10 @@ class Shared:
         body, outputs: of `forward`.
         stored: the parameters that `forward` reads.
         parameters: of the constructor.
-        made: what makes an instance, of the class's name and the instance's number.
+        made: returns the call that makes an instance, by the name of the class and the instance's number.
     """
 
-    root: Place
+    root: Entry
     body: list[Statement]
     outputs: list[ast.expr]
     stored: list[str]
@@ -37,10 +42,10 @@ class Shared:
 
 
 def share(form: Form, maker: FormMaker) -> Shared:
-    """The class of a form.
+    """Return the class of a form.
 
     Raises:
-        Differ: it would have too many parameters, or parts that no flag can turn off.
+        Differ: it would have too many parameters, or optional parts that no flag can turn off.
     """
     return _Sharing(form, maker).run()
 
@@ -56,17 +61,17 @@ class _Sharing:
         for node in (*form.nodes, form.returned):
             self._columns("", node.slots.values, True)
         for flag, node in self.body.flags().items():
-            self.optional.setdefault(flag, role(node))
+            self.optional.setdefault(flag, flag_name(node))
         self.parameters = Parameters(form.instances, list(self.uses.values()), self.optional)
 
     def _see(self, part: Part, name: str, outer: Only, is_item: bool = False) -> None:
-        """The literals of a part and of all below it, and the flags that they need."""
+        """Collect the literals of a part and of all below it, and the flags that they need."""
         only = frozenset(part.only)
         if only != outer:
             self.optional.setdefault((only, ""), (_item_name(part) if is_item else "") or name)
         self._columns(name, part.slots.values, False)
         if part.uniform is not None:
-            column = {i: Slot(ast.Constant(n), "depth", 0) for i, n in part.uniform.items()}
+            column = {i: Slot(ast.Constant(n), "depth") for i, n in part.uniform.items()}
             self.uses[id(part.uniform)] = Use(column, name)
         for key, below in part.below.items():
             self._see(below, key if not key.isdigit() else name, only, key.isdigit())
@@ -86,65 +91,58 @@ class _Sharing:
         read = [base for g in self.parameters.all if g.in_forward for base in g.bases or [g]]
         kept = list(dict.fromkeys(g.name for g in read))
         kept += [name for flag, name in flags.items() if flag in stored]
-        return Shared(self.form.root.place, body, outputs, kept, self.parameters.parameters(), self.parameters.made)
+        return Shared(self.form.root.entry, body, outputs, kept, self.parameters.parameters(), self.parameters.made)
 
     def _settle(self, part: Part, outer: Only) -> None:
-        """Write literals and flags of a part into its place."""
-        place, only = part.place, frozenset(part.only)
-        place.below = {name: below.place for name, below in part.below.items()}
-        place.flag = self.parameters.flags[only, ""] if only != outer else ""
-        if place.member is not None:
-            build = self.maker.made(place.member.build)
-            place.value = fill(build, lambda key: self._choice(part.slots.values, ("", *key)), self.maker.classes)
+        """Write the literals and the flags of a part into its entry."""
+        entry, only = part.entry, frozenset(part.only)
+        entry.below = {name: below.entry for name, below in part.below.items()}
+        entry.flag = self.parameters.flags[only, ""] if only != outer else ""
+        entry.passes = any(block.passes is part for block in self.body.blocks)
+        if entry.member is not None:
+            build = self.maker.made(entry.member.build)
+            entry.value = fill(build, lambda key: self._choice(part.slots.values, ("", *key)), self.maker.classes)
         if part.uniform is not None:
-            place.count = _name(self.parameters.of[id(self.uses[id(part.uniform)])])
+            entry.count = _expression(self.parameters.of[id(self.uses[id(part.uniform)])])
         for below in part.below.values():
             self._settle(below, only)
-        for block in self.body.blocks:
-            if block.passes is part:
-                place.passes = True
 
     def _filled(self, node: Node, index: int, expression: ast.expr) -> ast.expr:
         return fill(expression, lambda key: self._choice(node.slots.values, (index, *key)), self.maker.classes)
 
     def _choice(self, values: dict[Key, dict[int, Slot]], key: Key) -> ast.expr | None:
-        """What is written for a literal: a parameter, or itself, or nothing where torch takes it anyway."""
+        """Return what is written for a literal: a parameter, the literal, or None if it is torch's default."""
         column = values[key]
         use = self.uses[id(column)]
         group = self.parameters.of.get(id(use))
         if group is not None:
-            return _name(group, "self." if use.in_forward else "")
+            return _expression(group, use.in_forward)
         slot = next(iter(column.values()))
-        same = slot.default is not None and ast.unparse(slot.default) == ast.unparse(slot.value)
-        return None if same else slot.value
+        return None if slot.is_default else slot.value
 
 
-def _name(group: Group, prefix: str = "") -> ast.expr:
-    """What stands for the literals of a group: a parameter, or what follows from one."""
-    tree = ast.parse(group.expression, mode="eval").body
-    own = ast.parse(f"{prefix}x", mode="eval").body
-    made: ast.expr = rewrite(tree, lambda n: _renamed(own, n.id) if isinstance(n, ast.Name) else None)
-    return made
-
-
-def _renamed(own: ast.expr, name: str) -> ast.expr:
-    return ast.Attribute(own.value, name, ast.Load()) if isinstance(own, ast.Attribute) else ast.Name(name, ast.Load())
+def _expression(group: Group, in_forward: bool = False) -> ast.expr:
+    """Return what is written for the literals of a group: a parameter, or an expression of other parameters."""
+    tree = parsed(group.expression)
+    if in_forward:
+        tree = rewrite(tree, lambda n: ast.Attribute(SELF, n.id, ast.Load()) if isinstance(n, ast.Name) else None)
+    return tree
 
 
 def _order(key: Key) -> tuple[object, ...]:
-    """Literals in the order in which they are written, keywords after the positions of their call."""
+    """Sort literals as they are written, keywords after the positions of their call."""
     return tuple(str(part).zfill(4) if isinstance(part, int) else part for part in key)
 
 
 def _item_name(part: Part) -> str:
-    """What the flag of an optional item of a list is called: as the class that it is of, or as what it does."""
-    first = next(iter(part.below.values()), part) if part.place.is_list else part
+    """Name the flag of an optional item of a list after its class, or after what it does."""
+    first = next(iter(part.below.values()), part) if part.entry.is_list else part
     if _is_pointwise(first):
         return "expand"
     return identifier(part.maker) if part.maker and "." not in part.maker else ""
 
 
 def _is_pointwise(part: Part) -> bool:
-    """A 1x1 convolution."""
+    """True for a 1x1 convolution."""
     kernel = [slot for found in part.slots.values.values() for slot in found.values() if slot.wanted == "kernel_size"]
     return bool(kernel) and all(is_number(slot.value, 1) for slot in kernel)

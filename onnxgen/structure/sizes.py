@@ -1,16 +1,18 @@
-"""Turns symbolic dims and devices in a class's body into what is at hand there: `x.shape[1]`, `x.device`.
+"""Symbolic dims and devices in the body of a class, as expressions: `x.shape[1]`, `x.device`.
 
-A dim that no tensor of the class has becomes an `int` argument of its `forward`, and its caller's problem.
+Goes in: a scope whose expressions hold `SizeOf` and `DeviceOf`. Comes out: the scope without them. A dim that no tensor
+of the class has becomes an `int` argument of its `forward`, which the caller must give.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
+from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, expressions
+from onnxgen.code.module_def import Input, Loop, Statement, blocks, change_own
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, literal, quote, refs, rewrite, tensor_of, walk
 from onnxgen.shapes.dims import Call, Monomial, Sym, Symbol, symbol, symbols
 from onnxgen.shapes.info import Info
@@ -18,20 +20,40 @@ from onnxgen.structure.scopes import Scope
 
 
 def resolve_sizes(scope: Scope, infos: dict[str, Info]) -> list[SizeOf | DeviceOf]:
-    """Resolve every size and device in a scope; returns what the arguments that had to be added stand for."""
+    """Resolve every size and device in a scope; return what the caller must give for the added arguments."""
     return _Sizes(scope, infos).run()
 
 
+def shape_item(tree: ast.AST) -> tuple[str, int] | None:
+    """Return (x, i) if an expression is `x.shape[i]`, else None."""
+    if isinstance(tree, ast.Subscript) and isinstance(tree.slice, ast.Constant):
+        of, axis = tree.value, tree.slice.value
+        if isinstance(of, ast.Attribute) and of.attr == "shape" and isinstance(of.value, Ref):
+            return (of.value.value, axis) if isinstance(axis, int) and axis >= 0 else None
+    return None
+
+
 def _is_tensor(facts: Info) -> bool:
-    """A tensor for sure: of a value that nothing is known of, it may be a Python number."""
+    """True for a value that is certainly a tensor; if nothing is known about it, it may be a Python number."""
     return facts.kind == "tensor" and (facts.shape is not None or facts.dtype is not None)
 
 
 class _Sizes:
+    """Resolves the sizes of one scope.
+
+    Attributes:
+        where: for each dim, the first tensor that has it, and the axis.
+        asked: how often each dim is used.
+        tensors: the tensors that exist at this point of the code.
+        added: the arguments added for dims.
+        device: the argument added for the device.
+    """
+
     def __init__(self, scope: Scope, infos: dict[str, Info]) -> None:
         self.scope, self.infos = scope, infos
-        self.where: dict[Sym, tuple[str, int]] = {}  # the first tensor with such a dim
-        self.asked = _asked(scope)
+        self.where: dict[Sym, tuple[str, int]] = {}
+        dims = [node.dim for tree in scope.expressions() for node in walk(tree) if isinstance(node, SizeOf)]
+        self.asked = Counter(part for dim in dims for part in {dim, *map(symbol, symbols(dim))})
         self.tensors: list[str] = []
         self.added: dict[Sym, Input] = {}
         self.device: Input | None = None
@@ -60,35 +82,20 @@ class _Sizes:
 
     def _block(self, block: list[Statement]) -> None:
         for statement in block:
-            if isinstance(statement, Assign):
-                statement.value = self._expression(statement.value)
-            elif isinstance(statement, If):
-                statement.test = self._expression(statement.test)
-                for branch in (statement.then, statement.orelse):
-                    self._inner(branch)
-            elif isinstance(statement, Loop):
-                if statement.iterable is not None:
-                    statement.iterable = self._expression(statement.iterable)
-                if statement.stop is not None:
-                    statement.stop = self._expression(statement.stop)
-                self._inner(statement.body, statement.turn)
-            else:
-                statement.context = self._expression(statement.context)
-                self._inner(statement.body)
+            change_own(statement, self._expression)
+            for inner in blocks(statement):
+                where, tensors = dict(self.where), list(self.tensors)  # values of a nested block end with it
+                for name in statement.turn if isinstance(statement, Loop) else ():
+                    self._see(name)
+                self._block(inner)
+                self.where, self.tensors = where, tensors
             for name in statement.targets:
                 self._see(name)
 
-    def _inner(self, block: list[Statement], turn: tuple[str, ...] = ()) -> None:
-        """A nested block: what it assigns is not at hand after it."""
-        where, tensors = dict(self.where), list(self.tensors)
-        for name in turn:
-            self._see(name)
-        self._block(block)
-        self.where, self.tensors = where, tensors
-
-    def _expression(self, tree: ast.expr) -> ast.expr:
+    def _expression(self, tree: Any) -> ast.expr:
+        changed: ast.expr = tree
         if not any(isinstance(n, (SizeOf, DeviceOf)) for n in walk(tree)):
-            return tree
+            return changed
         near = [r for r in refs(tree) if _is_tensor(self.infos.get(r, Info()))]
 
         def change(node: ast.AST) -> ast.expr | None:
@@ -98,25 +105,25 @@ class _Sizes:
                 return self._device(near)
             return None
 
-        changed: ast.expr = rewrite(tree, change)
+        changed = rewrite(tree, change)
         for node in walk(changed):
             if isinstance(node, ast.keyword) and node.arg == "size":
                 node.value = self._spatial(node.value)
         return changed
 
     def _spatial(self, sizes: ast.expr) -> ast.expr:
-        """`x.shape[2:]`, if these are the sizes of all axes of a tensor from that one on."""
-        places = [_place(e) for e in sizes.elts] if isinstance(sizes, ast.Tuple) else []
-        if len(places) < 2 or places[0] is None:
+        """Return `x.shape[2:]` if these are the sizes of all axes of a tensor from axis 2 on."""
+        items = [shape_item(e) for e in sizes.elts] if isinstance(sizes, ast.Tuple) else []
+        if len(items) < 2 or items[0] is None:
             return sizes
-        name, start = places[0]
+        name, start = items[0]
         rank = self.infos.get(name, Info()).rank
-        if rank is None or places != [(name, axis) for axis in range(start, rank)]:
+        if rank is None or items != [(name, axis) for axis in range(start, rank)]:
             return sizes
         return quote("x.shape[i:]", x=Ref(name), i=start)
 
     def _device(self, near: list[str]) -> ast.expr:
-        """The device of a tensor at hand, else of a parameter, else an argument: the caller's problem."""
+        """Return the device of a tensor that exists here, else of a parameter, else an added argument."""
         near = [name for name in near if self.infos[name].dtype != ir.DataType.STRING]
         name = near[0] if near else self.tensors[0] if self.tensors else None
         if name is not None:
@@ -125,7 +132,7 @@ class _Sizes:
             if member.kind != "module" or member.keys:
                 key = next(iter(member.keys), "")
                 return quote("x.device", x=tensor_of(MemberRef(member), key))
-        if not self.scope.path:  # nothing at all that could be moved
+        if not self.scope.path:  # the network has nothing that could be on another device
             return ast.Constant("cpu")
         if self.device is None:
             self.infos["device."] = Info(kind="device")
@@ -143,9 +150,10 @@ class _Sizes:
         return total
 
     def _direct(self, dim: Sym, near: list[str]) -> ast.expr | None:
-        """`x.shape[i]` of a tensor that has exactly this dim: the first one, but of the same statement if asked once.
+        """Return `x.shape[i]` of a tensor that has exactly this dim.
 
-        So whoever asks for a dim again finds it at the same place, and it can have a name (see `unpacked`).
+        A dim that is used once is read from a tensor of the same statement. Else it is always read from the first
+        tensor that has it, so that it can have a name (see `unpacked`).
         """
         if self.asked[dim] < 2 or dim not in self.where:
             for name in near:
@@ -160,17 +168,17 @@ class _Sizes:
         return None
 
     def _term(self, monomial: Monomial, coefficient: int, near: list[str]) -> tuple[int, ast.expr]:
-        """(sign, expression) of one term of a polynomial."""
-        sign = 1 if coefficient > 0 else -1
-        factors = [ast.Constant(abs(coefficient))] if abs(coefficient) != 1 or not monomial else []
-        product: list[ast.expr] = [*factors]
+        """Return the sign and the expression of one term of a polynomial."""
+        product: list[ast.expr] = []
+        if abs(coefficient) != 1 or not monomial:
+            product.append(ast.Constant(abs(coefficient)))
         for atom, power in monomial:
             base = self._atom(atom, near)
             product.append(base if power == 1 else ast.BinOp(base, ast.Pow(), ast.Constant(power)))
         made = product[0]
         for factor in product[1:]:
             made = ast.BinOp(made, ast.Mult(), factor)
-        return sign, made
+        return 1 if coefficient > 0 else -1, made
 
     def _atom(self, atom: Symbol | Call, near: list[str]) -> ast.expr:
         alone = Sym((((((atom, 1),)), 1),))
@@ -178,30 +186,10 @@ class _Sizes:
         if found is not None:
             return found
         if isinstance(atom, Symbol):
-            return self._argument(alone, atom)
+            argument = self.added[alone] = Input(f"size.{atom.name}", "int")
+            self.infos[argument.value] = Info(kind="int")
+            return Ref(argument.value)
         args = [self._size(a, near) if isinstance(a, Sym) else literal(a) for a in atom.args]
         if atom.function in ("floordiv", "mod"):
             return ast.BinOp(args[0], ast.FloorDiv() if atom.function == "floordiv" else ast.Mod(), args[1])
         return ast.Call(ast.Name(atom.function, ast.Load()), args, [])
-
-    def _argument(self, dim: Sym, atom: Symbol) -> ast.expr:
-        if dim not in self.added:
-            name = f"size.{atom.name}"
-            self.infos[name] = Info(kind="int")
-            self.added[dim] = Input(name, "int")
-        return Ref(self.added[dim].value)
-
-
-def _asked(scope: Scope) -> Counter[Sym]:
-    """How often the statements of a scope compute with each dim, alone or as a part of another."""
-    trees = [*(e for s in scope.body for e in expressions(s)), *scope.outputs]
-    sizes = [node.dim for tree in trees for node in walk(tree) if isinstance(node, SizeOf)]
-    return Counter(part for dim in sizes for part in {dim, *map(symbol, symbols(dim))})
-
-
-def _place(size: ast.expr) -> tuple[str, int] | None:
-    """(x, i), if a size is `x.shape[i]`."""
-    if not isinstance(size, ast.Subscript) or not isinstance(size.slice, ast.Constant):
-        return None
-    found = refs(size)
-    return (found[0], int(size.slice.value)) if found and isinstance(size.slice.value, int) else None

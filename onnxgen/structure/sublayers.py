@@ -1,4 +1,8 @@
-"""What a sublayer of a transformer is, told by what it does: for classes whose attribute says nothing (`fn`)."""
+"""The kind of a transformer's sublayer, for classes whose attribute says nothing (`fn`).
+
+Goes in: a scope with its statements and submodules. Comes out: a word for what it computes ("attention",
+"feed_forward", "pre_norm"), and the submodule that it only wraps in a norm or a residual. Both are empty if uncertain.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Member
-from onnxgen.code.quote import MemberRef, Ref, refs
+from onnxgen.code.quote import Ref, refs
 from onnxgen.code.torch_api import NORMS, function_of
 from onnxgen.common.names import ModulePath, identifier
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.structure.literals import APPLIED
-from onnxgen.structure.scopes import ClassRef, Scope
+from onnxgen.structure.scopes import ClassRef, Scope, callee
 
-# letters of the steps: norm, linear, activation, split in parts, product, what does nothing, "?" for all others
+# one letter for each layer: norm, linear, activation; "" for layers that do nothing when not trained; "?" for others
 LETTERS = {
     "nn.Linear": "l",
     "nn.Dropout": "",
@@ -23,13 +27,13 @@ LETTERS = {
     **dict.fromkeys(APPLIED, "a"),
     **dict.fromkeys(NORMS, "n"),
 }
-FEED_FORWARD = re.compile("n?l(a|sap)l")
+FEED_FORWARD = re.compile("n?l(a|sap)l")  # s: split in parts, p: product
 SCORES, PROBABILITIES = 1, 2  # a product of two values; the softmax of one
 
 
 @dataclass
 class Step:
-    """A statement: what it does (a letter a layer), the submodule that it calls, the values it takes and makes."""
+    """A statement: a letter for each layer, the submodule that it calls, and the values it takes and makes."""
 
     letters: str
     callee: Member | None
@@ -39,14 +43,14 @@ class Step:
 
 
 def sublayer(scope: Scope) -> str:
-    """What a scope does, `feed_forward` or `pre_norm`, say; "" where that is not certain."""
+    """Return what a scope computes, such as "feed_forward" or "pre_norm"; "" if that is not certain."""
     if wrapped(scope) is not None:
         return _wrapper(scope)[0]
     steps = _steps(scope)
     if "".join(step.letters for step in steps if not step.is_view) == "n":
         return "norm"
     layers = "".join(step.letters for step in steps)
-    if _attends(scope) and "a" not in layers and not any(_is_class(m) for m in scope.members):
+    if _attends(scope) and "a" not in layers and not any(isinstance(m.build, ClassRef) for m in scope.members):
         return "attention"
     is_chain = all(set(before.makes) & set(after.takes) for before, after in zip(steps, steps[1:]))
     if is_chain and FEED_FORWARD.fullmatch(layers) and steps[-1].makes == _returned(scope):
@@ -57,31 +61,31 @@ def sublayer(scope: Scope) -> str:
 
 
 def work(member: Member, scope: Scope, recorded: Mapping[ModulePath, str]) -> str:
-    """What a submodule of a scope does, below all that only wraps it; "" if that is not certain.
+    """Return what a submodule of a scope computes, below all wrappers; "" if that is not certain.
 
     `recorded`: the class names that the exporter recorded, by path.
     """
-    if not isinstance(member.build, ast.Call):
-        letters = _letters(member, scope)
-        if FEED_FORWARD.fullmatch(letters):
-            return "feed_forward"
-        below = [m for m in scope.members if m.path[: len(member.path)] == member.path and _is_class(m)]
-        found = {work(m, scope, recorded) for m in below} - {"norm"}
-        return found.pop() if len(found) == 1 else ""
-    if not isinstance(member.build.func, ClassRef):
+    if isinstance(member.build, ClassRef):
+        inner = member.build.scope
+        child = wrapped(inner)
+        name = recorded.get(inner.path, "")
+        return (work(child, inner, recorded) if child else "") or (identifier(name) if name else sublayer(inner))
+    if isinstance(member.build, ast.Call):
         return {"n": "norm", "l": "linear"}.get(_letters(member, scope), "")
-    inner = member.build.func.scope
-    child = wrapped(inner)
-    name = recorded.get(inner.path, "")
-    return (work(child, inner, recorded) if child else "") or (identifier(name) if name else sublayer(inner))
+    if FEED_FORWARD.fullmatch(_letters(member, scope)):
+        return "feed_forward"
+    below = [m for m in scope.members if m.path[: len(member.path)] == member.path and isinstance(m.build, ClassRef)]
+    found = {work(m, scope, recorded) for m in below} - {"norm"}
+    return found.pop() if len(found) == 1 else ""
 
 
 def wrapped(scope: Scope) -> Member | None:
-    """The one child of a scope that does nothing else but norm it, or add its input to the result."""
+    """Return the submodule of a scope that only adds a norm or a residual to it."""
     return _wrapper(scope)[1]
 
 
 def _wrapper(scope: Scope) -> tuple[str, Member | None]:
+    """Return the kind of a wrapper, and the submodule that it wraps."""
     steps = _steps(scope)
     if len(steps) != 2 or not scope.inputs or steps[1].makes != _returned(scope):
         return "", None
@@ -103,12 +107,12 @@ def _returned(scope: Scope) -> tuple[str, ...]:
 
 
 def _steps(scope: Scope) -> list[Step]:
-    """The statements of a scope; nothing if one of them is not plain."""
+    """Return the statements of a scope; [] if one of them is not an assignment."""
     found = []
     for s in scope.body:
         if not isinstance(s, Assign) or not s.targets:
             return []
-        member = s.value.func.member if isinstance(s.value, ast.Call) and isinstance(s.value.func, MemberRef) else None
+        member = callee(s.value)
         letters = _function(s.value) if member is None else _letters(member, scope)
         found.append(Step(letters, member, list(refs(s.value)), s.targets, isinstance(seen_through(s.value), Ref)))
     return found
@@ -121,7 +125,7 @@ def _function(value: ast.expr) -> str:
 
 
 def _letters(member: Member, scope: Scope) -> str:
-    """What a submodule does; of a list that is called as one, what all its items do."""
+    """Return the letters of a submodule; of a list that is called as one, those of all its items."""
     if isinstance(member.build, ast.Attribute):
         items = [m for m in scope.members if m.path[: len(member.path)] == member.path]
         items.sort(key=lambda m: [int(part) if part.isdigit() else -1 for part in m.path])
@@ -130,7 +134,7 @@ def _letters(member: Member, scope: Scope) -> str:
 
 
 def _attends(scope: Scope) -> bool:
-    """Scaled dot product attention: by its name, or as a softmax between two products of values."""
+    """True for scaled dot product attention: the function, or a softmax between two products of values."""
     made: dict[str, int] = {}
     for s in scope.body:
         if not isinstance(s, Assign):
@@ -146,16 +150,12 @@ def _attends(scope: Scope) -> bool:
             of = max(of, SCORES if len(set(refs(value))) > 1 else 0)
         elif name == "softmax" and of:
             of = PROBABILITIES
-        elif isinstance(s.value, ast.Call) and isinstance(s.value.func, MemberRef):
+        elif callee(s.value) is not None:
             of = 0
         made.update(dict.fromkeys(s.targets, of))
     return False
 
 
-def _is_class(member: Member) -> bool:
-    return isinstance(member.build, ast.Call) and isinstance(member.build.func, ClassRef)
-
-
 def _is_whole(member: Member | None) -> bool:
-    """A class of the file, or a list of layers that is called as one."""
-    return member is not None and (_is_class(member) or isinstance(member.build, ast.Attribute))
+    """True for a class of the file, or a list of layers that is called as one."""
+    return member is not None and isinstance(member.build, (ClassRef, ast.Attribute))

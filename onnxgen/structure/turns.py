@@ -1,12 +1,13 @@
-"""The turns of a loop: runs of statements that do the same with each item of a list, each with what the last one made.
+"""The turns of a loop: runs of statements that do the same with each item of a list.
 
 x = self.layers[0][0](x) + x             for attention, feed_forward in self.layers:
 x = self.layers[0][1](x) + x                 x = attention(x) + x
 x = self.layers[1][0](x) + x                 x = feed_forward(x) + x
 x = self.layers[1][1](x) + x
 
-What mentions an item is of that item's turn. So is what has no item, but lies on a value's way from one such statement
-to another of that turn. What lies on the way to the next turn ends this one, begins that one, or is cut in two.
+Goes in: a body, and the statements that use each item. Comes out: the statements of each turn, in several ways, best
+first. A statement without an item belongs to a turn if data flows through it from one of the turn's statements to
+another. Statements between two turns end the first, begin the second, or are divided between them.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from onnxgen.code.module_def import Assign, Member, Statement, assigned, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite
 from onnxgen.common.names import ModulePath
 
-MOST_CUTS = 8  # statements between two turns, of which any may be the last one of a turn
+MAX_CUTS = 8  # up to so many statements between two turns are divided at every point
 
 
 @dataclass
 class Items:
-    """What is looped over.
+    """The items that a loop goes over.
 
     Attributes:
-        path: the list; None for calls of one submodule.
-        parts: the submodules of each item by number, of one that is a submodule itself by -1.
+        path: the module path of the list; None for the calls of one submodule.
+        parts: for each item its submodules by number; an item that is itself a submodule has the number -1.
     """
 
     path: ModulePath | None
@@ -39,11 +40,11 @@ class Items:
 
     @property
     def is_inner(self) -> bool:
-        """Whether it is one of the lists in a list."""
+        """True for a list in a list."""
         return self.path is not None and len(self.path) > 1 and self.path[-1].isdigit()
 
     def text(self, statement: Assign) -> str:
-        """What a statement does, whatever the values and which of the items it does it with."""
+        """Return a text that is equal for statements that do the same with other values and another item."""
 
         def change(node: ast.AST) -> ast.expr | None:
             if isinstance(node, MemberRef):
@@ -55,15 +56,15 @@ class Items:
 
 
 def find_turns(body: list[Statement], items: Items, anchors: list[list[Assign]]) -> Iterator[list[list[Assign]]]:
-    """The turns that there may be, best first; `anchors`: the statements that mention each item, in order."""
+    """Yield possible turns, best first. `anchors`: the statements that use each item, in order."""
     texts = [[items.text(s) for s in turn] for turn in anchors]
     if any(text != texts[0] for text in texts):
         return
     at = {id(statement): i for i, statement in enumerate(body)}
-    places = [at[id(s)] for turn in anchors for s in turn]
-    if len(set(places)) < len(places):
+    positions = [at[id(s)] for turn in anchors for s in turn]
+    if len(set(positions)) < len(positions):
         return
-    between = _on_the_way(body[min(places) : max(places) + 1], anchors)
+    between = _between(body[min(positions) : max(positions) + 1], anchors)
     if between is None:
         return
     inner, outer = between
@@ -72,7 +73,7 @@ def find_turns(body: list[Statement], items: Items, anchors: list[list[Assign]])
         return
     turns = [sorted([*own, *more], key=lambda s: at[id(s)]) for own, more in zip(anchors, inner)]
     search = _Search(body, items, [s for statements in [*turns, *outer] for s in statements])
-    for cut in dict.fromkeys([size, 0, *(range(size) if size <= MOST_CUTS else ())]):
+    for cut in dict.fromkeys([size, 0, *(range(size) if size <= MAX_CUTS else ())]):
         ends, begins = [statements[:cut] for statements in outer], [statements[cut:] for statements in outer]
         end = search.end([turns[-2], *begins[-2:-1]], [turns[-1], *begins[-1:]], ends[-1])
         begin = search.begin(turns[1], turns[0], begins[0])
@@ -80,10 +81,13 @@ def find_turns(body: list[Statement], items: Items, anchors: list[list[Assign]])
             yield [[*first, *own, *last] for first, own, last in zip([begin, *begins], turns, [*ends, end])]
 
 
-def _on_the_way(
+def _between(
     body: list[Statement], anchors: list[list[Assign]]
 ) -> tuple[list[list[Assign]], list[list[Assign]]] | None:
-    """What lies on the way from an item's statement to another: of the same turn, and of the next one."""
+    """Return the statements between those of one turn, and between those of one turn and the next.
+
+    None if other statements are between them, or statements between turns that do not follow each other.
+    """
     turn = {id(s): i for i, statements in enumerate(anchors) for s in statements}
     origin: dict[str, int] = {}
     start: list[int] = []
@@ -109,7 +113,7 @@ def _on_the_way(
 
 
 class _Search:
-    """Finds what ends the last turn, and what begins the first one, by what the turn beside it has."""
+    """Finds the end of the last turn and the beginning of the first, by comparison with the turn beside it."""
 
     def __init__(self, body: list[Statement], items: Items, taken: list[Assign]) -> None:
         self.body, self.items = body, items
@@ -123,7 +127,7 @@ class _Search:
                     self.users.setdefault(name, []).append(statement)
 
     def end(self, before: list[list[Assign]], last: list[list[Assign]], ends: list[Assign]) -> list[Assign] | None:
-        """What does in the last turn what these statements do at the end of the one before it."""
+        """Return the statements that end the last turn as `ends` do the one before it; None if there are none."""
         known: dict[str, str] = {}
         for statements, others in zip(before, last):
             _align(known, statements, others)
@@ -132,24 +136,24 @@ class _Search:
             wanted = [known.get(name, name) for name in refs(model.value)]
             users = [s for name in wanted for s in self.users.get(name, ())]
             text = self.items.text(model)
-            twin = next((s for s in users if list(refs(s.value)) == wanted and self._is_like(s, text)), None)
-            if twin is None or twin in found:
+            like = next((s for s in users if list(refs(s.value)) == wanted and self._is_like(s, text)), None)
+            if like is None or like in found:
                 return None
-            found.append(twin)
-            _align(known, [model], [twin])
+            found.append(like)
+            _align(known, [model], [like])
         return found
 
     def begin(self, second: list[Assign], first: list[Assign], begins: list[Assign]) -> list[Assign] | None:
-        """What does in the first turn what these statements do at the beginning of the second one."""
+        """Return the statements that begin the first turn as `begins` do the second; None if there are none."""
         known: dict[str, str] = {}
         _align(known, second, first)
         found: list[Assign] = []
         for model in reversed(begins):
-            twin = self.makers.get(known.get(model.targets[0], ""))
-            if twin is None or not self._is_like(twin, self.items.text(model)):
+            like = self.makers.get(known.get(model.targets[0], ""))
+            if like is None or not self._is_like(like, self.items.text(model)):
                 return None
-            found.insert(0, twin)
-            _align(known, [model], [twin])
+            found.insert(0, like)
+            _align(known, [model], [like])
         return found
 
     def _is_like(self, statement: Assign, text: str) -> bool:
@@ -157,7 +161,7 @@ class _Search:
 
 
 def _align(known: dict[str, str], statements: list[Assign], others: list[Assign]) -> None:
-    """Note which values of the one turn are which of the other."""
+    """Note which values of one turn correspond to which of the other."""
     for mine, its in zip(statements, others):
         pairs = [*zip(refs(mine.value), refs(its.value)), *zip(mine.targets, its.targets)]
         for name, other in pairs:

@@ -1,39 +1,40 @@
-"""Unites two forms of one role into one class, some parts of which are optional.
+"""Two forms of one role, united into one class with optional parts.
 
-The rule: two forms unite if they become equal when, in either of them, some values are replaced by one of the operands
-that they are made of, at the same place in the flow of data. So a submodule that only some instances call passes its
-input on in the others (`x = self.downsample(x)`), and a residual that only some add is left out (`x = x + identity`).
-What only such a value needs is a part of it. Items of an `nn.Sequential` may be missing likewise, and lists of equal
-items may differ in length. Everything else must be the same but for literals.
+Goes in: two forms. Comes out: one form that has the instances of both, or `Differ`. The rule: two forms unite if they
+become equal when, in either of them, some values are replaced by one of their own operands. So a submodule that only
+some instances call is skipped in the others (`x = self.downsample(x)`), and so is a residual (`x = x + identity`),
+together with the statements that only this value needs. Items of an `nn.Sequential` may be missing too, and lists of
+equal items may differ in length. Everything else must be equal but for literals.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
-from onnxgen.code.annotations import note_merged
 from onnxgen.code.module_def import Assign, Member, is_statistic
 from onnxgen.code.quote import MemberRef, rewrite
 from onnxgen.common.names import ModulePath
-from onnxgen.structure.forms import Def, Differ, Form, Node, Part, inner_members, outline, parts, reachable
+from onnxgen.structure.forms import Def, Differ, Form, Node, Part, add_node, inner_members, outline, parts, reachable
 
-FAR = 12  # how many statements an optional part's value may be away from what it replaces
-LONG = 400  # statements of a body; longer ones are no blocks of anything
+MAX_OPTIONAL_STATEMENTS = 12  # statements between the value of an optional part and the value that replaces it
+MAX_STATEMENTS = 400  # statements of a body; longer bodies are not united
+Item = TypeVar("Item", Node, str)
 
 
 def unite(form: Form, other: Form) -> None:
-    """Make `form` one of the instances of both.
+    """Add the instances of another form to `form`.
 
     Raises:
-        Differ: they are no variants of one class. `form` is then in no use any more.
+        Differ: they are not variants of one class. `form` must not be used any more.
     """
     for each in (form, other):
-        if each.effects or len(each.nodes) > LONG or len(reachable(each)) != len(each.nodes):
-            raise Differ("statements without a value that is used, or too many")
+        if each.effects or len(each.nodes) > MAX_STATEMENTS or len(reachable(each)) != len(each.nodes):
+            raise Differ("statements without a value that is used, or too many statements")
     if [a.annotation for a in form.scope.inputs] != [a.annotation for a in other.scope.inputs]:
-        raise Differ("arguments")
+        raise Differ("different arguments")
     variants = [form.instances[0], *form.variants, other.instances[0], *other.variants]
     before = [outline(f, i) for f in (form, other) for i in (f.instances[0], *f.variants)]
     members: dict[int, Member] = {}
@@ -47,11 +48,11 @@ def unite(form: Form, other: Form) -> None:
     form.instances += other.instances
     form.variants += [other.instances[0], *other.variants]
     if [outline(form, i) for i in variants] != before:
-        raise Differ("not the same again")
+        raise Differ("an instance would compute something else")
 
 
 def _rename(form: Form, other: Form, renamed: dict[str, str]) -> None:
-    """Note what the values are called in the instances of the other form."""
+    """Note the names of the values in the instances of the other form."""
     first = form.names[form.instances[0]]
     theirs = other.names[other.instances[0]]
     for instance in other.instances:
@@ -62,16 +63,25 @@ def _rename(form: Form, other: Form, renamed: dict[str, str]) -> None:
 
 
 class _Match:
-    """Pairs the nodes of two forms, from what is returned backwards."""
+    """Pairs the nodes of two forms, from the returned values backwards.
+
+    Attributes:
+        mine: the counterparts of the first form's nodes.
+        its: the counterparts of the other form's nodes.
+        skipped: the nodes that only the first form has, and which operand replaces their value.
+        extra: the same for the nodes that only the other form has.
+        rewired: the operands (a node, and which) that become values of such extra nodes.
+        inserted: the extra nodes, as a set that keeps their order.
+    """
 
     def __init__(self, form: Form, other: Form) -> None:
         self.form, self.other = form, other
-        self.mine: dict[Node, Node] = {}  # of the first form's nodes: their partners
+        self.mine: dict[Node, Node] = {}
         self.its: dict[Node, Node] = {}
-        self.skipped: set[Node] = set()  # of the first form's nodes: those that the other one does not have
-        self.extra: dict[Node, int] = {}  # of the other form's nodes: which operand they pass on
+        self.skipped: dict[Node, int] = {}
+        self.extra: dict[Node, int] = {}
         self.rewired: list[tuple[Node, int, Def]] = []
-        self.made: dict[Node, Node] = {}
+        self.inserted: dict[Node, None] = {}
 
     def run(self) -> None:
         pending: list[tuple[Node, int, Def, Def]] = []
@@ -79,11 +89,10 @@ class _Match:
         while pending:
             consumer, operand, a, b = pending.pop()
             left, right = self._alike(a, b)
-            if left:
-                a = self._skip(a, left)
+            a = _skip(a, left, self.mine, self.skipped)
             if right:
                 self.rewired.append((consumer, operand, b))
-                b = self._follow(b, right)
+                b = _skip(b, right, self.its, self.extra)
             if a.node is not None and b.node is not None:
                 self._pair(a.node, b.node, pending)
 
@@ -96,7 +105,7 @@ class _Match:
         pending.extend((a, i, x, y) for i, (x, y) in enumerate(zip(a.operands, b.operands)))
 
     def _alike(self, a: Def, b: Def) -> tuple[list[int], list[int]]:
-        """The operands to pass through, on one side, until both are the same value."""
+        """Return the operands to follow, in one of the forms, until both are the same value."""
         if self._same(a, b):
             return [], []
         left = _nearest(a, lambda d: self._same(d, b))
@@ -114,87 +123,86 @@ class _Match:
             return self.mine.get(a.node) is b.node
         return a.node.head == b.node.head and a.node not in self.skipped and b.node not in self.extra
 
-    def _skip(self, a: Def, path: list[int]) -> Def:
-        for operand in path:
-            assert a.node is not None
-            if a.node in self.mine or a.node.skip not in (None, operand):
-                raise Differ("passed on in two ways")
-            a.node.skip = operand
-            self.skipped.add(a.node)
-            a = a.node.operands[operand]
-        return a
-
-    def _follow(self, b: Def, path: list[int]) -> Def:
-        for operand in path:
-            assert b.node is not None
-            if b.node in self.its or self.extra.get(b.node, operand) != operand:
-                raise Differ("passed on in two ways")
-            self.extra[b.node] = operand
-            b = b.node.operands[operand]
-        return b
-
     def insert(self, members: dict[int, Member]) -> None:
-        """Put what only the other form has into the first one, and make its instances those of both."""
-        order: list[Node] = []
-        position = {id(n): i for i, n in enumerate(self.form.nodes)}
-        before: dict[int, list[Node]] = {}
-        waiting: list[Node] = []
+        """Insert the nodes that only the other form has into the first one, and add the other's instances to it."""
         for node in self.other.nodes:
-            if node in self.its:
-                before.setdefault(position[id(self.its[node])], []).extend(waiting)
-                waiting = []
-                continue
-            waiting.append(self._inserted(node, members))
-        for i, node in enumerate(self.form.nodes):
-            order += [*before.get(i, []), node]
-        self.form.nodes = [*order, *waiting]
+            if node not in self.its:
+                self._insert(node, members)
+        shared = ((self.its.get(node, node), node in self.its) for node in self.other.nodes)
+        self.form.nodes = _interleaved(self.form.nodes, shared)
         for a, b in self.mine.items():
-            a.slots.add(b.slots)
-            a.only |= b.only
-            if a.statement is not None and b.statement is not None:
-                note_merged(a.statement.nodes, b.statement.nodes)
+            add_node(a, b)
+        for node, operand in self.skipped.items():
+            if node.skip not in (None, operand):
+                raise Differ("a value that two operands replace")
+            node.skip = operand
         for consumer, operand, value in self.rewired:
             consumer.operands[operand] = self._translated(value)
 
-    def _inserted(self, node: Node, members: dict[int, Member]) -> Node:
+    def _insert(self, node: Node, members: dict[int, Member]) -> None:
         if not isinstance(node.statement, Assign) or any(id(m) not in members for m in inner_members(node)):
-            raise Differ("an optional loop, or a part of a submodule")
-        node.expressions = [rewrite(e, lambda n: _swapped(n, members)) for e in node.expressions]
+            raise Differ("an optional loop, or an optional part of a submodule")
+
+        def change(tree: ast.AST) -> ast.expr | None:
+            return MemberRef(members[id(tree.member)]) if isinstance(tree, MemberRef) else None
+
+        node.expressions = [rewrite(e, change) for e in node.expressions]
         node.operands = [self._translated(d) for d in node.operands]
         node.skip = self.extra.get(node, node.skip)
-        self.made[node] = node
-        return node
+        self.inserted[node] = None
 
     def _translated(self, value: Def) -> Def:
-        if value.node is None or value.node in self.made:
+        if value.node is None or value.node in self.inserted:
             return value
         if value.node not in self.its:
-            raise Differ("out of order")
+            raise Differ("a value that is used before it is made")
         return Def(self.its[value.node], value.index)
 
     def renamed(self) -> dict[str, str]:
-        """The other form's names of the values, by those that they have now."""
+        """Return the other form's names of the values, by their names in the united form."""
         names = {a.value: b.value for a, b in zip(self.form.scope.inputs, self.other.scope.inputs)}
         for a, b in self.mine.items():
             names.update(zip(a.targets, b.targets))
-        for node in self.made:
+        for node in self.inserted:
             names.update((t, t) for t in node.targets)
         return names
 
 
-def _swapped(node: ast.AST, members: dict[int, Member]) -> ast.expr | None:
-    return MemberRef(members[id(node.member)]) if isinstance(node, MemberRef) else None
+def _skip(value: Def, path: list[int], paired: Mapping[Node, Node], skipped: dict[Node, int]) -> Def:
+    """Follow operands from a value, and note the nodes on the way as skipped."""
+    for operand in path:
+        node = value.node
+        assert node is not None
+        if node in paired or skipped.setdefault(node, operand) != operand:
+            raise Differ("a value that two operands replace")
+        value = node.operands[operand]
+    return value
+
+
+def _interleaved(mine: list[Item], its: Iterable[tuple[Item, bool]]) -> list[Item]:
+    """Insert the items that only another list has, each before the item that follows it there.
+
+    `its`: the items of the other list, in order, and whether `mine` has them.
+    """
+    before: dict[Item, list[Item]] = {}
+    waiting: list[Item] = []
+    for item, is_shared in its:
+        if is_shared:
+            before[item], waiting = waiting, []
+        else:
+            waiting.append(item)
+    return [*(each for item in mine for each in (*before.get(item, ()), item)), *waiting]
 
 
 def _nearest(start: Def, is_it: Callable[[Def], bool]) -> list[int]:
-    """The operands that lead from a value to the nearest one wanted, breadth first; empty if there is none."""
+    """Return the operands that lead from a value to the nearest wanted one, breadth first; [] if there is none."""
     queue: deque[tuple[Def, list[int]]] = deque([(start, [])])
     seen = {start}
     while queue:
         value, path = queue.popleft()
         if path and is_it(value):
             return path
-        if value.node is None or len(path) == FAR or not value.node.is_simple:
+        if value.node is None or len(path) == MAX_OPTIONAL_STATEMENTS or not value.node.is_simple:
             continue
         for i, operand in enumerate(value.node.operands):
             if operand not in seen:
@@ -204,7 +212,12 @@ def _nearest(start: Def, is_it: Callable[[Def], bool]) -> list[int]:
 
 
 class _Trees:
-    """Unites what two forms register. `members` gets, for each member of the other form, the one that it became."""
+    """Unites the trees of members of two forms.
+
+    Attributes:
+        members: for each member of the other form (by id) its counterpart in the united form; is filled here.
+        fixed: the paths of members that statements use, and of all modules around them.
+    """
 
     def __init__(self, members: dict[int, Member], fixed: set[ModulePath]) -> None:
         self.members, self.fixed = members, fixed
@@ -212,12 +225,12 @@ class _Trees:
     def unite(self, a: Part, b: Part) -> None:
         if a.head != b.head:
             raise Differ(f"{a.head} and {b.head}")
-        for mine, its in ((a.place.member, b.place.member), (a.place.container, b.place.container)):
+        for mine, its in ((a.entry.member, b.entry.member), (a.entry.container, b.entry.container)):
             if mine is not None and its is not None:
                 self.members[id(its)] = mine
             elif mine is not its:
-                raise Differ("a container that is called, and one that is not")
-        if a.place.is_list and self._is_free(a) and self._is_free(b):
+                raise Differ("a member or container that only one of them has")
+        if a.entry.is_list and self._is_free(a) and self._is_free(b):
             self._items(a, b)
         else:
             self._by_name(a, b)
@@ -225,33 +238,25 @@ class _Trees:
         a.only |= b.only
 
     def _is_free(self, part: Part) -> bool:
-        """A list that the code only uses as a whole, so that its items may be numbered anew."""
-        inner = [p.place for below in part.below.values() for p in parts(below)]
+        """True for a list that the code only uses as a whole, so that its items may be renumbered."""
+        inner = [p.entry for below in part.below.values() for p in parts(below)]
         paths = [m.path for p in inner for m in (p.member, p.container) if m is not None]
-        return part.place.container is not None and not any(path in self.fixed for path in paths)
+        return part.entry.container is not None and not any(path in self.fixed for path in paths)
 
     def _by_name(self, a: Part, b: Part) -> None:
-        merged: dict[str, Part] = {}
-        waiting: list[tuple[str, Part]] = []
-        before: dict[str, list[tuple[str, Part]]] = {}
+        if a.entry.is_list and set(a.below) != set(b.below):
+            raise Differ("lists of different items that are used item by item")
         for name, part in b.below.items():
             if name in a.below:
                 self.unite(a.below[name], part)
-                before[name], waiting = waiting, []
             else:
-                self._inserted(part)
-                waiting.append((name, part))
-        if a.place.is_list and (waiting or any(before.values()) or set(a.below) - set(b.below)):
-            raise Differ("items of a list that is used piece by piece")
-        for name, part in a.below.items():
-            merged.update(before.get(name, ()))
-            merged[name] = part
-        merged.update(waiting)
-        a.below = merged
+                self._insert(part)
+        names = _interleaved(list(a.below), ((name, name in a.below) for name in b.below))
+        a.below = {name: a.below[name] if name in a.below else b.below[name] for name in names}
 
-    def _inserted(self, part: Part) -> None:
+    def _insert(self, part: Part) -> None:
         for below in parts(part):
-            for member in (below.place.member, below.place.container):
+            for member in (below.entry.member, below.entry.container):
                 if member is not None:
                     self.members[id(member)] = member
 
@@ -267,32 +272,32 @@ class _Trees:
             self.unite(mine[0], its[0])
             a.below = {"0": mine[0]}
             return
-        if a.uniform is not None or any(_is_held(p.place.member) for p in (*mine, *its)):
-            raise Differ("lists")
+        if a.uniform is not None or any(_has_frozen_weights(p.entry.member) for p in (*mine, *its)):
+            raise Differ("lists of different lengths")
         merged: list[Part] = []
         for left, right in _aligned(mine, its):
             if left is not None and right is not None:
                 self.unite(left, right)
             elif right is not None:
-                self._inserted(right)
+                self._insert(right)
             merged += [part for part in (left, right) if part is not None][:1]
         a.below = {str(i): part for i, part in enumerate(merged)}
         a.moved = True
 
 
 def _is_uniform(items: list[Part]) -> bool:
-    """All items are made alike, in each instance, and in one expression: of none is a part not trained."""
-    if any(_is_held(p.place.member) for item in items for p in parts(item)):
+    """True if all items are made alike in each instance, and by one expression: no tensor of them is frozen."""
+    if any(_has_frozen_weights(p.entry.member) for item in items for p in parts(item)):
         return False
-    first = _whole(items[0])
-    return all(_whole(item) == first for item in items[1:])
+    first = _with_literals(items[0])
+    return all(_with_literals(item) == first for item in items[1:])
 
 
-def _is_held(member: Member | None) -> bool:
+def _has_frozen_weights(member: Member | None) -> bool:
     return member is not None and not all(map(is_statistic, member.frozen))
 
 
-def _whole(part: Part) -> object:
+def _with_literals(part: Part) -> object:
     texts = [
         {key: {i: ast.unparse(s.value) for i, s in found.items()} for key, found in p.slots.values.items()}
         for p in parts(part)
@@ -301,7 +306,7 @@ def _whole(part: Part) -> object:
 
 
 def _aligned(a: list[Part], b: list[Part]) -> list[tuple[Part | None, Part | None]]:
-    """Both lists in one: items of equal head side by side, as many and as like as can be (Needleman, Wunsch 1970)."""
+    """Align two lists, so that as many and as similar items as possible are side by side (Needleman, Wunsch 1970)."""
     best = [[0.0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in reversed(range(len(a))):
         for j in reversed(range(len(b))):
@@ -322,7 +327,7 @@ def _aligned(a: list[Part], b: list[Part]) -> list[tuple[Part | None, Part | Non
 
 
 def _likeness(a: Part, b: Part) -> float:
-    """0 for what is no variant of the other, else more for every literal that they share."""
+    """Return 0 for items that are not variants of each other, else more for every literal that they share."""
     if _heads(a) != _heads(b):
         return 0.0
     shared = total = 0

@@ -1,4 +1,8 @@
-"""Sizes that a class asks for more than once get names: `batch, length, _ = x.shape`."""
+"""Named sizes: `batch, length, _ = x.shape`.
+
+Goes in: a scope whose sizes are `x.shape[i]`. Comes out: the scope with a local variable for each size that is used
+more than once, or that outlives its tensor.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +18,36 @@ from onnxgen.shapes.dims import Dim, Sym, symbol, symbols
 from onnxgen.shapes.info import Info
 from onnxgen.structure.copies import replace_in
 from onnxgen.structure.scopes import Scope
+from onnxgen.structure.sizes import shape_item
 
-# axes of tensors of each rank, where the file has no names for the dims
+# names of the axes of tensors of each rank, if the file does not name the dims
 AXES = {2: "bn", 3: "bnc", 4: "bchw", 5: "bcdhw"}
 # the last three axes of rank 4 in attention; keys may be transposed, but the size of a head is a number in every file
 HEADS, PAIRS = ("heads", "length", "length"), ("heads", "queries", "keys")
 OF_ROLE = {**dict.fromkeys("qkv", HEADS), **dict.fromkeys(("scores", "mask", "bias"), PAIRS)}
-# what exporters call dims that have no name
+# names that exporters give to unnamed dims
 _NOISE = re.compile(r"^(s\d+|u\d+|unk.*|dim.*|.*dynamic_axes.*|dynamicdimension.*|.*_dim_\d+|d\d+|x_?\d*)$")
 
 
 def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
-    """Name the sizes of a tensor where two are used or one is used twice, or where nothing else needs the tensor."""
-    trees = [tree for statement in scope.body for tree in expressions(statement)] + scope.outputs
+    """Name the sizes of a tensor if two are used, or one is used twice, or nothing else needs the tensor any more."""
     asked: dict[str, Counter[int]] = {}
-    for value, axis in (size for tree in trees for size in _sizes(tree)):
+    for value, axis in (size for tree in scope.expressions() for size in _sizes(tree)):
         asked.setdefault(value, Counter())[axis] += 1
     if not asked:
         return
-    places = _Places(scope)
+    lives = _Lifetimes(scope)
     made: dict[int, list[Statement]] = {}
     names: dict[tuple[str, int], str] = {}
     for value, axes in asked.items():
         shape = module.infos.get(value, Info()).shape
         if shape is None or max(axes) >= len(shape):  # of unknown rank
             continue
-        if value in places.first and (axes.total() > 1 or places.outlives(value)):
-            made.setdefault(places.first[value], []).append(_unpacking(scope, module, value, sorted(axes), names))
+        if value in lives.first and (axes.total() > 1 or lives.outlives(value)):
+            made.setdefault(lives.first[value], []).append(_unpacking(scope, module, value, sorted(axes), names))
 
     def change(node: ast.AST) -> ast.expr | None:
-        found = _size(node)
+        found = shape_item(node)
         return Ref(names[found]) if found in names else None
 
     for statement in scope.body:
@@ -53,33 +57,25 @@ def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
 
 
 def _sizes(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every `x.shape[i]` in an expression."""
-    for node in walk(tree):
-        found = _size(node)
-        if found is not None:
-            yield found
+    """Yield (x, i) for every `x.shape[i]` in an expression."""
+    return filter(None, map(shape_item, walk(tree)))
 
 
-def _size(node: ast.AST) -> tuple[str, int] | None:
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        of = node.value
-        if isinstance(of, ast.Attribute) and of.attr == "shape" and isinstance(of.value, Ref):
-            axis = node.slice.value
-            return (of.value.value, axis) if isinstance(axis, int) and axis >= 0 else None
-    return None
+class _Lifetimes:
+    """The statements that use the values of a scope.
 
-
-class _Places:
-    """Where values of a scope are made and used; `first`: the statement before which a value's shape can be unpacked.
-
-    Only of arguments, and of values that are assigned once, outside of loops and branches.
+    Attributes:
+        last: the last statement that uses a value for more than its sizes.
+        asks: the first statement that uses a size of a value.
+        first: the statement before which the shape of a value can be unpacked. Only for arguments, and for values that
+            are assigned once, outside loops and branches.
     """
 
     def __init__(self, scope: Scope) -> None:
         self.is_root = not scope.path
         self.arguments = {a.value for a in scope.inputs}
-        self.last: dict[str, int] = {}  # the last statement that uses a value, but for its sizes
-        self.asks: dict[str, int] = {}  # the first statement that asks for a size
+        self.last: dict[str, int] = {}
+        self.asks: dict[str, int] = {}
         made = Counter(name for statement in scope.body for name in assigned(statement))
         top = {name for s in scope.body if isinstance(s, Assign) for name in s.targets}
         for i, statement in enumerate([*scope.body, Assign((), ast.Tuple(scope.outputs, ast.Load()))]):
@@ -94,7 +90,7 @@ class _Places:
         self.first |= {name: i for name, i in self.asks.items() if name in top and made[name] == 1}
 
     def outlives(self, value: str) -> bool:
-        """A size is asked for when nothing else needs the tensor; no matter of the root's arguments."""
+        """True if a size is used after the last use of the tensor, which is not an argument of the network."""
         if self.is_root and value in self.arguments:
             return False
         return value in self.last and self.last[value] < self.asks[value]
@@ -103,7 +99,7 @@ class _Places:
 def _unpacking(
     scope: Scope, module: ModuleDef, value: str, axes: list[int], names: dict[tuple[str, int], str]
 ) -> Statement:
-    """`batch, length, _ = x.shape`, or `length = x.shape[1]`; `names` gets the sizes' values."""
+    """Return `batch, length, _ = x.shape`, or `length = x.shape[1]`; add the values of these sizes to `names`."""
     shape = module.infos[value].shape or ()
     for axis in axes:
         names[value, axis] = _fresh(module, f"{value}.shape[{axis}]", _name(shape, axis, module.roles.get(value, "")))
@@ -116,7 +112,7 @@ def _unpacking(
 
 
 def _fresh(module: ModuleDef, wanted: str, name: str) -> str:
-    """A new value, a size called `name`."""
+    """Return a new value, a size with this name."""
     value, n = wanted, 1
     while value in module.infos:
         n += 1
@@ -129,7 +125,7 @@ def _fresh(module: ModuleDef, wanted: str, name: str) -> str:
 
 
 def _name(shape: tuple[Dim, ...], axis: int, role: str) -> str:
-    """The dim's name in the file, else what the axis is in a value of this role, else the axis's letter by custom."""
+    """Return the dim's name in the file, else that of the axis in a value of this role, else the usual letter."""
     dim = shape[axis]
     if isinstance(dim, Sym):
         names = list(symbols(dim))

@@ -1,4 +1,9 @@
-"""Turns one scope into a class: trees, which `code/printer.py` prints."""
+"""One scope as a class.
+
+Goes in: a scope with its statements and members, and the expressions that make its submodules. Comes out: a
+`ClassTree` with the statements of `__init__` and `forward`, in which values have local names and members are reached
+from `self`. `code/printer.py` prints it.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +24,22 @@ from onnxgen.structure.layout import SELF, Layout, layout
 from onnxgen.structure.naming import Names
 from onnxgen.structure.nesting import LINE, copied, nest
 from onnxgen.structure.scopes import ClassRef, Scope
-from onnxgen.structure.tree import Place, tree
+from onnxgen.structure.tree import Entry, tree
 
 Made = TypeVar("Made", bound=ast.stmt)
-ALIKE = 4  # elements of a tuple's type that are written out where they are all the same
+MAX_EQUAL_RESULTS = 4  # results of one type that the return annotation lists; more are `tuple[Tensor, ...]`
 
 
 class ClassWriter:
-    """Writes the class of one scope, or of several that share it; every scope has one, to lead to its members."""
+    """Writes the class of one scope, or of several that share it. Every scope has one, which knows how its members are
+    reached.
+
+    Attributes:
+        built: the expression that makes an instance, by id of its scope.
+        writers: the writers of all scopes, by id of the scope.
+        reach: the expression that reaches each member of the class as it is written, by id.
+        outside: the same for the members of this one scope, whatever class it shares.
+    """
 
     def __init__(
         self, module: ModuleDef, scope: Scope, built: dict[int, ast.expr], writers: dict[int, ClassWriter]
@@ -41,13 +54,15 @@ class ClassWriter:
         self.outside = dict(self.reach)
 
     def write(
-        self, root: Place | None, alike: list[Mapping[str, str]], stored: list[str], varies: bool = False
+        self, root: Entry | None, alike: list[Mapping[str, str]], stored: list[str], varies: bool = False
     ) -> ClassTree:
-        """The class.
+        """Write the class.
 
-        `root`: what it registers, if it is shared by scopes that are not equal. `alike`: for each instance its own
-        names of the values; a comment stands where it is true of all. `stored`: the constructor's parameters that
-        `forward` reads. `varies`: it is called with values of several shapes.
+        Args:
+            root: what it registers, if scopes that are not equal share it.
+            alike: for each instance its own values, by the values of the class. A shape comment must hold for all.
+            stored: the constructor's parameters that `forward` reads.
+            varies: it is called with values of several shapes.
         """
         if root is not None:
             self.layout = layout(root, self._text)
@@ -69,7 +84,7 @@ class ClassWriter:
         return made
 
     def _lay_out(self) -> None:
-        """Short chains into one line each, and the values' names; once more where with these a line is too long."""
+        """Merge short chains into one line each and name the values; again if a line is too long with these names."""
         scope, clues = self.scope, agree(self.module, self.alike)
         body, outputs, nodes = copied(scope.body), list(scope.outputs), scope.nodes
         nest(scope, self.module)
@@ -80,7 +95,7 @@ class ClassWriter:
             self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
 
     def _init(self) -> list[ast.stmt]:
-        """What `__init__` registers; lines under one flag are one `if`."""
+        """Return the statements of `__init__`; lines under one flag share an `if`."""
         block: list[ast.stmt] = []
         flag = ""
         for line in self.layout.lines:
@@ -96,7 +111,7 @@ class ClassWriter:
         return block
 
     def _key(self, member: Member, key: str) -> ast.expr:
-        return tensor_of(self.member(MemberRef(member)), key)
+        return tensor_of(self.member(member, self.reach), key)
 
     def _returns(self) -> ast.expr:
         kinds = []
@@ -107,12 +122,12 @@ class ClassWriter:
             kinds.append(annotation(facts))
         if len(kinds) == 1:
             return printer.annotation(kinds[0])
-        if len(kinds) > ALIKE and len(set(kinds)) == 1:
+        if len(kinds) > MAX_EQUAL_RESULTS and len(set(kinds)) == 1:
             return printer.annotation(f"tuple[{kinds[0]}, ...]")
         return printer.annotation(f"tuple[{', '.join(kinds)}]" if kinds else "None")
 
     def _forward(self) -> list[ast.stmt]:
-        """The body of `forward`."""
+        """Return the body of `forward`."""
         results = [self._final(output) for output in self.scope.outputs]
         value: ast.expr | None = ast.Tuple(results, ast.Load()) if results else None
         if len(results) == 1 and not isinstance(results[0], ast.Starred):
@@ -145,7 +160,7 @@ class ClassWriter:
         return ast.For(turn, self._final(loop.iterable), body or [ast.Pass()], [])
 
     def _assign(self, statement: Assign) -> list[ast.stmt]:
-        """A statement; none for `x = x`, which carries a value into a loop that already has its name."""
+        """Write an assignment. `x = x`, which carries a value into a loop, is left out."""
         value = self._final(statement.value)
         if not statement.targets:
             return [self._remarked(ast.Expr(value), statement.nodes)]
@@ -159,8 +174,8 @@ class ClassWriter:
         return printer.remarked(statement, dims, nodes if self.module.annotate else ())
 
     def _comment(self, statement: Assign) -> str:
-        """The dims of what a statement makes, where they differ from those of what it is made of."""
-        if len(statement.targets) != 1 or self.varies or isinstance(statement.value, Ref):  # a name to carry on
+        """Return the dims of the result of a statement, if they differ from those of its operands."""
+        if len(statement.targets) != 1 or self.varies or isinstance(statement.value, Ref):
             return ""
         target, *needed = statement.targets[0], *(n.value for n in walk(statement.value) if isinstance(n, Ref))
         texts = set()
@@ -180,7 +195,7 @@ class ClassWriter:
         return ast.unparse(self._final(tree))
 
     def _final(self, tree: ast.expr) -> ast.expr:
-        """An expression with names for values, and what leads to members."""
+        """Return an expression with the local names of values and with `self...` for members."""
         made: ast.expr = rewrite(tree, self._reached)
         return made
 
@@ -188,48 +203,27 @@ class ClassWriter:
         if isinstance(node, Ref):
             return ast.Name(self.names[node.value], ast.Load())
         if isinstance(node, MemberRef):
-            return self.member(node)
-        if isinstance(node, ast.Call) and isinstance(node.func, ClassRef):
-            return self.built[id(node.func.scope)]
+            return self.member(node.member, self.reach)
+        if isinstance(node, ClassRef):
+            return self.built[id(node.scope)]
         return None
 
-    def member(self, node: MemberRef) -> ast.expr:
-        member = node.member
-        if id(member) not in self.reach:
-            self.reach[id(member)] = self._through_child(member, self.reach)
-        return self.reach[id(member)]
-
-    def from_outside(self, member: Member) -> ast.expr:
-        """What leads from an instance to one of its members, whoever shares its class."""
-        if id(member) not in self.outside:
-            self.outside[id(member)] = self._through_child(member, self.outside)
-        return self.outside[id(member)]
-
-    def _through_child(self, member: Member, reach: Mapping[int, ast.expr]) -> ast.expr:
-        """A member of a submodule that is a class of its own: what leads to the submodule, and from there to it."""
-        for child in self.scope.members:
-            made = child.build
-            if (
-                member.path[: len(child.path)] == child.path
-                and isinstance(made, ast.Call)
-                and isinstance(made.func, ClassRef)
-            ):
-                inner = self.writers[id(made.func.scope)].from_outside(member)
-                return _from(reach[id(child)], inner)
-        raise AssertionError(f"nothing leads from {self.scope.path} to {member.path}")
-
-
-def _from(here: ast.expr, inner: ast.expr) -> ast.expr:
-    """An expression that starts from `self`, seen from where that object is called `here`."""
-    found: ast.expr = rewrite(inner, lambda n: here if isinstance(n, ast.Name) and n.id == "self" else None)
-    return found
+    def member(self, member: Member, reach: dict[int, ast.expr]) -> ast.expr:
+        """Return the expression that reaches a member, directly or through a submodule with a class of its own."""
+        if id(member) not in reach:
+            around = ((m, m.build) for m in self.scope.members if member.path[: len(m.path)] == m.path)
+            child, build = next((m, build) for m, build in around if isinstance(build, ClassRef))
+            owner, here = self.writers[id(build.scope)], reach[id(child)]  # `here` is the owner's `self`
+            inner = owner.member(member, owner.outside)
+            reach[id(member)] = rewrite(inner, lambda n: here if _is_self(n) else None)
+        return reach[id(member)]
 
 
 def _calls(block: list[ast.stmt], method: str) -> bool:
-    """Whether statements call a method of the class."""
+    """True if statements call a method of the class."""
     calls = (node.func for statement in block for node in ast.walk(statement) if isinstance(node, ast.Call))
     return any(isinstance(f, ast.Attribute) and f.attr == method and _is_self(f.value) for f in calls)
 
 
-def _is_self(tree: ast.expr) -> bool:
+def _is_self(tree: ast.AST) -> bool:
     return isinstance(tree, ast.Name) and tree.id == SELF.id
