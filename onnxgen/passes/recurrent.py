@@ -140,6 +140,8 @@ def _replace_output(layer: RecurrentLayer, old: ir.Value, y: ir.Value, batched: 
     y.name = old.name and f"{old.name}.y"
     swapped: ir.Value | None = None
     for value, axes in list(_moved(old, labels, sizes, layer.directions)):
+        if not value.uses() and not value.is_graph_output():
+            continue  # it only led to a value that is replaced already; the layer's node may be gone, too
         same = axes == [*goal, "h"]
         if not same and swapped is None and axes[2] == "h":
             swapped = transposed(layer.node, y, SWAP)
