@@ -16,9 +16,10 @@ import onnx_ir as ir
 from onnxgen.common.names import Namer
 from onnxgen.export import files
 from onnxgen.export.shared import CannotWriteBack
+from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.passes.retype import FLOATS, retype, retype_node
+from onnxgen.passes.retype import retype, retype_node
 from onnxgen.shapes import propagate
 
 STANDARD = ("", "ai.onnx")

@@ -14,9 +14,8 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
-from onnxgen.passes.attention import default_scale
 from onnxgen.passes.rewrite import only_user
-from onnxgen.passes.views import LONGEST, arranges
+from onnxgen.passes.views import MAX_CHAIN, arranges
 from onnxgen.shapes.dims import Dim, floordiv
 from onnxgen.shapes.info import info
 
@@ -125,7 +124,7 @@ def _set_role(b: Builder, arg: Arg | None, name: str) -> None:
     """Name an input, and the values that it is only a view of, by its role."""
     b.role(arg, name)
     value = None if arg is None else arg.value
-    for _ in range(LONGEST):
+    for _ in range(MAX_CHAIN):
         node = None if value is None else value.producer()
         value = None if node is None or not arranges(node) else node.inputs[0]
         if value is None or only_user(value) is None:
@@ -143,7 +142,7 @@ def _mask(b: Builder, q: Arg, mask: Arg) -> Any:
 def _scale(dtype: ir.DataType | None, size: Dim | None, scale: float | None) -> Any:
     """Return the scale in few digits, or OMIT if it is the default, the inverse root of the head size."""
     near = 1e-12 if dtype is None else SCALE_ERRORS.get(dtype, 1e-12)
-    if scale is None or (isinstance(size, int) and math.isclose(scale, default_scale(size), rel_tol=near)):
+    if scale is None or (isinstance(size, int) and math.isclose(scale, 1 / math.sqrt(size), rel_tol=near)):
         return OMIT
     digits = (float(f"{scale:.{n}g}") for n in range(1, 18))
     return next(short for short in digits if math.isclose(short, scale, rel_tol=near))

@@ -1,4 +1,4 @@
-"""Rewrites of the graph before lowering, in order, each with the reason why it stands there."""
+"""Rewrites of the graph before lowering, in order, each with the reason for its place."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.repeats import repeats
 from onnxgen.passes.retype import DTYPES, retype
 from onnxgen.passes.roll import roll
-from onnxgen.passes.rotary import rotary
 from onnxgen.passes.sequences import sequences
 from onnxgen.passes.shared_nodes import shared_nodes
 from onnxgen.passes.slices import slices
@@ -52,7 +51,7 @@ from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
-PARANOID = "ONNXGEN_PARANOID"  # in the environment: as if `Options.paranoid` were set
+PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 
 
 def _propagate(model: ir.Model, options: Options) -> None:
@@ -60,51 +59,50 @@ def _propagate(model: ir.Model, options: Options) -> None:
 
 
 PASSES: list[Pass] = [
-    gradient,  # first: what is differentiated is the file's own graph
-    quantized,  # if asked for: floats instead of integers; contrib has the integers of onnxruntime's operators
-    contrib,  # what onnxruntime fused, whose weights trainable knows by the standard's operators
-    trainable,  # before all that folds: nothing that is trained may be
+    gradient,  # first: it differentiates the file's own graph
+    quantized,  # if asked for; before contrib, which has functions for onnxruntime's operators on integers
+    contrib,  # before trainable, which knows weights by the standard's operators
+    trainable,  # before anything is folded: trained tensors must not be
     _propagate,  # types, dims and constants, which the idioms' checks read
-    axes,  # refuses axes out of range, before anything counts them modulo the rank
-    expand,  # operators that only the standard's function bodies define; these may depend on types
-    text,  # operators that only move text do so with numbers; the passes below then meet nothing unusual
+    axes,  # before anything counts axes modulo the rank
+    expand,  # after propagation: a function body may depend on types
+    text,  # text becomes numbers, so that the passes below meet nothing unusual
     known,  # shapes computed beside the data would count as users of it
-    dynamic_batch,  # when sizes are numbers, and operators still the exporter's: it has a rule for each
-    sequences,  # lists that are taken apart again at once
-    no_ops,  # casts and identities that would hide a pattern
-    dropout,  # random numbers, before anything takes the product for its own
-    recurrent,  # LSTM, GRU and RNN as torch's layers
-    rotary,  # these and rolls begin with Slices, which would be the parts of an axis
-    roll,
-    unbind,  # the parts of a packed projection; after the layers whose states are cut up by Slices
-    repeats,  # heads that several queries share; ends with a Reshape
+    dynamic_batch,  # sizes are numbers now, and operators are still the exporter's: it has a rule for each
+    sequences,
+    no_ops,  # casts and identities would hide a pattern
+    dropout,  # before another idiom takes its product
+    recurrent,
+    roll,  # rolls and rotary embeddings start from Slices, which would be parts of an axis to unbind
+    unbind,  # after recurrent, whose states are cut up by Slices
+    repeats,  # before views, which would merge the Reshape that ends it
     stack,
-    views,  # chains of reshapes that hide a transpose
-    broadcasts,  # an Expand before what broadcasts would hide a pattern, too
-    norms,  # LayerNorm and RMSNorm spelled out
-    deviation,  # statistics that are no norm's
-    group_norm,  # GroupNorm spelled out
-    pooling,  # what global pooling the norms have left
-    paddings,  # a Pad before a convolution or pool
-    activations,  # GELU, SiLU and their like spelled out
-    softmax,  # softmax, log_softmax and logsumexp spelled out; before attention, which looks for them
-    normalise,  # vectors divided by their norms
-    reciprocal_roots,  # what the norms have left
-    attention,  # before Linear, which also starts from MatMul
-    empty_rows,  # of the attention that is still spelled out
-    views,  # what Einsum's orders of axes leave of the heads' own
-    slices,  # a Slice for each axis
-    growing,  # no idiom looks for a part of a list
-    shared_nodes,  # chains are as short as they get
-    added_bias,  # a convolution's bias that is added to its result
-    linear,  # MatMul + Add: one nn.Linear
-    infer_missing_scopes,  # for what is left; idioms are single nodes now
-    restore_batchnorm,  # last: no idiom has a norm of ours in it
+    views,  # chains of reshapes hide a transpose
+    broadcasts,  # an Expand before an operator that broadcasts hides a pattern, too
+    norms,
+    deviation,  # statistics that are not of a norm
+    group_norm,
+    pooling,  # means that are not of a norm
+    paddings,
+    activations,
+    softmax,  # before attention, which looks for it
+    normalise,
+    reciprocal_roots,  # roots that no norm has taken
+    attention,  # before linear, which also starts from MatMul
+    empty_rows,  # of attention that is still spelled out
+    views,  # again: attention permutes the heads of an Einsum
+    slices,
+    growing,  # after all idioms, which look for whole lists
+    shared_nodes,  # when chains are as short as they get
+    added_bias,
+    linear,
+    infer_missing_scopes,  # for the remaining nodes; idioms are single nodes now
+    restore_batchnorm,  # last: no idiom contains a norm that is put back
 ]
 
 
 def simplify(model: ir.Model, options: Options) -> None:
-    """Run every pass, and give floats the type that is asked for: idioms are recognised in the file's own.
+    """Run every pass, then give floats the type of `options.dtype`: idioms are recognised in the file's own type.
 
     Raises:
         OnnxgenError: a pass refuses the model, or meets a dim that is too complex to compute with.
@@ -121,7 +119,7 @@ def simplify(model: ir.Model, options: Options) -> None:
 
 
 def _running(model: ir.Model, options: Options) -> Callable[[Pass, ir.Model, Options], None]:
-    """The function that runs a pass; with `--paranoid` it also compares, and notes what it found."""
+    """Return the function that runs a pass. With `--paranoid` it also checks the result, and counts the checks."""
     if not options.paranoid and os.environ.get(PARANOID, "") in ("", "0"):
         return lambda step, *given: step(*given)
     from onnxgen.paranoid.check import Checker

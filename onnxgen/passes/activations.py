@@ -3,7 +3,7 @@
 GELU: Hendrycks & Gimpel 2016, arXiv 1606.08415. Swish (SiLU): Ramachandran et al. 2017, arXiv 1710.05941; with a factor
 of 1.702 it is the quick GELU. Mish: Misra 2019, arXiv 1908.08681. HardSwish: Howard et al. 2019, arXiv 1905.02244.
 
-In float, a spelling may overflow where the function does not: `log(1 + exp(x))` is inf from 89 on, softplus is x.
+In floating point a spelling may overflow where the function does not: `log(1 + exp(x))` is inf from 89 on, softplus x.
 """
 
 from __future__ import annotations
@@ -20,111 +20,89 @@ from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.match import is_close
 from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.passes.rewrite import own
 from onnxgen.shapes.info import info
 
 POSITIVE = "(Greater(x, 0) | GreaterOrEqual(x, 0) | Less(0, x) | LessOrEqual(0, x))"
 NEGATIVE = "(Less(x, 0) | LessOrEqual(x, 0) | Greater(0, x) | GreaterOrEqual(0, x))"
-
-Guard = Callable[[Match], bool]
-
-
-def _always(match: Match) -> bool:
-    return True
 
 
 def _to(
     op_type: str,
     version: int,
     *spellings: str,
-    given: dict[str, float] | None = None,
+    given: dict[str, float | str] | None = None,
     bound: tuple[str, ...] = (),
-    guard: Guard = _always,
+    guard: Callable[[Match], bool] = lambda match: True,
     domain: str = "",
+    inputs: str = "x",
     **constants: float,
 ) -> Idiom:
-    """A function of `x` alone; its attributes are numbers that are `given`, or that the spelling binds."""
+    """An idiom that has the shape and type of `x`. Its attributes are `given`, or numbers that the spelling binds.
+
+    `inputs`: the tensors that the node takes, each one letter.
+    """
 
     def build(match: Match) -> ir.Node | None:
         if not same_as(match) or not guard(match):
             return None
         values = {**(given or {}), **{name: match.number(name) for name in bound}}
-        if info(match.tensor("x")).dtype == ir.DataType.DOUBLE and any(
-            float(np.float32(v)) != v for v in values.values()
-        ):
+        is_double = info(match.tensor("x")).dtype == ir.DataType.DOUBLE
+        if is_double and any(isinstance(v, float) and float(np.float32(v)) != v for v in values.values()):
             return None  # attributes are float32
-        attributes = [ir.AttrFloat32(name, value) for name, value in values.items()]
-        return ir.Node(domain, op_type, [match.tensor("x")], attributes, version=version)
+        tensors = [match.tensor(name) for name in inputs]
+        return ir.node(op_type, tensors, values, domain=domain, version=version)
 
     return Idiom(tuple(Pattern(s, numbers=constants) for s in spellings), build)
 
 
 def _gelu(approximate: str, *spellings: str) -> Idiom:
-    constants = {"root": math.sqrt(0.5), "tanh": math.sqrt(2 / math.pi), "cube": math.sqrt(2 / math.pi) * 0.044715}
-
-    def build(match: Match) -> ir.Node | None:
-        attributes = [ir.AttrString("approximate", approximate)]
-        return ir.Node("", "Gelu", [match.tensor("x")], attributes, version=20) if same_as(match) else None
-
-    return Idiom(tuple(Pattern(s, numbers=constants) for s in spellings), build)
+    root, tanh = math.sqrt(0.5), math.sqrt(2 / math.pi)
+    return _to("Gelu", 20, *spellings, given={"approximate": approximate}, root=root, tanh=tanh, cube=tanh * 0.044715)
 
 
 def _clamp(match: Match) -> ir.Node | None:
-    """Clip with its bounds as attributes, as up to opset 10; one that is such already stays."""
+    """Build Clip with its bounds as attributes, as up to opset 10. A single Clip stays."""
     low, high = match.number("low"), match.number("high")
     if match.root.op_type == "Clip" and len(match.inside) == 1 or not -math.inf < low < high < math.inf:
         return None
-    attributes = [ir.AttrFloat32("min", low), ir.AttrFloat32("max", high)]
-    return ir.Node("", "Clip", [match.tensor("x")], attributes, version=6) if same_as(match) else None
-
-
-def _prelu(match: Match) -> ir.Node | None:
-    return ir.Node("", "PRelu", [match.tensor("x"), match.tensor("a")], version=16) if same_as(match) else None
+    return ir.node("Clip", [match.tensor("x")], {"min": low, "max": high}, version=6) if same_as(match) else None
 
 
 def _glu(match: Match) -> ir.Node | None:
-    """Both halves of one Split and nothing else (Dauphin et al. 2017, arXiv 1612.08083)."""
+    """Build Glu of both halves of one Split that nothing else uses (Dauphin et al. 2017, arXiv 1612.08083)."""
     a, b = match.tensor("a"), match.tensor("b")
     split = made_by(a, "Split")
     if split is None or list(split.outputs) != [a, b] or any(v.is_graph_output() or len(v.uses()) > 1 for v in (a, b)):
         return None
     x, first, second = split.inputs[0], info(a).shape, info(b).shape
-    axis = split.attributes["axis"].value if "axis" in split.attributes else 0
+    axis = split.attributes.get_int("axis", 0)
     if x is None or not first or not second or first[axis] != second[axis]:
         return None
-    return ir.Node(DOMAIN, "Glu", [x], [ir.AttrInt64("axis", axis % len(first))], version=1)
+    return own("Glu", [x], axis=axis % len(first))
 
 
 def _softplus(match: Match) -> ir.Node | None:
-    """`softplus(beta * x) / beta`, or x where `beta * x` is past a threshold."""
+    """Build `softplus(beta * x) / beta`, also if x is returned where `beta * x` is above a threshold."""
     x, beta = match.tensor("x"), match.number("beta")
     one = beta * match.number("inverse")
     if beta <= 0 or not is_close(one, 1.0, x) or not _is_linear_past(match) or not same_as(match):
         return None
-    return ir.Node(DOMAIN, "Softplus", [x], [ir.AttrFloat32("beta", beta)], version=1)
+    return own("Softplus", [x], beta=beta)
 
 
 def _is_linear_past(match: Match) -> bool:
-    """Past 20 softplus is x to float32's precision, past 40 to float64's."""
+    """True if softplus is x above the threshold: from 20 on to float32's precision, from 40 on to float64's."""
     wide = info(match.tensor("x")).dtype == ir.DataType.DOUBLE
     return "threshold" not in match.bound or match.number("threshold") >= (40 if wide else 20)
 
 
-def _is_leak(match: Match) -> bool:
-    return 0 < match.number("alpha") < 1
-
-
-def _is_positive(match: Match) -> bool:
-    return match.number("alpha") > 0
-
-
 def _is_selu(match: Match) -> bool:
-    x = match.tensor("x")
-    return is_close(match.number("alpha"), 1.6732632423543772, x) and is_close(
-        match.number("gamma"), 1.0507009873554805, x
-    )
+    x, alpha, gamma = match.tensor("x"), match.number("alpha"), match.number("gamma")
+    return is_close(alpha, 1.6732632423543772, x) and is_close(gamma, 1.0507009873554805, x)
 
 
-# what is a part of others comes before them; of two spellings with the same last operator, the more special one
+# An idiom that is part of another comes before it; of two with the same last operator, the more special one is first.
 TABLE = Table(
     [
         Idiom((Pattern("Clip(x, low, high)"),), _clamp),
@@ -137,7 +115,7 @@ TABLE = Table(
         ),
         _to("Sigmoid", 13, "1 / (1 + Exp(-x))"),
         _to("Swish", 24, "x * Sigmoid(x)", "x / (1 + Exp(-x))"),
-        _to("Swish", 24, "x * Sigmoid(alpha * x)", bound=("alpha",), guard=_is_positive),
+        _to("Swish", 24, "x * Sigmoid(alpha * x)", bound=("alpha",), guard=lambda match: match.number("alpha") > 0),
         _to("Softplus", 22, "Log(1 + Exp(x))", "Relu(x) + Softplus(-Abs(x))"),
         _to("Softplus", 22, "Where(Greater(x, threshold), x, Softplus(x))", guard=_is_linear_past),
         Idiom(
@@ -152,7 +130,7 @@ TABLE = Table(
         _to("HardSigmoid", 22, "Clip(x + 3, 0, 6) / 6", "Clip(x / 6 + 0.5, 0, 1)", given={"alpha": 1 / 6}),
         _to("HardSwish", 14, "x * Clip(x + 3, 0, 6) / 6", "x * Clip(x / 6 + 0.5, 0, 1)"),
         _to("HardSwish", 14, "x * HardSigmoid(x, alpha=sixth)", sixth=1 / 6),
-        _to("LeakyRelu", 16, "Max(x, alpha * x)", bound=("alpha",), guard=_is_leak),
+        _to("LeakyRelu", 16, "Max(x, alpha * x)", bound=("alpha",), guard=lambda match: 0 < match.number("alpha") < 1),
         _to(
             "LeakyRelu",
             16,
@@ -161,14 +139,14 @@ TABLE = Table(
             f"Where({NEGATIVE}, alpha * x, x)",
             bound=("alpha",),
         ),
-        Idiom(
-            (
-                Pattern("Relu(x) - a * Relu(-x)"),
-                Pattern("Relu(x) + 0.5 * a * (x - Abs(x))"),
-                Pattern(f"Where({POSITIVE}, x, a * x)"),
-                Pattern(f"Where({NEGATIVE}, a * x, x)"),
-            ),
-            _prelu,
+        _to(
+            "PRelu",
+            16,
+            "Relu(x) - a * Relu(-x)",
+            "Relu(x) + 0.5 * a * (x - Abs(x))",
+            f"Where({POSITIVE}, x, a * x)",
+            f"Where({NEGATIVE}, a * x, x)",
+            inputs="xa",
         ),
         _to("Elu", 22, f"Where({POSITIVE}, x, Exp(x) - 1)", "Relu(x) + Exp(Clip(x, -inf, 0)) - 1"),
         _to(

@@ -1,10 +1,10 @@
-"""Values as sums and products: the forms in which the order, grouping and spelling of arithmetic no longer matter.
+"""Values as sums, products and clamps: forms that do not depend on order, grouping and spelling.
 
     (x + 3) / 6,  (3 + x) * (1 / 6)                   one product: 1/6, [sum: 3, [x]]
     d / sqrt(v),  d * reciprocal(sqrt(v)),  d * v ** -0.5     one product: 1, [d, v ** -0.5]
     relu(max(x, c)),  min(max(x, 0), 6)               one clamp of x
 
-A value that something else uses too is not looked into: it is a factor, or a term, of its own.
+A value that is also used elsewhere is not taken apart: it is one factor or one term.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import onnx_ir as ir
 from onnxgen.graph.nodes import made_by
 from onnxgen.passes.match import scalar
 from onnxgen.passes.rewrite import only_user
+from onnxgen.passes.steps import input_at
 
-DEEPEST = 8  # longer sums and products are no idiom's
+MAX_NODES = 8  # of one sum, product or clamp; no idiom has more
 POWERS = (-1.0, -0.5, 0.5, 2.0, 3.0)
 
 
 @dataclass
 class Product:
-    """`coefficient * factor ** power * ...`; equal factors with whole positive powers are one."""
+    """`coefficient * factor ** power * ...`; equal factors with positive integer powers are merged."""
 
     coefficient: float = 1.0
     factors: list[tuple[ir.Value, float]] = field(default_factory=list)
@@ -46,21 +47,21 @@ class Sum:
 
 
 def as_product(value: ir.Value) -> Product:
-    """A value as a product; one that is none is the product of itself alone."""
+    """Return a value as a product; if nothing is multiplied, its only factor is the value."""
     made = Product()
     stack = [(value, 1.0)]
-    steps = 0
+    nodes = 0
     while stack:
         top, power = stack.pop()
         number = scalar(top) if top is not value else None
         if number is not None and number != 0 and power in (1.0, -1.0):
             made.coefficient *= number**power
             continue
-        inside = _factors(top, power) if steps < DEEPEST and (top is value or only_user(top) is not None) else None
+        inside = _factors(top, power) if nodes < MAX_NODES and (top is value or only_user(top) is not None) else None
         if inside is None:
             made.times(top, power)
             continue
-        steps += 1
+        nodes += 1
         coefficient, parts = inside
         made.coefficient *= coefficient
         stack.extend(reversed(parts))
@@ -68,9 +69,9 @@ def as_product(value: ir.Value) -> Product:
 
 
 def _factors(value: ir.Value, power: float) -> tuple[float, list[tuple[ir.Value, float]]] | None:
-    """(coefficient, factors) that the node that made a value multiplies, to a power of 1 or -1; None if it does not.
+    """Return (coefficient, factors) of the node that makes a value, raised to a power of 1 or -1, else None.
 
-    No power is taken of a power: `(x ** 2) ** 0.5` is no x.
+    A power of a power is not merged: `(x ** 2) ** 0.5` is not x.
     """
     node = made_by(value, "Mul", "Div", "Neg", "Reciprocal", "Sqrt", "Pow")
     if node is None or node.inputs[0] is None or power not in (1.0, -1.0):
@@ -86,10 +87,10 @@ def _factors(value: ir.Value, power: float) -> tuple[float, list[tuple[ir.Value,
 
 
 def as_sum(value: ir.Value) -> Sum:
-    """A value as a sum; one that is none is the sum of itself alone."""
+    """Return a value as a sum; if nothing is added, its only term is the value."""
     made = Sum()
     stack = [(value, 1)]
-    steps = 0
+    nodes = 0
     while stack:
         top, sign = stack.pop()
         number = scalar(top) if top is not value else None
@@ -97,25 +98,25 @@ def as_sum(value: ir.Value) -> Sum:
             made.constant += sign * number
             continue
         node = made_by(top, "Add", "Sub", "Neg") if top is value or only_user(top) is not None else None
-        if node is None or steps >= DEEPEST or None in node.inputs:
+        if node is None or nodes >= MAX_NODES or None in node.inputs:
             made.terms.append((top, sign))
             continue
-        steps += 1
+        nodes += 1
         signs = {"Add": (sign, sign), "Sub": (sign, -sign), "Neg": (-sign,)}[node.op_type]
         stack.extend(reversed([(v, s) for v, s in zip(node.inputs, signs) if v is not None]))
     return made
 
 
 def as_clamp(value: ir.Value) -> tuple[ir.Value, float, float]:
-    """(x, low, high), if a value is `min(max(x, low), high)` in any spelling; itself between infinities if not."""
+    """Return (x, low, high) of a value that is `min(max(x, low), high)`; of others the value between infinities."""
     steps: list[tuple[float, float]] = []
     x = value
-    while len(steps) < DEEPEST and (x is value or only_user(x) is not None):
+    while len(steps) < MAX_NODES and (x is value or only_user(x) is not None):
         found = _bounds(x)
         if found is None:
             break
-        x, low, high = found
-        steps.append((low, high))
+        x, *bounds = found
+        steps.append((bounds[0], bounds[1]))
     low, high = -math.inf, math.inf
     for least, most in reversed(steps):
         if least > high or most < low or least > most:
@@ -125,6 +126,7 @@ def as_clamp(value: ir.Value) -> tuple[ir.Value, float, float]:
 
 
 def _bounds(value: ir.Value) -> tuple[ir.Value, float, float] | None:
+    """Return (x, low, high) of the one node that clamps x to a value, else None."""
     node = made_by(value, "Relu", "Clip", "Max", "Min")
     x = node.inputs[0] if node is not None else None
     if node is None or x is None:
@@ -132,23 +134,21 @@ def _bounds(value: ir.Value) -> tuple[ir.Value, float, float] | None:
     if node.op_type == "Relu":
         return x, 0.0, math.inf
     if node.op_type == "Clip":
-        low, high = (_bound(node, index, name) for index, name in ((1, "min"), (2, "max")))
-        if low is None or high is None:
-            return None
-        return x, max(low, -math.inf), high
+        low, high = _bound(node, 1, "min", -math.inf), _bound(node, 2, "max", math.inf)
+        return None if low is None or high is None else (x, low, high)
     if len(node.inputs) != 2:
         return None
-    for tensor, bound in (node.inputs, tuple(reversed(node.inputs))):
+    for tensor, bound in (node.inputs, node.inputs[::-1]):
         number = scalar(bound)
         if number is not None and tensor is not None:
             return (tensor, number, math.inf) if node.op_type == "Max" else (tensor, -math.inf, number)
     return None
 
 
-def _bound(node: ir.Node, index: int, name: str) -> float | None:
-    """A bound of Clip, infinite where there is none; None if it is computed."""
-    if name in node.attributes:  # up to opset 10, where float32's range is the default
-        number = float(node.attributes[name].value)
+def _bound(node: ir.Node, index: int, name: str, default: float) -> float | None:
+    """Return a bound of Clip; None if it is computed."""
+    number = node.attributes.get_float(name, None)
+    if number is not None:  # up to opset 10, where the limits of float32 are the defaults
         return number if abs(number) < 3.4e38 else math.copysign(math.inf, number)
-    given = node.inputs[index] if index < len(node.inputs) else None
-    return scalar(given) if given is not None else math.copysign(math.inf, index - 1.5)
+    given = input_at(node, index)
+    return scalar(given) if given is not None else default

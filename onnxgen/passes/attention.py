@@ -2,13 +2,13 @@
 
     softmax(q @ k^T * scale + mask) @ v          q, k, v: [..., length, size]
 
-- The scale stands on the product (Div or Mul), on q alone, on k alone, or its root on both. The products may be Einsum.
-- Masks are added, or hide scores by Where. One that is exactly causal is `is_causal`.
-- Between softmax and v may stand Dropout, and what makes rows without any key zeros: torch's own exporters write
-  `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that such rows are NaN here and zeros there, so that a mask of
-  -inf is taken only if it hides no whole row, or with it.
+- The scale is applied to the product (Div or Mul), to q or k alone, or its root to both. The products may be Einsum.
+- Masks are added, or Where hides scores. A mask that is exactly causal becomes `is_causal`.
+- Between softmax and v may be Dropout, and a step that turns rows without any key into zeros: torch's own exporters
+  write `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that step such rows are NaN in the file and zeros in
+  torch's function, so that a mask of -inf is only taken if it hides no whole row.
 
-ONNX's Attention knows no Dropout and no operands of other ranks: the pass writes `onnxgen.Attention(q, k, v, mask)`.
+ONNX's Attention has no Dropout and no operands of other ranks: the pass writes `onnxgen.Attention(q, k, v, mask)`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import DROPOUT, SCOPE
-from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.element_types import FLOATS
-from onnxgen.graph.nodes import all_nodes, made_by
+from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
 from onnxgen.passes.attention_operands import (
     Operand,
@@ -30,35 +29,39 @@ from onnxgen.passes.attention_operands import (
     lifted,
     merge_heads,
     product,
-    replace_turned,
-    turned,
+    replace_permuted,
+    swapped,
     unscaled,
     without_number,
 )
-from onnxgen.passes.causal import Causal, causal, uniform
-from onnxgen.passes.match import dropout_ratio, scalar
-from onnxgen.passes.rewrite import beside, only_user
+from onnxgen.passes.causal import Causal, causal
+from onnxgen.passes.match import dropout_ratio, scalar, standard_nodes, uniform
+from onnxgen.passes.rewrite import only_user, own
 from onnxgen.passes.steps import insert
 from onnxgen.shapes.dims import Call, Dim, atoms, dim_min
-from onnxgen.shapes.info import Info, Shape, info, set_info
+from onnxgen.shapes.info import Info, Shape, info
 
-HIDING = -1e30  # what is added to a score, or stands for it, so that nothing of it is left
+HIDING = -1e30  # a score of this or less gets no weight, and neither does a score that this is added to
 
 
 @dataclass
 class _Logits:
-    """What the softmax takes: `q @ k^T * scale`, what is added to it, and what hides some of it."""
+    """The input of the softmax: `q @ k^T * scale`, masks that are added to it, and conditions that hide scores.
+
+    Attributes:
+        hidden: (condition, True if the condition shows scores and False if it hides them, number for hidden scores).
+    """
 
     q: Operand
     k: Operand
     scale: float
     added: list[ir.Value] = field(default_factory=list)
-    hidden: list[tuple[ir.Value, bool, float]] = field(default_factory=list)  # condition, whether it shows, instead
+    hidden: list[tuple[ir.Value, bool, float]] = field(default_factory=list)
 
 
 @dataclass
 class _Weights:
-    """What multiplies v: a softmax of something, zeros for NaN (`guarded`), some of it dropped."""
+    """The left operand of the product with v: a softmax, perhaps with zeros for NaN (`guarded`) and with Dropout."""
 
     softmax: ir.Node
     guarded: bool
@@ -67,11 +70,10 @@ class _Weights:
 
 
 def attention(model: ir.Model, options: Options) -> None:
-    """Rewrite every product of a softmax over scores, where nothing else uses the probabilities."""
+    """Rewrite every product with a softmax over scores, if nothing else uses the probabilities."""
     opset = model.graph.opset_imports.get("", 1)
-    for node in all_nodes(model.graph):
-        if node.op_type in ("MatMul", "Einsum") and node.domain == "" and node.graph is not None:
-            _rewrite(node, opset)
+    for node in standard_nodes(model, "MatMul", "Einsum"):
+        _rewrite(node, opset)
 
 
 def _rewrite(node: ir.Node, opset: int) -> None:
@@ -87,22 +89,21 @@ def _rewrite(node: ir.Node, opset: int) -> None:
     if masked is None:
         return
     mask, is_causal = masked
-    attributes = [ir.AttrInt64("is_causal", int(is_causal)), ir.AttrFloat32("dropout", weights.dropout)]
     operands = [logits.q, logits.k, found.right]
     if mask is None:
         operands = _with_heads(operands, found.order)
-    attributes.append(ir.AttrFloat32("scale", logits.scale * math.prod(o.scale for o in operands)))
+    scale = logits.scale * math.prod(o.scale for o in operands)
     inputs = [as_value(operand, node) for operand in operands] + ([mask] if mask is not None else [])
-    new = ir.Node(DOMAIN, "Attention", inputs, attributes, version=1)
+    new = own("Attention", inputs, is_causal=int(is_causal), dropout=weights.dropout, scale=scale)
     DROPOUT.set(new, weights.dropout_scope)
     if len(operands[0].perm) > len(found.order):
         merge_heads(node, new, operands)
     else:
-        replace_turned(node, new, found.order)
+        replace_permuted(node, new, found.order)
 
 
 def _with_heads(operands: list[Operand], order: Sequence[int]) -> list[Operand]:
-    """q, k and v before batch and heads were merged into one axis, if all of them were; else as they are."""
+    """Return q, k and v before batch and heads were merged into one axis; unchanged if that is not true of all."""
     above = [lifted(operand) for operand in operands]
     kept = [o for o in above if o is not None and o.shape is not None]
     shapes = {(o.shape or ())[:2] for o in kept}
@@ -110,20 +111,20 @@ def _with_heads(operands: list[Operand], order: Sequence[int]) -> list[Operand]:
     return kept if together else operands
 
 
-# ------------------------------------------------------------------------------------------- from v to the softmax
+# ---- from v to the softmax ----
 
 
-def _weights(value: ir.Value | None, opset: int) -> _Weights | None:
-    """The softmax over the last axis behind a value that only one product uses."""
+def _weights(value: ir.Value, opset: int) -> _Weights | None:
+    """Return the softmax over the last axis that makes a value which only one product uses, else None."""
     dropout, guarded, scope = 0.0, False, tuple[str, ...]()
     node = made_by(value, "Dropout")
-    if node is not None and value is not None and only_user(value) is not None:
+    if node is not None and only_user(value) is not None:
         ratio = dropout_ratio(node)
-        if ratio is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
+        if ratio is None or node.inputs[0] is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
             return None
         dropout, value, scope = ratio, node.inputs[0], SCOPE.get(node)
     node = made_by(value, "Where")
-    if node is not None and value is not None and only_user(value) is not None:
+    if node is not None and only_user(value) is not None:
         softmaxed, test = node.inputs[2], made_by(node.inputs[0], "IsNaN")
         if test is None or test.inputs[0] is not softmaxed or scalar(node.inputs[1]) != 0 or softmaxed is None:
             return None
@@ -132,62 +133,53 @@ def _weights(value: ir.Value | None, opset: int) -> _Weights | None:
             return None
         guarded, value = True, softmaxed
     softmax = made_by(value, "Softmax")
-    if softmax is None or value is None or not _over_last(softmax, opset):
+    if softmax is None or not (guarded or only_user(value) is not None):
         return None
-    return _Weights(softmax, guarded, dropout, scope) if guarded or only_user(value) is not None else None
+    axis = softmax.attributes.get_int("axis", -1 if (softmax.version or opset) >= 13 else 1)
+    rank = info(value).rank
+    return _Weights(softmax, guarded, dropout, scope) if rank is not None and axis in (-1, rank - 1) else None
 
 
-def _over_last(softmax: ir.Node, opset: int) -> bool:
-    axis = softmax.attributes["axis"].value if "axis" in softmax.attributes else None
-    if axis is None:
-        axis = -1 if (softmax.version or opset) >= 13 else 1
-    rank = info(softmax.inputs[0]).rank
-    return rank is not None and axis in (-1, rank - 1)
-
-
-# ------------------------------------------------------------------------------------- from the softmax to q and k
+# ---- from the softmax to q and k ----
 
 
 def _logits(value: ir.Value | None, depth: int = 6) -> _Logits | None:
-    """The scores behind a value that only the softmax uses, through masks."""
+    """Return the scores and masks that make a value which only the softmax uses, else None."""
     if value is None or only_user(value) is None or depth == 0:
         return None
-    node = made_by(value, "Add")
-    if node is not None:
+    node = made_by(value, "Add", "Where")
+    if node is None:
+        return _scores(value)
+    if node.op_type == "Add":
         for index in (0, 1):
-            found = _logits(node.inputs[index], depth - 1)
-            added = node.inputs[1 - index]
+            found, added = _logits(node.inputs[index], depth - 1), node.inputs[1 - index]
             if found is not None and added is not None:
                 found.added.append(added)
                 return found
         return None
-    node = made_by(value, "Where")
-    if node is not None:
-        condition = node.inputs[0]
-        for index in (1, 2):
-            instead = scalar(node.inputs[3 - index])
-            found = _logits(node.inputs[index], depth - 1) if instead is not None and instead <= HIDING else None
-            if found is not None and condition is not None and instead is not None and not found.added:
+    condition = node.inputs[0]
+    for index in (1, 2):
+        instead = scalar(node.inputs[3 - index])
+        if instead is not None and instead <= HIDING and condition is not None:
+            found = _logits(node.inputs[index], depth - 1)
+            if found is not None and not found.added:
                 found.hidden.append((condition, index == 1, instead))
                 return found
-        return None
-    return _scores(value)
+    return None
 
 
 def _scores(value: ir.Value) -> _Logits | None:
     scores, scale = without_number(value)
     found = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
-    if scores is None or found is None or only_user(scores) is None or list(found.order) != sorted(found.order):
+    if found is None or only_user(scores) is None or list(found.order) != sorted(found.order):
         return None
-    q = Operand(found.left.value, found.left.perm)
-    plain, factor = without_number(q.value)
-    assert plain is not None
-    k = turned(unscaled(found.right))
-    return _Logits(Operand(plain, q.perm), Operand(k.value, k.perm), scale * factor * k.scale)
+    q, factor = without_number(found.left.value)
+    k = swapped(unscaled(found.right))
+    return _Logits(Operand(q, found.left.perm), Operand(k.value, k.perm), scale * factor * k.scale)
 
 
 def _fits(logits: _Logits, v: Operand) -> bool:
-    """The shapes are those of attention: the leading axes of all are equal."""
+    """True if the shapes are those of attention, and the leading axes of all operands are equal."""
     q, k, values, dtype = logits.q.shape, logits.k.shape, v.shape, info(logits.q.value).dtype
     if q is None or k is None or values is None or not 3 <= len(q) == len(k) == len(values):
         return False
@@ -196,13 +188,13 @@ def _fits(logits: _Logits, v: Operand) -> bool:
     return q[:-2] == k[:-2] == values[:-2] and q[-1] == k[-1] and k[-2] == values[-2]
 
 
-# ------------------------------------------------------------------------------------------------------------- masks
+# ---- masks ----
 
-_Mask = tuple[ir.Value | None, bool]  # what is given as attn_mask; is_causal
+_Mask = tuple[ir.Value | None, bool]  # attn_mask, is_causal
 
 
 def _mask(logits: _Logits, weights: _Weights, node: ir.Node) -> _Mask | None:
-    """The mask that says the same; None if none does."""
+    """Return the arguments of torch's function that mask the same scores; None if there are none."""
     q, k = logits.q.shape or (), logits.k.shape or ()
     full = (*q[:-1], k[-2])
     if any(not _broadcasts(mask, full) for mask in (*logits.added, *(h[0] for h in logits.hidden))):
@@ -231,27 +223,27 @@ def _broadcasts(mask: ir.Value, full: Shape) -> bool:
 
 
 def _fills(size: Dim, length: Dim) -> bool:
-    """Whether a mask's axis is as long as the scores' for every length that the network can take.
+    """True if an axis of a mask is as long as that of the scores, for every length that the network can take.
 
-    What is cut from a stored mask is `min(1024, length)` long: anything longer than 1024 fits nowhere.
+    A slice of a stored mask has the size `min(1024, length)`: no mask fits lengths above 1024.
     """
     limits = [a for atom in atoms(size) if isinstance(atom, Call) for a in atom.args if isinstance(a, int) and a > 1]
     return size == length or any(size == dim_min(limit, length) for limit in limits)
 
 
 def _triangle(logits: _Logits, full: Shape) -> Causal | None:
-    """The only mask, if it hides exactly the keys after each query."""
+    """Return the only mask if it hides exactly the keys after each query."""
     found = causal((logits.added or [logits.hidden[0][0]])[0])
     if found is None or not _fills(found.rows, full[-2]) or not _fills(found.columns, full[-1]):
         return None
     if logits.added:
         return found if found.inside == 0 and found.outside <= HIDING else None
-    shown = (True, False) if logits.hidden[0][1] else (False, True)
-    return found if (bool(found.inside), bool(found.outside)) == shown else None
+    shows = logits.hidden[0][1]
+    return found if (bool(found.inside), bool(found.outside)) == (shows, not shows) else None
 
 
 def _added(added: list[ir.Value], weights: _Weights, node: ir.Node, dtype: ir.DataType | None) -> _Mask | None:
-    """The sum of what is added; a condition that hides by -inf as itself."""
+    """Return the sum of the masks that are added; if the only one is -inf by a condition, the condition itself."""
     if any(info(mask).dtype != dtype for mask in added):
         return None
     hiding = [_hidden_by(mask) for mask in added]
@@ -267,7 +259,7 @@ def _added(added: list[ir.Value], weights: _Weights, node: ir.Node, dtype: ir.Da
 
 
 def _hidden_by(mask: ir.Value) -> tuple[ir.Value, bool] | None:
-    """(condition, whether it shows), if a mask is 0 or -inf by a condition."""
+    """Return (condition, True if it shows scores) of a mask that is 0 or -inf by a condition, else None."""
     node = made_by(mask, "Where")
     if node is None or node.inputs[0] is None:
         return None
@@ -276,11 +268,10 @@ def _hidden_by(mask: ir.Value) -> tuple[ir.Value, bool] | None:
 
 
 def _not(condition: ir.Value, node: ir.Node) -> ir.Value:
-    """The opposite of a condition."""
     before = made_by(condition, "Not")
     if before is not None and before.inputs[0] is not None:
         return before.inputs[0]
-    return _inserted(ir.Node("", "Not", [condition], version=1), info(condition), node)
+    return _insert_mask(node, ir.node("Not", [condition], version=1), info(condition))
 
 
 def _sum(a: ir.Value, b: ir.Value, node: ir.Node) -> ir.Value:
@@ -288,17 +279,8 @@ def _sum(a: ir.Value, b: ir.Value, node: ir.Node) -> ir.Value:
     rank = max(len(first), len(second))
     pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second)
     shape = tuple(y if x == 1 else x for x, y in pairs)
-    return _inserted(ir.Node("", "Add", [a, b], version=14), Info(info(a).dtype, shape), node)
+    return _insert_mask(node, ir.node("Add", [a, b], version=14), Info(info(a).dtype, shape))
 
 
-def _inserted(new: ir.Node, facts: Info, before: ir.Node) -> ir.Value:
-    insert(before, new)
-    beside(new, before)
-    new.outputs[0].name = f"{before.outputs[0].name}.mask"
-    set_info(new.outputs[0], facts)
-    return new.outputs[0]
-
-
-def default_scale(size: int) -> float:
-    """What attention multiplies by if nothing else is said."""
-    return 1 / math.sqrt(size)
+def _insert_mask(before: ir.Node, new: ir.Node, facts: Info) -> ir.Value:
+    return insert(before, new, f"{before.outputs[0].name}.mask", facts, before)

@@ -1,4 +1,4 @@
-"""The operands of attention's two products, whether MatMul or Einsum spells them (see `passes.attention`)."""
+"""The operands of attention's two products, which may be MatMul or Einsum (see `passes.attention`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxgen.graph.nodes import made_by
 from onnxgen.passes.match import scalar
 from onnxgen.passes.rewrite import beside, replace
-from onnxgen.passes.steps import known_ints
+from onnxgen.passes.steps import insert, known_ints, permuted
 from onnxgen.shapes.info import Info, Shape, info, set_info
 
 Perm = tuple[int, ...]
@@ -25,13 +25,12 @@ class Operand:
 
     @property
     def shape(self) -> Shape | None:
-        shape = info(self.value).shape
-        return None if shape is None else tuple(shape[p] for p in self.perm)
+        return permuted(info(self.value), self.perm).shape
 
 
 @dataclass
 class Product:
-    """`(left @ right).permute(order)`: both of the same rank, the leading axes alike."""
+    """`(left @ right).permute(order)`; both operands have the same rank and the same leading axes."""
 
     left: Operand
     right: Operand
@@ -39,15 +38,18 @@ class Product:
 
 
 def product(node: ir.Node | None, by_result: bool) -> Product | None:
-    """The product that a MatMul or an Einsum is; an Einsum's leading axes in the order of its result, or of `left`."""
+    """Return a MatMul or Einsum as a product, else None.
+
+    `by_result`: the leading axes of an Einsum are in the order of its result, not of `left`.
+    """
     if node is None or len(node.inputs) != 2 or None in node.inputs:
         return None
     left, right = (Operand(v, tuple(range(info(v).rank or 0))) for v in node.inputs if v is not None)
-    if len(left.perm) != len(right.perm) or len(left.perm) < 3 or info(left.value).shape is None:
+    if len(left.perm) != len(right.perm) or len(left.perm) < 3:
         return None
     if node.op_type == "MatMul":
         return Product(left, right, left.perm)
-    equation = str(node.attributes["equation"].value).replace(" ", "")
+    equation = node.attributes["equation"].as_string().replace(" ", "")
     terms, arrow, result = equation.partition("->")
     parts = terms.split(",")
     if not arrow or "." in equation or any(len(set(p)) != len(p) for p in (*parts, result)):
@@ -71,92 +73,82 @@ def _einsum(left: Operand, right: Operand, parts: list[str], result: str, by_res
 
 
 def unscaled(operand: Operand) -> Operand:
-    """The operand without its factors that are numbers; a permutation that one stands before is the operand's own."""
+    """Return an operand with numeric factors moved into its scale, and the Transposes between them into its perm."""
     while True:
-        node = made_by(operand.value, "Mul", "Div")
-        found = None if node is None else _without_number(node)
-        if found is not None:
-            operand = Operand(found[0], operand.perm, operand.scale * found[1])
-            continue
-        node = made_by(operand.value, "Transpose")
-        if node is None or node.inputs[0] is None or "perm" not in node.attributes:
-            return operand
-        inner = [int(p) for p in node.attributes["perm"].value]
-        operand = Operand(node.inputs[0], tuple(inner[p] for p in operand.perm), operand.scale)
+        (value, number), perm = without_number(operand.value), operand.perm
+        if value is operand.value:
+            node = made_by(value, "Transpose")
+            if node is None or node.inputs[0] is None or "perm" not in node.attributes:
+                return operand
+            inner = node.attributes["perm"].as_ints()
+            value, perm = node.inputs[0], tuple(inner[p] for p in perm)
+        operand = Operand(value, perm, operand.scale * number)
 
 
-def without_number(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """(x, c), if a value is x * c for a positive number c (1 if it is not)."""
+def without_number(value: ir.Value) -> tuple[ir.Value, float]:
+    """Return (x, c) of a value that is x * c for a positive number c, else (value, 1)."""
     node = made_by(value, "Mul", "Div")
-    found = None if node is None else _without_number(node)
-    return (value, 1.0) if found is None else found
-
-
-def _without_number(node: ir.Node) -> tuple[ir.Value, float] | None:
+    if node is None:
+        return value, 1.0
     for index in (1, 0) if node.op_type == "Mul" else (1,):
         number, x = scalar(node.inputs[index]), node.inputs[1 - index]
-        if number is not None and number > 0 and x is not None and info(x).rank == info(node.outputs[0]).rank:
+        if number is not None and number > 0 and x is not None and info(x).rank == info(value).rank:
             return x, number if node.op_type == "Mul" else 1 / number
-    return None
+    return value, 1.0
 
 
 def lifted(operand: Operand) -> Operand | None:
-    """The operand before its batch and heads were merged into one axis, which stands first."""
+    """Return an operand before its batch and heads were merged into one leading axis, else None."""
     node = made_by(operand.value, "Reshape")
-    before, after = (None, None) if node is None else (info(node.inputs[0]).shape, info(operand.value).shape)
-    if node is None or node.inputs[0] is None or before is None or after is None or operand.perm[0] != 0:
+    source = None if node is None else node.inputs[0]
+    before, after = info(source).shape, info(operand.value).shape
+    if source is None or before is None or after is None or operand.perm[0] != 0:
         return None
     if len(before) != 4 or len(after) != 3 or before[2:] != after[1:]:
         return None
-    return unscaled(Operand(node.inputs[0], (0, *(p + 1 for p in (0, *operand.perm[1:]))), operand.scale))
+    return unscaled(Operand(source, (0, *(p + 1 for p in (0, *operand.perm[1:]))), operand.scale))
 
 
-def turned(operand: Operand) -> Operand:
-    """The last two axes swapped."""
-    return Operand(operand.value, (*operand.perm[:-2], operand.perm[-1], operand.perm[-2]), operand.scale)
+def swapped(operand: Operand) -> Operand:
+    """Return an operand with its last two axes swapped."""
+    *leading, rows, columns = operand.perm
+    return Operand(operand.value, (*leading, columns, rows), operand.scale)
 
 
 def as_value(operand: Operand, before: ir.Node) -> ir.Value:
-    """The operand without its scale: a Transpose beside what it belongs to, or none if there is nothing to turn."""
-    value, graph = operand.value, before.graph
+    """Return an operand without its scale. If a Transpose is needed, it is inserted after the operand's producer."""
+    value, graph, producer = operand.value, before.graph, operand.value.producer()
     assert graph is not None
     if operand.perm == tuple(range(len(operand.perm))):
         return value
-    made = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", operand.perm)], version=13, num_outputs=1)
+    made = ir.node("Transpose", [value], {"perm": operand.perm}, version=13)
     beside(made, before)
-    producer = value.producer()
     if producer is not None and producer.graph is graph:
         graph.insert_after(producer, made)
     else:
         graph.insert_before(before, made)
     made.outputs[0].name = f"{value.name}.turned"
-    set_info(made.outputs[0], Info(info(value).dtype, operand.shape))
+    set_info(made.outputs[0], permuted(info(value), operand.perm))
     return made.outputs[0]
 
 
-def replace_turned(node: ir.Node, new: ir.Node, order: Perm) -> None:
-    """Put `new`, and the permutation of its result, in the place of `node`."""
+def replace_permuted(node: ir.Node, new: ir.Node, order: Perm) -> None:
+    """Replace `node` by `new` and the permutation of its result."""
     if order == tuple(range(len(order))):
         replace(node, new)
         return
-    assert node.graph is not None
-    node.graph.insert_before(node, new)
-    new.name = node.name
-    beside(new, node)
-    facts, straight = info(node.outputs[0]), [order.index(i) for i in range(len(order))]
-    new.outputs[0].name = f"{node.outputs[0].name}.straight"
-    shape = None if facts.shape is None else tuple(facts.shape[i] for i in straight)
-    set_info(new.outputs[0], Info(facts.dtype, shape))
-    replace(node, ir.Node("", "Transpose", [new.outputs[0]], [ir.AttrInt64s("perm", order)], version=13))
+    straight = permuted(info(node.outputs[0]), [order.index(i) for i in range(len(order))])
+    made = _insert_result(node, new, "straight", straight.shape)
+    replace(node, ir.node("Transpose", [made], {"perm": order}, version=13))
 
 
 def merge_heads(node: ir.Node, new: ir.Node, operands: list[Operand]) -> None:
-    """Put `new`, of batch and heads, and the Reshape that merges the two, in the place of `node`."""
-    assert node.graph is not None
-    node.graph.insert_before(node, new)
+    """Replace `node` by `new`, which has batch and heads as two axes, and a Reshape that merges them."""
+    shape, values = operands[0].shape or (), operands[2].shape or ()
+    made = _insert_result(node, new, "heads", (*shape[:-1], values[-1]))
+    replace(node, ir.node("Reshape", [made, known_ints(info(node.outputs[0]).shape or ())], version=13))
+
+
+def _insert_result(node: ir.Node, new: ir.Node, suffix: str, shape: Shape | None) -> ir.Value:
     new.name = node.name
-    beside(new, node)
-    facts, shape, values = info(node.outputs[0]), operands[0].shape or (), operands[2].shape or ()
-    new.outputs[0].name = f"{node.outputs[0].name}.heads"
-    set_info(new.outputs[0], Info(facts.dtype, (*shape[:-1], values[-1])))
-    replace(node, ir.Node("", "Reshape", [new.outputs[0], known_ints(facts.shape or ())], version=13))
+    return insert(node, new, f"{node.outputs[0].name}.{suffix}", Info(info(node.outputs[0]).dtype, shape), node)

@@ -1,7 +1,8 @@
-"""Axes that a tensor does not have: such a file is refused, as onnxruntime refuses it.
+"""Refuse files that name an axis which the tensor does not have, as onnxruntime does.
 
-Every later stage counts axes modulo the rank; an axis out of range would quietly become another one. Branches of If are
-left alone: an exporter writes both, and the one that is never taken need not fit the ranks that are found.
+Every later stage counts axes modulo the rank, so that an axis out of range would silently become another one. Nodes in
+branches of If are not held to the ranks that are found: an exporter writes both branches, and the one that is never
+taken need not fit.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ import onnx_ir as ir
 
 from onnxgen.errors import CHECK, Problem, Problems
 from onnxgen.graph.catalogue import known
-from onnxgen.graph.nodes import told
+from onnxgen.graph.nodes import subgraphs, told
 from onnxgen.options import Options
-from onnxgen.shapes.info import Info, info
+from onnxgen.passes.steps import input_at
+from onnxgen.shapes.info import info
 
-NAMES = ("axis", "axes")
-BODIES = ("Loop", "Scan")
-ONE_SCALE = ("QuantizeLinear", "DequantizeLinear")  # where one scale is for the whole tensor, axis means nothing
+LOOPS = ("Loop", "Scan")
+QUANTISERS = ("QuantizeLinear", "DequantizeLinear")
 
 
 def axes(model: ir.Model, options: Options) -> None:
-    """Refuse a model in which an operator of the standard names an axis that its input does not have.
+    """Check the axes of every standard node.
 
     Raises:
-        OnnxgenError: it does; every such node is named.
+        OnnxgenError: nodes name axes that their inputs do not have; every such node is named.
     """
     problems = Problems()
-    for node, certain in _nodes(model.graph):
-        limit = _rank(node) if certain else None
+    for node, in_branch in _nodes(model.graph):
+        limit = None if in_branch else _limit(node)
         for axis in _axes(node):
             if limit is not None and not -limit <= axis < limit:
                 problems.add(_problem(model, node, f"axis {axis} is out of range: the input has {limit} axes"))
@@ -39,22 +40,21 @@ def axes(model: ir.Model, options: Options) -> None:
     problems.raise_if_any()
 
 
-def _nodes(graph: ir.Graph, certain: bool = True) -> Iterator[tuple[ir.Node, bool]]:
-    """Every node, and whether it is outside all branches."""
+def _nodes(graph: ir.Graph, in_branch: bool = False) -> Iterator[tuple[ir.Node, bool]]:
+    """Yield every node, and whether it is in a branch of an If."""
     for node in graph:
-        yield node, certain
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield from _nodes(attribute.as_graph(), certain and node.op_type in BODIES)
+        yield node, in_branch
+        for inner in subgraphs(node):
+            yield from _nodes(inner, in_branch or node.op_type not in LOOPS)
 
 
-def _rank(node: ir.Node) -> int | None:
-    """How many axes may be named, if that is sure."""
-    facts = _facts(node, 0)
+def _limit(node: ir.Node) -> int | None:
+    """Return how many axes a node may name, or None if the rank is not known."""
+    facts = info(input_at(node, 0))
     if facts.kind != "tensor" or facts.rank is None:
         return None
-    if node.op_type in ONE_SCALE and _facts(node, 1).shape in (None, (), (1,)):
-        return None
+    if node.op_type in QUANTISERS and info(input_at(node, 1)).shape in (None, (), (1,)):
+        return None  # one scale for the whole tensor: the axis has no meaning
     if node.op_type in ("Flatten", "OneHot"):
         return facts.rank + 1
     if node.op_type == "Unsqueeze":
@@ -66,18 +66,12 @@ def _axes(node: ir.Node) -> list[int]:
     if node.domain not in ("", "ai.onnx"):
         return []
     found: list[int] = []
-    for name in NAMES:
-        attribute = node.attributes.get(name)
+    for attribute in map(node.attributes.get, ("axis", "axes")):
         if attribute is not None and attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS):
             found += np.atleast_1d(np.asarray(attribute.value, np.int64)).tolist()
     place = known(node).axes
-    data = None if place is None else _facts(node, place).data
+    data = None if place is None else info(input_at(node, place)).data
     return found + [int(d) for d in data.flat if isinstance(d, (int, np.integer))] if data is not None else found
-
-
-def _facts(node: ir.Node, i: int) -> Info:
-    value = node.inputs[i] if 0 <= i < len(node.inputs) else None
-    return Info() if value is None else info(value)
 
 
 def _problem(model: ir.Model, node: ir.Node, what: str) -> Problem:

@@ -1,8 +1,8 @@
-"""An Expand whose users broadcast by themselves is dropped: it only hides patterns, and lines of code.
+"""An Expand whose users broadcast by themselves is removed: it hides patterns and costs a line of code.
 
     y = x / norm.expand_as(x)   is   y = x / norm
 
-Only where another operand of every user has the full shape already.
+Every user must have another operand that already has the full shape.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import BROADCASTS
 from onnxgen.options import Options
+from onnxgen.passes.match import standard_nodes
 from onnxgen.passes.rewrite import drop
 from onnxgen.shapes.info import info
 
 
 def broadcasts(model: ir.Model, options: Options) -> None:
-    """Drop every Expand that changes nothing."""
-    for node in all_nodes(model.graph):
-        if node.op_type != "Expand" or node.domain != "" or node.inputs[0] is None or node.graph is None:
-            continue
-        output = node.outputs[0]
+    """Remove every Expand that changes nothing."""
+    for node in standard_nodes(model, "Expand"):
+        source, output = node.inputs[0], node.outputs[0]
         users = [use.node for use in output.uses()]
-        if output.is_graph_output() or not users or not all(_broadcasts(user, output) for user in users):
+        if source is None or output.is_graph_output() or not users:
             continue
-        ir.convenience.replace_all_uses_with(output, node.inputs[0])
-        drop(node)
+        if all(_broadcasts(user, output) for user in users):
+            ir.convenience.replace_all_uses_with(output, source)
+            drop(node)
 
 
 def _broadcasts(node: ir.Node, expanded: ir.Value) -> bool:
-    """Whether an operand other than the expanded one has the shape of the node's result."""
+    """True if an operand other than the expanded one has the shape of the node's result."""
     shape = info(expanded).shape
     if not is_a(node, BROADCASTS) or shape is None or info(node.outputs[0]).shape != shape:
         return False

@@ -1,8 +1,8 @@
-"""Operators that onnxgen has no function for, but that the ONNX standard defines by others: their bodies replace them.
-So they do for calls that a function can't take: attention with a cache, say.
+"""Replace operators that onnxgen has no function for by the function bodies that the ONNX standard defines them with.
 
-An operator's schema may hold a function body, or one that depends on the types and attributes of the call
-(https://onnx.ai/onnx/repo-docs/IR.html#functions). Bodies may again use such operators.
+The same goes for calls that a function cannot take (`@op(..., takes=...)`), such as attention with a cache. A schema
+may hold a body, or one that depends on the types and attributes of the call
+(https://onnx.ai/onnx/repo-docs/IR.html#functions). Bodies may use such operators again.
 """
 
 from __future__ import annotations
@@ -20,48 +20,46 @@ from onnxgen.reader.functions import inline
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
 
-GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-DEPTH = 8  # bodies within bodies; the standard has 3
+MAX_NESTING = 8  # of bodies in bodies; the standard needs 3
 
 
 def expand(model: ir.Model, options: Options) -> None:
-    """Replace every such node by its body, and propagate types and dims through what came in.
+    """Replace every such node by its body, and propagate types and dims through the new nodes.
 
-    The new nodes stand in the scope of the old one, under its name. What has no usable body stays: `lower` refuses it.
+    New nodes get the scope and name of the old one. A node without a usable body stays; `lower` refuses it.
     """
-    for _ in range(DEPTH):
+    for _ in range(MAX_NESTING):
         if not _expand_once(model):
             return
         propagate(model.graph, options)
 
 
 def _expand_once(model: ir.Model) -> bool:
-    """Replace the nodes that are there now; False if none can be."""
+    """Replace the nodes that are there now. Returns False if none can be replaced."""
     for number, node in enumerate(all_nodes(model.graph)):
         version = node.version or model.opset_imports.get(node.domain, 1)
         operator = find(node.domain, node.op_type, version)
-        if operator is not None and operator.takes(node):
-            continue
-        body = _body(node, version)
+        body = None if operator is not None and operator.takes(node) else _body(node, version)
         if body is None:
             continue
         body.domain, body.name, body.overload = node.domain, node.op_type, f"onnxgen:{number}"
         node.overload = body.overload
         for step in body.node:
             step.name = node.name or ""
-        _leave_out(body)
-        for name in [a.name for a in node.attributes.values() if a.type in GRAPHS]:
-            del node.attributes[name]  # its nodes are in the body
+        _fill_outputs(body)
+        for attribute in list(node.attributes.values()):
+            if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+                del node.attributes[attribute.name]  # its nodes are in the body
         function = ir.serde.deserialize_function(body)
         model.functions[function.identifier()] = function
-        _complete(node, version)
+        _add_defaults(node, version)
     found = bool(model.functions)
     inline(model)
     return found
 
 
-def _leave_out(body: onnx.FunctionProto) -> None:
-    """Optional outputs that the call leaves out: the body does not make them, and has something in their places."""
+def _fill_outputs(body: onnx.FunctionProto) -> None:
+    """Remove or fill the optional outputs that the call leaves out and the body does not make."""
     made = {*body.input, *(name for step in body.node for name in step.output)}
     while body.output and body.output[-1] not in made:
         body.output.pop()
@@ -71,7 +69,7 @@ def _leave_out(body: onnx.FunctionProto) -> None:
 
 
 def _body(node: ir.Node, version: int) -> onnx.FunctionProto | None:
-    """The function body of a node's operator as of an opset, None if there is none."""
+    """Return the function body of a node's operator as of an opset, else None."""
     operator: Any = schema(node.domain, node.op_type, version)  # onnx's type stubs lack its methods
     if operator is None:
         return None
@@ -80,34 +78,31 @@ def _body(node: ir.Node, version: int) -> onnx.FunctionProto | None:
         found: onnx.FunctionProto = onnx.FunctionProto.FromString(operator.get_function_with_opset_version(written_for))
         return found
     written_for = _nearest(operator.context_dependent_function_opset_versions, version)
-    types = [_type(value) for value in node.inputs]
-    if written_for is None or any(t is None for t in types):
+    types = [proto for value in node.inputs if (proto := _type(value)) is not None]
+    if written_for is None or len(types) < len(node.inputs):
         return None
-    call = ir.serde.serialize_node(node).SerializeToString()
-    made = operator.get_context_dependent_function_with_opset_version(
-        written_for, call, [t.SerializeToString() for t in types if t is not None]
-    )
+    call, inputs = ir.serde.serialize_node(node).SerializeToString(), [t.SerializeToString() for t in types]
+    made = operator.get_context_dependent_function_with_opset_version(written_for, call, inputs)
     body = onnx.FunctionProto.FromString(made)
     return body if made and _is_closed(body) else None
 
 
 def _is_closed(body: onnx.FunctionProto) -> bool:
-    """Whether a body uses nothing from around the call, as a graph among the call's attributes may."""
+    """True if a body only uses its own values, and none from around the call as a graph attribute may."""
     known = {"", *body.input, *(name for step in body.node for name in step.output)}
     return known.issuperset(name for step in body.node for name in step.input)
 
 
 def _nearest(versions: list[int], version: int) -> int | None:
-    """The opset that a body is written in: the newest that is not newer than the call's, or else the oldest.
+    """Return the newest opset with a body that is not newer than the call's, or else the oldest.
 
-    A body's nodes carry its own opset, so that a newer one is no harm.
+    The nodes of a body carry its own opset, so that a newer one does no harm.
     """
-    older = [v for v in versions if v <= version]
-    return max(older) if older else min(versions, default=None)
+    return max((v for v in versions if v <= version), default=min(versions, default=None))
 
 
 def _type(value: ir.Value | None) -> onnx.TypeProto | None:
-    """What is known of an input, as a body that depends on it wants to know; None if that is not enough."""
+    """Return the type of an input as a body that depends on it needs it; None if the element type is not known."""
     if value is None:
         return onnx.TypeProto()
     facts = info(value)
@@ -118,7 +113,7 @@ def _type(value: ir.Value | None) -> onnx.TypeProto | None:
     return onnx.helper.make_sequence_type_proto(made) if facts.kind == "sequence" else made
 
 
-def _complete(node: ir.Node, version: int) -> None:
+def _add_defaults(node: ir.Node, version: int) -> None:
     """Give a node the default values of the attributes that it leaves out: its body may refer to them."""
     operator = schema(node.domain, node.op_type, version)
     for name, attribute in operator.attributes.items() if operator is not None else ():

@@ -1,10 +1,10 @@
-"""`--restore-batchnorm`: BatchNorm layers that an export for inference folded into convolutions, put back.
+"""`--restore-batchnorm`: put back BatchNorm layers that an export for inference folded into convolutions.
 
     y = (conv(x) - mean) / sqrt(var + eps) * weight + bias         (Ioffe & Szegedy 2015, arXiv 1502.03167)
 
-What they were is lost: all that a file has is the convolution's weight times s = weight / sqrt(var + eps), and the bias
-bias + (b - mean) * s. So each comes back as the identity (mean 0, var 1 - eps, weight 1) with the convolution's bias as
-its own, and learns its statistics in training. The way back folds it again (`provenance.Fold`).
+Their numbers are lost: the file only has the convolution's weight times s = weight / sqrt(var + eps), and the bias
+bias + (b - mean) * s. So each norm comes back as the identity (mean 0, var 1 - eps, weight 1) with the convolution's
+bias as its own, and learns its statistics in training. Writing back folds it again (`provenance.Fold`).
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import RESTORED, SCOPE, TRAINABLE
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import NORM, RECTIFIER, VIEW
 from onnxgen.options import Options
+from onnxgen.passes.exporters import holds_folded_norm, is_in_norm
+from onnxgen.passes.match import standard_nodes
 from onnxgen.passes.steps import input_at
-from onnxgen.reader import param_path
-from onnxgen.scopes.origin import recorded_scope
+from onnxgen.scopes.origin import param_path, recorded_scope
 from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.provenance import Fold, Source
 from onnxgen.weights.stored import stored
 
 WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "Linear"}  # what exporters fold a BatchNorm into
-CONVOLUTIONS = {"Conv", "ConvTranspose"}
 EPSILON = 1e-5
-_HIERARCHY = "pkg.torch.onnx.class_hierarchy"
+MAX_FOLLOWING = 64  # nodes behind a layer that are looked at
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Restored:
     """One BatchNorm that was put back, by names of tensors.
 
     Attributes:
-        weight, bias: of the convolution, in the file: they hold the folded norm.
-        variance: what the norm's running variance is made of; like its weight and mean it is no tensor of the file.
-        made: every such tensor.
+        weight, bias: of the convolution in the file; they hold the folded norm.
+        variance: the norm's running variance.
+        made: the new tensors: the norm's weight, mean, variance, and its bias if the convolution keeps its own.
         keeps_bias: the convolution had a bias of its own beside the norm's.
         axis, groups: of the weight's output channels.
     """
@@ -57,59 +58,49 @@ class Restored:
 
 
 def folded_layers(model: ir.Model) -> list[ir.Node]:
-    """The layers that have a BatchNorm folded in, by what exporters leave behind.
+    """Return the layers that have a BatchNorm folded in, by the names and metadata that exporters leave.
 
-    - PyTorch's TorchScript exporter keeps the names of parameters; weights that it computed are called
-      `onnx::Conv_41` (before PyTorch 1.12 `41`), and of convolutions' weights it computes none but these.
-    - Its dynamo exporter notes at the layer that it stems from a batch norm, and stores `conv1.weight_bias` where the
-      layer had no bias.
-    - tf2onnx calls the weights `..._fused_bn`.
+    The only weights of convolutions that the legacy exporter computes are those with a folded norm. Before PyTorch 1.12
+    it gave computed tensors a number for a name.
     """
     numbered = model.producer_name == "pytorch" and any(map(param_path, model.graph.initializers))
     layers = [n for n in all_nodes(model.graph) if n.op_type in WEIGHTED and len(n.inputs) > 1]
-    return [n for n in layers if _from_norm(n) or _is_renamed(n) or (numbered and _is_numbered(n))]
-
-
-def _from_norm(node: ir.Node) -> bool:
-    """Whether the dynamo exporter says that a layer was (the end of) a batch norm."""
-    return "batch_norm" in node.metadata_props.get(_HIERARCHY, "").rpartition(",")[2]
+    return [n for n in layers if is_in_norm(n) or _is_renamed(n) or (numbered and _is_numbered(n))]
 
 
 def _is_renamed(node: ir.Node) -> bool:
-    names = map(_origin, node.inputs[1:3])
-    return any(re.fullmatch(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn", name) for name in names)
+    return any(holds_folded_norm(_stored_name(value)) for value in node.inputs[1:3])
 
 
 def _is_numbered(node: ir.Node) -> bool:
-    """Whether it is a convolution whose weight has a number for a name."""
-    shape = info(node.inputs[1]).shape
-    return shape is not None and len(shape) > 2 and _origin(node.inputs[1]).isdigit()
+    """True for a convolution whose weight has a number for a name."""
+    return (info(node.inputs[1]).rank or 0) > 2 and _stored_name(node.inputs[1]).isdigit()
 
 
-def _origin(value: ir.Value | None) -> str:
-    """The name of the stored tensor that a value is, perhaps passed on by others."""
+def _stored_name(value: ir.Value | None) -> str:
+    """Return the name of the stored tensor that a value is, perhaps behind nodes of one input; else ""."""
     while value is not None and stored(value) is None:
         producer = value.producer()
         value = producer.inputs[0] if producer is not None and len(producer.inputs) == 1 else None
     return "" if value is None else value.name or ""
 
 
-# ---- putting them back -----------------------------------------------------------------------------------------------
+# ---- putting them back ----
 
 
 def restore_batchnorm(model: ir.Model, options: Options) -> None:
-    """Put a BatchNormalization after every convolution that had one.
+    """Put a BatchNormalization behind every convolution that had one.
 
-    Where the file tells of none, after every biased convolution that no norm follows and that is not a last layer; but
-    not of a kind (transposed or not) whose norms the file still has.
+    If the file does not tell which had, those are the biased convolutions that no norm follows and that are not the
+    last layer. A kind of convolution, transposed or not, is left out if the file still has norms behind that kind.
     """
     if not options.restore_batchnorm:
         return
     told = set(folded_layers(model))
     leads_on = set() if told else _leading_to_layers(model.graph)
     groups: dict[ir.Value, list[ir.Node]] = {}
-    for node in all_nodes(model.graph):
-        if node.op_type in CONVOLUTIONS and node.domain == "" and node.inputs[1] is not None:
+    for node in standard_nodes(model, "Conv", "ConvTranspose"):
+        if node.inputs[1] is not None:
             groups.setdefault(node.inputs[1], []).append(node)
     kept = {n.op_type for nodes in groups.values() for n in nodes if _is_normed(n)}
     paths, restored = _Paths(model), []
@@ -118,7 +109,7 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
             continue
         if not told and not all(n.op_type not in kept and _lacks_norm(n, leads_on) for n in nodes):
             continue
-        if _is_own(weight, nodes):  # one module that is called several times is still one
+        if _is_own(weight, nodes):  # a module that is called several times gets one norm
             restored.append(_restore(model, nodes, paths, bool(told)))
     RESTORED.set(model, restored)
 
@@ -128,7 +119,7 @@ def _is_normed(node: ir.Node) -> bool:
 
 
 def _is_own(weight: ir.Value, nodes: list[ir.Node]) -> bool:
-    """Whether weight and bias are stored, and nothing but these convolutions takes the weight."""
+    """True if weight and bias are stored, all these convolutions share them, and nothing else uses the weight."""
     bias = input_at(nodes[0], 2)
     tensors = stored(weight), stored(bias)
     if any(t is None or t.dtype not in FLOATS for t in tensors) or any(input_at(n, 2) is not bias for n in nodes):
@@ -137,20 +128,17 @@ def _is_own(weight: ir.Value, nodes: list[ir.Node]) -> bool:
 
 
 def _leading_to_layers(graph: ir.Graph) -> set[ir.Value]:
-    """The values from which a later layer with weights is reached."""
+    """Return the values that a later layer with weights depends on."""
     found: set[ir.Value] = set()
     for node in reversed(graph):
-        if _is_layer(node) or found.intersection(node.outputs):
+        is_layer = known(node).matrix is not None and node.op_type != "Gather"
+        if is_layer or found.intersection(node.outputs):
             found.update(value for value in node.inputs if value is not None)
     return found
 
 
-def _is_layer(node: ir.Node) -> bool:
-    return known(node).matrix is not None and node.op_type != "Gather"
-
-
 def _lacks_norm(node: ir.Node, leads_on: set[ir.Value]) -> bool:
-    """Whether no norm follows a convolution, and it is not the last layer on its way (a head never had one)."""
+    """True if no norm follows a convolution, and it is not the last layer on its path (a head never had one)."""
     following = list(_following(node))
     if any(is_a(n, NORM) for n in following):
         return False
@@ -158,9 +146,9 @@ def _lacks_norm(node: ir.Node, leads_on: set[ir.Value]) -> bool:
 
 
 def _following(node: ir.Node) -> Iterator[ir.Node]:
-    """What takes a layer's result, also behind activations, sums and changes of layout."""
+    """Yield the users of a layer's result, also behind activations, sums and changes of layout."""
     seen, todo = {node}, [node]
-    for _ in range(64):
+    for _ in range(MAX_FOLLOWING):
         if not todo:
             return
         for use in todo.pop().outputs[0].uses():
@@ -171,8 +159,8 @@ def _following(node: ir.Node) -> Iterator[ir.Node]:
                     todo.append(use.node)
 
 
-def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, known: bool) -> Restored:
-    """Put one BatchNorm behind the calls of one convolution."""
+def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, told: bool) -> Restored:
+    """Put one BatchNorm behind the calls of one convolution. `told`: the file says that it had one."""
     conv = nodes[0]
     weight, bias = conv.inputs[1], conv.inputs[2]
     assert weight is not None and bias is not None
@@ -181,8 +169,8 @@ def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, known: bool) 
     scope, prefix = paths.of_norm(conv)
     dtype = tensor.dtype.numpy()
     one, zero = np.ones(tensor.size, dtype), np.zeros(tensor.size, dtype)
-    # exporters that note the norm keep the name of a bias that the convolution had itself
-    keeps = known and (param_path(bias.name or "") or ("",))[-1] == "bias"
+    # exporters that leave signs of the norm keep the name of a bias that the convolution had itself
+    keeps = told and (param_path(bias.name or "") or ("",))[-1] == "bias"
     made = {"weight": one, "running_mean": zero, "running_var": (one - EPSILON).astype(dtype)}
     made |= {"bias": zero} if keeps else {}
     values = {key: _initializer(model, f"{prefix}.{key}", array) for key, array in made.items()}
@@ -193,7 +181,7 @@ def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, known: bool) 
         if not keeps:
             node.resize_inputs(2)
     axis = 1 if conv.op_type == "ConvTranspose" else 0
-    group = conv.attributes["group"].as_int() if axis and "group" in conv.attributes else 1
+    group = conv.attributes.get_int("group", 1) if axis else 1
     names = frozenset(value.name or "" for value in values.values())
     variance = values["running_var"].name or ""
     return Restored(weight.name or "", bias.name or "", variance, names, keeps, axis, group)
@@ -210,10 +198,9 @@ def _initializer(model: ir.Model, name: str, array: np.ndarray[tuple[int, ...], 
     return value
 
 
-def _insert_after(node: ir.Node, inputs: list[ir.Value], scope: tuple[str, ...]) -> None:
+def _insert_after(node: ir.Node, inputs: list[ir.Value], scope: ModulePath) -> None:
     result = node.outputs[0]
-    norm = ir.Node("", "BatchNormalization", inputs, [ir.AttrFloat32("epsilon", EPSILON)], version=15)
-    norm.name = node.name
+    norm = ir.node("BatchNormalization", inputs, {"epsilon": EPSILON}, version=15, name=node.name)
     SCOPE.set(norm, scope)
     made = norm.outputs[0]
     made.shape, made.type = result.shape, result.type
@@ -226,7 +213,7 @@ def _insert_after(node: ir.Node, inputs: list[ir.Value], scope: tuple[str, ...])
 
 
 def folds(restored: list[Restored], keys: Mapping[str, Source]) -> dict[str, Fold]:
-    """How the keys of a state dict that belong to such layers are folded again, by key."""
+    """Return how the tensors of a state dict that belong to such layers are folded again, by key."""
     by_name: dict[str, list[str]] = {}
     for key, source in keys.items():
         for name in source.names:
@@ -246,38 +233,44 @@ def folds(restored: list[Restored], keys: Mapping[str, Source]) -> dict[str, Fol
 
 
 class _Paths:
-    """Module paths for the norms: what the exporter recorded, else after the convolution's."""
+    """Module paths for the norms: those that the exporter recorded, else derived from the convolution's.
+
+    Attributes:
+        taken: the paths of all modules.
+        weights: by scope, the weights of the layers in it.
+        count: norms without a path so far.
+    """
 
     def __init__(self, model: ir.Model) -> None:
         nodes = all_nodes(model.graph)
         scopes = {SCOPE.get(node) for node in nodes}
         names = [path[:-1] for path in map(param_path, model.graph.initializers) if path is not None]
         self.taken = {path[:n] for path in (*scopes, *names) for n in range(1, len(path) + 1)}
-        self.weights: dict[tuple[str, ...], set[ir.Value]] = {}  # of the layers that stand in a scope itself
+        self.weights: dict[ModulePath, set[ir.Value]] = {}
         for node in nodes:
             if node.op_type in WEIGHTED and node.inputs[1] is not None:
                 self.weights.setdefault(SCOPE.get(node), set()).add(node.inputs[1])
         self.count = 0
 
-    def of_norm(self, conv: ir.Node) -> tuple[tuple[str, ...], str]:
-        """The scope that the norm stands in, and what the names of its tensors begin with."""
+    def of_norm(self, conv: ir.Node) -> tuple[ModulePath, str]:
+        """Return the scope of the norm, and the prefix of its tensors' names."""
         scope = SCOPE.get(conv)
         is_own = len(self.weights[scope]) == 1
-        recorded = recorded_scope(conv) if _from_norm(conv) else None
+        recorded = recorded_scope(conv) if is_in_norm(conv) else None
         beside = _beside(scope) if is_own else None
         path = next((p for p in (recorded, beside) if p and p not in self.taken), None)
         if path is not None:
             self.taken.add(path)
             return path, ".".join(path)
-        self.count += 1  # no name: by its role, in what holds the convolution
+        self.count += 1  # no path: the norm is in the module that has the convolution, and named by its role later
         scope = scope[:-1] if is_own else scope
         while is_own and scope and scope[-1].isdigit():
             scope = scope[:-1]
         return scope, f"onnxgen::bn_{self.count}"
 
 
-def _beside(scope: tuple[str, ...]) -> tuple[str, ...] | None:
-    """`conv1` to `bn1`, `dwconv` to `dwbn`, `3` to `4`, `proj` to `proj_bn`."""
+def _beside(scope: ModulePath) -> ModulePath | None:
+    """Return a norm's path beside a convolution's: `bn1` for `conv1`, `dwbn` for `dwconv`, `4` for `3`, `proj_bn`."""
     if not scope:
         return None
     *outer, last = scope

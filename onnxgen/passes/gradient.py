@@ -1,8 +1,8 @@
-"""Gradient (ai.onnx.preview.training) gets what it differentiates as a graph of its own, the attribute `body`.
+"""Give every Gradient (ai.onnx.preview.training) the graph that it differentiates, as the attribute `body`.
 
-The operator names values of the graph around it: `y`, and the variables `xs` and `zs` of which it is a function. Its
-inputs are the variables' values, which may be others than those that the graph has under these names. So the nodes
-between are copied, with the variables as the inputs of the copy. `y` may be another Gradient's result.
+The operator names values of the graph around it: `y`, and the variables `xs` and `zs` of which y is a function. Its
+inputs are values for the variables, and may differ from the values that the graph has under these names. So the nodes
+between are copied, with the variables as inputs of the copy. `y` may be the result of another Gradient.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import WRITER, OnnxgenError, Problem
-from onnxgen.graph.nodes import all_nodes, told
+from onnxgen.graph.nodes import all_nodes, subgraphs, told
 from onnxgen.options import Options
 from onnxgen.shapes.bodies import TRAINING
 
@@ -22,7 +22,7 @@ def gradient(model: ir.Model, options: Options) -> None:
     """Rewrite every Gradient.
 
     Raises:
-        OnnxgenError: it names a value that its graph does not have.
+        OnnxgenError: it names a value that its graph does not have, or y does not depend on the variables.
     """
     _graph(model.graph, [])
 
@@ -30,26 +30,25 @@ def gradient(model: ir.Model, options: Options) -> None:
 def _graph(graph: ir.Graph, around: list[ir.Graph]) -> None:
     graphs = [graph, *around]
     for node in list(graph):
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                _graph(attribute.as_graph(), graphs)
+        for inner in subgraphs(node):
+            _graph(inner, graphs)
         if (node.domain, node.op_type) == (TRAINING, "Gradient"):
             _rewrite(node, graphs)
 
 
 def _rewrite(node: ir.Node, graphs: list[ir.Graph]) -> None:
-    """`graphs`: the node's own, and those around it."""
-    names = [list(node.attributes[key].value) if key in node.attributes else [] for key in ("xs", "zs")]
-    variables = [_named(node, name, graphs) for name in (*names[0], *names[1])]
+    """`graphs`: the graph of the node, then those around it."""
+    names = [*node.attributes.get_strings("xs", ()), *node.attributes.get_strings("zs", ())]
+    variables = [_named(node, name, graphs) for name in names]
     if len(variables) != len(node.inputs) or None in node.inputs:
         raise _error(node, f"the node has {len(node.inputs)} inputs for {len(variables)} variables")
-    y = _named(node, node.attributes["y"].value, graphs)
+    y = _named(node, node.attributes["y"].as_string(), graphs)
     body = _Copy(variables).graph(variables, _between(node, y, variables), [y])
     node.attributes.add(ir.AttrGraph("body", body))
 
 
 class _Copy:
-    """Nodes once more, on new values; what comes from outside stays what it is."""
+    """Copies nodes and their values. Values from outside are not copied."""
 
     def __init__(self, variables: Iterable[ir.Value]) -> None:
         self.values = {v: ir.Value(name=v.name, type=v.type, shape=v.shape) for v in variables}
@@ -73,7 +72,7 @@ class _Copy:
         return made
 
     def inner(self, graph: ir.Graph) -> ir.Graph:
-        """A subgraph, with what it stores."""
+        """Copy a subgraph with its initializers."""
         for value in (*graph.inputs, *graph.initializers.values()):
             new = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
             self.values[value] = new
@@ -84,37 +83,33 @@ class _Copy:
 
 
 def _between(node: ir.Node, y: ir.Value, variables: list[ir.Value]) -> list[ir.Node]:
-    """The nodes that make y of the variables, in the graph's order. What else they read stays outside."""
-    leads: dict[ir.Node, bool] = {}
+    """Return the nodes on the way from the variables to y, in the graph's order."""
     ends = {v.producer() for v in variables}
-    graph = y.graph
-    for one in graph or ():
-        inputs = [*one.inputs, *_captured(one)]
-        leads[one] = one not in ends and any(v is not None and (v in variables or _made_by(v, leads)) for v in inputs)
+    dependent = set(variables)
+    leading: list[ir.Node] = []
+    for one in y.graph or ():
+        if one not in ends and not dependent.isdisjoint(_read(one)):
+            dependent.update(one.outputs)
+            leading.append(one)
     needed = {y}
     found = []
-    for one in reversed(list(leads)):
-        if leads[one] and not needed.isdisjoint(one.outputs):
+    for one in reversed(leading):
+        if not needed.isdisjoint(one.outputs):
             found.append(one)
-            needed.update(v for v in (*one.inputs, *_captured(one)) if v is not None)
+            needed.update(_read(one))
     if y not in variables and not found:
         raise _error(node, f"{printable(y.name or '')} does not depend on the variables of the Gradient")
     return found[::-1]
 
 
-def _made_by(value: ir.Value, leads: dict[ir.Node, bool]) -> bool:
-    node = value.producer()
-    return node is not None and leads.get(node, False)
-
-
-def _captured(node: ir.Node) -> list[ir.Value | None]:
-    """What a node's subgraphs read."""
-    graphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
-    return [v for graph in graphs for inner in all_nodes(graph) for v in inner.inputs]
+def _read(node: ir.Node) -> list[ir.Value]:
+    """Return the values that a node and its subgraphs read."""
+    inner = [v for graph in subgraphs(node) for each in all_nodes(graph) for v in each.inputs]
+    return [v for v in (*node.inputs, *inner) if v is not None]
 
 
 def _named(node: ir.Node, name: str, graphs: list[ir.Graph]) -> ir.Value:
-    """The value of that name, in the innermost graph that has it."""
+    """Return the value of that name in the innermost graph that has one."""
     for graph in graphs:
         made = (output for one in graph for output in one.outputs)
         for value in (*graph.inputs, *graph.initializers.values(), *made):

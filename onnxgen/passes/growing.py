@@ -1,11 +1,11 @@
-"""A list of tensors that grows, all of it joined again at each step, is joined to what was joined before.
+"""A list of tensors that grows and is joined anew at each step becomes a Concat with what was joined before.
 
     Concat(a, b), Concat(a, b, c), Concat(a, b, c, d), ...
     x = Concat(a, b), x = Concat(x, c), x = Concat(x, d), ...
 
-DenseNet's layers (Huang et al. 2017) are given a list of all that was made before them. A traced file shows each with a
-number of inputs of its own, so that no two of them would be one class. The elements are the same ones, and as many are
-copied; gradients are the same sums, in another order.
+Every layer of DenseNet (Huang et al. 2017) takes a list of all earlier results. In a traced file each layer has another
+number of inputs, so that no two layers would share a class. The result has the same elements, and as many are copied;
+gradients are the same sums in another order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxgen.passes.steps import stored_views
 from onnxgen.scopes.between import common_scope
 from onnxgen.shapes.info import info
 
-LEAST = 3  # that join each other: two share their beginning by chance, too
+MIN_CHAIN = 3  # two Concats may begin alike by chance
 
 
 def growing(model: ir.Model, options: Options) -> None:
@@ -32,29 +32,31 @@ def growing(model: ir.Model, options: Options) -> None:
 
 
 def _joins(node: ir.Node) -> bool:
-    value = node.outputs[0] if node.op_type == "Concat" and node.domain == "" else None
-    return value is not None and info(value).data is None and info(value).rank is not None
+    facts = info(node.outputs[0]) if node.op_type == "Concat" and node.domain == "" else None
+    return facts is not None and facts.data is None and facts.rank is not None
 
 
 def _chains(nodes: list[ir.Node]) -> list[list[ir.Node]]:
-    """Nodes of which each joins all that the one before it does, and more. None is in two chains."""
-    tree: dict[tuple[int, ir.Value | None], int] = {}  # from the values so far, by the next one, to those with it
-    chains: dict[int, list[ir.Node]] = {}  # by the values that the last node of a chain joins
+    """Return chains in which each Concat joins the inputs of the one before it and more. Chains have no common node.
+
+    A sequence of inputs has a number: that of a step in a prefix tree, which starts at one root for each axis.
+    """
+    tree: dict[tuple[int, ir.Value | None], int] = {}  # (number of a sequence, next input) to the longer sequence
+    chains: dict[int, list[ir.Node]] = {}  # by the sequence that the last node of the chain joins
     for node in nodes:
-        values = ~(int(node.attributes["axis"].value) % (info(node.outputs[0]).rank or 1))  # none yet, on this axis
+        sequence = ~(node.attributes["axis"].as_int() % (info(node.outputs[0]).rank or 1))  # the root, below zero
         longest = None
         for value in node.inputs:
-            longest = values if values in chains else longest
-            values = tree.setdefault((values, value), len(tree))
-        if values not in chains:
-            chains[values] = [*(chains.pop(longest) if longest is not None else ()), node]
-    return [chain for chain in chains.values() if len(chain) >= LEAST]
+            longest = sequence if sequence in chains else longest
+            sequence = tree.setdefault((sequence, value), len(tree))
+        if sequence not in chains:
+            chains[sequence] = [*(chains.pop(longest) if longest is not None else ()), node]
+    return [chain for chain in chains.values() if len(chain) >= MIN_CHAIN]
 
 
 def _hand_on(before: ir.Node, node: ir.Node) -> None:
-    """Let a node begin with what the one before it joined, which is no longer the own affair of who asked for it."""
-    rest = node.inputs[len(before.inputs) :]
-    attributes = list(node.attributes.values())
+    """Let a Concat start with the result of the one before it. That one moves to the scope that both have in common."""
+    inputs = [before.outputs[0], *node.inputs[len(before.inputs) :]]
     if SCOPE.has(before) and SCOPE.has(node):
         SCOPE.set(before, common_scope([SCOPE.get(before), SCOPE.get(node)]) or ())
-    replace(node, ir.Node("", "Concat", [before.outputs[0], *rest], attributes, version=node.version))
+    replace(node, ir.Node("", "Concat", inputs, list(node.attributes.values()), version=node.version))

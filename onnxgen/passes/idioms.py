@@ -1,4 +1,4 @@
-"""What the tables of idioms share: an idiom is some spellings and the node that they become."""
+"""Tables of idioms: an idiom has several spellings, and a function that builds the node they become."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from onnxgen.passes.pattern import Match, Pattern, present
 from onnxgen.passes.rewrite import replace
 from onnxgen.shapes.info import info
 
-__all__ = ["Idiom", "Table", "same_as"]
-
 
 @dataclass(frozen=True)
 class Idiom:
-    """Spellings of one function, and what becomes of a match: the node, or None if it is not the function after all."""
+    """Spellings of one function. `build` returns the node for a match, or None if it is not the function after all."""
 
     patterns: tuple[Pattern, ...]
     build: Callable[[Match], ir.Node | None]
 
 
 class Table:
-    """Idioms by the operators that may be the last of a spelling: every node is looked at once."""
+    """Idioms, indexed by the operators that a spelling may end with, so that every node is looked at once."""
 
     def __init__(self, idioms: Sequence[Idiom]) -> None:
         self.by_root: dict[str, list[tuple[Pattern, Idiom]]] = {}
@@ -35,13 +33,13 @@ class Table:
                     self.by_root.setdefault(root, []).append((pattern, idiom))
 
     def rewrite(self, model: ir.Model, users_first: bool = False) -> None:
-        """Put the node of the first idiom that matches in the place of each spelling.
+        """Replace each spelling by the node of the first idiom that matches.
 
-        Producers come first, so that a spelling may be written with the operators that others become; or users, where
-        one that is longer must not lose its beginning to a shorter one.
+        Producers come before their users, so that a spelling may contain operators that other idioms made. With
+        `users_first` it is the other way round, so that a shorter idiom does not take the start of a longer one.
         """
         nodes = all_nodes(model.graph)
-        operators: set[str] = set().union(*map(present, nodes))  # most formulas need one that a graph has not at all
+        operators: set[str] = set().union(*map(present, nodes))  # few graphs have all operators of a formula
         for node in reversed(nodes) if users_first else nodes:
             if node.graph is None or node.domain != "" or info(node.outputs[0]).dtype not in FLOATS:
                 continue
@@ -55,6 +53,6 @@ class Table:
 
 
 def same_as(match: Match, name: str = "x") -> bool:
-    """Whether the result has the type and shape of a tensor that was matched: no constant has broadcast it."""
+    """True if the result has the type and shape of a matched tensor, so that no constant has broadcast it."""
     x, y = info(match.tensor(name)), info(match.root.outputs[0])
     return x.shape is not None and x.shape == y.shape and x.dtype == y.dtype

@@ -1,10 +1,10 @@
-"""What is known already no longer counts as a use of what it was computed from.
+"""Remove nodes whose results are known, so that they no longer count as users of their inputs.
 
 Exporters compute shapes beside the data: `Shape -> Gather -> Concat -> Reshape`. Once the elements are known, the nodes
-that made them only hide the idioms (a value "with one user" has two). They are removed; their results stay as values
-without a producer, whose elements `shapes.info` has. Nodes that nothing uses go too. Only integers: known floats
-may be stored tensors that are not trained, whose way back goes through the nodes. And no views of a buffer that the
-state dict keeps.
+that made them only hide idioms, since an inner value must have one user. Their results become values without a
+producer, whose elements `shapes.info` has. Unused nodes are removed, too. Known floats stay, as they may be computed
+from stored tensors that are not trained and are written back through the nodes. So do views of a buffer that belongs to
+the state dict.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxgen.shapes.info import info, set_info, shown_dims
 
 
 def known(model: ir.Model, options: Options) -> None:
-    """Remove every node whose results are all known or unused, users before what they use."""
+    """Remove every node whose results are all known or unused, users before their producers."""
     for node in reversed(all_nodes(model.graph)):
         if node.graph is None or not node.inputs or any(o.is_graph_output() or shown_dims(o) for o in node.outputs):
             continue
@@ -33,6 +33,5 @@ def known(model: ir.Model, options: Options) -> None:
 
 def _is_known(value: ir.Value) -> bool:
     facts = info(value)
-    if KEPT.get(value):
-        return False
-    return facts.data is not None and facts.dtype is not None and not facts.dtype.is_floating_point()
+    is_float = facts.dtype is None or facts.dtype.is_floating_point()
+    return not KEPT.get(value) and facts.data is not None and not is_float

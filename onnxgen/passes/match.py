@@ -1,56 +1,105 @@
-"""Reading the graph backwards from a value: what made it, with which constant, over which axes."""
+"""Questions about the graph behind a value: which node made it, from which constants, over which axes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxgen.graph.annotations import is_trained
-from onnxgen.graph.nodes import made_by
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.nodes import all_nodes, made_by
+from onnxgen.graph.traits import FILLS, MOVES
+from onnxgen.passes.steps import input_at
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
+# Relative distance within which a constant counts as the number that it stands for, by the precision of the file.
+TOLERANCES = {ir.DataType.DOUBLE: 1e-9, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 4e-3}
+MAX_ELEMENTS = 2**25  # of a stored tensor that is compared as a whole
+
+
+def standard_nodes(model: ir.Model, *op_types: str) -> Iterator[ir.Node]:
+    """Yield the nodes of these standard operators in order, except those that are removed before their turn."""
+    for node in all_nodes(model.graph):
+        if node.op_type in op_types and node.domain == "" and node.graph is not None:
+            yield node
+
+
+def elements(value: ir.Value | None, most: int = MAX_ELEMENTS) -> NDArray[np.generic] | None:
+    """Return the elements of a value if they are known and not trained, and if a stored tensor has at most `most`."""
+    constant = info(value).constant
+    if constant is None and value is not None and not is_trained(value):
+        tensor = stored(value)
+        constant = tensor.numpy() if tensor is not None and tensor.size <= most else None
+    return constant
+
 
 def scalar(value: ir.Value | None) -> float | None:
-    """The one number that a constant holds, None if it is not one element known at generation."""
-    if value is None:
+    """Return the number that a constant of one element holds, else None."""
+    array = elements(value, 1)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 and array.dtype.kind in "iuf" else None
+
+
+def uniform(value: ir.Value | None, depth: int = 8) -> float | None:
+    """Return the number that every element of a value is known to be, else None. True is 1."""
+    array = elements(value)
+    if array is not None:
+        numbers = array.size and array.dtype.kind in "biuf" and bool((array == array.flat[0]).all())
+        return float(array.flat[0]) if numbers else None
+    node = None if value is None else value.producer()
+    if node is None or depth == 0:
         return None
-    constant = info(value).constant
-    if constant is None:
-        tensor = stored(value)
-        if tensor is None or tensor.size != 1 or is_trained(value):
-            return None
-        constant = tensor.numpy()
-    return float(constant.reshape(-1)[0]) if constant.size == 1 and constant.dtype.kind in "iuf" else None
+    if made_by(value, "ConstantOfShape"):
+        tensor = node.attributes.get_tensor("value", None)
+        return 0.0 if tensor is None else float(tensor.numpy().reshape(-1)[0])
+    if not made_by(value, "Cast") and (not is_a(node, MOVES) or is_a(node, FILLS)):
+        return None
+    data = known(node).data
+    found = {uniform(v, depth - 1) for i, v in enumerate(node.inputs) if i in data and v is not None}
+    number = found.pop() if len(found) == 1 else None
+    return number if number in (0, 1) or node.op_type != "Cast" else None
+
+
+def ints(node: ir.Node, name: str, index: int) -> list[int] | None:
+    """Return a list that is an attribute in old opsets and an input in new ones; None if absent or not constant."""
+    given = node.attributes.get_ints(name, None)
+    constant = info(input_at(node, index)).constant if given is None else None
+    return list(given) if given is not None else None if constant is None else [int(v) for v in constant.flat]
 
 
 def dropout_ratio(node: ir.Node) -> float | None:
-    """The share that a Dropout drops; None if it is computed."""
-    if "ratio" in node.attributes:
-        return float(node.attributes["ratio"].value)
-    return scalar(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else 0.5
-
-
-# how near a constant must be to the number that it stands for, in the precision of a file
-NEAR = {ir.DataType.DOUBLE: 1e-9, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 4e-3}
+    """Return the share of elements that a Dropout drops, or None if it is computed."""
+    given = input_at(node, 1)
+    return scalar(given) if given is not None else node.attributes.get_float("ratio", 0.5)
 
 
 def is_close(found: float, number: float, near: ir.Value) -> bool:
-    """Whether a constant is `number`, as near as the type of a value beside it can say it."""
+    """True if a constant is `number`, to the precision of the type of `near`, a value beside it."""
     dtype = info(near).dtype
-    return math.isclose(found, number, rel_tol=NEAR.get(dtype, 1e-5) if dtype is not None else 1e-5)
+    return math.isclose(found, number, rel_tol=1e-5 if dtype is None else TOLERANCES.get(dtype, 1e-5))
 
 
 def other(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """The other operand of a binary node."""
+    """Return the other operand of a binary node."""
     return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+
+
+def trimmed(value: ir.Value, rank: int) -> tuple[object, ...] | None:
+    """Return the last `rank` dims of a shape that has only ones before them, else None."""
+    shape = info(value).shape
+    if shape is None or any(d != 1 for d in shape[: len(shape) - rank]):
+        return None
+    return shape[max(0, len(shape) - rank) :]
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is reduced, over which axes (counted from the front, sorted), and whether they are kept (1.0) or not."""
+    """A reduction of `x` over axes, which are counted from the front and sorted; `keepdims` is 1.0 or 0.0."""
 
     x: ir.Value
     axes: tuple[int, ...]
@@ -58,23 +107,17 @@ class Reduction:
 
 
 def reduction(value: ir.Value | None, op_type: str) -> Reduction | None:
-    """A reduction over axes that are known, of a tensor whose rank is; GlobalAveragePool is a mean, too."""
-    node = made_by(value, op_type)
-    if node is None and op_type == "ReduceMean":
-        node = made_by(value, "GlobalAveragePool")
+    """Return the reduction that makes a value, if axes and rank are known. GlobalAveragePool counts as ReduceMean."""
+    node = made_by(value, op_type, *(["GlobalAveragePool"] if op_type == "ReduceMean" else []))
     x = node.inputs[0] if node is not None else None
     rank = info(x).rank
     if node is None or x is None or not rank:
         return None
     if node.op_type == "GlobalAveragePool":
         return Reduction(x, tuple(range(2, rank)), 1.0)
-    keepdims = float(node.attributes["keepdims"].value) if "keepdims" in node.attributes else 1.0
-    if "axes" in node.attributes and node.attributes["axes"].type == ir.AttributeType.INTS:
-        axes = [int(a) for a in node.attributes["axes"].value]
-    else:
-        given = node.inputs[1] if len(node.inputs) > 1 else None
-        constant = info(given).constant
-        if given is not None and constant is None or "noop_with_empty_axes" in node.attributes and given is None:
+    axes = ints(node, "axes", 1)
+    if axes is None:
+        if input_at(node, 1) is not None or "noop_with_empty_axes" in node.attributes:
             return None
-        axes = [int(a) for a in constant.reshape(-1)] if constant is not None else list(range(rank))
-    return Reduction(x, tuple(sorted({a % rank for a in axes})), keepdims) if axes else None
+        axes = list(range(rank))
+    return Reduction(x, tuple(sorted({a % rank for a in axes})), float(node.attributes.get_int("keepdims", 1)))

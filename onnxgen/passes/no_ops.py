@@ -1,12 +1,12 @@
-"""Nodes that change nothing are dropped: they only hide patterns from the idioms.
+"""Remove nodes that change nothing: they only hide patterns from the idioms.
 
-Identity, casts to the type that a value already has, products with 1, sums with 0, and their like of truth values; a
-choice by a condition that is known to be the same everywhere.
+These are Identity, casts to the type that a value already has, products with 1, sums with 0 and the like for truth
+values, and Where with a condition that is known to be the same everywhere.
 
-A cast to the type of another tensor is a plain cast where that type is known: it is no use of that tensor's elements.
+A cast to the type of another tensor (CastLike) becomes a Cast if that type is known, as it does not use the elements.
 
-One that makes a graph output stays: the output must keep its name. So does one that gives a stored tensor a parameter's
-name: the legacy exporter stores equal tensors once.
+A node that makes a graph output stays, so that the output keeps its name. So does an Identity that gives a stored
+tensor the name of a parameter: the legacy exporter stores equal tensors once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
-# what leaves the other operand as it is, and whether it may be the first one, too
+# the operand that leaves the other one as it is, and whether it may also be the first one
 NEUTRAL = {
     "Mul": (1, True),
     "Div": (1, False),
@@ -35,9 +35,9 @@ NEUTRAL = {
 
 
 def no_ops(model: ir.Model, options: Options) -> None:
-    """Drop every node that passes an input on unchanged."""
+    """Remove every node that passes an input on unchanged."""
     for node in all_nodes(model.graph):
-        node = _plain(node)
+        node = _without_like(node)
         source = _passed_on(node) if node.domain == "" and len(node.outputs) == 1 else None
         output = node.outputs[0]
         if source is None or output.is_graph_output() or node.graph is None:
@@ -46,10 +46,9 @@ def no_ops(model: ir.Model, options: Options) -> None:
         drop(node)
 
 
-def _plain(node: ir.Node) -> ir.Node:
-    """The Cast that a CastLike is; any other node itself."""
-    like = node.inputs[1] if (node.domain, node.op_type) == ("", "CastLike") else None
-    dtype = info(like).dtype if like is not None else None
+def _without_like(node: ir.Node) -> ir.Node:
+    """Replace a CastLike by a Cast if the type is known. Returns the node that is there now."""
+    dtype = info(node.inputs[1]).dtype if (node.domain, node.op_type) == ("", "CastLike") else None
     if dtype is None or node.graph is None:
         return node
     kept = [a for name, a in node.attributes.items() if name == "saturate"]
@@ -59,17 +58,13 @@ def _plain(node: ir.Node) -> ir.Node:
 
 
 def _passed_on(node: ir.Node) -> ir.Value | None:
-    """The input that a node's output is, if it is one."""
+    """Return the input that a node's output is, else None."""
     output, source = node.outputs[0], node.inputs[0] if node.inputs else None
     if node.op_type == "Identity":
         kept = stored(source) is not None and (param_path(output.name or "") is not None or ROOT.has(output))
         return None if kept else source
     if node.op_type == "Cast":
-        dtype = info(source).dtype
-        return source if dtype is not None and dtype == ir.DataType(node.attributes["to"].value) else None
-    if node.op_type == "CastLike":  # PyTorch's dynamo exporter makes sure of a mask's type so
-        dtype = info(source).dtype
-        return source if dtype is not None and dtype == info(node.inputs[1]).dtype else None
+        return source if info(source).dtype == ir.DataType(node.attributes["to"].as_int()) else None
     if node.op_type == "Where":
         condition = info(node.inputs[0]).constant
         if condition is None or not condition.size or condition.all() != condition.any():
@@ -87,7 +82,7 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
 
 
 def _is(value: ir.Value | None, neutral: float) -> bool:
-    """Whether a value is one such element, which is not trained."""
+    """True if a value is this number or truth value alone, and not trained."""
     if info(value).dtype == ir.DataType.BOOL:
         constant = info(value).constant
         return constant is not None and constant.size == 1 and bool(constant.all()) == neutral
@@ -95,6 +90,6 @@ def _is(value: ir.Value | None, neutral: float) -> bool:
 
 
 def _same(value: ir.Value | None, output: ir.Value) -> bool:
-    """Whether a node's result has the type and shape of its input, so that nothing broadcast it."""
+    """True if a result has the type and shape of an input, so that nothing broadcast it."""
     facts = info(value)
     return facts.shape is not None and facts.shape == info(output).shape and facts.dtype == info(output).dtype

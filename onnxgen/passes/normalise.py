@@ -4,7 +4,7 @@
     x * rsqrt(max(sum(x * x), eps ** 2))                            TensorFlow's l2_normalize
     sum(x / max(norm(x), eps) * y / max(norm(y), eps))              torch's cosine_similarity, decomposed
 
-ONNX's LpNormalization has no eps. What a reciprocal of a root has left after all norms is torch's `rsqrt`.
+ONNX's LpNormalization has no eps. Reciprocals of roots that no norm has taken become torch's `rsqrt`.
 """
 
 from __future__ import annotations
@@ -15,44 +15,36 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgen.code.quote import shortest
-from onnxgen.graph.domains import DOMAIN
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.passes.rewrite import own
 from onnxgen.shapes.info import info
 
 
 def _normalize(order: int, *spellings: str, eps: Callable[[float], float] = float) -> Idiom:
-    """`eps`: what it is, of the number that the spelling binds."""
+    """`eps` computes epsilon from the number that the spelling binds."""
 
     def build(match: Match) -> ir.Node | None:
-        least = match.number("eps")
-        if len(match.axes()) != 1 or least <= 0 or not same_as(match):
+        least, axes = match.number("eps"), match.axes()
+        if len(axes) != 1 or least <= 0 or not same_as(match):
             return None
-        attributes = [
-            ir.AttrInt64("axis", match.axes()[0]),
-            ir.AttrInt64("p", order),
-            ir.AttrFloat32("epsilon", eps(least)),
-        ]
-        return ir.Node(DOMAIN, "Normalize", [match.tensor("x")], attributes, version=1)
+        return own("Normalize", [match.tensor("x")], axis=axes[0], p=order, epsilon=eps(least))
 
     return Idiom(tuple(Pattern(s) for s in spellings), build)
 
 
 def _cosine(match: Match) -> ir.Node | None:
-    x, y = match.tensor("x"), match.tensor("y")
-    axes = match.axes()
-    rank = info(x).rank
-    if rank is None or info(x).shape != info(y).shape or info(x).dtype != info(y).dtype:
+    x, y, axes = match.tensor("x"), match.tensor("y"), match.axes()
+    if info(x).rank is None or info(x).shape != info(y).shape or info(x).dtype != info(y).dtype:
         return None
     if axes != (int(match.number("axis")),):
         return None
-    attributes = [ir.AttrInt64("axis", axes[0]), ir.AttrFloat32("epsilon", match.number("eps"))]
-    return ir.Node(DOMAIN, "CosineSimilarity", [x, y], attributes, version=1)
+    return own("CosineSimilarity", [x, y], axis=axes[0], epsilon=match.number("eps"))
 
 
 def _rsqrt(match: Match) -> ir.Node | None:
-    return ir.Node(DOMAIN, "Rsqrt", [match.tensor("x")], version=1) if same_as(match) else None
+    return own("Rsqrt", [match.tensor("x")]) if same_as(match) else None
 
 
 HALF = "onnxgen_Normalize({}, axis=axis, p=2, epsilon=eps)"

@@ -1,22 +1,22 @@
-"""Patterns of spelled-out mathematics, written as the formula, and matched however a file orders and groups it.
+"""Patterns of spelled-out mathematics: a formula, which is matched in whatever order and grouping a file has it.
 
     Pattern("0.5 * x * (1 + Erf(x / sqrt2))", numbers={"sqrt2": math.sqrt(2)})
 
-- A single letter is a tensor, the same wherever it stands. A longer name is a number, bound to what the graph has there
-  (unless it is given, as `sqrt2`); an axis, or several, where it is the second argument of a reduction.
+- A single letter is a tensor, everywhere the same one. A longer name is a number; unless it is given, as `sqrt2` is, it
+  is bound to what the graph has there. As the second argument of a reduction it is bound to the axes.
 - `+ - * / **` are sums and products in any order, grouping and spelling (see `algebra`).
-- `Clip(x, low, high)` and `Relu(x)` are clamps in any spelling, infinite bounds being none.
+- `Clip(x, low, high)` and `Relu(x)` are clamps in any spelling. A missing bound is infinite.
 - `ReduceMean(x, axes)` and its siblings keep the axes that they reduce. A third argument is `keepdims`, bound or given.
-- Any other call is that operator with those inputs, `name=...` its attributes; Max and Min take theirs in any order.
-  `onnxgen_Name(x)` is one of our own.
-- `p | q` is either. `where` says what a tensor of the pattern is itself made of.
+- Any other call is that operator with those inputs; keywords are its attributes. Max and Min take inputs in any order.
+  `onnxgen_Name(x)` is one of onnxgen's own operators.
+- `p | q` is either of two. `where` has the formulas of tensors in the pattern.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -38,14 +38,14 @@ ROOTS = {
 
 @dataclass(frozen=True)
 class Term:
-    """One piece of a pattern.
+    """One piece of a pattern. A number is a float if it is given, or a name that it is to be bound to.
 
     Attributes:
         kind: "tensor", "number", "product", "sum", "clamp", "reduction", "operator" or "either".
-        name: a tensor's, a number's to be bound, or an operator's.
-        value: a number that is given; a product's coefficient, a sum's constant (or the name of one to be bound).
-        parts: operands; with their powers in a product, their signs in a sum.
-        attributes: (name, number or name to be bound) of an operator.
+        name: of a tensor or an operator.
+        value: the number, the coefficient of a product, or the constant of a sum.
+        parts: operands, with their powers in a product and their signs in a sum.
+        attributes: of an operator, as (name, number).
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Term:
 
     @property
     def operators(self) -> set[str]:
-        """Operators that the graph must have: those that have no other spelling."""
+        """Operators that the graph must have, since they have no other spelling."""
         if self.kind == "either":
             return set()
         own = {self.name} if self.kind in ("operator", "reduction") else set()
@@ -72,7 +72,7 @@ class Term:
 
 @dataclass
 class Match:
-    """What a pattern found: its tensors and numbers by name, and the nodes between them and the root."""
+    """The tensors and numbers of a pattern by name, and the nodes between them and the root."""
 
     root: ir.Node
     bound: Bound
@@ -95,36 +95,31 @@ class Match:
 
 
 class Pattern:
-    """One formula. `where`: the formulas of tensors in it; `numbers`: constants by name.
+    """One formula. `where` has the formulas of tensors in it, `numbers` the given numbers by name.
 
     Attributes:
-        operators: what the graph must have for it, see `Term.operators`.
+        operators: see `Term.operators`.
     """
 
     def __init__(self, text: str, where: dict[str, str] | None = None, numbers: dict[str, float] | None = None) -> None:
-        self.text = text
         numbers = {"inf": math.inf, **(numbers or {})}
         self.root = _parse(ast.parse(text, mode="eval").body, numbers)
         self.where = {name: _parse(ast.parse(t, mode="eval").body, numbers) for name, t in (where or {}).items()}
-
         self.operators = self.root.operators.union(*(term.operators for term in self.where.values()))
 
     def match(self, node: ir.Node) -> Match | None:
-        """The first way in which a node's output is the pattern, nothing between being used elsewhere; None if none."""
-        for bound in self._ways(node.outputs[0]):
+        """Return the first match whose root is a node and whose inner values are used nowhere else, else None."""
+        ways = _match(node.outputs[0], self.root, {})
+        for name, term in self.where.items():
+            ways = _match_bound(ways, name, term)
+        for bound in ways:
             inside = self._inside(node, bound)
             if inside is not None:
                 return Match(node, bound, inside)
         return None
 
-    def _ways(self, value: ir.Value) -> Iterator[Bound]:
-        ways = _match(value, self.root, {})
-        for name, term in self.where.items():
-            ways = _also(ways, name, term)
-        return ways
-
     def _inside(self, root: ir.Node, bound: Bound) -> set[ir.Node] | None:
-        """The nodes between the root and the bound tensors, or None if something else uses what they make."""
+        """Return the nodes between the root and the bound tensors; None if something else uses their results."""
         ends = {value for name, value in bound.items() if isinstance(value, ir.Value) and name not in self.where}
         found: set[ir.Node] = {root}
         stack = [root]
@@ -143,14 +138,7 @@ class Pattern:
         return found
 
 
-def _also(ways: Iterator[Bound], name: str, term: Term) -> Iterator[Bound]:
-    for bound in ways:
-        value = bound[name]
-        if isinstance(value, ir.Value):
-            yield from _match(value, term, bound)
-
-
-# ------------------------------------------------------------------------------------------------------- the text
+# ---- from text to terms ----
 
 POWER = {ast.Mult: 1.0, ast.Div: -1.0}
 
@@ -170,7 +158,7 @@ def _parse(tree: ast.expr, numbers: dict[str, float]) -> Term:
 
 
 def _number(tree: ast.expr, numbers: dict[str, float]) -> float | str:
-    """A number, or the name of one to be bound."""
+    """Return a number, or the name that it is to be bound to."""
     if isinstance(tree, ast.Name):
         return numbers.get(tree.id, tree.id)
     if isinstance(tree, ast.UnaryOp):
@@ -221,30 +209,24 @@ def _parse_product(tree: ast.expr, numbers: dict[str, float]) -> Term:
 
 def _parse_call(tree: ast.Call, numbers: dict[str, float]) -> Term:
     assert isinstance(tree.func, ast.Name)
-    name, args = tree.func.id, tree.args
-    if name == "Relu":
-        return Term(
-            "clamp", name, parts=((_parse(args[0], numbers), 1.0),), attributes=(("low", 0.0), ("high", math.inf))
-        )
-    if name == "Clip":
-        bounds = ("low", _number(args[1], numbers)), ("high", _number(args[2], numbers))
-        return Term("clamp", name, parts=((_parse(args[0], numbers), 1.0),), attributes=bounds)
+    name, parts = tree.func.id, tuple((_parse(a, numbers), 1.0) for a in tree.args)
+    options = [_number(a, numbers) for a in tree.args[1:] if name == "Clip" or name.startswith("Reduce")]
+    if name in ("Relu", "Clip"):
+        low, high = options or (0.0, math.inf)
+        return Term("clamp", name, parts=parts[:1], attributes=(("low", low), ("high", high)))
     if name.startswith("Reduce"):
-        axes = _number(args[1], numbers)
-        keep = _number(args[2], numbers) if len(args) > 2 else 1.0
-        return Term(
-            "reduction", name, parts=((_parse(args[0], numbers), 1.0),), attributes=(("axes", axes), ("keepdims", keep))
-        )
+        axes, keepdims = [*options, 1.0][:2]
+        return Term("reduction", name, parts=parts[:1], attributes=(("axes", axes), ("keepdims", keepdims)))
     attributes = tuple((k.arg or "", _number(k.value, numbers)) for k in tree.keywords)
-    return Term("operator", name, parts=tuple((_parse(a, numbers), 1.0) for a in args), attributes=attributes)
+    return Term("operator", name, parts=parts, attributes=attributes)
 
 
-# ------------------------------------------------------------------------------------------------------- matching
+# ---- matching: every function yields the bindings of each way in which a value is a term ----
 
 
-def _match(value: ir.Value | None, term: Term, bound: Bound) -> Iterator[Bound]:
-    """Every way in which a value is a term, as what is bound then."""
-    if value is None:
+def _match(value: ir.Value | None, term: Term, bound: Bound, sign: float = 1.0) -> Iterator[Bound]:
+    """`sign`: the value times 1 or -1 is to be the term."""
+    if value is None or (sign != 1.0 and term.kind != "product"):
         return
     if term.kind == "tensor":
         if bound.get(term.name, value) is value:
@@ -257,15 +239,32 @@ def _match(value: ir.Value | None, term: Term, bound: Bound) -> Iterator[Bound]:
         for part, _ in term.parts:
             yield from _match(value, part, bound)
     elif term.kind == "product":
-        yield from _match_product(value, 1.0, term, bound)
+        yield from _match_product(value, sign, term, bound)
     elif term.kind == "sum":
         yield from _match_sum(value, term, bound)
+    elif term.kind == "clamp":
+        yield from _match_clamp(value, term, bound)
+    elif term.kind == "reduction":
+        yield from _match_reduction(value, term, bound)
     else:
         yield from _match_call(value, term, bound)
 
 
+def _match_bound(ways: Iterator[Bound], name: str, term: Term) -> Iterator[Bound]:
+    """Match the tensor that a name is bound to."""
+    for bound in ways:
+        value = bound[name]
+        if isinstance(value, ir.Value):
+            yield from _match(value, term, bound)
+
+
+def _match_all(ways: Iterable[Bound], value: ir.Value | None, term: Term, sign: float = 1.0) -> Iterator[Bound]:
+    for bound in ways:
+        yield from _match(value, term, bound, sign)
+
+
 def _bind(wanted: float | str, number: float, bound: Bound, near: ir.Value) -> Iterator[Bound]:
-    """A number that is given must be the one that is there; one with a name is bound to it."""
+    """Compare a number with the one that is given or bound; if a name is not bound yet, bind it."""
     known = bound.get(wanted) if isinstance(wanted, str) else wanted
     if isinstance(known, float):
         if number == known or is_close(number, known, near):
@@ -282,7 +281,7 @@ def _match_product(value: ir.Value, sign: float, term: Term, bound: Bound) -> It
         if all(power == part[1] for (_, power), part in zip(order, term.parts)):
             ways = _bind(term.value, sign * product.coefficient, bound, value)
             for (factor, _), (part, _) in zip(order, term.parts):
-                ways = _each(ways, factor, part)
+                ways = _match_all(ways, factor, part)
             yield from ways
 
 
@@ -293,59 +292,16 @@ def _match_sum(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
     for order in permutations(found.terms):
         ways = _bind(term.value, found.constant, bound, value)
         for (addend, sign), (part, wanted) in zip(order, term.parts):
-            ways = _each(ways, addend, part, sign * wanted)
+            ways = _match_all(ways, addend, part, sign * wanted)
         yield from ways
 
 
-def _each(ways: Iterator[Bound], value: ir.Value, term: Term, sign: float = 1.0) -> Iterator[Bound]:
-    """The ways in which a value times a sign is the term, for each of the ways so far."""
-    for bound in ways:
-        if term.kind == "product":
-            yield from _match_product(value, sign, term, bound)
-        elif sign == 1.0:
-            yield from _match(value, term, bound)
-
-
-def _each_bind(ways: Iterator[Bound], wanted: float | str, number: float, near: ir.Value) -> Iterator[Bound]:
-    for bound in ways:
-        yield from _bind(wanted, number, bound, near)
-
-
-def _match_call(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
-    if term.kind == "clamp":
-        x, *bounds = as_clamp(value)
-        if bounds != [-math.inf, math.inf]:
-            ways: Iterator[Bound] = iter([bound])
-            for (_, wanted), number in zip(term.attributes, bounds):
-                ways = _each_bind(ways, wanted, number, value)
-            yield from _each(ways, x, term.parts[0][0])
-        return
-    if term.kind == "reduction":
-        yield from _match_reduction(value, term, bound)
-        return
-    node = value.producer()
-    if node is None or (node.domain, node.op_type) != _qualified(term.name) or len(node.inputs) != len(term.parts):
-        return
-    inputs = [i for i in node.inputs if i is not None]
-    for order in permutations(inputs) if term.name in COMMUTATIVE else [tuple(inputs)]:
-        ways = iter([bound])
-        for name, wanted in term.attributes:
-            given = node.attributes.get(name)
-            ways = _each_bind(ways, wanted, float(given.value), value) if given is not None else iter(())
-        for argument, (part, _) in zip(order, term.parts):
-            ways = _each(ways, argument, part)
-        yield from ways
-
-
-def present(node: ir.Node) -> set[str]:
-    """The names by which patterns know a node's operator."""
-    name = f"{OWN}{node.op_type}" if node.domain == DOMAIN else node.op_type
-    return {name, "ReduceMean"} if name == "GlobalAveragePool" else {name}
-
-
-def _qualified(name: str) -> tuple[str, str]:
-    """(domain, operator)"""
-    return (DOMAIN, name.removeprefix(OWN)) if name.startswith(OWN) else ("", name)
+def _match_clamp(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
+    x, low, high = as_clamp(value)
+    if (low, high) != (-math.inf, math.inf):
+        (_, least), (_, most) = term.attributes
+        for lower in _bind(least, low, bound, value):
+            yield from _match_all(_bind(most, high, lower, value), x, term.parts[0][0])
 
 
 def _match_reduction(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
@@ -354,4 +310,28 @@ def _match_reduction(value: ir.Value, term: Term, bound: Bound) -> Iterator[Boun
     if found is None or not isinstance(axes, str) or bound.get(axes, found.axes) != found.axes:
         return
     ways = _bind(keepdims, found.keepdims, {**bound, axes: found.axes}, value)
-    yield from _each(ways, found.x, term.parts[0][0])
+    yield from _match_all(ways, found.x, term.parts[0][0])
+
+
+def _match_call(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
+    node = value.producer()
+    is_own = term.name.startswith(OWN)
+    wanted = (DOMAIN if is_own else "", term.name.removeprefix(OWN))
+    if node is None or (node.domain, node.op_type) != wanted or len(node.inputs) != len(term.parts):
+        return
+    bounds = [bound]
+    for name, number in term.attributes:
+        given = node.attributes.get(name)
+        bounds = [b for old in bounds if given is not None for b in _bind(number, float(given.value), old, value)]
+    inputs = [i for i in node.inputs if i is not None]
+    for order in permutations(inputs) if term.name in COMMUTATIVE else [tuple(inputs)]:
+        ways = iter(bounds)
+        for argument, (part, _) in zip(order, term.parts):
+            ways = _match_all(ways, argument, part)
+        yield from ways
+
+
+def present(node: ir.Node) -> set[str]:
+    """Return the names by which patterns know a node's operator."""
+    name = f"{OWN}{node.op_type}" if node.domain == DOMAIN else node.op_type
+    return {name, "ReduceMean"} if name == "GlobalAveragePool" else {name}

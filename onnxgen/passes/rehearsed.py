@@ -1,6 +1,6 @@
-"""`python -m onnxgen.passes.rehearsed`: reads and simplifies one file within bounds of memory and time.
+"""`python -m onnxgen.passes.rehearsed`: read and simplify one file within limits of memory and time.
 
-`reader.rehearsal` starts it; what to read comes by standard input.
+`reader.rehearsal` starts it and passes the path and the options through standard input.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.reader.rehearsal import OUT_OF_MEMORY
 
 
-def _bound(memory: int, seconds: int) -> None:
+def _limit(memory: int, seconds: int) -> None:
     try:
         import resource
-    except ImportError:  # Windows: the caller's clock is all there is
+    except ImportError:  # Windows: only the caller's clock limits the process
         return
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
@@ -29,11 +29,11 @@ def _main() -> int:
     from onnxgen.plugins import plugged
     from onnxgen.reader import read
 
-    _bound(options.limits.memory, options.limits.seconds)
+    _limit(options.limits.memory, options.limits.seconds)
     try:
         with plugged(options):
             simplify(read(path, options, rehearsed=True), options)
-    except OnnxgenError:  # the caller finds it, too
+    except OnnxgenError:  # the caller will find it, too
         return 0
     except MemoryError:
         return OUT_OF_MEMORY

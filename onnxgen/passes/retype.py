@@ -1,7 +1,7 @@
-"""`--dtype`: a network that computes in another floating point type, as if its file had been written in that type.
+"""`--dtype`: let a network compute in another floating point type, as if its file had been written in that type.
 
-Every float of the graph gets the type but those that only sizes are computed of: a factor of 0.1, which is 0.09998 in
-half precision, would make other sizes.
+Every float of the graph gets the type, except floats that only sizes are computed from: a factor of 0.1 is 0.09998 in
+half precision, and would give other sizes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnxgen.errors import Problem, Problems
 from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes, subgraphs, told
 from onnxgen.graph.traits import BROADCASTS
 from onnxgen.shapes.info import info, set_info
@@ -28,16 +29,15 @@ DTYPES = {
     "float32": ir.DataType.FLOAT,
     "float64": ir.DataType.DOUBLE,
 }
-KEY = "dtype"  # in the sidecar's metadata: the type's name
-FLOATS = tuple(DTYPES.values())
-TYPED = ("to", "dtype", "output_dtype", "output_datatype")  # attributes that name the type of a result
-UNTYPED = ("RandomNormal", "RandomUniform")  # what makes float32 where such an attribute is missing
+KEY = "dtype"  # of the type's name in the sidecar's metadata
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")  # they name the type of a result
+FLOAT32_BY_DEFAULT = ("RandomNormal", "RandomUniform")  # without such an attribute
 
 
 class RetypedTensor(ir.LazyTensor):
-    """A stored tensor in another floating point type, computed when it is asked for.
+    """A stored tensor in another floating point type, converted when it is read.
 
-    A finite number stays finite (masks have -3.4e38), and a single number other than zero stays one (an epsilon).
+    Finite numbers stay finite (masks have -3.4e38), and a single nonzero number stays nonzero (an epsilon).
     """
 
     def __init__(self, tensor: ir.TensorProtocol, dtype: ir.DataType) -> None:
@@ -61,10 +61,10 @@ def _cast(array: NDArray[np.generic], dtype: ir.DataType) -> NDArray[np.generic]
 
 
 def retype(model: ir.Model, dtype: ir.DataType, *, is_file: bool = False) -> None:
-    """Give every float of a graph that is no size another type. Its values are propagated, and are so after.
+    """Give every float of a propagated graph another type, except sizes. The facts of its values stay up to date.
 
-    `is_file`: the graph stays ONNX. Otherwise single numbers beside a tensor stay as they are: torch takes them for
-    numbers of any type, and computes with all their digits.
+    `is_file`: the graph stays ONNX. Otherwise single numbers beside a tensor stay as they are: torch takes Python
+    numbers with a tensor of any type, and computes with all their digits.
     """
     if not is_file and dtype != ir.DataType.FLOAT:
         _refuse_classical(model.graph)
@@ -78,7 +78,7 @@ def retype(model: ir.Model, dtype: ir.DataType, *, is_file: bool = False) -> Non
 
 
 def _refuse_classical(graph: ir.Graph) -> None:
-    """Raises `OnnxgenError` for operators that compute in single precision by their specification."""
+    """Raise `OnnxgenError` for operators that compute in single precision by their specification."""
     problems = Problems()
     for node in all_nodes(graph):
         values = (*node.inputs, *node.outputs)
@@ -89,7 +89,7 @@ def _refuse_classical(graph: ir.Graph) -> None:
 
 
 def _is_number(value: ir.Value) -> bool:
-    """Whether it is a single number that is no weight and no output, and whatever takes it takes a tensor beside it."""
+    """True for a single number that is not a weight or an output, if all its users also take a tensor."""
     tensor = stored(value)
     if tensor is None or tensor.size != 1 or value.is_graph_output() or is_trained(value):
         return False
@@ -98,43 +98,50 @@ def _is_number(value: ir.Value) -> bool:
 
 
 def _takes_numbers(node: ir.Node) -> bool:
-    """Whether torch's function takes a single number beside a tensor."""
+    """True if torch's function takes a Python number beside a tensor."""
     return is_a(node, BROADCASTS) and node.op_type not in ("Sum", "Mean") or node.op_type in ("Clip", "Dropout", "Pad")
 
 
 def _is_wide(value: ir.Value | None, rank: int) -> bool:
-    """Whether it is a computed float of at least so many axes."""
+    """True for a computed float with at least `rank` axes."""
     facts = info(value)
     return stored(value) is None and facts.dtype in FLOATS and facts.rank is not None and facts.rank >= rank
 
 
 class _Groups:
-    """The floats of a graph, grouped by what computes with them together."""
+    """The floats of a graph in groups: the inputs and outputs of a node are in one group (union-find).
+
+    A group is computed with if it has an input or output of the graph, or a float that is made of no other floats. All
+    other groups are sizes.
+
+    Attributes:
+        values: each float with another one of its group; the representative of the group with itself.
+    """
 
     def __init__(self, graph: ir.Graph) -> None:
-        self.values: dict[ir.Value, ir.Value] = {}  # each with another of its group, and one with itself
-        ends = {*graph.inputs, *graph.outputs}
+        self.values: dict[ir.Value, ir.Value] = {}
         self.wanted: list[ir.Value] = []
         for inner in (graph, *graph.subgraphs()):
             for value in (*inner.inputs, *inner.initializers.values()):
                 self._note(value)
         for node in all_nodes(graph):
             self._join(node)
-        self.wanted += [value for value in ends if self._note(value)]
+        self.wanted += [value for value in (*graph.inputs, *graph.outputs) if self._note(value)]
         self.computing = {self._first(value) for value in self.wanted}
 
     def is_size(self, value: ir.Value) -> bool:
         return self._first(value) not in self.computing
 
-    def _note(self, value: ir.Value | None) -> bool:
-        """Whether a value is a float."""
-        if value is None or (info(value).dtype or value.dtype) not in FLOATS:
+    def _note(self, value: ir.Value) -> bool:
+        """Add a value if it is a float. Returns True if it is."""
+        if (info(value).dtype or value.dtype) not in FLOATS:
             return False
         self.values.setdefault(value, value)
         return True
 
     def _join(self, node: ir.Node) -> None:
-        inputs = [v for i, v in enumerate(node.inputs) if self._note(v) and not _is_fixed(node, i)]
+        given = ((i, v) for i, v in enumerate(node.inputs) if v is not None)
+        inputs = [v for i, v in given if self._note(v) and not _is_fixed(node, i)]
         outputs = [v for v in node.outputs if self._note(v)]
         for graph in subgraphs(node):
             outputs += [v for v in (*graph.inputs, *graph.outputs) if self._note(v)]
@@ -142,7 +149,7 @@ class _Groups:
             return
         if not inputs and node.op_type != "Constant":
             self.wanted += outputs
-        joined = [v for v in (*inputs, *outputs) if v is not None]
+        joined = [*inputs, *outputs]
         for value in joined[1:]:
             self.values[self._first(value)] = self._first(joined[0])
 
@@ -153,7 +160,7 @@ class _Groups:
 
 
 def _is_fixed(node: ir.Node, i: int) -> bool:
-    """Whether an operator's input has one floating point type only, as the scales of a Resize have."""
+    """True if an operator takes only one floating point type for an input, as Resize does for its scales."""
     if node.op_type not in ("Resize", "Upsample") or node.domain not in ("", "ai.onnx"):
         return False
     schema = onnx.defs.get_schema(node.op_type, node.version or 13, "")
@@ -180,11 +187,11 @@ def _retyped(kind: ir.TypeProtocol | None, dtype: ir.DataType) -> ir.TypeProtoco
 
 
 def retype_node(node: ir.Node, dtype: ir.DataType) -> None:
-    """What a node itself says of the type of its results."""
+    """Change the attributes of a node that set the type of its results."""
     for name, attribute in list(node.attributes.items()):
         if attribute.is_ref():
             continue
-        if name in TYPED and attribute.type == ir.AttributeType.INT and attribute.as_int() in FLOATS:
+        if name in TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.as_int() in FLOATS:
             node.attributes[name] = ir.AttrInt64(name, int(dtype))
         elif attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in FLOATS:
             node.attributes[name] = ir.AttrTensor(name, RetypedTensor(attribute.as_tensor(), dtype))
@@ -192,7 +199,7 @@ def retype_node(node: ir.Node, dtype: ir.DataType) -> None:
             tensor = ir.tensor(np.asarray(attribute.value, np.float32), name=node.outputs[0].name)
             del node.attributes[name]
             node.attributes["value"] = ir.AttrTensor("value", RetypedTensor(tensor, dtype))
-    if node.op_type in UNTYPED and "dtype" not in node.attributes:
+    if node.op_type in FLOAT32_BY_DEFAULT and "dtype" not in node.attributes:
         node.attributes["dtype"] = ir.AttrInt64("dtype", int(dtype))
     if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, dtype.numpy()), dtype))

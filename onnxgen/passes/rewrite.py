@@ -1,27 +1,40 @@
-"""What every idiom pass does to the graph: ask who uses a value, and put one node in the place of several."""
+"""Graph edits that every pass needs: find who uses a value, put one node in the place of several, remove nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import SCOPE, STANDS_FOR
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.shapes.info import info, set_info
 
 
-def only_user(value: ir.Value) -> ir.Node | None:
-    """The one node that uses a value, if it is used once and is no graph output."""
-    # onnx_ir's own dict, where there is one: `uses()` copies it, and a value that every node reads is asked by each
+def only_user(value: ir.Value, *op_types: str) -> ir.Node | None:
+    """Return the node that uses a value if the value is used once and is not a graph output, else None.
+
+    If `op_types` are given, the node must also be a standard operator of one of them.
+    """
+    # onnx_ir's own dict, where there is one: `uses()` copies it, which is slow for a value that every node reads
     uses = getattr(value, "_uses", None)
     uses = value.uses() if uses is None else uses
-    return next(iter(uses)).node if len(uses) == 1 and not value.is_graph_output() else None
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    node: ir.Node = next(iter(uses)).node
+    return node if not op_types or (node.domain == "" and node.op_type in op_types) else None
+
+
+def own(op_type: str, inputs: Sequence[ir.Value | None], outputs: int = 1, **attributes: Any) -> ir.Node:
+    """Make a node of one of onnxgen's own operators."""
+    return ir.node(op_type, inputs, attributes, domain=DOMAIN, num_outputs=outputs, version=1)
 
 
 def replace(last: ir.Node, new: ir.Node, origin: ir.Node | None = None) -> None:
-    """Put `new` in the place of `last`, the final node of an idiom; what only served the idiom is dropped.
+    """Put `new` in the place of `last`, the final node of an idiom, and remove the nodes that only served the idiom.
 
-    The new node takes the outputs' names and facts of `last`, and the scope of `origin` (default: of `last`).
+    The new node takes the names and facts of the outputs of `last`, and the scope of `origin` (by default `last`).
     """
     origin = origin or last
     graph = last.graph
@@ -38,23 +51,23 @@ def replace(last: ir.Node, new: ir.Node, origin: ir.Node | None = None) -> None:
 
 
 def beside(new: ir.Node, node: ir.Node) -> None:
-    """Let a new node stand in the same scope, if that is known."""
+    """Put a new node in the scope of another one, if that has a scope."""
     SCOPE.copy(node, new)
 
 
 def names_of(node: ir.Node) -> tuple[str, ...]:
-    """What the file calls the nodes that this one stands for; one without a name is called by what it makes."""
+    """Return the names of the file's nodes that this one stands for; a node without a name goes by its first output."""
     return STANDS_FOR.get(node) or ((node.name or (node.outputs[0].name if node.outputs else "") or node.op_type),)
 
 
 def together(nodes: Iterable[ir.Node]) -> bool:
-    """Whether nodes are of one graph, and of one scope as far as theirs are known."""
+    """True if nodes are in one graph, and those with a scope in one scope."""
     nodes = list(nodes)
     return len({n.graph for n in nodes}) <= 1 and len({SCOPE.get(n) for n in nodes if SCOPE.has(n)}) <= 1
 
 
 def drop(node: ir.Node) -> list[ir.Node]:
-    """Remove a node that nothing uses any more, and then its producers that only served it; returns all of them."""
+    """Remove a node if nothing uses it, then its producers that only served it. Returns all removed nodes."""
     gone: list[ir.Node] = []
     pending = [node]
     while pending:

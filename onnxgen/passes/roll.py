@@ -1,9 +1,13 @@
-"""The end of an axis put before its beginning is `torch.roll`: Concat of the two Slices that an axis is cut into.
+"""An axis whose two pieces are swapped: `torch.roll`, and the `rotate_half` of rotary embeddings.
 
-    Concat(x[k:], x[:k]) = roll(x, -k)
+    Concat(x[k:], x[:k])                                        roll(x, -k)
+    Concat(-x[..., n/2:], x[..., :n/2])                         rotate_half(x)
+    Concat(-x[..., 1::2], x[..., ::2]) along a new last axis    rotate_pairs(x), if a Reshape merges the last two axes
 
-Exporters write one such pair an axis (Swin's shifted windows); rolls of several axes are one node, `onnxgen.Roll`.
-Only where the axis is surely long enough: of one that is shorter than k nothing is moved here, and torch counts again.
+Exporters write one pair for each axis that is rolled (Swin's shifted windows); rolls of several axes are one node,
+`onnxgen.Roll`. An axis of unknown size is only taken if it is surely as long as k: a shorter one comes out unchanged
+here, and torch.roll would move it all the same. Rotary embeddings (Su et al. 2021, arXiv 2104.09864) compute
+`x * cos + rotated * sin`. `onnxgen.RotateHalf` and `onnxgen.RotatePairs` stand for the functions that authors write.
 """
 
 from __future__ import annotations
@@ -11,64 +15,94 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
-from onnxgen.passes.cuts import Cut, cuts, taken
-from onnxgen.passes.rewrite import replace, together
+from onnxgen.passes.match import standard_nodes
+from onnxgen.passes.rewrite import only_user, own, replace, together
+from onnxgen.passes.slices import cuts, make_up_axis, piece
 from onnxgen.passes.steps import stored_views
 from onnxgen.shapes.dims import Dim, nonnegative
+from onnxgen.shapes.infer_slice import OPEN_END
 from onnxgen.shapes.info import info
-
-FAR = 2**31 - 1
 
 
 def roll(model: ir.Model, options: Options) -> None:
-    """Rewrite every such pair, the first one first: the next one may roll its result."""
+    """Rewrite every such Concat, the first one first: the next one may roll its result."""
     weights = stored_views(model)
-    for node in all_nodes(model.graph):
-        if node.op_type == "Concat" and node.domain == "" and len(node.inputs) == 2 and node.graph is not None:
-            if node.outputs[0] not in weights:
-                _rewrite(node)
+    for node in standard_nodes(model, "Concat"):
+        rank = info(node.outputs[0]).rank
+        if len(node.inputs) != 2 or rank is None or node.outputs[0] in weights:
+            continue
+        axis = node.attributes["axis"].as_int() % rank
+        maker = made_by(node.inputs[0], "Slice", "Split", "Neg", "Unsqueeze")
+        if maker is not None and maker.op_type in ("Slice", "Split"):
+            _roll(node, axis)
+        elif maker is not None and axis == rank - 1:
+            (_rotate_half if maker.op_type == "Neg" else _rotate_pairs)(node, maker.inputs[0], axis)
 
 
-def _rewrite(node: ir.Node) -> None:
-    makers = [None if value is None else value.producer() for value in node.inputs]
-    x = makers[0].inputs[0] if makers[0] is not None and makers[0].inputs else None
-    shape = info(x).shape
-    if x is None or not shape or makers[1] is None or makers[1].inputs[:1] != (x,):
-        return
-    axis = int(node.attributes["axis"].value) % len(shape)
-    shift = _shift(node, x, axis, shape[axis])
-    if shift is None:
+def _roll(node: ir.Node, axis: int) -> None:
+    first, second = (made_by(value, "Slice", "Split") for value in node.inputs)
+    x = None if first is None else first.inputs[0]
+    shape, shift = info(x).shape, None
+    if x is not None and second is not None and second.inputs[0] is x and shape is not None:
+        shift = _shift(node, axis, shape[axis])
+    if x is None or shift is None:
         return
     shifts, axes, before = [shift], [axis], x.producer()
-    if before is not None and before.op_type == "Roll" and before.domain == DOMAIN and together((before, node)):
-        if {use.node for use in x.uses()} == set(makers) and not x.is_graph_output():
-            shifts = [*before.attributes["shifts"].value, shift]
-            axes = [*before.attributes["axes"].value, axis]
+    if before is not None and (before.domain, before.op_type) == (DOMAIN, "Roll") and together((before, node)):
+        if {use.node for use in x.uses()} == {first, second} and not x.is_graph_output():
+            shifts = [*before.attributes["shifts"].as_ints(), shift]
+            axes = [*before.attributes["axes"].as_ints(), axis]
             x = before.inputs[0]
-    attributes = [ir.AttrInt64s("shifts", shifts), ir.AttrInt64s("axes", axes)]
-    replace(node, ir.Node(DOMAIN, "Roll", [x], attributes, version=1))
+    replace(node, own("Roll", [x], shifts=shifts, axes=axes))
 
 
-def _shift(node: ir.Node, x: ir.Value, axis: int, size: Dim) -> int | None:
-    """By how much an axis of x is rolled, by a Split's parts or by Slices; None if it is not."""
-    ranges = [taken(value, x, axis) for value in node.inputs]
-    if ranges[0] is not None and ranges[1] is not None:
-        (first, end), (start, last) = ranges[0], ranges[1]
-        rolled = (start, last, end) == (0, first, size)
-        return (size - first if 2 * first > size else -first) if rolled and isinstance(size, int) else None
-    found = [cuts(None if value is None else value.producer()) for value in node.inputs]
-    if any(f is None or [c.axis for c in f] != [axis] or f[0].step != 1 for f in found):
+def _shift(node: ir.Node, axis: int, size: Dim) -> int | None:
+    """Return by how much a Concat rolls an axis of this size, else None."""
+    last, first = map(piece, node.inputs)
+    if first is not None and last is not None:
+        if first.axis != axis or not make_up_axis([first, last]):
+            return None
+        return last.end - first.end if 2 * first.end > last.end else -first.end
+    found = [cuts(made_by(value, "Slice")) for value in node.inputs]
+    after, before = (c[0] if c is not None and [cut.axis for cut in c] == [axis] else None for c in found)
+    if after is None or before is None or (after.step, before.step, before.start) != (1, 1, 0):
         return None
-    before, after = (f[0] for f in found if f is not None)
-    return _cut_shift(before, after, size)
-
-
-def _cut_shift(first: Cut, second: Cut, size: Dim) -> int | None:
-    """By how much x[k:] before x[:k] rolls an axis of this size."""
-    k = first.start
-    to_end = first.end == size or (isinstance(first.end, int) and first.end >= FAR)
-    if not isinstance(k, int) or k == 0 or not to_end or second.start != 0 or second.end not in (k, size + k):
+    k = after.start
+    to_end = after.end == size or (isinstance(after.end, int) and after.end >= OPEN_END)
+    if not isinstance(k, int) or k == 0 or not to_end or before.end not in (k, size + k):
         return None
     return -k if nonnegative(size - abs(k)) else None
+
+
+def _rotate_half(node: ir.Node, negated: ir.Value | None, axis: int) -> None:
+    first, second = piece(node.inputs[1]), piece(negated)
+    if first is not None and second is not None and first.axis == axis and make_up_axis([first, second]):
+        if 2 * first.end == second.end:
+            replace(node, own("RotateHalf", [first.x]))
+
+
+def _rotate_pairs(node: ir.Node, odd: ir.Value | None, axis: int) -> None:
+    negated, second = made_by(odd, "Neg"), made_by(node.inputs[1], "Unsqueeze")
+    last, even = only_user(node.outputs[0], "Reshape"), None if second is None else second.inputs[0]
+    if negated is None or last is None:
+        return
+    if any(info(v).shape != (*(info(part).shape or ()), 1) for v, part in zip(node.inputs, (odd, even))):
+        return
+    slices = made_by(even, "Slice"), made_by(negated.inputs[0], "Slice")
+    x = None if slices[0] is None else slices[0].inputs[0]
+    if x is not None and info(last.outputs[0]).shape == info(x).shape:
+        if all(_takes_every_second(s, x, first, axis - 1) for first, s in enumerate(slices)):
+            replace(last, own("RotatePairs", [x]), origin=node)
+
+
+def _takes_every_second(node: ir.Node | None, x: ir.Value, first: int, axis: int) -> bool:
+    """True if a Slice takes `x[..., first::2]` of a last axis of even size."""
+    found, shape = cuts(node), info(x).shape or ()
+    if node is None or node.inputs[0] is not x or found is None or len(found) != 1 or len(shape) != axis + 1:
+        return False
+    cut, size = found[0], shape[axis]
+    if (cut.axis, cut.start, cut.step) != (axis, first, 2) or not isinstance(cut.end, int) or not isinstance(size, int):
+        return False
+    return size % 2 == 0 and range(size)[first : cut.end : 2] == range(first, size, 2)

@@ -3,16 +3,17 @@
     exp(x - max(x)) / sum(exp(x - max(x)))        with the maximum or without, by Div or by Reciprocal
     m + log(sum(exp(x - m)))                      m = max(x), or nothing at all
 
-The maximum cancels out of the result and of its gradient; without it a spelling overflows where the function does not.
+The maximum cancels out of the result and of its gradient. Without it a spelling overflows where the function does not.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.nodes import all_nodes, made_by
+from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
+from onnxgen.passes.match import standard_nodes
 from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.shapes.info import info
@@ -21,20 +22,19 @@ SHIFTED = "x - ReduceMax(x, axes)"
 
 
 def _along(op_type: str, *patterns: Pattern) -> Idiom:
-    """A function of `x` along the one axis that was reduced."""
+    """A function of `x` along the only axis that is reduced."""
 
     def build(match: Match) -> ir.Node | None:
         if len(match.axes()) != 1 or not same_as(match):
             return None
-        return ir.Node("", op_type, [match.tensor("x")], [ir.AttrInt64("axis", match.axes()[0])], version=13)
+        return ir.node(op_type, [match.tensor("x")], {"axis": match.axes()[0]}, version=13)
 
     return Idiom(patterns, build)
 
 
 def _logsumexp(match: Match) -> ir.Node:
-    axes = ir.AttrInt64s("axes", match.axes())
-    keepdims = ir.AttrInt64("keepdims", int(match.number("keep")))
-    return ir.Node("", "ReduceLogSumExp", [match.tensor("x")], [axes, keepdims], version=13)
+    keepdims = int(match.number("keep"))
+    return ir.node("ReduceLogSumExp", [match.tensor("x")], {"axes": match.axes(), "keepdims": keepdims}, version=13)
 
 
 TABLE = Table(
@@ -67,21 +67,18 @@ TABLE = Table(
 def softmax(model: ir.Model, options: Options) -> None:
     """Rewrite every such spelling, and the softmax of a transposed tensor that is transposed back."""
     TABLE.rewrite(model)
-    for node in all_nodes(model.graph):
-        if node.op_type in ("Softmax", "LogSoftmax") and node.domain == "" and node.graph is not None:
-            _untranspose(node)
+    for node in standard_nodes(model, "Softmax", "LogSoftmax"):
+        _remove_transposes(node)
 
 
-def _untranspose(node: ir.Node) -> None:
-    """Before opset 13 both are over the last axis, and torch's legacy exporter swaps another one with it."""
-    before, after = made_by(node.inputs[0], "Transpose"), only_user(node.outputs[0])
-    facts = info(node.inputs[0])
-    if before is None or after is None or after.op_type != "Transpose" or only_user(before.outputs[0]) is not node:
+def _remove_transposes(node: ir.Node) -> None:
+    """Before opset 13 both take the last axis, and torch's legacy exporter swaps another axis with it."""
+    before, after = made_by(node.inputs[0], "Transpose"), only_user(node.outputs[0], "Transpose")
+    rank, axis = info(node.inputs[0]).rank, node.attributes.get_int("axis", None)
+    if before is None or after is None or only_user(before.outputs[0]) is not node:
         return
-    there, back = (list(n.attributes["perm"].value) if "perm" in n.attributes else [] for n in (before, after))
-    axis = node.attributes["axis"].value if "axis" in node.attributes else None
-    if not facts.rank or axis is None or axis % facts.rank != facts.rank - 1 or not there:
+    there, back = (list(n.attributes.get_ints("perm", ())) for n in (before, after))
+    if not rank or axis is None or axis % rank != rank - 1 or not there:
         return
-    if sorted(there) == sorted(back) == list(range(facts.rank)) == [there[p] for p in back]:
-        over = ir.AttrInt64("axis", there[-1])
-        replace(after, ir.Node("", node.op_type, [before.inputs[0]], [over], version=13), origin=node)
+    if sorted(there) == sorted(back) == list(range(rank)) == [there[p] for p in back]:
+        replace(after, ir.node(node.op_type, [before.inputs[0]], {"axis": there[-1]}, version=13), origin=node)

@@ -1,4 +1,4 @@
-"""Small steps of passes that build nodes: put one in, move axes, hand a name or the users of a value on."""
+"""Small steps of passes that build nodes: insert a node, make a constant, move axes, redirect the users of a value."""
 
 from __future__ import annotations
 
@@ -7,55 +7,68 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import ArrayLike
 
-from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.traits import RESHAPE
+from onnxgen.passes.rewrite import beside
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.stored import VIEWS
 
-MOVED = {*VIEWS, "Concat", "Split"}
+_MOVES = {*VIEWS, "Concat", "Split"}
 
 
 def stored_views(model: ir.Model) -> set[ir.Value]:
-    """The stored tensors, and what is only cut, turned or joined of them: weights are taken back by these nodes."""
+    """Return the stored tensors and the values that are only cut, transposed or joined from them.
+
+    Trained weights are written back through the nodes between, so those nodes must stay.
+    """
     found: set[ir.Value] = set()
     for graph in model.graphs():
         found.update(graph.initializers.values())
         for node in graph:
             data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-            is_view = node.op_type in MOVED and node.domain == "" and bool(data) and all(v in found for v in data)
+            is_view = node.op_type in _MOVES and node.domain == "" and bool(data) and all(v in found for v in data)
             if node.op_type == "Constant" or is_view:
                 found.update(node.outputs)
     return found
 
 
-def insert(before: ir.Node, new: ir.Node) -> None:
+def insert(
+    before: ir.Node, new: ir.Node, name: str | None = None, facts: Info | None = None, scope_of: ir.Node | None = None
+) -> ir.Value:
+    """Insert a node before another one. Returns its first output, which gets the name and facts if they are given.
+
+    `scope_of`: the node whose scope the new one takes.
+    """
     assert before.graph is not None
     before.graph.insert_before(before, new)
+    if scope_of is not None:
+        beside(new, scope_of)
+    output = new.outputs[0]
+    if name is not None:
+        output.name = name
+    if facts is not None:
+        set_info(output, facts)
+    return output
 
 
-def constant(before: ir.Node, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]], name: str) -> ir.Value:
-    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(array.astype(np.int64)))], version=13)
-    insert(before, node)
-    node.outputs[0].name = name
-    set_info(node.outputs[0], Info(ir.DataType.INT64, array.shape, array.astype(np.int64)))
-    return node.outputs[0]
+def constant(before: ir.Node, elements: ArrayLike, name: str, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
+    """Insert a Constant node before another node."""
+    array = np.asarray(elements, dtype.numpy())
+    node = ir.node("Constant", [], {"value": ir.tensor(array)}, version=13)
+    return insert(before, node, name, Info(dtype, array.shape, array))
 
 
 def filled(before: ir.Node, shape: Sequence[int], number: float, dtype: ir.DataType) -> ir.Value:
-    """A constant of equal numbers."""
-    array = np.full(shape, number, dtype.numpy())
-    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(array))], version=13)
-    insert(before, node)
-    node.outputs[0].name = f"{before.outputs[0].name}.{'ones' if number else 'zeros'}"
-    set_info(node.outputs[0], Info(dtype, array.shape, array))
-    return node.outputs[0]
+    """Insert a constant whose elements are all one number."""
+    name = f"{before.outputs[0].name}.{'ones' if number else 'zeros'}"
+    return constant(before, np.full(shape, number), name, dtype)
 
 
 def known_ints(dims: Sequence[Dim]) -> ir.Value:
-    """A value whose elements are known: the shape that a Reshape is given, of numbers and symbolic dims."""
+    """Make a value of known elements, numbers or symbolic dims, such as the shape input of a Reshape."""
     value = ir.Value(name="sizes", type=ir.TensorType(ir.DataType.INT64))
     data = np.empty(len(dims), object)
     data[:] = dims
@@ -64,38 +77,30 @@ def known_ints(dims: Sequence[Dim]) -> ir.Value:
     return value
 
 
-def transposed(before: ir.Node, value: ir.Value, perm: tuple[int, ...], facts: Info) -> ir.Value:
-    node = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", perm)], version=13)
-    SCOPE.set(node, SCOPE.get(before))
-    insert(before, node)
-    node.outputs[0].name = f"{value.name}.transposed"
-    set_info(node.outputs[0], facts)
-    return node.outputs[0]
+def transposed(before: ir.Node, value: ir.Value, perm: Sequence[int], facts: Info | None = None) -> ir.Value:
+    """Insert a Transpose. `facts` of its output are by default those of the value, permuted."""
+    node = ir.node("Transpose", [value], {"perm": perm}, version=13)
+    return insert(before, node, f"{value.name}.transposed", facts or permuted(info(value), perm), before)
 
 
 def flattened(value: ir.Value, before: ir.Node) -> ir.Value:
-    """[1, C, 1, 1] as [C]: all elements of a static shape, in one axis, as they were if they had only one before."""
-    before_views: ir.Value | None = value
-    while before_views is not None and info(before_views).rank is not None:
-        if info(before_views).rank == 1:
-            return before_views
-        node = before_views.producer()
-        before_views = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
+    """Reshape a tensor of static shape to one axis, [1, C, 1, 1] to [C].
+
+    If it was reshaped from one axis, that original is returned, and nothing is inserted.
+    """
+    source: ir.Value | None = value
+    while source is not None and info(source).rank is not None:
+        if info(source).rank == 1:
+            return source
+        node = source.producer()
+        source = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
     size = math.prod(d for d in info(value).shape or () if isinstance(d, int))
-    node = ir.Node("", "Reshape", [value, constant(before, np.asarray([size]), f"{value.name}.size")], version=14)
-    SCOPE.set(node, SCOPE.get(before))
-    insert(before, node)
-    node.outputs[0].name = f"{value.name}.flat"
-    set_info(node.outputs[0], Info(info(value).dtype, (size,)))
-    return node.outputs[0]
+    node = ir.node("Reshape", [value, constant(before, [size], f"{value.name}.size")], version=14)
+    return insert(before, node, f"{value.name}.flat", Info(info(value).dtype, (size,)), before)
 
 
-def permuted(facts: Info, perm: tuple[int, ...]) -> Info:
+def permuted(facts: Info, perm: Sequence[int]) -> Info:
     return Info(facts.dtype, None if facts.shape is None else tuple(facts.shape[i] for i in perm))
-
-
-def name_after(new: ir.Value, old: ir.Value, suffix: str = "") -> None:
-    new.name = f"{old.name}.{suffix}" if suffix and old.name else old.name
 
 
 def replace_uses(old: ir.Value, new: ir.Value) -> None:
@@ -106,4 +111,5 @@ def replace_uses(old: ir.Value, new: ir.Value) -> None:
 
 
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
+    """Return an input, or None if it is left out."""
     return node.inputs[index] if index < len(node.inputs) else None

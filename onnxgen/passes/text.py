@@ -1,8 +1,8 @@
 """Text where an operator only moves, picks or compares elements: it works on numbers that stand for the strings.
 
-`TextCodes` numbers the different strings of a node's inputs in their order, so that equal strings are equal numbers and
-sorted ones sorted numbers; `TextAt` makes strings of the results again. So every such operator takes text, without
-knowing of it.
+`TextCodes` numbers the different strings of a node's inputs in sorted order, so that equal strings have equal numbers
+and sorted strings sorted numbers. `TextAt` makes strings of the results again. So the functions of these operators need
+not know about text.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes, told
 from onnxgen.graph.traits import FILLS, MOVES
 from onnxgen.options import Options
-from onnxgen.passes.rewrite import beside
+from onnxgen.passes.rewrite import beside, own
+from onnxgen.passes.steps import input_at, insert
 from onnxgen.shapes.info import Info, info, set_info
 
 STRING = ir.DataType.STRING
-COMPARE = ("Equal", "Unique")  # by what the elements are, not by what they mean
-# what hands on values of any kind, or is about text itself
+COMPARES = ("Equal", "Unique")  # elements by equality alone
+# operators that pass on values of any kind, or work on text itself
 NATIVE = frozenset(
     "Cast CastLike Identity If Loop Optional OptionalGetElement OptionalHasElement RegexFullMatch "
     "SequenceConstruct SequenceInsert SequenceMap Shape Size StringConcat StringNormalizer StringSplit "
@@ -32,17 +32,17 @@ NATIVE = frozenset(
 
 
 def text(model: ir.Model, options: Options) -> None:
-    """Rewrite every node of the standard that takes text and does not look into it.
+    """Rewrite every standard node that takes text and does not look inside the strings.
 
     Raises:
-        OnnxgenError: with every other one that is not known to take text.
+        OnnxgenError: another node takes text and is not known to support it; every such node is named.
     """
     problems = Problems()
     for node in all_nodes(model.graph):
         texts = [value for value in node.inputs if value is not None and _is_text(value)]
         if not texts or node.domain not in ("", "ai.onnx") or node.op_type in NATIVE:
             continue
-        if (is_a(node, MOVES) or node.op_type in COMPARE) and not _puts_zeros(node):
+        if (is_a(node, MOVES) or node.op_type in COMPARES) and not _puts_zeros(node):
             _by_codes(node, list(dict.fromkeys(texts)))
         else:
             name, operator = told(node), printable(node.op_type)
@@ -58,21 +58,18 @@ def _is_text(value: ir.Value) -> bool:
 
 
 def _puts_zeros(node: ir.Node) -> bool:
-    """Between its elements: a number for text is no empty string."""
-    given = len(node.inputs) > 2 and node.inputs[2] is not None
-    mode = node.attributes.get("mode")
-    return is_a(node, FILLS) and not given and (mode is None or mode.as_string() == "constant")
+    """True if zeros come between the elements: a code of 0 would be some string, not an empty one."""
+    return (
+        is_a(node, FILLS)
+        and input_at(node, 2) is None
+        and node.attributes.get_string("mode", None) in (None, "constant")
+    )
 
 
 def _by_codes(node: ir.Node, texts: list[ir.Value]) -> None:
-    graph = node.graph
-    assert graph is not None
-    codes = ir.Node(DOMAIN, "TextCodes", texts, num_outputs=1 + len(texts), version=1)
-    table = codes.outputs[0]
-    table.name = f"{node.outputs[0].name}.table"
-    set_info(table, Info(STRING))
-    beside(codes, node)
-    graph.insert_before(node, codes)
+    """Let a node take codes for its texts, and put `TextAt` between its outputs and whatever uses them."""
+    codes = own("TextCodes", texts, 1 + len(texts))
+    table = insert(node, codes, f"{node.outputs[0].name}.table", Info(STRING), node)
     for value, code in zip(texts, codes.outputs[1:]):
         code.name = f"{value.name}.codes"
         set_info(code, replace(info(value), dtype=ir.DataType.INT64))
@@ -81,12 +78,12 @@ def _by_codes(node: ir.Node, texts: list[ir.Value]) -> None:
                 node.replace_input_with(i, code)
     for output in node.outputs:
         if _is_text(output):
-            _decoded(node, table, output)
+            _decode(node, table, output)
 
 
-def _decoded(node: ir.Node, table: ir.Value, output: ir.Value) -> None:
-    """Put `TextAt` between an output, which is numbers now, and whatever uses it; that keeps the name."""
-    at = ir.Node(DOMAIN, "TextAt", [table, output], version=1)
+def _decode(node: ir.Node, table: ir.Value, output: ir.Value) -> None:
+    """Put `TextAt` behind an output, which is numbers now. The strings keep the output's name."""
+    at = own("TextAt", [table, output])
     made = at.outputs[0]
     made.shape, made.type = output.shape, output.type
     set_info(made, info(output))

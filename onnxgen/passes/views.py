@@ -1,12 +1,12 @@
-"""Chains of Reshape, Transpose, Squeeze and Unsqueeze that amount to less are written as what they amount to.
+"""Chains of Reshape, Transpose, Squeeze and Unsqueeze are replaced by fewer nodes that do the same.
 
-Exporters write a swap of two axes as three nodes where torch's kernel does so (dynamo turns the keys of attention in
-rank 3), and flatten and turn in steps. A chain is followed by the *factors* of its axes: a Reshape merges and splits
-runs of them, a Transpose permutes them, and axes of size 1 have none. What comes out is one split, one permutation and
-one merge at most; it is written where those are fewer nodes than the chain has.
+Exporters write a swap of two axes as three nodes where torch's kernel does so (dynamo transposes the keys of attention
+in rank 3), and flatten and transpose in steps. A chain is followed by the *factors* of its axes: a Reshape merges and
+splits runs of factors, a Transpose permutes them, and axes of size 1 have none. The result is at most one split, one
+permutation and one merge. It is written if it has fewer nodes than the chain.
 
-One such permutation has a name: SpaceToDepth is written as a Reshape to [N, C, H, r, W, r], a Transpose and a Reshape,
-and so is DepthToSpace before opset 11 (Shi et al. 2016, arXiv 1609.05158).
+SpaceToDepth is one such permutation: exporters write it as a Reshape to [N, C, H, r, W, r], a Transpose and a Reshape,
+and before opset 11 DepthToSpace likewise (Shi et al. 2016, arXiv 1609.05158).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
-from onnxgen.passes.rewrite import beside, drop, only_user, replace, together
+from onnxgen.passes.rewrite import drop, only_user, replace, together
 from onnxgen.passes.steps import insert, known_ints, stored_views
 from onnxgen.shapes.dims import Dim, TooComplex, exact_div, floordiv, product
-from onnxgen.shapes.info import Info, Shape, info, set_info
+from onnxgen.shapes.info import Info, Shape, info
 
-LONGEST = 16  # nodes of one chain
+MAX_CHAIN = 16  # nodes
 
 
 @dataclass(eq=False)
 class _Factor:
-    """A factor of an axis's size; split in two where a Reshape cuts through it."""
+    """A factor of an axis's size; split into two where a Reshape cuts through it."""
 
     size: Dim
     parts: list[_Factor] = field(default_factory=list)
@@ -41,8 +41,17 @@ class _Factor:
 _Axes = list[list[_Factor]]
 
 
+@dataclass
+class _Step:
+    """A node that is written, and the shape of its result; a Reshape also takes that shape as its input."""
+
+    op_type: str
+    shape: Shape
+    attributes: dict[str, int | str | tuple[int, ...]] = field(default_factory=dict)
+
+
 def views(model: ir.Model, options: Options) -> None:
-    """Rewrite every chain that ends here (the last first: its producers may go with it)."""
+    """Rewrite every chain, the last one first: nodes before it may be removed with it."""
     weights = stored_views(model)
     for node in reversed(all_nodes(model.graph)):
         if node.graph is not None and _is_view(node):
@@ -52,7 +61,7 @@ def views(model: ir.Model, options: Options) -> None:
 
 
 def arranges(node: ir.Node) -> bool:
-    """Whether a node is a view, and not the same tensor."""
+    """True if a node is a view, but not Identity."""
     return is_a(node, VIEW) and node.op_type != "Identity"
 
 
@@ -66,7 +75,7 @@ def _continues(node: ir.Node, before: ir.Node) -> bool:
 
 def _rewrite(last: ir.Node, weights: set[ir.Value]) -> None:
     chain = [last]
-    while len(chain) < LONGEST:
+    while len(chain) < MAX_CHAIN:
         source = chain[0].inputs[0]
         before = None if source is None else source.producer()
         if before is None or not _is_view(before) or only_user(before.outputs[0]) is not chain[0]:
@@ -81,8 +90,8 @@ def _rewrite(last: ir.Node, weights: set[ir.Value]) -> None:
         followed = _follow(chain)
         if followed is None:
             return
-        steps = _named(*followed) or _steps(*followed, info(x).shape or ())
-    except TooComplex:  # sizes that no dim can say: the chain stays as it is
+        steps = _named(*followed, info(last.outputs[0]).shape or ()) or _steps(*followed, info(x).shape or ())
+    except TooComplex:  # no dim can express the sizes: the chain stays as it is
         return
     if not steps and last.outputs[0].is_graph_output():
         return  # the output must keep its name
@@ -90,11 +99,11 @@ def _rewrite(last: ir.Node, weights: set[ir.Value]) -> None:
         _write(last, x, steps)
 
 
-# ------------------------------------------------------------------------------------------- from nodes to factors
+# ---- from nodes to factors ----
 
 
 def _follow(chain: list[ir.Node]) -> tuple[_Axes, _Axes] | None:
-    """The factors of the source's axes and of the result's, as far split as the chain asks for."""
+    """Return the factors of the source's axes and of the result's, as far split as the chain needs."""
     shape = info(chain[0].inputs[0]).shape
     if shape is None:
         return None
@@ -105,8 +114,7 @@ def _follow(chain: list[ir.Node]) -> tuple[_Axes, _Axes] | None:
         if target is None:
             return None
         if node.op_type == "Transpose":
-            given = node.attributes.get("perm")
-            perm = [int(p) for p in given.value] if given is not None else list(reversed(range(len(axes))))
+            perm = node.attributes.get_ints("perm", range(len(axes))[::-1])
             if sorted(perm) != list(range(len(axes))):
                 return None
             axes = [axes[p] for p in perm]
@@ -123,7 +131,7 @@ def _leaves(axes: _Axes) -> _Axes:
 
 
 def _regroup(factors: list[_Factor], shape: Shape) -> _Axes | None:
-    """The same factors in the same order as axes of these sizes; None if the sizes cut where no factor can be split."""
+    """Return the same factors, in order, as axes of these sizes; None if a size cuts where no factor can be split."""
     pending = list(reversed(factors))
     axes: _Axes = []
     for i, size in enumerate(shape):
@@ -148,20 +156,18 @@ def _regroup(factors: list[_Factor], shape: Shape) -> _Axes | None:
 
 
 def _cuts(size: Dim, first: Dim, second: Dim | None) -> bool:
-    """Whether a Reshape to the sizes (h // 2, 2), or (2, h // 2), cuts an axis of size h: where h is odd it fails."""
+    """True if a Reshape to (h // 2, 2) or (2, h // 2) cuts an axis of size h. It would fail for an odd h."""
     pairs = ((first, second), (second, first))
     return any(isinstance(n, int) and n > 1 and part == floordiv(size, n) for part, n in pairs)
 
 
-# ------------------------------------------------------------------------------------------- from factors to nodes
-
-_Step = tuple[str, tuple[Dim, ...] | int, str]  # operator, its shape, permutation or block size, and mode
+# ---- from factors to nodes ----
 
 
-def _named(source: _Axes, target: _Axes) -> list[_Step] | None:
-    """SpaceToDepth or DepthToSpace, if that is what the chain is."""
+def _named(source: _Axes, target: _Axes, shape: Shape) -> list[_Step]:
+    """Return SpaceToDepth or DepthToSpace if the chain is that."""
     if len(source) != 4 or len(target) != 4 or source[0] != target[0]:
-        return None
+        return []
     for name, deep, flat in (("DepthToSpace", source, target), ("SpaceToDepth", target, source)):
         rows, columns = flat[2][len(deep[2]) :], flat[3][len(deep[3]) :]
         if flat[2] != deep[2] + rows or flat[3] != deep[3] + columns or len(rows) != 1 or len(columns) != 1:
@@ -171,18 +177,18 @@ def _named(source: _Axes, target: _Axes) -> list[_Step] | None:
             continue
         for mode, channels in (("CRD", [*flat[1], *rows, *columns]), ("DCR", [*rows, *columns, *flat[1]])):
             if deep[1] == channels:
-                return [(name, block, mode)]
-    return None
+                return [_Step(name, shape, {"blocksize": block, "mode": mode})]
+    return []
 
 
 def _steps(source: _Axes, target: _Axes, shape: Shape) -> list[_Step]:
-    """A split of the source's axes, a permutation and a merge, each only where it does something."""
-    result = tuple(product(leaf.size for leaf in axis) for axis in target)
+    """Return a split of the source's axes, a permutation and a merge, each only if it changes something."""
+    result = _sizes(target)
     perm = _permutation(source, target)
     if perm is not None:
-        return [("Transpose", perm, "")] if perm != tuple(range(len(perm))) else []
+        return [_Step("Transpose", result, {"perm": perm})] if perm != tuple(range(len(perm))) else []
     follows = {id(a): b for axis in source for a, b in zip(axis, axis[1:])}
-    groups: list[list[_Factor]] = []
+    groups: _Axes = []
     for axis in target:
         for position, leaf in enumerate(axis):
             if position and follows.get(id(axis[position - 1])) is leaf:
@@ -191,18 +197,21 @@ def _steps(source: _Axes, target: _Axes, shape: Shape) -> list[_Step]:
                 groups.append([leaf])
     place = {id(leaf): i for i, leaf in enumerate(leaf for axis in source for leaf in axis)}
     order = sorted(groups, key=lambda group: place[id(group[0])])
-    split = tuple(product(leaf.size for leaf in group) for group in order)
-    turn = tuple(order.index(group) for group in groups)
-    turned = tuple(split[i] for i in turn)
-    steps: list[_Step] = [("Reshape", split, "")] if turn != tuple(range(len(turn))) and split != shape else []
-    if turn != tuple(range(len(turn))):
-        steps.append(("Transpose", turn, ""))
-        return steps + ([("Reshape", result, "")] if turned != result else [])
-    return [("Reshape", result, "")] if shape != result else []
+    split, merged = _sizes(order), _sizes(groups)
+    perm = tuple(order.index(group) for group in groups)
+    if perm == tuple(range(len(perm))):
+        return [_Step("Reshape", result)] if shape != result else []
+    steps = [_Step("Reshape", split)] if split != shape else []
+    steps.append(_Step("Transpose", merged, {"perm": perm}))
+    return steps + ([_Step("Reshape", result)] if merged != result else [])
+
+
+def _sizes(axes: _Axes) -> Shape:
+    return tuple(product(leaf.size for leaf in axis) for axis in axes)
 
 
 def _permutation(source: _Axes, target: _Axes) -> tuple[int, ...] | None:
-    """The permutation of whole axes that the chain is; axes of size 1 stay in their order."""
+    """Return the permutation of whole axes that the chain is, else None. Axes of size 1 keep their order."""
     if len(source) != len(target):
         return None
     left = list(range(len(source)))
@@ -217,30 +226,15 @@ def _permutation(source: _Axes, target: _Axes) -> tuple[int, ...] | None:
 
 
 def _write(last: ir.Node, x: ir.Value, steps: list[_Step]) -> None:
-    """Put the steps in the place of the chain that ends with `last`."""
+    """Replace the chain that ends with `last` by the steps."""
     if not steps:
         ir.convenience.replace_all_uses_with(last.outputs[0], x)
         drop(last)
         return
-    for i, (name, what, mode) in enumerate(steps):
-        node = _node(name, what, mode, x)
-        if i == len(steps) - 1:
-            replace(last, node)
-            return
-        insert(last, node)
-        node.name = last.name
-        beside(node, last)
-        shape = info(x).shape or ()
-        made = what if name == "Reshape" else tuple(shape[p] for p in what)  # type: ignore[union-attr, index]
-        x, facts = node.outputs[0], Info(info(x).dtype, made)  # type: ignore[arg-type]
-        x.name = f"{last.outputs[0].name}.{i}"
-        set_info(x, facts)
-
-
-def _node(name: str, what: tuple[Dim, ...] | int, mode: str, x: ir.Value) -> ir.Node:
-    if isinstance(what, int):
-        attributes = [ir.AttrInt64("blocksize", what), ir.AttrString("mode", mode)]
-        return ir.Node("", name, [x], attributes, version=13 if name == "DepthToSpace" else 28)
-    if name == "Transpose":
-        return ir.Node("", name, [x], [ir.AttrInt64s("perm", [int(p) for p in what])], version=13)  # type: ignore[arg-type]
-    return ir.Node("", name, [x, known_ints(what)], version=13)
+    for i, step in enumerate(steps):
+        inputs = [x, known_ints(step.shape)] if step.op_type == "Reshape" else [x]
+        version = 28 if step.op_type == "SpaceToDepth" else 13
+        node = ir.node(step.op_type, inputs, step.attributes, version=version, name=last.name)
+        if i < len(steps) - 1:
+            x = insert(last, node, f"{last.outputs[0].name}.{i}", Info(info(x).dtype, step.shape), last)
+    replace(last, node)

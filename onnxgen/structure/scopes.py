@@ -235,7 +235,8 @@ class Splitter:
             for statement in statements:
                 inputs.update((name, name) for name in used(statement) if name not in made)
                 made.update(statement.targets)
-        order = sorted(inputs, key=lambda name: self.module.roles.get(name) in SIDE_INPUT_ROLES)  # masks and positions last
+        # Masks and positions come last.
+        order = sorted(inputs, key=lambda name: self.module.roles.get(name) in SIDE_INPUT_ROLES)
         if path not in self.built:
             parent = self._owner(path[:-1])
             arguments = [self._input(inputs[name]) for name in order]

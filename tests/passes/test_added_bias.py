@@ -15,7 +15,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def run(text: str, x: tuple[int, ...], **weights: np.ndarray) -> Ran:
-    """A graph over x whose outputs are onnxruntime's."""
+    """Run a graph over x, and compare its outputs with onnxruntime's."""
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
     model.graph.initializer.extend(numpy_helper.from_array(v.astype("float32"), k) for k, v in weights.items())
     feeds = {"x": RANDOM.standard_normal(x).astype("float32")}

@@ -1,4 +1,4 @@
-"""Dropout that the dynamo exporter writes as random numbers is nn.Dropout again, where it is one."""
+"""Dropout that the dynamo exporter writes as random numbers becomes nn.Dropout again."""
 
 from __future__ import annotations
 

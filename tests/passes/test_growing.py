@@ -1,4 +1,4 @@
-"""Lists that grow and are joined at each step: each step joins one more."""
+"""Lists that grow and are joined anew at each step: each step joins one tensor more to the last result."""
 
 from __future__ import annotations
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.ops.harness import Ran, assert_same, run_model
+from tests.ops.harness import Ran, assert_same, run_model, tensor_proto
 from tests.support.exported import exported as exported_module
+from tests.support.exported import held_graph
 from tests.zoo.export import quiet
 
 
@@ -133,3 +136,19 @@ def test_dropout_between_layers(kind: str) -> None:
     with torch.no_grad():
         assert_same(ran.outputs[0], model.eval()(X).numpy())
     assert not torch.equal(ran.model.train()(X), ran.model(X))
+
+
+def test_axes_that_are_moved_there_and_back() -> None:
+    """TensorFlow's converters transpose Y to batch first; what comes next transposes it back."""
+    text = """
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[5, 2, 3] x) => (float[5, 2, 4] y) <int64[1] one = {1}> {
+            r, h = GRU<hidden_size = 4, linear_before_reset = 1>(x, W, R)  s = Squeeze(r, one)
+            u = Transpose<perm = [1, 0, 2]>(s)  v = Transpose<perm = [1, 0, 2]>(u)  y = Tanh(v)
+        }"""
+    model = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    for name, columns in (("W", 3), ("R", 4)):
+        model.graph.initializer.append(tensor_proto(random.normal(size=(1, 12, columns)).astype("float32"), name))
+    ran = held_graph(model, {"x": random.normal(size=(5, 2, 3)).astype("float32")})
+    assert "nn.GRU(" in ran.source and "permute" not in ran.forward and "transpose" not in ran.forward

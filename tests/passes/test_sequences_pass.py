@@ -1,4 +1,4 @@
-"""Lists that are taken apart again at once, as PyTorch's exporter writes them where it does not optimise."""
+"""Lists that are only taken apart again, as PyTorch's exporter writes them where it does not optimise."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import torch
+import torch.nn.functional as F
 
 from tests.ops.harness import Ran, assert_same, run_model, run_onnxruntime, to_torch
 
@@ -67,6 +68,12 @@ def hold(
         assert_same(ours[0], theirs[0], rtol, atol)
         assert_same(ours[1], theirs[1], 1e-4, 1e-5)
     return ran
+
+
+def function_of(text: str) -> Callable[..., Any]:
+    """The function of x that a line of PyTorch computes."""
+    made: Callable[..., Any] = eval(f"lambda x: {text}", {"F": F, "torch": torch})
+    return made
 
 
 def gradient(function: Callable[..., Any], x: np.ndarray[Any, Any]) -> tuple[Any, Any]:

@@ -1,0 +1,48 @@
+"""Names and metadata that exporters leave, and that tell the passes what a stored tensor is or was.
+
+PyTorch's legacy (TorchScript) exporter keeps the names of parameters and buffers. Tensors that it computes are called
+`onnx::Conv_41`, or `41` before PyTorch 1.12. The dynamo exporter records on each tensor what it is, and calls values
+that it makes `val_3`; onnxslim and onnxsim drop the records.
+"""
+
+from __future__ import annotations
+
+import re
+
+import onnx_ir as ir
+
+# The dynamo exporter, on each initializer: "PARAMETER", "BUFFER", ...
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+# The dynamo exporter, on each initializer: "False" for a buffer that the state dict does not have.
+PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
+# The dynamo exporter, on each node: the classes of the modules around it.
+CLASSES = "pkg.torch.onnx.class_hierarchy"
+# PyTorch's names of the parameters of nn.LSTM, nn.GRU and nn.RNN, with the number of the layer.
+RECURRENT = re.compile(r"(?:weight|bias)_[ih]h_l(\d+)(?:_reverse)?$")
+
+# Names without a dot that are not those of parameters of the root: onnxruntime's, and the dynamo exporter's.
+_GENERATED = re.compile(r"reorder|\w+_token_\d+|val_\d+")
+# What holds a folded BatchNorm: the legacy exporter's weights, the dynamo exporter's bias of a layer without one,
+# tf2onnx's weights.
+_FOLDED_NORM = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")
+
+
+def may_be_root_name(name: str) -> bool:
+    """True if a name without a dot may be that of a parameter or buffer of the root module (`temperature`)."""
+    return re.fullmatch(r"[A-Za-z_]\w*", name) is not None and not _GENERATED.fullmatch(name)
+
+
+def is_by_dynamo(graph: ir.Graph) -> bool:
+    """True if the dynamo exporter wrote a graph, by the names of its values."""
+    names = (v.name or "" for node in graph for v in (*node.inputs, *node.outputs) if v is not None)
+    return any(re.fullmatch(r"val_\d+", name) for name in names)
+
+
+def holds_folded_norm(name: str) -> bool:
+    """True if a tensor's name says that a BatchNorm was folded into it."""
+    return _FOLDED_NORM.fullmatch(name) is not None
+
+
+def is_in_norm(node: ir.Node) -> bool:
+    """True if the dynamo exporter recorded that a node was part of a BatchNorm."""
+    return "batch_norm" in node.metadata_props.get(CLASSES, "").rpartition(",")[2]
