@@ -69,3 +69,8 @@ def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     """Return the node that produces a value if it is a standard operator of one of these types, else None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type in op_types and node.domain == "" else None
+
+
+def opset_of(node: ir.Node, model: ir.Model) -> int:
+    """Return the version of its domain that a node is written in."""
+    return node.version or model.opset_imports.get(node.domain, 1)
