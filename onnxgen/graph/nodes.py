@@ -45,15 +45,18 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
             yield from attribute.as_graphs()
 
 
+def has_subgraphs(node: ir.Node) -> bool:
+    """Return True if a node has graphs in its attributes."""
+    return any(True for _ in subgraphs(node))
+
+
 def answered(
     value: ir.Value,
     known: dict[ir.Value, Answer],
     asked: Callable[[ir.Value], list[ir.Value]],
     answer: Callable[[ir.Value], Answer],
 ) -> Answer:
-    """Return the answer for a value, after the values that it `asked` have theirs. Answers are kept in `known`; chains
-    may have any length.
-    """
+    """Return the answer for a value, after those of the values it `asked` for. Chains may have any length."""
     waiting = [value]
     while waiting:
         missing = [v for v in asked(waiting[-1]) if v not in known] if waiting[-1] not in known else []

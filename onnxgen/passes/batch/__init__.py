@@ -20,7 +20,7 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.graph.annotations import FREED
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.nodes import opset_of, subgraphs
+from onnxgen.graph.nodes import has_subgraphs, opset_of, subgraphs
 from onnxgen.graph.traits import ELEMENTWISE, RANDOM
 from onnxgen.options import Options
 from onnxgen.passes.batch import arithmetic, layout
@@ -171,7 +171,7 @@ def _prove(n: RuleNode, used: set[ir.Value]) -> None:
         _freeze(node)
         return
     rule = _rule(node) if node.domain == "" else None
-    if rule is None or any(True for _ in subgraphs(node)):
+    if rule is None or has_subgraphs(node):
         raise Refusal("onnxgen does not know how the operator treats a batch")
     found = rule(n)
     stacks = found if isinstance(found, list) else [found] * len(n.node.outputs)
