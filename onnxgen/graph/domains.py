@@ -53,9 +53,7 @@ def _domain(file: BinaryIO, end: int) -> str:
 
 
 def _fields(file: BinaryIO, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the number of each length-delimited field of a message, and where it ends. The file is positioned at its
-    content.
-    """
+    """Yield the number and end of each length-delimited field of a message. The file is positioned at its content."""
     while file.tell() < end:
         tag = _varint(file)
         number, wire = tag >> 3, tag & 7

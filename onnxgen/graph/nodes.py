@@ -45,15 +45,18 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
             yield from attribute.as_graphs()
 
 
+def has_subgraphs(node: ir.Node) -> bool:
+    """Return True if a node has graphs in its attributes."""
+    return any(True for _ in subgraphs(node))
+
+
 def answered(
     value: ir.Value,
     known: dict[ir.Value, Answer],
     asked: Callable[[ir.Value], list[ir.Value]],
     answer: Callable[[ir.Value], Answer],
 ) -> Answer:
-    """Return the answer for a value, after the values that it `asked` have theirs. Answers are kept in `known`; chains
-    may have any length.
-    """
+    """Return the answer for a value, after those of the values it `asked` for. Chains may have any length."""
     waiting = [value]
     while waiting:
         missing = [v for v in asked(waiting[-1]) if v not in known] if waiting[-1] not in known else []
@@ -69,3 +72,8 @@ def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     """Return the node that produces a value if it is a standard operator of one of these types, else None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type in op_types and node.domain == "" else None
+
+
+def opset_of(node: ir.Node, model: ir.Model) -> int:
+    """Return the version of its domain that a node is written in."""
+    return node.version or model.opset_imports.get(node.domain, 1)

@@ -42,15 +42,10 @@ class Operator:
 
     Attributes:
         name, domain: the operator (`domain` is "" for ai.onnx).
-        since: first opset whose meaning this function has.
         function: called as `function(b, *inputs, **attributes)`, see `lowering.builder.Builder`.
-        renames: schema names of other opsets that mean one of the function's parameters.
-        takes: whether the function can take a node; others are replaced by the standard's function body.
-        infer: the rule for dtypes and shapes of its outputs, where it brings one.
-        reference: what it computes, in numpy; onnxgen's own have onnx's.
-        tables: attributes whose numbers become stored tensors.
-        plugin: what it comes from; None if it is onnxgen's own.
-        traits, data, matrix, weights, still, least: what is known of the operator, see `op` and `graph.catalogue`.
+        plugin: the plugin that registered it; None if it is onnxgen's own.
+
+    The others are the arguments of `op`.
     """
 
     name: str
@@ -186,9 +181,7 @@ class Plugged:
 
     @cached_property
     def installed(self) -> OperatorTable:
-        """Return the operators of installed packages. They are searched for when a file has an operator of an unknown
-        domain.
-        """
+        """Return the operators of installed packages, searched for when a file has an unknown domain."""
         return self.find_installed()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import MAP, is_trained
+from onnxgen.graph.nodes import has_subgraphs
 from onnxgen.options import Options
 from onnxgen.shapes import bodies
 from onnxgen.shapes.dims import Dim, symbols
@@ -90,7 +91,7 @@ class _Propagation:
         version = node.version if node.version is not None else self._opset(node)
         n = NodeFacts(node, version, [None if v is None else info(v) for v in node.inputs], self.symbols)
         rule = bodies.RULES.get(node.op_type) if standard or node.domain == bodies.TRAINING else None
-        if rule is None and any(a.type in _GRAPHS for a in node.attributes.values()):
+        if rule is None and has_subgraphs(node):
             rule = bodies.unknown_bodies
         if rule is not None:
             found = self._with_bodies(rule, n)
@@ -123,9 +124,6 @@ def _cost(facts: Info) -> int:
     if facts.data is None or facts.data.size <= FREE_ELEMENTS:
         return 0
     return facts.data.size * (SYMBOLIC_DIM_COST if facts.data.dtype == object else 1)
-
-
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def _stored(value: ir.Value, tensor: ir.TensorProtocol) -> Info:

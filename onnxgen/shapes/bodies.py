@@ -7,16 +7,17 @@ inside of a subgraph never appear outside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.nodes import subgraphs
 from onnxgen.shapes.dims import Dim, dim_max
 from onnxgen.shapes.infer import declared
-from onnxgen.shapes.info import UNKNOWN, Info, info, set_info
+from onnxgen.shapes.info import UNKNOWN, Info, Shape, info, set_info
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Symbols
 
 TRAINING = "ai.onnx.preview.training"  # the domain of Gradient
@@ -37,25 +38,32 @@ Outside: TypeAlias = Callable[[Dim], bool]
 
 
 def _export(n: NodeFacts, output: int, facts: Info, outside: Outside, keep_data: bool = True) -> Info:
-    """Return facts of a subgraph's value as facts of the node's output. Dims that are unknown outside become new
-    symbols.
-    """
+    """Return facts of a subgraph's value for the node's output. Dims that are unknown outside become new symbols."""
     shape = facts.shape
-    if shape is not None and facts.kind == "tensor":
-        shape = tuple(d if outside(d) else n.fresh(axis, output) for axis, d in enumerate(shape))
-    else:
-        shape = None
+    shape = _outer(n, output, shape, outside) if shape is not None and facts.kind == "tensor" else None
     data = facts.data if keep_data else None
     if data is not None and data.dtype == object and not all(map(outside, data.ravel().tolist())):
         data = None
     return Info(facts.dtype, shape, data, facts.kind)
 
 
+def _outer(n: NodeFacts, output: int, dims: Iterable[Dim | None], outside: Outside) -> Shape:
+    """Replace dims that are unknown outside a subgraph by new symbols of the node's output."""
+    return tuple(n.fresh(i, output) if d is None or not outside(d) else d for i, d in enumerate(dims))
+
+
+def _walk(walker: Walker, graph: ir.Graph, inputs: Iterable[Info] = ()) -> Outside:
+    """Propagate through a body, given the facts of its inputs. Returns the test for dims that are valid outside."""
+    walker.symbols.enter_body()
+    for value, facts in zip(graph.inputs, inputs, strict=False):
+        set_info(value, declared(value, facts, walker.symbols))
+    walker.walk(graph)
+    return walker.symbols.leave_body()
+
+
 def _walk_branch(walker: Walker, n: NodeFacts, name: str) -> list[Info]:
     graph = n.graph(name)
-    walker.symbols.enter_body()
-    walker.walk(graph)
-    outside = walker.symbols.leave_body()
+    outside = _walk(walker, graph)
     return [_export(n, i, info(v), outside) for i, v in enumerate(graph.outputs)]
 
 
@@ -167,24 +175,16 @@ def _trips(n: NodeFacts, before: ir.Value, after: ir.Value) -> Dim | None:
 
 
 def _stacked(n: NodeFacts, output: int, facts: Info, outside: Outside, length: Dim | None, axis: int) -> Info:
-    """Return the facts of the values of all iterations, stacked along an axis (negative: from the end of the stacked
-    shape).
-    """
+    """Return the facts of the values of all iterations, stacked along an axis (counted in the stacked shape)."""
     if facts.shape is None:
         return Info(facts.dtype)
-    rank = len(facts.shape) + 1
-    axis = axis + rank if axis < 0 else axis
-    shape: list[Dim] = []
-    for i in range(rank):
-        dim = length if i == axis else facts.shape[i - (i > axis)]
-        shape.append(n.fresh(i, output) if dim is None or not outside(dim) else dim)
-    return Info(facts.dtype, tuple(shape))
+    dims: list[Dim | None] = [*facts.shape]
+    dims.insert(axis + len(dims) + 1 if axis < 0 else axis, length)
+    return Info(facts.dtype, _outer(n, output, dims, outside))
 
 
 def _scan(walker: Walker, n: NodeFacts) -> list[Info]:
-    """Infer Scan. In opset 8 every tensor has a leading batch axis, and the first input holds the sequences'
-    lengths.
-    """
+    """Infer Scan. Opset 8 has a batch axis before all others, and the sequences' lengths as first input."""
     body, scans = n.graph("body"), n.int_("num_scan_inputs")
     batched = n.opset < 9
     given = [n.input(i) for i in range(batched, len(n.inputs))]
@@ -213,10 +213,7 @@ def _batched(n: NodeFacts, output: int, facts: Info, outside: Outside, batch: Di
     if facts.shape is None:
         return Info(facts.dtype)
     dims: list[Dim | None] = [batch, *([] if length is None else [length]), *facts.shape]
-    return Info(
-        facts.dtype,
-        tuple(n.fresh(i, output) if d is None or not outside(d) else d for i, d in enumerate(dims)),
-    )
+    return Info(facts.dtype, _outer(n, output, dims, outside))
 
 
 def _drop(facts: Info, axis: int) -> tuple[Info, Dim | None]:
@@ -230,39 +227,22 @@ def _drop(facts: Info, axis: int) -> tuple[Info, Dim | None]:
 
 def _sequence_map(walker: Walker, n: NodeFacts) -> list[Info]:
     body = n.graph("body")
-    walker.symbols.enter_body()
-    for i, value in enumerate(body.inputs):
-        facts = n.input(i)
-        element = Info(facts.dtype) if facts.kind == "sequence" else facts
-        set_info(value, declared(value, element, walker.symbols))
-    walker.walk(body)
-    walker.symbols.leave_body()
+    facts = [n.input(i) for i in range(len(body.inputs))]
+    _walk(walker, body, (Info(f.dtype) if f.kind == "sequence" else f for f in facts))
     return [Info(info(value).dtype, None, None, "sequence") for value in body.outputs]
 
 
 def _gradient(walker: Walker, n: NodeFacts) -> list[Info]:
     """Infer Gradient: each output has the type and shape of the variable it belongs to."""
-    body = n.graph("body")
-    walker.symbols.enter_body()
-    for i, value in enumerate(body.inputs):
-        set_info(value, replace(n.input(i), data=None))
-    walker.walk(body)
-    walker.symbols.leave_body()
-    return [replace(n.input(i), data=None) for i in range(len(n.node.outputs))]
+    facts = [replace(n.input(i), data=None) for i in range(len(n.node.inputs))]
+    _walk(walker, n.graph("body"), facts)
+    return facts[: len(n.node.outputs)]
 
 
 def unknown_bodies(walker: Walker, n: NodeFacts) -> list[Info]:
     """Infer an unknown operator with subgraphs. Their values get the facts that do not depend on the operator."""
-    for attribute in n.node.attributes.values():
-        if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            continue
-        graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
-        for graph in graphs:
-            walker.symbols.enter_body()
-            for value in graph.inputs:
-                set_info(value, declared(value, UNKNOWN, walker.symbols))
-            walker.walk(graph)
-            walker.symbols.leave_body()
+    for graph in subgraphs(n.node):
+        _walk(walker, graph, [UNKNOWN] * len(graph.inputs))
     return [UNKNOWN] * len(n.node.outputs)
 
 

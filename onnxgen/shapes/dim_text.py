@@ -22,9 +22,7 @@ def readable(dim: Dim | float) -> str:
 
 
 def _tidy(dim: Sym) -> tuple[tuple[Monomial, int], ...]:
-    """Return the terms in a readable form: `(h + 1)//2 - 1` becomes `(h - 1)//2` (the constant moves into the
-    division).
-    """
+    """Return the terms with constants moved into divisions: `(h + 1)//2 - 1` becomes `(h - 1)//2`."""
     *terms, (last, constant) = dim.terms
     if last:
         return dim.terms

@@ -22,57 +22,21 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 
-from onnxgen.shapes.division import exact_div, floordiv, int_div, modulo
-from onnxgen.shapes.expression import (
-    Atom,
-    Call,
-    Dim,
-    Monomial,
-    Sym,
-    Symbol,
-    TooComplex,
-    as_size,
-    call,
-    key_of,
-    nonnegative,
-    symbol,
-)
-
-__all__ = [
-    "Atom",
-    "Call",
-    "Dim",
-    "Monomial",
-    "Sym",
-    "Symbol",
-    "TooComplex",
-    "apply",
-    "as_size",
-    "atoms",
-    "call",
-    "dim_max",
-    "dim_min",
-    "evaluate",
-    "exact_div",
-    "float32",
-    "floordiv",
-    "int_div",
-    "known_different",
-    "known_equal",
-    "known_less",
-    "modulo",
-    "nonnegative",
-    "product",
-    "scale_size",
-    "substitute",
-    "symbol",
-    "symbols",
-]
-
-
-def known_equal(a: Dim, b: Dim) -> bool:
-    """Return True if a == b is proven for every value of the symbols."""
-    return a == b
+from onnxgen.shapes.division import exact_div as exact_div
+from onnxgen.shapes.division import floordiv as floordiv
+from onnxgen.shapes.division import int_div as int_div
+from onnxgen.shapes.division import modulo as modulo
+from onnxgen.shapes.expression import Atom, key_of
+from onnxgen.shapes.expression import Call as Call
+from onnxgen.shapes.expression import Dim as Dim
+from onnxgen.shapes.expression import Monomial as Monomial
+from onnxgen.shapes.expression import Sym as Sym
+from onnxgen.shapes.expression import Symbol as Symbol
+from onnxgen.shapes.expression import TooComplex as TooComplex
+from onnxgen.shapes.expression import as_size as as_size
+from onnxgen.shapes.expression import call as call
+from onnxgen.shapes.expression import nonnegative as nonnegative
+from onnxgen.shapes.expression import symbol as symbol
 
 
 def known_less(a: Dim, b: Dim) -> bool:
@@ -95,11 +59,9 @@ def _extreme(function: str, dims: tuple[Dim, ...]) -> Dim:
         if any(_beats(function, other, dim) for other in kept):
             continue
         kept = [other for other in kept if not _beats(function, dim, other)] + [dim]
-    return (
-        kept[0]
-        if len(kept) == 1
-        else call(function, *sorted(kept, key=lambda dim: (isinstance(dim, Sym), key_of(dim))))
-    )
+    if len(kept) == 1:
+        return kept[0]
+    return call(function, *sorted(kept, key=lambda dim: (isinstance(dim, Sym), key_of(dim))))
 
 
 def _only_call(dim: Sym, function: str) -> Sym | None:
@@ -136,9 +98,7 @@ def scale_size(n: Dim, scale: float) -> Dim:
 
 
 def float32(value: float) -> float:
-    """Round to the nearest float32, returned as a Python float. A product of two float32 is exact in float64, so it is
-    rounded only once.
-    """
+    """Round to float32. A product of two float32 is exact in float64, so it is rounded only once."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
@@ -169,9 +129,7 @@ def symbols(dim: Dim) -> dict[str, Symbol]:
 
 
 def apply(function: str, *args: Dim | float) -> Dim:
-    """Return the dim `function(*args)` in normal form. Functions are named as in `Call`. Raises `KeyError` for unknown
-    ones.
-    """
+    """Return `function(*args)` in normal form, named as in `Call`. Raises `KeyError` for unknown functions."""
     if function == "scale_size":
         n, scale = args
         assert not isinstance(n, float)

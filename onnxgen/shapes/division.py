@@ -41,9 +41,7 @@ def _over(a: Monomial, b: Monomial) -> Monomial | None:
 
 
 def _share(monomial: Monomial, coefficient: int, factor: int, exact: bool) -> int:
-    """Return how often `factor` goes into a coefficient. Constants round down, others toward zero (so `-s`
-    stays `-s`).
-    """
+    """Return how often `factor` goes into a coefficient, rounded down for constants, else toward zero."""
     if exact and coefficient % factor:
         return 0
     if not monomial or (coefficient < 0) == (factor < 0):
@@ -153,9 +151,7 @@ def _merged(a: Sym, b: int) -> Dim | None:
 
 
 def int_div(a: Dim, b: Dim) -> Dim:
-    """Return `a / b` truncated toward zero (ONNX Div on integers). Raises `ZeroDivisionError` if b is the int 0, or
-    `TooComplex`.
-    """
+    """Return `a / b` truncated toward zero, as ONNX Div. Raises `ZeroDivisionError` for the int 0, or `TooComplex`."""
     a, b = _plain(a), _plain(b)
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b) if (a < 0) != (b < 0) else a // b
@@ -174,9 +170,7 @@ def _residue(monomial: Monomial, coefficient: int, b: int) -> int:
 
 
 def modulo(a: Dim, b: Dim) -> Dim:
-    """Return `a % b` with the sign of b, as in Python. Raises `ZeroDivisionError` if b is the int 0, or
-    `TooComplex`.
-    """
+    """Return `a % b` with the sign of b, as in Python. Raises `ZeroDivisionError` for the int 0, or `TooComplex`."""
     a, b = _plain(a), _plain(b)
     if isinstance(a, int) and isinstance(b, int):
         return a % b

@@ -22,10 +22,11 @@ def _array(dims: list[Dim]) -> Array:
     return result
 
 
-def _ints(array: Array) -> list[int]:
+def _ints(array: Array) -> Array:
+    """Return indices or sizes as numbers. Raises `Unknown` if one is symbolic."""
     if any(isinstance(d, Sym) for d in array.flat):
         raise Unknown("indices or sizes in numbers")
-    return [int(d) for d in array.flat]
+    return array.astype(np.int64)
 
 
 def _shape(n: NodeFacts, *_: Array) -> list[Array]:
@@ -50,10 +51,6 @@ def _to_output_shape(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
 
 def _expand(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     return [np.broadcast_to(a, _output_shape(n))]
-
-
-def _identity(n: NodeFacts, a: Array) -> list[Array]:
-    return [a]
 
 
 def _cast(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
@@ -109,47 +106,38 @@ def _slice(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
 
 def _gather(n: NodeFacts, a: Array, indices: Array) -> list[Array]:
     axis = n.axis(a.ndim)
-    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
+    wanted = _ints(indices)
     return [np.take(a, np.where(wanted < 0, wanted + a.shape[axis], wanted), axis)]
 
 
-def _gather_elements(n: NodeFacts, a: Array, indices: Array) -> list[Array]:
-    axis = n.axis(a.ndim)
-    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
-    where: list[Array] = list(np.indices(wanted.shape))
-    where[axis] = wanted
-    return [a[tuple(where)]]
+def _along_axis(n: NodeFacts, a: Array, indices: Array) -> tuple[Array, ...]:
+    """Return the index of the elements that GatherElements and ScatterElements select."""
+    where: list[Array] = list(np.indices(indices.shape))
+    where[n.axis(a.ndim)] = _ints(indices)
+    return tuple(where)
 
 
-def _gather_nd(n: NodeFacts, a: Array, indices: Array) -> list[Array]:
+def _by_rows(n: NodeFacts, a: Array, indices: Array) -> tuple[Array, ...]:
+    """Return the index of the slices that GatherND and ScatterND select."""
     if n.int_("batch_dims"):
         raise Unknown("batches")
-    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
-    return [a[tuple(np.moveaxis(wanted, -1, 0))]]
+    return tuple(np.moveaxis(_ints(indices), -1, 0))
 
 
-def _scatter_elements(n: NodeFacts, a: Array, indices: Array, updates: Array) -> list[Array]:
-    if n.str_("reduction", "none") != "none":
-        raise Unknown("a reduction")
-    axis = n.axis(a.ndim)
-    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
-    where: list[Array] = list(np.indices(wanted.shape))
-    where[axis] = wanted
-    return [_with(a, tuple(where), updates)]
+def _gathering(where: Operation) -> Operation:
+    return lambda n, a, indices: [a[where(n, a, indices)]]
 
 
-def _scatter_nd(n: NodeFacts, a: Array, indices: Array, updates: Array) -> list[Array]:
-    if n.str_("reduction", "none") != "none":
-        raise Unknown("a reduction")
-    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
-    return [_with(a, tuple(np.moveaxis(wanted, -1, 0)), updates)]
+def _scattering(where: Operation) -> Operation:
+    def run(n: NodeFacts, a: Array, indices: Array, updates: Array) -> list[Array]:
+        if n.str_("reduction", "none") != "none":
+            raise Unknown("a reduction")
+        symbolic = a.dtype == object or updates.dtype == object
+        result = as_objects(a).copy() if symbolic else a.copy()
+        result[where(n, a, indices)] = as_objects(updates) if symbolic else updates
+        return [result]
 
-
-def _with(a: Array, where: tuple[Array, ...], updates: Array) -> Array:
-    symbolic = a.dtype == object or updates.dtype == object
-    result = as_objects(a).copy() if symbolic else a.copy()
-    result[where] = as_objects(updates) if symbolic else updates
-    return result
+    return run
 
 
 def _where(n: NodeFacts, condition: Array, a: Array, b: Array) -> list[Array]:
@@ -181,7 +169,7 @@ def _tile(n: NodeFacts, a: Array, repeats: Array) -> list[Array]:
 def _trilu(n: NodeFacts, a: Array, *k: Array) -> list[Array]:
     if a.dtype == object:
         raise Unknown("dims")
-    return [(np.triu if n.int_("upper", 1) else np.tril)(a, _ints(k[0])[0] if k else 0)]
+    return [(np.triu if n.int_("upper", 1) else np.tril)(a, int(_ints(k[0]).flat[0]) if k else 0)]
 
 
 def _eye_like(n: NodeFacts, *_: Array) -> list[Array]:
@@ -200,20 +188,18 @@ def _non_zero(n: NodeFacts, a: Array) -> list[Array]:
 
 def _one_hot(n: NodeFacts, indices: Array, depth: Array, values: Array) -> list[Array]:
     _output_shape(n)  # small enough
-    (size,) = _ints(depth)
-    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
+    size = int(_ints(depth).item())
+    wanted = _ints(indices)
     wanted = np.where(wanted < 0, wanted + size, wanted)
     hot = np.expand_dims(wanted, -1) == np.arange(size)
     return [np.moveaxis(np.where(hot, values[1], values[0]), -1, n.axis(indices.ndim + 1, -1))]
 
 
-RESHAPING = "Reshape Flatten Squeeze Unsqueeze"
-
 TABLE: dict[str, Operation] = {
-    **dict.fromkeys(RESHAPING.split(), _to_output_shape),
+    **dict.fromkeys("Reshape Flatten Squeeze Unsqueeze".split(), _to_output_shape),
     "Shape": _shape,
     "Size": _size,
-    "Identity": _identity,
+    "Identity": lambda n, a: [a],
     "Cast": _cast,
     "CastLike": _cast,
     "Transpose": _transpose,
@@ -221,10 +207,10 @@ TABLE: dict[str, Operation] = {
     "Split": _split,
     "Slice": _slice,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
-    "GatherND": _gather_nd,
-    "ScatterElements": _scatter_elements,
-    "ScatterND": _scatter_nd,
+    "GatherElements": _gathering(_along_axis),
+    "GatherND": _gathering(_by_rows),
+    "ScatterElements": _scattering(_along_axis),
+    "ScatterND": _scattering(_by_rows),
     "Where": _where,
     "Range": _range,
     "ConstantOfShape": _constant_of_shape,

@@ -17,7 +17,6 @@ from onnxgen.shapes.dims import (
     dim_min,
     int_div,
     known_different,
-    known_equal,
     known_less,
     modulo,
     nonnegative,
@@ -86,7 +85,7 @@ def _less(a: Any, b: Any) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    if known_equal(a, b):
+    if a == b:
         return True
     if known_different(a, b):
         return False

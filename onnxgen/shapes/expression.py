@@ -122,20 +122,32 @@ class Sym:
     def _negated(self) -> Sym:
         return Sym(tuple((m, -c) for m, c in self.terms))
 
+    # Division and text build on sums and products, so they are imported on first use.
+
     def __floordiv__(self, other: Dim) -> Dim:
-        return _floordiv(self, other) if _is_dim(other) else NotImplemented
+        from onnxgen.shapes.division import floordiv
+
+        return floordiv(self, other) if _is_dim(other) else NotImplemented
 
     def __rfloordiv__(self, other: Dim) -> Dim:
-        return _floordiv(other, self) if _is_dim(other) else NotImplemented
+        from onnxgen.shapes.division import floordiv
+
+        return floordiv(other, self) if _is_dim(other) else NotImplemented
 
     def __mod__(self, other: Dim) -> Dim:
-        return _modulo(self, other) if _is_dim(other) else NotImplemented
+        from onnxgen.shapes.division import modulo
+
+        return modulo(self, other) if _is_dim(other) else NotImplemented
 
     def __rmod__(self, other: Dim) -> Dim:
-        return _modulo(other, self) if _is_dim(other) else NotImplemented
+        from onnxgen.shapes.division import modulo
+
+        return modulo(other, self) if _is_dim(other) else NotImplemented
 
     def __str__(self) -> str:
-        return _text(self)
+        from onnxgen.shapes.dim_text import readable
+
+        return readable(self)
 
     def __repr__(self) -> str:
         return f"Sym({self})"
@@ -210,27 +222,6 @@ def _multiply(a: Sym, b: Dim) -> Dim:
             monomial = times(m, n)
             terms[monomial] = terms.get(monomial, 0) + c * d
     return build(terms, nonnegative(a) and nonnegative(b))
-
-
-# Division and text build on sums and products, so these operators of `Sym` import them on first use.
-
-
-def _floordiv(a: Dim, b: Dim) -> Dim:
-    from onnxgen.shapes.division import floordiv
-
-    return floordiv(a, b)
-
-
-def _modulo(a: Dim, b: Dim) -> Dim:
-    from onnxgen.shapes.division import modulo
-
-    return modulo(a, b)
-
-
-def _text(dim: Sym) -> str:
-    from onnxgen.shapes.dim_text import readable
-
-    return readable(dim)
 
 
 def _nonnegative_atom(atom: Atom) -> bool:

@@ -6,14 +6,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import of_plugins, own
-from onnxgen.shapes import (
-    infer_conv,
-    infer_elementwise,
-    infer_layout,
-    infer_math,
-    infer_microsoft,
-    infer_slice,
-)
+from onnxgen.shapes import infer_conv, infer_elementwise, infer_layout, infer_math, infer_microsoft, infer_slice
 from onnxgen.shapes.dims import TooComplex
 from onnxgen.shapes.infer_fallback import infer_with_onnx
 from onnxgen.shapes.info import UNKNOWN, Info
@@ -46,8 +39,9 @@ def infer(n: NodeFacts) -> list[Info]:
     if operator is not None and operator.infer is not None:
         return (list(operator.infer(n)) + [UNKNOWN] * count)[:count]
     standard = n.node.domain in STANDARD
-    other = OTHERS.get(n.node.domain, {}).get(n.op)
-    rule = (RULES.get(n.op) or infer_elementwise.of_kind(n.node) if standard else other) or _own_rule(n)
+    rule = RULES.get(n.op) or infer_elementwise.of_kind(n.node) if standard else OTHERS.get(n.node.domain, {}).get(n.op)
+    operator = own(n.node.domain, n.op, n.opset)
+    rule = rule or (operator.infer if operator is not None else None)
     try:
         found = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
     except (Unknown, TooComplex):
@@ -55,12 +49,6 @@ def infer(n: NodeFacts) -> list[Info]:
     except NONSENSE:
         found = []
     return (found + [UNKNOWN] * count)[:count]
-
-
-def _own_rule(n: NodeFacts) -> Rule | None:
-    """Return the rule that stands with an operator's function."""
-    operator = own(n.node.domain, n.op, n.opset)
-    return operator.infer if operator is not None else None
 
 
 def declared(value: ir.Value, facts: Info, symbols: Symbols) -> Info:

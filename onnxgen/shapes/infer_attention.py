@@ -104,9 +104,7 @@ def _linear_attention(n: NodeFacts) -> list[Info]:
 
 
 def _gated_delta_net(n: NodeFacts) -> list[Info]:
-    """Infer GatedDeltaNet: the state has the sizes of q, k and v side by side. Without a state, `cu_seqlens` gives the
-    number of states.
-    """
+    """Infer GatedDeltaNet: the state has the sizes of q, k and v. Without one, `cu_seqlens` counts the states."""
     state = n.input(6).shape
     if n.has(2):
         query, value = n.shape(0), n.shape(2)
@@ -123,18 +121,14 @@ def _gated_delta_net(n: NodeFacts) -> list[Info]:
 
 
 def _packed_conv(n: NodeFacts) -> list[Info]:
-    """Infer VarlenCausalConvWithState: the state keeps its shape. The third output has the first inputs of each
-    sequence.
-    """
+    """Infer VarlenCausalConvWithState: the state keeps its shape. The third output has each sequence's first inputs."""
     state = n.shape(4)
     first = [state[0], n.int_("state_update_capacity"), n.shape(0)[-1]]
     return [tensor(n.dtype(0), n.input(0).shape), tensor(n.dtype(0), state), tensor(n.dtype(0), first)]
 
 
 def _mamba(n: NodeFacts) -> list[Info]:
-    """Infer Mamba: results, states with their shapes kept, the convolution's result, and what is read from the
-    states.
-    """
+    """Infer Mamba: results, unchanged states, the convolution's result, and the values read from the states."""
     rows, channels, state = n.shape(0)[0], n.shape(1)[1], n.shape(2)
     made = [rows, state[1] * state[3]]
     inner = [tensor(n.dtype(0), made), tensor(n.dtype(0), n.shape(1)), tensor(FLOAT, state)]
@@ -142,17 +136,14 @@ def _mamba(n: NodeFacts) -> list[Info]:
 
 
 RULES: dict[str, Rule] = {  # for the domain com.microsoft
-    "Attention": _attention,
-    "QAttention": _attention,
-    "DecoderMaskedSelfAttention": _attention,
+    **dict.fromkeys(("Attention", "QAttention", "DecoderMaskedSelfAttention"), _attention),
     "MultiHeadAttention": _multi_head_attention,
     "PackedMultiHeadAttention": _packed_attention,
     "PackedAttention": _attention_without_padding,
     "DecoderMaskedMultiHeadAttention": _decoder_masked_attention,
     "GroupQueryAttention": _group_query_attention,
     "SparseAttention": _sparse_attention,
-    "PagedAttention": _paged_attention,
-    "SparsePagedAttention": _paged_attention,
+    **dict.fromkeys(("PagedAttention", "SparsePagedAttention"), _paged_attention),
     "PackedSparseAttentionIndexerMerge": _merged_selections,
     "DynamicSparseAttention": _dynamic_sparse_attention,
     "CausalConvWithState": _causal_conv,

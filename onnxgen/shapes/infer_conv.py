@@ -16,6 +16,14 @@ def ceildiv(a: Dim, b: int) -> Dim:
     return floordiv(a + (b - 1), b)
 
 
+def _windows(n: NodeFacts, count: int) -> tuple[list[int], list[int], list[int], bool]:
+    """Return strides, dilations and pads of `count` spatial axes, and True if pads make the sizes those of SAME."""
+    strides, dilations = _spatial(n, "strides", count, 1), _spatial(n, "dilations", count, 1)
+    auto_pad = n.str_("auto_pad", "NOTSET")
+    pads = _spatial(n, "pads", 2 * count, 0) if auto_pad != "VALID" else [0] * (2 * count)
+    return strides, dilations, pads, auto_pad in ("SAME_UPPER", "SAME_LOWER")
+
+
 def _spatial(n: NodeFacts, name: str, count: int, default: int) -> list[int]:
     values = n.ints(name)
     if values is None:
@@ -32,16 +40,11 @@ def window_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim], ceil_mode: b
     Symbolic sizes are taken to hold at least one window.
     """
     count = len(sizes)
-    strides = _spatial(n, "strides", count, 1)
-    dilations = _spatial(n, "dilations", count, 1)
-    pads = _spatial(n, "pads", 2 * count, 0)
-    auto_pad = n.str_("auto_pad", "NOTSET")
+    strides, dilations, pads, is_same = _windows(n, count)
     if any(s <= 0 for s in strides):
         raise Contradiction("strides must be positive")
-    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+    if is_same:
         return [ceildiv(size, stride) for size, stride in zip(sizes, strides, strict=True)]
-    if auto_pad == "VALID":
-        pads = [0] * (2 * count)
     result: list[Dim] = []
     for i, size in enumerate(sizes):
         span = size + pads[i] + pads[i + count] - (kernel[i] - 1) * dilations[i] - 1
@@ -73,14 +76,6 @@ def _conv(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0, 1), _conv_shape(n, 1))]
 
 
-def _conv_integer(n: NodeFacts) -> list[Info]:
-    return [tensor(ir.DataType.INT32, _conv_shape(n, 1))]
-
-
-def _qlinear_conv(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(7), _conv_shape(n, 3))]
-
-
 def _conv_transpose(n: NodeFacts) -> list[Info]:
     dtype = n.dtype(0, 1)
     x, w = n.input(0).shape, n.input(1).shape
@@ -98,18 +93,13 @@ def _transposed_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim]) -> list
     chosen = n.ints("output_shape")
     if chosen is not None:
         return list(chosen[-count:])
-    strides = _spatial(n, "strides", count, 1)
-    dilations = _spatial(n, "dilations", count, 1)
-    pads = _spatial(n, "pads", 2 * count, 0)
+    strides, dilations, pads, is_same = _windows(n, count)
     extra = _spatial(n, "output_padding", count, 0)
-    auto_pad = n.str_("auto_pad", "NOTSET")
-    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+    if is_same:
         spans = [extra[i] + (kernel[i] - 1) * dilations[i] + 1 for i in range(count)]
         return [  # for kernels smaller than the stride, the standard and onnxruntime disagree
             sizes[i] * strides[i] if nonnegative(spans[i] - strides[i]) else n.fresh(i + 2) for i in range(count)
         ]
-    if auto_pad == "VALID":
-        pads = [0] * (2 * count)
     return [
         (sizes[i] - 1) * strides[i] + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - pads[i] - pads[i + count]
         for i in range(count)
@@ -161,17 +151,12 @@ def _grid_sample(n: NodeFacts) -> list[Info]:
 
 
 RULES: dict[str, Rule] = {
-    "Conv": _conv,
-    "DeformConv": _conv,
-    "ConvInteger": _conv_integer,
-    "QLinearConv": _qlinear_conv,
+    **dict.fromkeys(("Conv", "DeformConv"), _conv),
+    "ConvInteger": lambda n: [tensor(ir.DataType.INT32, _conv_shape(n, 1))],
+    "QLinearConv": lambda n: [tensor(n.dtype(7), _conv_shape(n, 3))],
     "ConvTranspose": _conv_transpose,
-    "MaxPool": _pool,
-    "AveragePool": _pool,
-    "LpPool": _pool,
-    "GlobalAveragePool": _global_pool,
-    "GlobalMaxPool": _global_pool,
-    "GlobalLpPool": _global_pool,
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
+    **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
     "GridSample": _grid_sample,

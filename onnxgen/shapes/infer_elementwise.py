@@ -69,36 +69,16 @@ def _arithmetic(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(*range(len(n.inputs))), _guarded(n))]
 
 
-def _power(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0), _guarded(n))]
-
-
 def _comparison(n: NodeFacts) -> list[Info]:
     return [tensor(BOOL, _guarded(n))]
 
 
-def _where(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(1, 2), _guarded(n))]
-
-
-def _same(n: NodeFacts) -> list[Info]:
+def same(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), n.input(0).shape)]
-
-
-def _identity(n: NodeFacts) -> list[Info]:
-    return [n.input(0)]
 
 
 def _same_bool(n: NodeFacts) -> list[Info]:
     return [tensor(BOOL, n.input(0).shape)]
-
-
-def _cast(n: NodeFacts) -> list[Info]:
-    return [tensor(ir.DataType(n.int_("to")), n.input(0).shape)]
-
-
-def _cast_like(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(1), n.input(0).shape)]
 
 
 def _dropout(n: NodeFacts) -> list[Info]:
@@ -126,9 +106,7 @@ def _layer_norm(n: NodeFacts) -> list[Info]:
 
 
 def _like(n: NodeFacts) -> list[Info]:
-    """Infer EyeLike, RandomNormalLike, ...: the shape of the input, and the dtype of an attribute or else of
-    the input.
-    """
+    """Infer EyeLike, RandomNormalLike, ...: the shape of the input, and the dtype of the attribute or the input."""
     default = n.dtype(0)
     dtype = ir.DataType(n.int_("dtype")) if n.int_("dtype") else default
     return [tensor(dtype, n.input(0).shape)]
@@ -156,15 +134,15 @@ SAME = (  # beside operators that are elementwise, as they say themselves
 )
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(SAME.split(), _same),
+    **dict.fromkeys(SAME.split(), same),
     **dict.fromkeys("EyeLike RandomNormalLike RandomUniformLike Bernoulli".split(), _like),
-    "Pow": _power,
-    "Where": _where,
-    "Identity": _identity,
+    "Pow": lambda n: [tensor(n.dtype(0), _guarded(n))],
+    "Where": lambda n: [tensor(n.dtype(1, 2), _guarded(n))],
+    "Identity": lambda n: [n.input(0)],
     "IsNaN": _same_bool,
     "IsInf": _same_bool,
-    "Cast": _cast,
-    "CastLike": _cast_like,
+    "Cast": lambda n: [tensor(ir.DataType(n.int_("to")), n.input(0).shape)],
+    "CastLike": lambda n: [tensor(n.dtype(1), n.input(0).shape)],
     "Dropout": _dropout,
     "BatchNormalization": _batch_norm,
     "LayerNormalization": _layer_norm,
@@ -179,4 +157,4 @@ def of_kind(node: ir.Node) -> Rule | None:
     traits = known(node).traits
     if ELEMENTWISE not in traits:
         return None
-    return _comparison if COMPARISON in traits else _arithmetic if BROADCASTS in traits else _same
+    return _comparison if COMPARISON in traits else _arithmetic if BROADCASTS in traits else same

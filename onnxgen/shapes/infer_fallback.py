@@ -6,12 +6,12 @@ other dim is new. (`onnx.shape_inference.infer_node_outputs`, about 50 microseco
 
 from __future__ import annotations
 
-import functools
-
 import onnx
 import onnx_ir as ir
 from onnx.shape_inference import infer_node_outputs
 
+from onnxgen.graph.nodes import has_subgraphs
+from onnxgen.graph.schemas import schema
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import UNKNOWN, Info
 from onnxgen.shapes.node_facts import NodeFacts
@@ -19,20 +19,11 @@ from onnxgen.shapes.node_facts import NodeFacts
 MAX_CONSTANT_ELEMENTS = 1024  # larger constants are not passed to shape inference
 
 
-@functools.cache
-def schema_of(op: str, opset: int) -> onnx.defs.OpSchema | None:
-    """Return the schema of a standard operator in an opset, or None if there is none."""
-    try:
-        return onnx.defs.get_schema(op, opset, "")
-    except onnx.defs.SchemaError:
-        return None
-
-
 def infer_with_onnx(n: NodeFacts) -> list[Info]:
     """Return the facts of a node's outputs, `UNKNOWN` where onnx cannot infer them. Never raises."""
     unknown = [UNKNOWN] * len(n.node.outputs)
-    schema = schema_of(n.op, n.opset)
-    if schema is None or any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in _attributes(n)):
+    known = schema("", n.op, n.opset)
+    if known is None or has_subgraphs(n.node):
         return unknown
     tokens: dict[Dim, str] = {}
     types: dict[str, onnx.TypeProto] = {}
@@ -48,17 +39,13 @@ def infer_with_onnx(n: NodeFacts) -> list[Info]:
                 data[names[i]] = ir.serde.serialize_tensor(ir.Tensor(constant, dtype=facts.dtype))
     try:
         node = onnx.NodeProto(op_type=n.op, input=names, output=[f"o{i}" for i in range(len(unknown))])
-        node.attribute.extend(ir.serde.serialize_attribute(a) for a in _attributes(n))
+        node.attribute.extend(ir.serde.serialize_attribute(a) for a in n.node.attributes.values())
         opsets = [onnx.helper.make_opsetid("", n.opset)]
-        found = infer_node_outputs(schema, node, types, data, opset_imports=opsets)
+        found = infer_node_outputs(known, node, types, data, opset_imports=opsets)
     except Exception:  # the node may be invalid; any error of the native code means that nothing is known
         return unknown
     dims = {token: dim for dim, token in tokens.items()}
     return [_facts(n, i, found.get(f"o{i}"), dims) for i in range(len(unknown))]
-
-
-def _attributes(n: NodeFacts) -> list[ir.Attr]:
-    return list(n.node.attributes.values())
 
 
 def _type(facts: Info, tokens: dict[Dim, str]) -> onnx.TypeProto:

@@ -90,9 +90,7 @@ def _concat(n: NodeFacts) -> list[Info]:
 
 
 def _plainest(dims: list[Dim]) -> Dim:
-    """Return the simplest of several dims that must be equal for the node to run: a number if there is one, else the
-    first.
-    """
+    """Return the simplest of several dims that must be equal: a number if there is one, else the first."""
     numbers = {d for d in dims if isinstance(d, int)}
     if len(numbers) > 1:
         raise Contradiction(f"dims {dims} differ")
@@ -204,10 +202,6 @@ def _gather(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [*shape[:axis], *indices, *shape[axis + 1 :]])]
 
 
-def _gather_elements(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0), n.input(1).shape)]
-
-
 def _gather_nd(n: NodeFacts) -> list[Info]:
     shape, indices = n.shape(0), n.shape(1)
     if not indices or isinstance(indices[-1], Sym):
@@ -249,10 +243,6 @@ def shape_slice(n: NodeFacts) -> slice:
     return slice(n.int_("start"), n.int_("end") if "end" in n.node.attributes else None)
 
 
-def _size(n: NodeFacts) -> list[Info]:
-    return [tensor(ir.DataType.INT64, ())]
-
-
 def _non_zero(n: NodeFacts) -> list[Info]:
     rank = n.input(0).rank
     return [tensor(ir.DataType.INT64, [n.fresh(0) if rank is None else max(rank, 1), n.fresh(1)])]
@@ -277,12 +267,12 @@ RULES: dict[str, Rule] = {
     "Tile": _tile,
     "Pad": _pad,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
+    "GatherElements": lambda n: [tensor(n.dtype(0), n.input(1).shape)],
     "GatherND": _gather_nd,
     "ConstantOfShape": _constant_of_shape,
     "OneHot": _one_hot,
     "Shape": _shape,
-    "Size": _size,
+    "Size": lambda n: [tensor(ir.DataType.INT64, ())],
     "NonZero": _non_zero,
     "SequenceAt": _sequence_at,
 }

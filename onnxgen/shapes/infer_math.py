@@ -26,18 +26,6 @@ def _product_shape(n: NodeFacts, a: int, b: int) -> list[Dim] | None:
     return [*batch, *x[-2:-1], *(y[-1:] if len(y) > 1 else ())]
 
 
-def _mat_mul(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0, 1), _product_shape(n, 0, 1))]
-
-
-def _mat_mul_integer(n: NodeFacts) -> list[Info]:
-    return [tensor(INT32, _product_shape(n, 0, 1))]
-
-
-def _qlinear_mat_mul(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(7), _product_shape(n, 0, 3))]
-
-
 def _gemm(n: NodeFacts) -> list[Info]:
     shape: list[Dim] = []
     for i, name, axis in ((0, "transA", 0), (1, "transB", 1)):
@@ -132,9 +120,7 @@ def _recurrent(n: NodeFacts) -> list[Info]:
 
 
 def _attention(n: NodeFacts) -> list[Info]:
-    """Infer Attention-23: Q, K, V, mask, past_key, past_value, 4-D (batch, heads, length, size) or 3-D (heads
-    packed).
-    """
+    """Infer Attention-23, with inputs of (batch, heads, length, size), or three axes with the heads packed."""
     (bq, hq, s, _), (_, hk, t, d), (_, _, _, dv) = (_heads(n, i) for i in range(3))
     total = t + n.shape(4)[2] if n.has(4) else t
     packed = len(n.shape(0)) == 3
@@ -162,15 +148,12 @@ REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 
 RULES: dict[str, Rule] = {
     **{f"Reduce{name}": _reduce for name in REDUCE.split()},
-    "ArgMax": _arg_extreme,
-    "ArgMin": _arg_extreme,
-    "MatMul": _mat_mul,
-    "MatMulInteger": _mat_mul_integer,
-    "QLinearMatMul": _qlinear_mat_mul,
+    **dict.fromkeys(("ArgMax", "ArgMin"), _arg_extreme),
+    "MatMul": lambda n: [tensor(n.dtype(0, 1), _product_shape(n, 0, 1))],
+    "MatMulInteger": lambda n: [tensor(INT32, _product_shape(n, 0, 1))],
+    "QLinearMatMul": lambda n: [tensor(n.dtype(7), _product_shape(n, 0, 3))],
     "Gemm": _gemm,
     "Einsum": _einsum,
-    "RNN": _recurrent,
-    "GRU": _recurrent,
-    "LSTM": _recurrent,
+    **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
     "Attention": _attention,
 }

@@ -10,16 +10,13 @@ import onnx_ir as ir
 
 from onnxgen.shapes import infer_attention, infer_conv, infer_layout, infer_math
 from onnxgen.shapes.dims import floordiv
-from onnxgen.shapes.infer_elementwise import broadcast
+from onnxgen.shapes.infer_elementwise import RULES as STANDARD_RULES
+from onnxgen.shapes.infer_elementwise import broadcast, same
 from onnxgen.shapes.info import Info, Shape, info
 from onnxgen.shapes.node_facts import NodeFacts, Rule, Unknown, tensor
 
 FLOAT, INT32, INT64, UINT8 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8
 INT8 = ir.DataType.INT8
-
-
-def _same(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0), n.input(0).shape)]
 
 
 def _skip_norm(n: NodeFacts) -> list[Info]:
@@ -41,10 +38,6 @@ def _layer_norm(n: NodeFacts) -> list[Info]:
 def _split_gelu(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     return [tensor(n.dtype(0), [*shape[:-1], floordiv(shape[-1], 2)])]
-
-
-def _group_norm(n: NodeFacts) -> list[Info]:
-    return _same(n) * 2
 
 
 def _embed(n: NodeFacts) -> list[Info]:
@@ -74,19 +67,12 @@ def _sparse_matmul(n: NodeFacts) -> list[Info]:
 
 
 def _float_product(n: NodeFacts) -> list[Info]:
-    a, b = n.shape(0), n.shape(1)
-    if len(a) < 2 or len(b) < 2:
-        raise Unknown("a product with a vector")
-    return [tensor(FLOAT, [*broadcast(n, [a[:-2], b[:-2]]), a[-2], b[-1]])]
+    return [tensor(FLOAT, _fused_matmul(n)[0].shape)]
 
 
 def _blocked_product(n: NodeFacts) -> list[Info]:
     last = n.int_("N") if n.int_("transB", 1) else n.int_("K")
     return [tensor(n.dtype(0), [*n.shape(0)[:-1], last])]
-
-
-def _blob_product(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0), [*n.shape(0)[:-1], n.dims(2)[1]])]
 
 
 def _qgemm(n: NodeFacts) -> list[Info]:
@@ -113,30 +99,14 @@ def _qlinear_binary(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0, 3), broadcast(n, [n.shape(0), n.shape(3)]))]
 
 
-def _qlinear_where(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(1, 4), broadcast(n, [n.shape(0), n.shape(1), n.shape(4)]))]
-
-
 def _qlinear_concat(n: NodeFacts) -> list[Info]:
     parts = NodeFacts(n.node, n.opset, n.inputs[2::3], n.symbols)
     return [tensor(n.dtype(1), infer_layout.RULES["Concat"](parts)[0].shape)]
 
 
-def _quantize(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(2) if n.has(2) else UINT8, n.input(0).shape)]
-
-
-def _dequantize(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(1), n.input(0).shape)]
-
-
 def _unique(n: NodeFacts) -> list[Info]:
     found = [n.fresh(0)]
     return [tensor(n.dtype(0), found), tensor(INT64, n.input(0).shape), tensor(INT64, found)]
-
-
-def _cdist(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0, 1), [n.shape(0)[0], n.shape(1)[0]])]
 
 
 def _rfft(n: NodeFacts) -> list[Info]:
@@ -179,7 +149,7 @@ def _lstm(n: NodeFacts) -> list[Info]:
 
 def _pairs(n: NodeFacts) -> list[Info]:
     """Infer two outputs like the first input."""
-    return _same(n) * 2
+    return same(n) * 2
 
 
 def _pre_mix(n: NodeFacts) -> list[Info]:
@@ -187,10 +157,6 @@ def _pre_mix(n: NodeFacts) -> list[Info]:
     shape, branches = n.shape(0), n.int_("num_branches")
     made = [*shape[:-1], floordiv(shape[-1], branches)] if branches else [*shape[:-2], shape[-1]]
     return [tensor(n.dtype(0), made)]
-
-
-def _word_embedding(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(3), [n.shape(0)[0], n.shape(1)[0]])]
 
 
 def _tokens(n: NodeFacts) -> list[Info]:
@@ -204,10 +170,6 @@ def _gather_packed(n: NodeFacts) -> list[Info]:
     return [tensor(dtype, [*n.shape(1), n.int_("K")])]
 
 
-def _blocked_scores(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(1), n.input(1).shape)]
-
-
 def _unpadded(n: NodeFacts) -> list[Info]:
     """Infer RemovePadding: the tokens, and the tensors that tell where they were."""
     batch, length, *rest = n.shape(0)
@@ -215,21 +177,9 @@ def _unpadded(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [n.fresh(0), *rest]), *(tensor(INT32, size) for size in sizes)]
 
 
-def _padded(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0), [*n.shape(1), *n.shape(0)[1:]])]
-
-
-def _relative_bias(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0), [1, n.shape(0)[1], n.fresh(2), n.fresh(3)])]
-
-
 def _gated_bias(n: NodeFacts) -> list[Info]:
     queries = n.shape(6) if n.has(6) else n.shape(0)[:2]
     return [tensor(n.dtype(0), [queries[0], *n.shape(2)[1:]])]
-
-
-def _swiglu(n: NodeFacts) -> list[Info]:
-    return _same(n) if n.has(1) else _split_gelu(n)
 
 
 def _router(n: NodeFacts) -> list[Info]:
@@ -241,22 +191,6 @@ def _blocked_qkv(n: NodeFacts) -> list[Info]:
     rows = n.shape(0)[:-1]
     made = [tensor(n.dtype(0), [*rows, n.int_(name)]) for name in ("Nq", "Nkv", "Nkv")]
     return [*made, tensor(n.dtype(0), n.shape(0))]
-
-
-def _blocked_mlp(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0), [*n.shape(0)[:-1], n.int_("N")]), tensor(n.dtype(0), n.shape(0))]
-
-
-def _merged_draft(n: NodeFacts) -> list[Info]:
-    return [tensor(INT64, [n.fresh(0)]), tensor(INT64, n.input(2).shape)]
-
-
-def _warped(n: NodeFacts) -> list[Info]:
-    return [tensor(INT32, [2, n.fresh(1)])]
-
-
-def _hash(n: NodeFacts) -> list[Info]:
-    return [tensor(ir.DataType.UINT32 if n.int_("positive", 1) == 1 else INT32, n.input(0).shape)]
 
 
 def _ngram_hashes(n: NodeFacts) -> list[Info]:
@@ -300,75 +234,60 @@ DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
 
 RULES: dict[str, Rule] = {  # of the domain com.microsoft
     **infer_attention.RULES,
-    **dict.fromkeys(SAME.split(), _same),
+    **dict.fromkeys(SAME.split(), same),
     **dict.fromkeys(ORDERED.split(), _ordered),
-    "QOrderedMatMul": _ordered_product,
-    "QOrderedAttention": _ordered_product,
-    "SkipLayerNormalization": _skip_norm,
-    "SkipSimplifiedLayerNormalization": _skip_norm,
-    "LayerNormalization": _layer_norm,
-    "SimplifiedLayerNormalization": _layer_norm,
-    "SkipGroupNorm": _group_norm,
+    **dict.fromkeys("QOrderedMatMul QOrderedAttention".split(), _ordered_product),
+    **dict.fromkeys("SkipLayerNormalization SkipSimplifiedLayerNormalization".split(), _skip_norm),
+    **dict.fromkeys("LayerNormalization SimplifiedLayerNormalization".split(), _layer_norm),
+    **dict.fromkeys("SkipGroupNorm LinearAttentionGate EngramGate".split(), _pairs),
     "BiasSplitGelu": _split_gelu,
-    "EmbedLayerNormalization": _embed,
-    "QEmbedLayerNormalization": _embed,
+    **dict.fromkeys("EmbedLayerNormalization QEmbedLayerNormalization".split(), _embed),
     "FusedConv": infer_conv.RULES["Conv"],
     "NhwcConv": _nhwc(infer_conv.RULES["Conv"]),
     "NhwcFusedConv": _nhwc(infer_conv.RULES["Conv"]),
     "FusedGemm": infer_math.RULES["Gemm"],
-    "FusedMatMul": _fused_matmul,
-    "TransposeMatMul": _fused_matmul,
-    "FusedMatMulActivation": _fused_matmul,
+    **dict.fromkeys("FusedMatMul TransposeMatMul FusedMatMulActivation".split(), _fused_matmul),
     "SparseToDenseMatMul": _sparse_matmul,
     "GridSample": infer_conv.RULES["GridSample"],
-    "DynamicQuantizeLSTM": _lstm,
-    "AttnLSTM": _lstm,
-    "MatMulNBits": _blocked_product,
-    "MatMulNBitsQLoRA": _blocked_product,
-    "MatMulPacked": _blocked_product,
+    **dict.fromkeys("DynamicQuantizeLSTM AttnLSTM".split(), _lstm),
+    **dict.fromkeys("MatMulNBits MatMulNBitsQLoRA MatMulPacked MatMulBnb4".split(), _blocked_product),
     "MatMulNBitsQkv": _blocked_qkv,
-    "MatMulNBitsMlp": _blocked_mlp,
-    "MatMulBnb4": _blocked_product,
-    "MatMulFpQ4": _blob_product,
-    "MatMulIntegerToFloat": _float_product,
-    "DynamicQuantizeMatMul": _float_product,
+    "MatMulNBitsMlp": lambda n: [tensor(n.dtype(0), [*n.shape(0)[:-1], n.int_("N")]), tensor(n.dtype(0), n.shape(0))],
+    "MatMulFpQ4": lambda n: [tensor(n.dtype(0), [*n.shape(0)[:-1], n.dims(2)[1]])],
+    **dict.fromkeys("MatMulIntegerToFloat DynamicQuantizeMatMul".split(), _float_product),
     "QGemm": _qgemm,
-    "QuantizeLinear": _quantize,
-    "DequantizeLinear": _dequantize,
-    "QLinearAdd": _qlinear_binary,
-    "QLinearMul": _qlinear_binary,
-    "QLinearWhere": _qlinear_where,
+    "QuantizeLinear": STANDARD_RULES["QuantizeLinear"],
+    "DequantizeLinear": STANDARD_RULES["DequantizeLinear"],
+    **dict.fromkeys("QLinearAdd QLinearMul".split(), _qlinear_binary),
+    "QLinearWhere": lambda n: [tensor(n.dtype(1, 4), broadcast(n, [n.shape(0), n.shape(1), n.shape(4)]))],
     "QLinearConcat": _qlinear_concat,
     "QLinearConv": _nhwc(infer_conv.RULES["QLinearConv"]),
     "QLinearAveragePool": _nhwc(infer_conv.RULES["AveragePool"]),
     "QLinearGlobalAveragePool": _nhwc(infer_conv.RULES["GlobalAveragePool"]),
     "Unique": _unique,
-    "CDist": _cdist,
+    "CDist": lambda n: [tensor(n.dtype(0, 1), [n.shape(0)[0], n.shape(1)[0]])],
     "Rfft": _rfft,
     "Irfft": _irfft,
     "GatherPacked": _gather_packed,
     "MaxpoolWithMask": infer_conv.RULES["MaxPool"],
-    "WordConvEmbedding": _word_embedding,
+    "WordConvEmbedding": lambda n: [tensor(n.dtype(3), [n.shape(0)[0], n.shape(1)[0]])],
     "Tokenizer": _tokens,
-    "NGramRepeatBlock": _blocked_scores,
-    "BifurcationDetector": _merged_draft,
-    "DynamicTimeWarping": _warped,
-    "MurmurHash3": _hash,
-    "NGramHashMapping": _ngram_hashes,
-    "VarlenNGramHashMapping": _ngram_hashes,
-    "LinearAttentionGate": _pairs,
-    "EngramGate": _pairs,
-    "SwiGLU": _swiglu,
+    "NGramRepeatBlock": lambda n: [tensor(n.dtype(1), n.input(1).shape)],
+    "BifurcationDetector": lambda n: [tensor(INT64, [n.fresh(0)]), tensor(INT64, n.input(2).shape)],
+    "DynamicTimeWarping": lambda n: [tensor(INT32, [2, n.fresh(1)])],
+    "MurmurHash3": lambda n: [tensor(ir.DataType.UINT32 if n.int_("positive", 1) == 1 else INT32, n.input(0).shape)],
+    **dict.fromkeys("NGramHashMapping VarlenNGramHashMapping".split(), _ngram_hashes),
+    "SwiGLU": lambda n: same(n) if n.has(1) else _split_gelu(n),
     "RouterGateUpProj": _router,
     "RemovePadding": _unpadded,
-    "RestorePadding": _padded,
-    "RelativePositionBias": _relative_bias,
+    "RestorePadding": lambda n: [tensor(n.dtype(0), [*n.shape(1), *n.shape(0)[1:]])],
+    "RelativePositionBias": lambda n: [tensor(n.dtype(0), [1, n.shape(0)[1], n.fresh(2), n.fresh(3)])],
     "GatedRelativePositionBias": _gated_bias,
     "IsAllFinite": lambda n: [tensor(ir.DataType.BOOL, [])],
     "MoEGroupRouter": _routed,
     "HyperConnectionPreMix": _pre_mix,
 }
-DROPPED_RULES: dict[str, Rule] = {**dict.fromkeys(DROPPED.split(), _same), "SimplifiedLayerNormalization": _layer_norm}
+DROPPED_RULES: dict[str, Rule] = {**dict.fromkeys(DROPPED.split(), same), "SimplifiedLayerNormalization": _layer_norm}
 POOLS = "MaxPool AveragePool GlobalMaxPool GlobalAveragePool"
 NCHWC_RULES: dict[str, Rule] = {  # of the domain com.microsoft.nchwc, whose shapes are those of channels first
     **{name: infer_conv.RULES[name] for name in POOLS.split()},

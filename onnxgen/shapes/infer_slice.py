@@ -88,9 +88,7 @@ def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
 
 
 def _bound(bound: Dim, dim: Dim) -> Dim | None:
-    """Return a bound of a forward slice, counted from the front and clamped to [0, dim]; None if its sign is
-    unknown.
-    """
+    """Return a bound of a forward slice, clamped to [0, dim]; None if its sign is unknown."""
     if isinstance(bound, int) and bound >= OPEN_END:
         return dim
     if nonnegative(bound):
@@ -103,9 +101,7 @@ def _bound(bound: Dim, dim: Dim) -> Dim | None:
 
 
 def _backward(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
-    """Return the length of a reversed slice of everything, `[::-step]`. Other reversed slices of symbolic dims return
-    None.
-    """
+    """Return the length of `[::-step]`, or None for any other reversed slice of a symbolic dim."""
     if (start == -1 or (isinstance(start, int) and start >= OPEN_END)) and isinstance(end, int) and end <= -OPEN_END:
         return floordiv(dim + (step - 1), step)
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +13,7 @@ from onnxgen.shapes.dims import Dim, Sym, as_size, atoms, symbol, symbols
 from onnxgen.shapes.info import UNKNOWN, Info, Shape
 
 Array: TypeAlias = NDArray[Any]  # elements of a tensor: numbers, or objects that are dims
-
+Fact = TypeVar("Fact")
 
 MAX_RANK = 64  # largest rank that torch and numpy support
 
@@ -85,6 +85,12 @@ class Symbols:
         return lambda dim: not any(atom.key in local for atom in atoms(dim))
 
 
+def _required(fact: Fact | None, what: str) -> Fact:
+    if fact is None:
+        raise Unknown(what)
+    return fact
+
+
 class NodeFacts:
     """One node with what is known of its inputs.
 
@@ -121,24 +127,15 @@ class NodeFacts:
 
     def shape(self, i: int = 0) -> Shape:
         """Return the shape of input i. Raises `Unknown`."""
-        shape = self.input(i).shape
-        if shape is None:
-            raise Unknown(f"the shape of input {i}")
-        return shape
+        return _required(self.input(i).shape, f"the shape of input {i}")
 
     def data(self, i: int) -> Array:
         """Return the elements of input i. Raises `Unknown`."""
-        data = self.input(i).data
-        if data is None:
-            raise Unknown(f"the elements of input {i}")
-        return data
+        return _required(self.input(i).data, f"the elements of input {i}")
 
     def constant(self, i: int) -> Array:
         """Return the elements of input i as numbers. Raises `Unknown`."""
-        data = self.input(i).constant
-        if data is None:
-            raise Unknown(f"the elements of input {i}")
-        return data
+        return _required(self.input(i).constant, f"the elements of input {i}")
 
     def dims(self, i: int) -> list[Dim]:
         """Return the elements of the integer input i as a flat list. Raises `Unknown`."""
@@ -163,9 +160,7 @@ class NodeFacts:
         return self.node.attributes[name].as_graph()
 
     def ints_or_input(self, name: str, i: int) -> list[int] | None:
-        """Return a list that is an attribute in old opsets and input i in new ones; None if neither is given. Raises
-        `Unknown`.
-        """
+        """Return a list that is an attribute in old opsets and input i in new ones, else None. Raises `Unknown`."""
         found = self.ints(name)
         if found is not None or not self.has(i):
             return found
@@ -219,9 +214,7 @@ def as_objects(array: Array) -> Array:
 
 
 def numbers_if_possible(array: Array, dtype: ir.DataType | None) -> Array | None:
-    """Convert an object array to numbers of `dtype` if nothing in it is symbolic. Returns None if a number does not fit
-    int64.
-    """
+    """Convert an object array to numbers of `dtype` unless it has dims. Returns None if a number does not fit int64."""
     if array.dtype != object:
         return array
     flat = [d if isinstance(d, Sym) else int(d) for d in array.flat]

@@ -58,9 +58,7 @@ class Distance:
         return f"differs by {found}; quantising explains {self.limit:.3g}"
 
     def too_small(self, floor: float) -> str:
-        """Describe an output that is too small, or return "". Call it only if the module's weights are exactly the
-        file's: rounding weights has the same effect.
-        """
+        """Describe an output that is too small, or return "". Valid only for the file's own weights."""
         if self.missing <= MAX_MISSING_PART or self.rms <= floor:
             return ""
         return f"is {1 - self.missing:.3g} times the file's result; saturation in the file can only make it larger"
@@ -107,9 +105,7 @@ class Approximation:
             raise ValueError(str(error)) from None
 
     def anew(self) -> Approximation:
-        """Return the approximation for a file exported from the module, which saturates only what the module
-        saturates.
-        """
+        """Return the approximation for a file exported from the module, which lacks the original's saturation."""
         return replace(self, ranges={}) if self.mode == "float" else self
 
     def floats(self, name: str, value: Any) -> Any:
@@ -148,16 +144,12 @@ class Approximation:
         """Return the difference that an output may have, as a root mean square."""
         by_rounding = self.rounding(name, expected)
         finite = expected[np.isfinite(expected)].astype(np.float64)
-        return (
-            max(by_rounding, MAX_SATURATED_PART * float(finite.std()))
-            if self.mode == "float" and finite.size
-            else by_rounding
-        )
+        if self.mode != "float" or not finite.size:
+            return by_rounding
+        return max(by_rounding, MAX_SATURATED_PART * float(finite.std()))
 
     def missing(self, name: str, expected: NDArray[Any], got: NDArray[Any]) -> float:
-        """Return the part of the file's output that the module's lacks (by least squares), or 0 if rounding explains
-        it.
-        """
+        """Return the part of the file's output that the module's lacks (least squares); 0 if rounding explains it."""
         both = np.isfinite(expected) & np.isfinite(got)
         a, b = (v[both].astype(np.float64) for v in (expected, got))
         if self.mode != "float" or not a.size or not a.std():

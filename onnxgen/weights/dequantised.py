@@ -3,8 +3,8 @@
     float = (integer - zero point) * scale            integer = saturate(round(float / scale) + zero point)
 
 A `Dequantised` says which stored tensors make one float tensor, by their ONNX names. `DequantisedTensor` is that tensor
-for the rest of the road: lazy, as every weight is. The record of the way back has the `Dequantised`, so that an export
-can write integers again.
+in the rest of the pipeline, lazy like every weight. The sidecar records the `Dequantised`, so that an export can write
+integers again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.weights.strided import Array
+from onnxgen.weights.strided import Array, released
 
 Get = Callable[[str], Array]
 LINEAR, BITS, TABLE = "linear", "bits", "table"
@@ -126,12 +126,15 @@ class Dequantised:
     def _numbers(self, stored: Array) -> Array:
         if self.form != BITS:
             return stored
-        rows, columns = self.shape
-        stream = np.unpackbits(stored.reshape(rows, -1, stored.shape[-1]), axis=-1, bitorder="little")
-        whole = stream.shape[-1] // self.bits * self.bits
-        digits = stream[..., :whole].reshape(rows, -1, self.bits)
+        _, digits = self._digits(stored)
         numbers: Array = (digits << np.arange(self.bits, dtype=np.uint8)).sum(-1, dtype=np.uint8)
-        return numbers[:, :columns]
+        return numbers[:, : self.shape[1]]
+
+    def _digits(self, stored: Array) -> tuple[Array, Array]:
+        """Return the stored bits, and a copy of those of whole numbers as [rows, columns, bits]."""
+        stream = np.unpackbits(stored.reshape(self.shape[0], -1, stored.shape[-1]), axis=-1, bitorder="little")
+        whole = stream.shape[-1] // self.bits * self.bits
+        return stream, stream[..., :whole].reshape(self.shape[0], -1, self.bits).copy()
 
     def _codes(self, stored: Array) -> Array:
         """Unpack four-bit codes; the high bits of a byte come first."""
@@ -146,12 +149,9 @@ class Dequantised:
             codes = np.stack([before.reshape(-1) >> 4, before.reshape(-1) & 15], -1).reshape(-1)
             codes[: numbers.size] = numbers.reshape(-1)
             return (codes[::2] << 4 | codes[1::2]).astype(before.dtype).reshape(before.shape)
-        rows, columns = self.shape
-        stream = np.unpackbits(before.reshape(rows, -1, before.shape[-1]), axis=-1, bitorder="little")
+        stream, digits = self._digits(before)
+        digits[:, : self.shape[1]] = (numbers[..., None] >> np.arange(self.bits, dtype=np.uint8)) & 1
         whole = stream.shape[-1] // self.bits * self.bits
-        digits = stream[..., :whole].reshape(rows, -1, self.bits).copy()
-        digits[:, :columns] = (numbers[..., None] >> np.arange(self.bits, dtype=np.uint8)) & 1
-        stream = stream.copy()
         stream[..., :whole] = digits.reshape(*stream.shape[:-1], whole)
         return np.packbits(stream, axis=-1, bitorder="little").reshape(before.shape)
 
@@ -201,9 +201,7 @@ class DequantisedTensor(ir.LazyTensor):
     def release(self) -> None:
         """Unmap external tensors."""
         for tensor in self.stored.values():
-            release = getattr(tensor, "release", None)
-            if release is not None:
-                release()
+            released(tensor)
 
 
 def quantised(model: ir.Model, names: Container[str]) -> dict[str, Any]:
@@ -218,9 +216,7 @@ def _table(kind: int) -> Array:
 
 
 class UnpackedTensor(ir.LazyTensor):
-    """The zero points of a packed matrix, one per block. It is not a tensor of the file, so nothing is written back for
-    it.
-    """
+    """The zero points of a packed matrix, one per block. The file has no such tensor, so it is not written back."""
 
     def __init__(self, how: Dequantised, packed: ir.TensorProtocol, name: str) -> None:
         shape = ir.Shape((how.shape[0], -(-how.shape[1] // how.block)))
@@ -230,9 +226,7 @@ class UnpackedTensor(ir.LazyTensor):
 
 
 def _saturated(ratio: Array, zero: Array, dtype: np.dtype[Any], bits: int) -> Array:
-    """Return `round(ratio) + zero`, clipped to the range of `dtype`, or to unsigned integers of `bits` bits if that is
-    not 0.
-    """
+    """Return `round(ratio) + zero`, clipped to `dtype`, or to unsigned integers if `bits` is not 0."""
     if not np.isfinite(ratio).all():
         raise FloatingPointError("a trained weight is not finite")
     kind = ir.DataType.from_numpy(dtype)

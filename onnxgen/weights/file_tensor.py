@@ -79,9 +79,7 @@ class FileTensor(ir.LazyTensor):
         return f"{self._repr_base()}({self.source.path}, offset={self.offset}, name={self.name!r})"
 
     def elements(self, start: int, stop: int) -> Array:
-        """Return the elements `start:stop` of the flat tensor. If an element is at least a byte, nothing else
-        is read.
-        """
+        """Return the elements `start:stop` of the flat tensor. Reads nothing else if elements are whole bytes."""
         if self.dtype.bitwidth < 8:
             return self.numpy().reshape(-1)[start:stop]
         return _elements(self.source, self.offset, self.dtype, start, stop)

@@ -35,6 +35,7 @@ from onnxgen.weights.strided import (
     on_axes,
     recast,
     regroup,
+    released,
     resolved,
     size_of,
     tidy,
@@ -156,8 +157,10 @@ class Source:
         """Cast as `numpy.astype`. Casting back from a type that holds every value undoes the cast."""
         if dtype == self.dtype:
             return self
-        pieces = tuple(replace(p, casts=recast(ir.DataType(p.tensor.dtype), p.casts, dtype)) for p in self.pieces)
-        empty = tuple(replace(p, casts=recast(ir.DataType(p.tensor.dtype), p.casts, dtype)) for p in self.empty)
+        pieces, empty = (
+            tuple(replace(p, casts=recast(ir.DataType(p.tensor.dtype), p.casts, dtype)) for p in group)
+            for group in (self.pieces, self.empty)
+        )
         return replace(self, dtype=dtype, pieces=pieces, empty=empty)
 
     def numpy(self) -> Array:
@@ -166,7 +169,7 @@ class Source:
         Read-only and no copy where it is a view of one ONNX tensor (memory-mapped if that is external).
         """
         if self.is_identity:
-            return np.asarray(self.pieces[0].tensor.numpy() if self.pieces else self.empty[0].tensor.numpy())
+            return np.asarray((self.pieces or self.empty)[0].tensor.numpy())
         if len(self.pieces) == 1:
             return self.pieces[0].numpy()
         array = np.empty(self.shape, self.dtype.numpy())
@@ -177,10 +180,8 @@ class Source:
     def release(self) -> None:
         """Unmap external tensors; arrays that still view them keep their own mapping alive."""
         for piece in self.pieces:
-            release = getattr(piece.tensor, "release", None)
-            if release is not None:
-                with suppress(BufferError):  # a view still exists; the mapping is closed with it
-                    release()
+            with suppress(BufferError):  # a view still exists; the mapping is closed with it
+                released(piece.tensor)
 
     def _axis(self, axis: int) -> int:
         if not -len(self.shape) <= axis < len(self.shape):

@@ -253,9 +253,7 @@ def _shard_pattern(path: Path) -> re.Pattern[str]:
 
 
 def _ours(path: Path, broken: bool) -> bool:
-    """Return True if onnxgen wrote this file. `broken`: the answer for an unreadable file with the name of a weights
-    file.
-    """
+    """Return True if onnxgen wrote this file. `broken`: the answer for an unreadable weights file."""
     try:
         if path.suffix == ".json":
             metadata = json_object(path.read_bytes()).get("metadata", {})
@@ -267,9 +265,7 @@ def _ours(path: Path, broken: bool) -> bool:
 
 
 def _refuse_foreign(targets: Iterable[Path], broken: bool) -> None:
-    """Refuse to overwrite files that onnxgen did not write. `broken`: an unreadable weights file counts as ours, since
-    its module is there.
-    """
+    """Refuse to overwrite other programs' files. `broken`: an unreadable weights file counts as ours."""
     for target in targets:
         if target.is_file() and not _ours(target, broken):
             way_out = "move that file, name another --weights FILE, or overwrite it with --force"

@@ -54,9 +54,7 @@ def leading(tensor: ir.TensorProtocol, count: int) -> Array:
 
 
 def is_uniform(tensor: ir.TensorProtocol) -> bool:
-    """Return True for a vector of equal numbers. Untrained layers start with those, so equal vectors of two layers may
-    be unrelated.
-    """
+    """Return True for a vector of equal numbers. Untrained layers have those, so equal vectors may be unrelated."""
     if tensor.size < 2 or max(tensor.shape.numpy()) != tensor.size:
         return False
     array = tensor.numpy()
@@ -212,16 +210,24 @@ class Views:
         return stored(value) is not None or (bool(asked) and all(self._is_view[v] for v in asked))
 
     def _source(self, value: ir.Value) -> Source | None:
-        node = value.producer()
-        if node is not None and (node.domain, node.op_type) in self.through:
-            return self._known.get(node.inputs[0]) if node.inputs[0] is not None else None
-        if node is not None and node.op_type == "Concat":
-            parts = [self._known.get(v) for v in node.inputs if v is not None]
-            self._pieces -= sum(len(part.pieces) for part in parts if part is not None)
-            if self._pieces < 0:
-                return None
+        """Return the provenance of a value, computed from that of its producer's inputs."""
+        tensor, node = stored(value), value.producer()
+        if tensor is not None:
+            return replace(Source.of(tensor, value.name or ""), label=viewed_from(value))
+        parts = [self._known.get(v) for v in self._asked(value)]
+        known = [part for part in parts if part is not None]
+        if node is None or not parts or len(known) < len(parts):
+            return None
+        if (node.domain, node.op_type) in self.through:
+            return known[0]
         try:
-            return _view_source(value, lambda v: None if v is None else self._known.get(v))
+            if node.op_type == "Concat":
+                self._pieces -= sum(len(part.pieces) for part in known)
+                axis = node.attributes["axis"].value % len(known[0].shape)
+                return concat(known, axis) if self._pieces >= 0 else None
+            if node.op_type == "Split":
+                return _split(node, value, known[0])
+            return VIEWS[node.op_type](node, known[0])
         except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):  # the node is invalid
             return None
 
@@ -238,33 +244,11 @@ def _is_standard(node: ir.Node) -> bool:
     return node.domain in ("", "ai.onnx")
 
 
-def _view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source | None]) -> Source | None:
-    """Return the provenance of a value, computed from that of its producer's inputs."""
-    tensor = stored(value)
-    if tensor is not None:
-        return replace(Source.of(tensor, value.name or ""), label=viewed_from(value))
-    node = value.producer()
-    if node is None or not _is_standard(node):
-        return None
-    if node.op_type in VIEWS:
-        x = source_of(node.inputs[0])
-        return None if x is None else VIEWS[node.op_type](node, x)
-    if node.op_type == "Concat":
-        parts = [source_of(i) for i in node.inputs]
-        known = [p for p in parts if p is not None]
-        return concat(known, node.attributes["axis"].value % len(known[0].shape)) if len(known) == len(parts) else None
-    if node.op_type == "Split":
-        return _split(node, value, source_of(node.inputs[0]))
-    return None
-
-
-def _split(node: ir.Node, value: ir.Value, x: Source | None) -> Source | None:
-    shapes = [info(o).shape for o in node.outputs]
-    if x is None:
-        return None
+def _split(node: ir.Node, value: ir.Value, x: Source) -> Source | None:
     axis = node.attributes["axis"].value if "axis" in node.attributes else 0
     start = 0
-    for output, shape in zip(node.outputs, shapes):
+    for output in node.outputs:
+        shape = info(output).shape
         size = None if shape is None else shape[axis]
         if not isinstance(size, int):
             return None

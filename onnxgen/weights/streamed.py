@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
@@ -29,9 +28,9 @@ from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.errors import OnnxgenError
 from onnxgen.weights.file_tensor import FileTensor, SourceFile
 from onnxgen.weights.provenance import WIDER, Source
+from onnxgen.weights.strided import Array as Array
 from onnxgen.weights.strided import merged
 
-Array = NDArray[Any]
 Tensors = Mapping[str, Source | Array]
 
 CHUNK = 16 << 20  # bytes in one chunk
@@ -76,20 +75,8 @@ class Entry(NamedTuple):
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def write_safetensors(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file, with one tensor in memory at a time. Raises `OnnxgenError` if its type has no
-    safetensors dtype.
-
-    Tensors lie widest type first, then by key, as the library has them: each is aligned, and the same content makes the
-    same bytes. Nothing here guards against a kill: see `write_pair`.
-    """
-    header = header_of(tensors, metadata)
-    with open(path, "wb") as file:
-        write_tensors(file, header, in_order(tensors), tensors)
-
-
 def embed_bytes(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes that `write_safetensors` would write."""
+    """Return the bytes of a safetensors file."""
     file = io.BytesIO()
     write_tensors(file, header_of(tensors, metadata), in_order(tensors), tensors)
     return file.getvalue()
@@ -156,10 +143,12 @@ def _check_offsets(entries: Mapping[str, Entry], size: int) -> None:
 
 
 def in_order(tensors: Tensors) -> tuple[str, ...]:
+    """Return the keys in the library's order, widest type first: each tensor is aligned, and bytes are reproducible."""
     return tuple(sorted(tensors, key=lambda key: (-int(stored_dtype(tensors[key]).itemsize), key)))
 
 
 def header_of(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
+    """Return the header of a file. Raises `OnnxgenError` if the type of a tensor has no safetensors dtype."""
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     end = 0
     for key in in_order(tensors):
@@ -177,9 +166,7 @@ def header_of(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
 
 
 def write_tensors(file: BinaryIO, header: bytes, keys: Iterable[str], tensors: Tensors) -> None:
-    """Write a whole safetensors file. Bytes that another file has in the stored form are copied by the operating
-    system.
-    """
+    """Write a safetensors file, one tensor at a time. Bytes that another file has in this form are copied from it."""
     with stage(WEIGHTS):
         file.write(header)
         for key in keys:
@@ -242,9 +229,7 @@ def stored_size(value: Source | Array) -> int:
 
 
 def sample(key: str, value: Source | Array) -> bytes:
-    """Return a few elements of the ONNX tensors that a tensor is made of. Of a memory-mapped one it hardly reads a
-    page.
-    """
+    """Return a few elements of the ONNX tensors of a tensor. Reads hardly a page of memory-mapped ones."""
     stored = [piece.tensor for piece in value.pieces] if isinstance(value, Source) else [value]
     try:
         flat = [(value if isinstance(value, np.ndarray) else value.numpy()).reshape(-1) for value in stored]

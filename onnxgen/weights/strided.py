@@ -10,15 +10,13 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
+from onnxgen.weights.file_tensor import Array as Array
 from onnxgen.weights.file_tensor import FileTensor
 
-Array = NDArray[Any]
 Axis = tuple[tuple[int, int], ...]
 """One axis of a view: (size, stride in elements) of its factors, outermost first; none has size 1, none could merge."""
 
@@ -58,6 +56,12 @@ class Piece:
         for dtype in self.casts:
             array = array.astype(dtype.numpy())
         return array
+
+
+def released(tensor: ir.TensorProtocol) -> None:
+    """Unmap an external tensor."""
+    if (release := getattr(tensor, "release", None)) is not None:
+        release()
 
 
 def size_of(axis: Axis) -> int:
@@ -143,9 +147,7 @@ def _split(axis: Axis, dims: Sequence[int]) -> tuple[Axis, ...] | None:
 
 
 def _place(axis: Axis, low: int, dims: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, tuple[Axis, ...]]]:
-    """Lay an axis onto the flat positions from `low` on of a tensor of shape `dims`. Yields (at, offset, axes) for each
-    block.
-    """
+    """Lay an axis onto the flat positions from `low` of a tensor of shape `dims`. Yields (at, offset, axes)."""
     size = size_of(axis)
     if len(dims) < 2:
         yield ((low,), 0, (axis,)) if dims else ((), 0, ())

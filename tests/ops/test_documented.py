@@ -291,7 +291,7 @@ def test_attention_of_one_query() -> None:
     text = refusal(
         "DecoderMaskedSelfAttention", inputs, attrs | {"past_present_share_buffer": 1}, domain="com.microsoft"
     )
-    assert "an order of CUDA's kernel" in text
+    assert "the layout of CUDA's kernel" in text
 
 
 # ---- training --------------------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def as_float(model: ir.Model, mode: str, right: Any = weights.weights) -> Any:
 
 CASES: list[tuple[str, str, str, Wrong, str]] = [
     ("a ReLU that is lost", FLOAT, "layer", patched(pairs, "_rectified", lambda _, x: x), "changed 'y'"),
-    ("no layer has one", FLOAT, "layer", patched(pairs, "FUSED", set()), "changed 'y'"),
+    ("no layer has one", FLOAT, "layer", patched(pairs, "RELU_FUSED_INTO", set()), "changed 'y'"),
     ("a ReLU of what is no layer", FLOAT, "input", patched(pairs, "_may_be_negative", lambda _: True), "changed 'y'"),
     ("a ReLU6 without its end", FLOAT, "six", patched(pairs, "SIX", 5.0), "changed 'y'"),
     ("a ReLU as a ReLU6", FLOAT, "layer", patched(pairs, "SIX", 12.75), "changed 'y'"),
@@ -204,7 +204,7 @@ CASES: list[tuple[str, str, str, Wrong, str]] = [
     ("weights of integers", FLOAT, "layer", nothing(package, "weights"), "need not be integers|written back"),
     ("a name of no file", FLOAT, "layer", nothing(weights._Names, "take_over", "weight"), "are called 'weight'"),
     ("another tensor of the file", FLOAT, "layer", how(tensor="w_quantised"), "for the file's 'w_quantised'"),
-    ("a name with a line behind it", FLOAT, "layer", nothing(weights._Names, "take_over", "w_"),
+    ("a name with a line behind it", FLOAT, "layer", nothing(weights, "_take_over", "w_"),
      "are called 'w_'"),
     ("a table of integers", FLOAT, "table", nothing(package, "dequantise_first"), "need not be integers"),
     ("nothing at all", FLOAT, "layer", without_pass, "need not be integers"),

@@ -25,7 +25,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.weights import sidecar, streamed
 from onnxgen.weights.provenance import Source, concat, rebuild, way_back
 from onnxgen.weights.sidecar import INDEX, is_sharded, read_tensors, same_content, sidecar_files, write_pair
-from onnxgen.weights.streamed import embed_bytes, read_header, write_safetensors
+from onnxgen.weights.streamed import embed_bytes, header_of, in_order, read_header, write_tensors
 
 
 def source(array: np.ndarray, name: str = "w") -> Source:
@@ -57,6 +57,11 @@ ODD = {
 
 def value(tensor: Any) -> np.ndarray:
     return tensor.numpy() if isinstance(tensor, Source) else tensor
+
+
+def write_safetensors(path: Path, tensors: Any, metadata: dict[str, str]) -> None:
+    with open(path, "wb") as file:
+        write_tensors(file, header_of(tensors, metadata), in_order(tensors), tensors)
 
 
 def test_the_library_reads_every_bit(tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ def test_external_data_costs_no_anonymous_memory(tmp_path: Path) -> None:
 import re, sys, threading, onnx_ir as ir
 from pathlib import Path
 from onnxgen.weights.provenance import Source
-from onnxgen.weights.streamed import write_safetensors
+from onnxgen.weights.sidecar import write_pair
 folder, n = Path(sys.argv[1]), 64 << 20
 with open(folder / "w.bin", "wb") as file:
     file.truncate(4 * n)
@@ -177,7 +182,7 @@ def watch():
     while not done.wait(0.005):
         peak[0] = max(peak[0], anonymous())
 thread = threading.Thread(target=watch); thread.start()
-write_safetensors(folder / "m", {"w": Source.of(t, "w")}, {})
+write_pair(folder / "m.py", None, folder / "m", {"w": Source.of(t, "w")}, {})
 done.set(); thread.join()
 print(peak[0] - before)
 """

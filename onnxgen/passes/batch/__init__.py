@@ -1,12 +1,12 @@
-"""`--dynamic-batch`: makes a batch free that the file fixes, where that is provable.
+"""`--dynamic-batch`: replace a fixed batch size by a symbolic one, where a proof shows that this is correct.
 
-Many exports froze it: an input [1, 3, 224, 224], a Reshape to [1, -1], a Tile of 8. The proof goes node by node, from
-the inputs on. A value is a *stack* (`stack.Stack`) if it holds, along one axis, what the single samples give; a rule
-for each operator says when stacks make a stack. Sizes that are provably the batch become its symbol on the way, and
-what is the same for all samples is expanded where an operator wants one for each. What has no rule, mixes samples or
-takes them apart is refused. In the end the shapes are inferred anew, from a free batch, and must be what was proven.
+Many exports fix the batch: an input [1, 3, 224, 224], a Reshape to [1, -1], a Tile of 8. The proof visits every node in
+order. A value is a *stack* (`stack.Stack`) if one of its axes holds the results of the single samples. A rule for each
+operator says when its output is a stack. Sizes that are provably the batch size become the symbol, and values that all
+samples share are expanded where an operator needs one per sample. A node is refused if it has no rule, mixes samples or
+splits the batch axis. At the end shapes are inferred again with the symbolic batch and must match the proof.
 
-What single runs compute is the specification: whatever the exporter computed from a batch size, and stored, stays.
+A run of one file-sized batch is the specification: values that the exporter computed from the batch size stay.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.graph.annotations import FREED
-from onnxgen.graph.catalogue import is_a, known
-from onnxgen.graph.nodes import subgraphs
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import has_subgraphs, opset_of, subgraphs
 from onnxgen.graph.traits import ELEMENTWISE, RANDOM
 from onnxgen.options import Options
 from onnxgen.passes.batch import arithmetic, layout
-from onnxgen.passes.batch.stack import Batch, Here, Refusal, Rule, Stack
+from onnxgen.passes.batch.stack import Batch, Refusal, Rule, RuleNode, Stack
 from onnxgen.passes.rewrite import drop
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import symbol, symbols
 from onnxgen.shapes.info import info, set_info
 
 RULES: dict[str, Rule] = {**arithmetic.RULES, **layout.RULES}
-NAME = "batch"  # of the dim
+DEFAULT_NAME = "batch"  # of the symbolic dim
 WAY_OUT = "name the axes of the inputs with --batch-axis, export with a dynamic batch, or leave --dynamic-batch out"
 
 
 @dataclass(frozen=True)
 class Freed:
-    """What `dynamic_batch` did.
+    """The result of `dynamic_batch`.
 
     Attributes:
-        size: what the file fixes the batch at.
-        inputs: the axis of each input that has it, by name.
-        outputs: the axis of each output that has it, by name; along it the samples follow each other.
-        notes: what a person should know.
+        size: the batch size in the file.
+        inputs: the batch axis of each input that has one, by name.
+        outputs: the same for outputs. Samples follow each other along this axis.
+        notes: notes for the user.
     """
 
     size: int
@@ -53,10 +53,10 @@ class Freed:
 
 
 def dynamic_batch(model: ir.Model, options: Options) -> None:
-    """Make the batch free, and note what was (`Freed`).
+    """Make the batch size symbolic and record the change (`Freed`).
 
     Raises:
-        OnnxgenError: it can't be proven to be free; names every node that stands in the way.
+        OnnxgenError: the batch cannot be proven to be free. Names every node that prevents it.
     """
     if not options.dynamic_batch:
         return
@@ -65,7 +65,7 @@ def dynamic_batch(model: ir.Model, options: Options) -> None:
         FREED.set(model, Freed(size, {}, {}, ("no input has a fixed batch: --dynamic-batch has nothing to do",)))
         return
     taken = {name for v in model.graph.inputs for dim in info(v).shape or () for name in symbols(dim)}
-    name = next(n for n in (NAME, *(f"{NAME}_{i}" for i in range(len(taken) + 1))) if n not in taken)
+    name = next(n for n in (DEFAULT_NAME, *(f"{DEFAULT_NAME}_{i}" for i in range(len(taken) + 1))) if n not in taken)
     batch = Batch(size, symbol(name, (inputs[0][0].name or "", inputs[0][1])), {}, [], {})
     batch.stacks.update({value: Stack(axis) for value, axis in inputs})
     _walk(model, batch)
@@ -79,10 +79,10 @@ def dynamic_batch(model: ir.Model, options: Options) -> None:
 
 
 def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value, int]]]:
-    """The batch's fixed size, and the inputs that have it, with its axis.
+    """Return the fixed batch size, and the inputs with a batch axis and that axis.
 
-    Unless the options say otherwise it is the first axis of every input that has the size there that the input of the
-    highest rank has; of none where some input has a dynamic first axis already.
+    By default the batch is the first axis. Its size is that of the input with the highest rank, and every input with
+    this size there takes part. If any input has a dynamic first axis already, none does.
     """
     values = {v.name or "": v for v in graph.inputs if v.name not in graph.initializers}
     problems = Problems()
@@ -112,6 +112,7 @@ def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value
 
 
 def _outputs(graph: ir.Graph, batch: Batch) -> dict[str, int]:
+    """Return the batch axis of each output that has one. Raises `OnnxgenError`."""
     problems, found = Problems(), {}
     for value in graph.outputs:
         stack = batch.stacks.get(value)
@@ -130,7 +131,7 @@ def _outputs(graph: ir.Graph, batch: Batch) -> dict[str, int]:
 
 
 def _walk(model: ir.Model, batch: Batch) -> None:
-    """Find what every value is, in order of computation. Raises `OnnxgenError` with each node that is in the way."""
+    """Find the stacks in order of computation. Raises `OnnxgenError` with every node that prevents the proof."""
     problems = Problems()
     refused: set[ir.Value] = set()
     for node in list(model.graph):
@@ -138,29 +139,28 @@ def _walk(model: ir.Model, batch: Batch) -> None:
         if used & refused:
             refused.update(node.outputs)
             continue
-        opset = node.version or model.opset_imports.get(node.domain, 1)
         outputs = list(node.outputs)
-        here = Here(node, batch, opset)
         try:
-            _prove(here, used)
+            _prove(RuleNode(node, batch, opset_of(node, model)), used)
         except Refusal as reason:
-            problems.add(_problem(node, opset, str(reason)))
+            problems.add(_problem(node, model, str(reason)))
             refused.update(outputs)
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
-            problems.add(_problem(node, opset, "the inputs or attributes contradict each other"))
+            problems.add(_problem(node, model, "the inputs or attributes contradict each other"))
             refused.update(outputs)
     problems.raise_if_any()
 
 
-def _problem(node: ir.Node, opset: int, reason: str) -> Problem:
+def _problem(node: ir.Node, model: ir.Model, reason: str) -> Problem:
     op = printable(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
     name = node.name or next((f"of {o.name}" for o in node.outputs if o.name), "")
-    return Problem(f"the batch can't be made free: {reason}", printable(name), op, opset, WAY_OUT)
+    reason = f"the batch can't be made free: {reason}"
+    return Problem(reason, printable(name), op, opset_of(node, model), WAY_OUT)
 
 
-def _prove(here: Here, used: set[ir.Value]) -> None:
-    """Find what the outputs of one node are. Raises `Refusal`."""
-    node, batch = here.node, here.batch
+def _prove(n: RuleNode, used: set[ir.Value]) -> None:
+    """Find which outputs of one node are stacks. Raises `Refusal`."""
+    node, batch = n.node, n.batch
     if is_a(node, RANDOM) and not is_a(node, ELEMENTWISE):
         raise Refusal("the operator draws the same random numbers for all samples")
     if not used.intersection(batch.stacks):
@@ -169,11 +169,11 @@ def _prove(here: Here, used: set[ir.Value]) -> None:
         _freeze(node)
         return
     rule = _rule(node) if node.domain == "" else None
-    if rule is None or any(True for _ in subgraphs(node)):
+    if rule is None or has_subgraphs(node):
         raise Refusal("onnxgen does not know how the operator treats a batch")
-    found = rule(here)
-    stacks = found if isinstance(found, list) else [found] * len(here.node.outputs)
-    for output, stack in zip(here.node.outputs, stacks):
+    found = rule(n)
+    stacks = found if isinstance(found, list) else [found] * len(n.node.outputs)
+    for output, stack in zip(n.node.outputs, stacks):
         shape = info(output).shape
         if stack is None or not output.name:
             continue
@@ -183,14 +183,12 @@ def _prove(here: Here, used: set[ir.Value]) -> None:
 
 
 def _rule(node: ir.Node) -> Rule | None:
-    traits = known(node).traits
-    return RULES.get(node.op_type) or next(
-        (rule for trait, rule in arithmetic.OF_KIND.items() if trait in traits), None
-    )
+    of_kind = (rule for trait, rule in arithmetic.OF_KIND.items() if is_a(node, trait))
+    return RULES.get(node.op_type) or next(of_kind, None)
 
 
 def _freeze(node: ir.Node) -> None:
-    """Sizes that are computed with as numbers stay those of a single run, as all that the exporter stored."""
+    """Replace a Shape or Size by the numbers of a single run, like every number that the exporter stored."""
     (old,) = node.outputs
     facts = info(old)
     if facts.data is None or old.is_graph_output():
@@ -202,7 +200,7 @@ def _freeze(node: ir.Node) -> None:
 
 
 def _used(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node takes, also those that its subgraphs take from outside."""
+    """Yield the values that a node uses, and those that its subgraphs use from outside."""
     yield from (value for value in node.inputs if value is not None)
     for graph in subgraphs(node):
         for inner in graph:
@@ -214,7 +212,7 @@ def _used(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _infer_anew(model: ir.Model, options: Options, batch: Batch, name: str) -> None:
-    """Infer every shape from a free batch. Raises `OnnxgenError` where it is not the one that was proven."""
+    """Infer every shape with the symbolic batch. Raises `OnnxgenError` where one differs from the proof."""
     expected = {}
     for value, stack in batch.stacks.items():
         shape = info(value).shape
@@ -226,12 +224,9 @@ def _infer_anew(model: ir.Model, options: Options, batch: Batch, name: str) -> N
             dims[batch.stacks[value].axis] = ir.SymbolicDim(name)
             value.shape = ir.Shape(dims)
     propagate(model.graph, options)
-    problems = Problems()
     for value, shape in expected.items():
         node = value.producer()
         is_live = value.uses() or value.is_graph_output()
         if is_live and node is not None and node.graph is not None and info(value).shape != shape:
-            opset = node.version or model.opset_imports.get(node.domain, 1)
-            problems.add(_problem(node, opset, "the shape of the result is not known for every batch size"))
-    if problems.found:
-        raise OnnxgenError(problems.found[0])  # the others follow from it
+            reason = "the shape of the result is not known for every batch size"
+            raise OnnxgenError(_problem(node, model, reason))  # the first: others follow from it

@@ -1,45 +1,43 @@
-"""Rules for operators that compute: element by element, row by row, along an axis, and products of matrices."""
+"""Batch rules for operators that compute elementwise, by row, along an axis, and for matrix products."""
 
 from __future__ import annotations
 
 from onnxgen.graph.traits import ELEMENTWISE, REDUCTION, SAMPLES, Trait
-from onnxgen.passes.batch.stack import Here, Refusal, Rule, Stack
+from onnxgen.passes.batch.stack import Refusal, Rule, RuleNode, Stack
 
 
-def elementwise(h: Here) -> Stack | None:
-    """Operators that broadcast: every stack has the batch on the same axis of the result."""
-    rank = len(h.result())
-    stacks = {s.moved(s.axis + rank - len(h.shape(i))) for i in h.given if (s := h.stack(i)) is not None}
+def elementwise(n: RuleNode) -> Stack:
+    """All stacks must have the batch on the same axis of the broadcast result."""
+    rank = len(n.result())
+    stacks = {s.moved(s.axis + rank - len(n.shape(i))) for i in n.given if (s := n.stack(i)) is not None}
     if len(stacks) != 1:
         raise Refusal("the inputs have the batch on different axes")
     (stack,) = stacks
-    if h.result()[stack.axis] != stack.size(h.batch.size):
+    if n.result()[stack.axis] != stack.size(n.batch.size):
         raise Refusal("the batch is broadcast to another size")
-    for i in h.given:
-        if h.stack(i) is None:
-            h.meet(i, stack, rank)
+    for i in n.given:
+        if n.stack(i) is None:
+            n.broadcast(i, stack, rank)
     return stack
 
 
-def rows(h: Here) -> list[Stack | None]:
-    """The first axis is the batch, and every row is computed by itself with the same further inputs."""
-    h.only(0)
-    stack = h.need(0)
+def rows(n: RuleNode) -> list[Stack | None]:
+    """The batch is the first axis. Every row is computed separately, with the same other inputs."""
+    stack = n.only_stack()
     if stack.axis != 0:
         raise Refusal(f"the batch is on axis {stack.axis}, but must be on the first")
-    if h.node.op_type == "BatchNormalization" and h.attribute("training_mode"):
-        h.batch.notes.append("BatchNorm records training mode: in it, and only in it, samples of a batch are mixed")
-    if any(o.uses() or o.is_graph_output() for o in h.node.outputs[1:]):
+    if n.node.op_type == "BatchNormalization" and n.attribute("training_mode"):
+        n.batch.notes.append("BatchNorm records training mode: only in training does it mix the samples of a batch")
+    if any(o.uses() or o.is_graph_output() for o in n.node.outputs[1:]):
         raise Refusal("the further outputs mix all samples")  # statistics, or positions in the whole tensor
     return [stack]
 
 
-def quantize(h: Here) -> Stack:
-    """Scale and zero point are for the whole tensor, or for each slice along an axis."""
-    h.only(0)
-    stack = h.need(0)
-    rank = len(h.shape(0))
-    if len(h.shape(1)) > 0 and h.shape(1) != (1,) and h.attribute("axis", 1) % rank == stack.axis:
+def quantize(n: RuleNode) -> Stack:
+    """Scale and zero point apply to the whole tensor, or to each slice along an axis."""
+    stack = n.only_stack()
+    rank = len(n.shape(0))
+    if len(n.shape(1)) > 0 and n.shape(1) != (1,) and n.attribute("axis", 1) % rank == stack.axis:
         raise Refusal("the scale differs between samples")
     return stack
 
@@ -47,90 +45,84 @@ def quantize(h: Here) -> Stack:
 # ---- along axes ------------------------------------------------------------------------------------------------------
 
 
-def _reduce(h: Here, axes: list[int], keeps: bool) -> Stack:
-    h.only(0)
-    stack = h.need(0)
+def _reduce(n: RuleNode, axes: list[int], keeps: bool) -> Stack:
+    stack = n.only_stack()
     if stack.axis in axes:
         raise Refusal("the operator reduces over the batch")
     return stack if keeps else stack.moved(stack.axis - sum(axis < stack.axis for axis in axes))
 
 
-def reduction(h: Here) -> Stack:
-    rank = len(h.shape(0))
-    axes = h.ints("axes", 1)
+def reduction(n: RuleNode) -> Stack:
+    rank = len(n.shape(0))
+    axes = n.ints("axes", 1)
     if not axes:
-        if axes is not None and h.attribute("noop_with_empty_axes"):
-            return h.need(0)
+        if axes is not None and n.attribute("noop_with_empty_axes"):
+            return n.need(0)
         axes = list(range(rank))
-    return _reduce(h, [axis % rank for axis in axes], bool(h.attribute("keepdims", 1)))
+    return _reduce(n, [axis % rank for axis in axes], bool(n.attribute("keepdims", 1)))
 
 
-def arg_reduction(h: Here) -> Stack:
-    return _reduce(h, [h.attribute("axis", 0) % len(h.shape(0))], bool(h.attribute("keepdims", 1)))
+def arg_reduction(n: RuleNode) -> Stack:
+    return _reduce(n, [n.attribute("axis", 0) % len(n.shape(0))], bool(n.attribute("keepdims", 1)))
 
 
-def _along(h: Here, axis: int) -> Stack:
-    stack = h.need(0)
-    if stack.axis == axis % len(h.shape(0)):
+def _along(n: RuleNode, axis: int) -> Stack:
+    stack = n.only_stack()
+    if stack.axis == axis % len(n.shape(0)):
         raise Refusal("the operator works along the batch")
     return stack
 
 
-def softmax(h: Here) -> Stack:
-    """Before opset 13 it is over all axes from `axis` on."""
-    h.only(0)
-    axis = h.attribute("axis", -1 if h.opset >= 13 else 1) % len(h.shape(0))
-    if h.opset < 13 and h.need(0).axis >= axis:
+def softmax(n: RuleNode) -> Stack:
+    """Before opset 13, Softmax reduces all axes from `axis` on."""
+    axis = n.attribute("axis", -1 if n.opset >= 13 else 1) % len(n.shape(0))
+    if n.opset < 13 and n.need(0).axis >= axis:
         raise Refusal("the operator works along the batch")
-    return _along(h, axis)
+    return _along(n, axis)
 
 
-def along_axis(h: Here) -> list[Stack | None]:
-    """TopK, LpNormalization: one axis, -1 unless told."""
-    h.only(0)
-    return [_along(h, h.attribute("axis", -1))] * len(h.node.outputs)
+def along_axis(n: RuleNode) -> Stack:
+    """TopK and LpNormalization work along one axis, by default the last."""
+    return _along(n, n.attribute("axis", -1))
 
 
-def cumsum(h: Here) -> Stack:
-    h.only(0)
-    return _along(h, int(h.numbers(1).reshape(-1)[0]))
+def cumsum(n: RuleNode) -> Stack:
+    return _along(n, n.elements(1)[0])
 
 
-def trilu(h: Here) -> Stack:
-    h.only(0)
-    stack = h.need(0)
-    if stack.axis >= len(h.shape(0)) - 2:
+def trilu(n: RuleNode) -> Stack:
+    stack = n.only_stack()
+    if stack.axis >= len(n.shape(0)) - 2:
         raise Refusal("the batch is an axis of the matrices")
     return stack
 
 
-def last_axes(h: Here) -> list[Stack | None]:
-    """LayerNormalization and RMSNormalization: over all axes from `axis` on."""
-    h.only(0)
-    stack, rank = h.need(0), len(h.shape(0))
-    if stack.axis >= h.attribute("axis", -1) % rank:
+def last_axes(n: RuleNode) -> Stack:
+    """LayerNormalization and RMSNormalization normalise over all axes from `axis` on."""
+    stack, rank = n.only_stack(), len(n.shape(0))
+    if stack.axis >= n.attribute("axis", -1) % rank:
         raise Refusal("the operator normalises over the batch")
-    for i in h.given[1:]:
-        h.meet(i, stack, rank)
-    return [stack] * len(h.node.outputs)
+    for i in n.given[1:]:
+        n.broadcast(i, stack, rank)
+    return stack
 
 
 # ---- products --------------------------------------------------------------------------------------------------------
 
 
-def matmul(h: Here) -> Stack:
-    """The batch is among the leading axes of both, or the rows of the first, or the columns of the second."""
-    ranks = [len(h.shape(i)) for i in (0, 1)]
+def matmul(n: RuleNode) -> Stack:
+    """The batch is a leading axis of both operands, the rows of the first, or the columns of the second."""
+    ranks = [len(n.shape(i)) for i in (0, 1)]
     rank = max(ranks)
     found: set[Stack] = set()
     for i, summed in ((0, ranks[0] - 1), (1, max(ranks[1] - 2, 0))):
-        stack = h.stack(i)
+        stack = n.stack(i)
         if stack is None:
             continue
         if stack.axis == summed:
             raise Refusal("the operator sums over the batch")
         if stack.axis >= ranks[i] - 2:
-            return _outer(h, i, stack)
+            return _outer(n, i, stack)
         found.add(stack.moved(stack.axis + rank - ranks[i]))
     if len(found) != 1:
         raise Refusal("the inputs have the batch on different axes")
@@ -138,50 +130,50 @@ def matmul(h: Here) -> Stack:
     if 1 in ranks:
         return stack
     for i in (0, 1):
-        if h.stack(i) is None:
-            h.meet(i, stack, rank)
+        if n.stack(i) is None:
+            n.broadcast(i, stack, rank)
     return stack
 
 
-def _outer(h: Here, i: int, stack: Stack) -> Stack:
-    """The batch is the rows (or columns) of one matrix: the other one is the same for all."""
-    if h.stack(1 - i) is not None:
+def _outer(n: RuleNode, i: int, stack: Stack) -> Stack:
+    """The batch is the rows (or columns) of one matrix. The other matrix must be the same for all samples."""
+    if n.stack(1 - i) is not None:
         raise Refusal("the operator multiplies samples with each other")
-    if len(h.shape(1 - i)) == 1:
+    if len(n.shape(1 - i)) == 1:
         return stack if i == 0 else stack.moved(stack.axis - 1)
-    return stack.moved(len(h.result()) - (2 if i == 0 else 1))
+    return stack.moved(len(n.result()) - (2 if i == 0 else 1))
 
 
-def gemm(h: Here) -> Stack:
-    summed = (0 if h.attribute("transA", 0) else 1), (1 if h.attribute("transB", 0) else 0)
-    carrying = [i for i in (0, 1) if h.stack(i) is not None]
+def gemm(n: RuleNode) -> Stack:
+    summed = (0 if n.attribute("transA", 0) else 1), (1 if n.attribute("transB", 0) else 0)
+    carrying = [i for i in (0, 1) if n.stack(i) is not None]
     if len(carrying) != 1:
         raise Refusal(
             "the operator multiplies samples with each other" if carrying else "only the bias depends on the batch"
         )
     (i,) = carrying
-    stack = h.need(i)
+    stack = n.need(i)
     if stack.axis == summed[i]:
         raise Refusal("the operator sums over the batch")
     stack = stack.moved(i)
-    if h.has(2):
-        bias = h.stack(2)
+    if n.has(2):
+        bias = n.stack(2)
         if bias is None:
-            h.meet(2, stack, 2)
-        elif bias.moved(bias.axis + 2 - len(h.shape(2))) != stack:
+            n.broadcast(2, stack, 2)
+        elif bias.moved(bias.axis + 2 - len(n.shape(2))) != stack:
             raise Refusal("the inputs have the batch on different axes")
     return stack
 
 
-def einsum(h: Here) -> Stack:
-    """The batch has one letter, which the result has too."""
-    equation = h.attribute("equation")
+def einsum(n: RuleNode) -> Stack:
+    """One letter stands for the batch, and the result has it too."""
+    equation = n.attribute("equation")
     text = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")
-    if not arrow or "." in text or len(terms) != len(h.given):
+    if not arrow or "." in text or len(terms) != len(n.given):
         raise Refusal("the equation leaves axes unnamed")
-    stacks = {i: s for i in h.given if (s := h.stack(i)) is not None}
+    stacks = {i: s for i in n.given if (s := n.stack(i)) is not None}
     letters = {(terms[i][s.axis], s.moved(0)) for i, s in stacks.items()}
     if len(letters) != 1:
         raise Refusal("the inputs have the batch under different letters")
@@ -195,14 +187,14 @@ def einsum(h: Here) -> Stack:
     return stack.moved(right.index(letter))
 
 
-def attention(h: Here) -> Stack:
-    """Queries, keys and values of every sample; a mask that is the same for all, or has the batch first."""
-    stack = h.need(0)
-    if any(h.need(i) != stack or stack.axis != 0 for i in (1, 2)) or len(h.node.outputs) > 1 or len(h.given) > 4:
+def attention(n: RuleNode) -> Stack:
+    """Queries, keys and values have the batch first. A mask is the same for all samples, or has the batch first."""
+    stack = n.need(0)
+    if any(n.need(i) != stack or stack.axis != 0 for i in (1, 2)) or len(n.node.outputs) > 1 or len(n.given) > 4:
         raise Refusal("queries, keys and values do not all have the batch first")
-    if h.has(3) and h.stack(3) is None:
-        h.meet(3, stack, 4)
-    elif h.has(3) and (h.need(3) != stack or len(h.shape(3)) != 4):
+    if n.has(3) and n.stack(3) is None:
+        n.broadcast(3, stack, 4)
+    elif n.has(3) and (n.need(3) != stack or len(n.shape(3)) != 4):
         raise Refusal("the mask does not have the batch first")
     return stack
 

@@ -1,12 +1,12 @@
-"""What freeing a batch knows of each value, and what a rule for an operator may ask and change.
+"""What is known of values while the batch is freed, and the interface for the rules of operators.
 
-A value either is a *stack* over the batch (along one axis, perhaps together with other factors) or does not depend on
-the batch at all. The rules prove for every node: if its inputs are stacks of what single runs compute, its output is.
+A value is a *stack* over the batch (along one axis, which may hold other factors too), or it does not depend on the
+batch. A rule proves for one node: if its inputs are stacks of the single results, so is its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from onnxgen.common.names import printable
 from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.passes.rewrite import drop
 from onnxgen.passes.rewrite import replace as replace_node
-from onnxgen.passes.steps import insert
+from onnxgen.passes.steps import insert, known_ints
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import Info, Shape, info, set_info
 from onnxgen.weights.stored import stored
@@ -25,11 +25,11 @@ from onnxgen.weights.stored import stored
 
 @dataclass(frozen=True)
 class Stack:
-    """A value whose axis has `outer * batch * inner` elements: of sample n those at `(o * batch + n) * inner + i`.
+    """A value with an axis of `outer * batch * inner` elements. Sample n has those at `(o * batch + n) * inner + i`.
 
     Attributes:
-        axis: which of the value's axes, counted from the front.
-        outer, inner: factors that the axis has besides; a reshape merged them with the batch.
+        axis: the axis, counted from the front.
+        outer, inner: factors that a reshape merged with the batch.
     """
 
     axis: int
@@ -48,7 +48,7 @@ class Stack:
 
 
 class Refusal(Exception):
-    """A node for which it can't be proven that it keeps samples apart: the reason."""
+    """It cannot be proven that a node keeps samples apart. The message is the reason."""
 
 
 @dataclass
@@ -56,27 +56,28 @@ class Batch:
     """The batch of one model.
 
     Attributes:
-        size: what the file fixes it at.
-        symbol: what it becomes.
+        size: its fixed size in the file.
+        symbol: the dim that replaces it.
         stacks: the values that are stacks over it.
-        notes: what a person should know.
+        notes: notes for the user.
+        repeated: the values made by `RuleNode.repeat`, by original and stack.
     """
 
     size: int
     symbol: Sym
     stacks: dict[ir.Value, Stack]
     notes: list[str]
-    lifted: dict[tuple[ir.Value, Stack], ir.Value]
+    repeated: dict[tuple[ir.Value, Stack], ir.Value]
 
     def free(self, shape: Shape, stack: Stack) -> Shape:
-        """A shape of the file with the batch free."""
+        """Return a shape of the file with the batch size replaced by the symbol."""
         return (*shape[: stack.axis], stack.size(self.symbol), *shape[stack.axis + 1 :])
 
 
-class Here:
-    """One node, for its rule.
+class RuleNode:
+    """One node as its rule sees it.
 
-    Shapes are those of the file, with the batch at its fixed size; a rule that changes the node's inputs keeps them.
+    Shapes are those of the file, with the fixed batch size. They stay so when a rule changes the node's inputs.
     """
 
     def __init__(self, node: ir.Node, batch: Batch, opset: int) -> None:
@@ -86,7 +87,7 @@ class Here:
 
     @property
     def given(self) -> list[int]:
-        """The positions of the inputs that are there."""
+        """Return the positions of the inputs that are present."""
         return [i for i, value in enumerate(self.node.inputs) if value is not None]
 
     def value(self, i: int) -> ir.Value:
@@ -102,11 +103,16 @@ class Here:
         return self.batch.stacks.get(self.value(i)) if self.has(i) else None
 
     def need(self, i: int) -> Stack:
-        """The stack of an input that must be one."""
+        """Return the stack of an input. Raises `Refusal` if it is not one."""
         found = self.stack(i)
         if found is None:
             raise Refusal(f"{self.name(i)} is the same for every sample, but the other inputs are not")
         return found
+
+    def only_stack(self) -> Stack:
+        """Return the stack of input 0. Raises `Refusal` if any other input depends on the batch."""
+        self.only(0)
+        return self.need(0)
 
     def shape(self, i: int) -> Shape:
         shape = info(self.value(i)).shape
@@ -128,22 +134,26 @@ class Here:
         return default if found is None else found.value
 
     def ints(self, name: str, i: int) -> list[int] | None:
-        """What is an attribute in old opsets and an input in new ones; None if it is given nowhere."""
+        """Return an attribute of old opsets that is an input in new ones. None if neither is given."""
         if name in self.node.attributes:
             return [int(v) for v in self.node.attributes[name].value]
         if not self.has(i):
             return None
+        return self.elements(i)
+
+    def elements(self, i: int) -> list[int]:
+        """Return the elements of a constant integer input as a flat list."""
         return [int(v) for v in self.numbers(i).reshape(-1)]
 
     def numbers(self, i: int) -> np.ndarray[Any, Any]:
-        """The elements of a constant input."""
+        """Return the elements of a constant input."""
         found = _elements(self.value(i))
         if found is None:
             raise Refusal(f"{self.name(i)} is not a constant")
         return found
 
     def only(self, *allowed: int) -> None:
-        """Refuse where another input than these depends on the batch."""
+        """Raise `Refusal` if any other input depends on the batch."""
         for i in self.given:
             if i not in allowed and self.stack(i) is not None:
                 raise Refusal(f"{self.name(i)} differs between samples, but must be the same for all")
@@ -151,7 +161,7 @@ class Here:
     # changes
 
     def set_input(self, i: int, value: ir.Value) -> None:
-        """Let the node take another value; what only made the old one goes."""
+        """Replace an input. Nodes that only served the old one are removed."""
         old = self.node.inputs[i]
         self.node.replace_input_with(i, value)
         producer = None if old is None else old.producer()
@@ -159,18 +169,15 @@ class Here:
             drop(producer)
 
     def integers(self, array: np.ndarray[Any, Any], hint: str) -> ir.Value:
-        """A constant of integers."""
+        """Return a constant of integers."""
         value = ir.Value(name=f"{self.node.outputs[0].name}.{hint}", type=ir.TensorType(ir.DataType.INT64))
         set_info(value, Info(ir.DataType.INT64, array.shape, array.astype(np.int64)))
         return value
 
     def sizes(self, dims: Iterable[Dim], hint: str = "shape") -> ir.Value:
-        """An integer tensor whose elements are known: numbers, or sizes with the batch in them."""
-        elements = np.empty(len(found := list(dims)), object)
-        elements[:] = found
-        value = ir.Value(name=f"{self.node.outputs[0].name}.{hint}", type=ir.TensorType(ir.DataType.INT64))
-        data = elements if any(isinstance(d, Sym) for d in found) else elements.astype(np.int64)
-        set_info(value, Info(ir.DataType.INT64, (len(found),), data))
+        """Return an integer vector with known elements: numbers, or sizes that contain the batch."""
+        value = known_ints(list(dims))
+        value.name = f"{self.node.outputs[0].name}.{hint}"
         return value
 
     def add(
@@ -179,12 +186,12 @@ class Here:
         inputs: list[ir.Value],
         shape: Shape,
         hint: str,
-        attributes: Mapping[str, ir.Attr] | None = None,
+        attributes: Iterable[ir.Attr] = (),
         like: ir.Value | None = None,
     ) -> ir.Value:
-        """A further node before this one; `shape` is that of its result in the file, its type that of `like`."""
+        """Add a node before this one. `shape` is the shape of its result in the file, `like` has its type."""
         like = like or inputs[0]
-        node = ir.Node("", op, inputs, list((attributes or {}).values()), version=13)
+        node = ir.Node("", op, inputs, attributes, version=13)
         node.name = self.node.name
         SCOPE.set(node, SCOPE.get(self.node))
         insert(self.node, node)
@@ -194,19 +201,19 @@ class Here:
         return made
 
     def into_reshape(self, stack: Stack) -> None:
-        """Turn this node, which only arranges elements, into a Reshape to its own shape with the batch free."""
+        """Replace this node, which only arranges elements, by a Reshape to its own shape with the symbolic batch."""
         self.into("Reshape", [self.value(0), self.sizes(self.batch.free(self.result(), stack))])
 
-    def into(self, op: str, inputs: list[ir.Value], attributes: Mapping[str, ir.Attr] | None = None) -> None:
-        """Put another node in the place of this one, which has one result."""
-        node = ir.Node("", op, inputs, list((attributes or {}).values()), version=13)
+    def into(self, op: str, inputs: list[ir.Value], attributes: Iterable[ir.Attr] = ()) -> None:
+        """Replace this node, which has one result, by another."""
+        node = ir.Node("", op, inputs, attributes, version=13)
         replace_node(self.node, node)
         self.node = node
 
-    # values that are the same for every sample, where a stack is wanted
+    # values that are the same for every sample, used together with a stack
 
-    def meet(self, i: int, stack: Stack, rank: int) -> None:
-        """Let an input that does not depend on the batch broadcast with a stack in a result of `rank` axes."""
+    def broadcast(self, i: int, stack: Stack, rank: int) -> None:
+        """Make an input that does not depend on the batch broadcast with a stack in a result of `rank` axes."""
         shape = self.shape(i)
         at = stack.axis - (rank - len(shape))
         if at < 0 or shape[at] == 1:
@@ -214,27 +221,26 @@ class Here:
         if shape[at] != stack.size(self.batch.size):
             raise Refusal(f"{self.name(i)} has {shape[at]} elements where the batch is")
         if stack.is_pure:
-            self.set_input(i, self._one(i, at))
+            self.set_input(i, self._one_slice(i, at))
         else:
-            self.lift(i, stack.moved(at))
+            self.repeat(i, stack.moved(at))
 
-    def lift(self, i: int, stack: Stack) -> None:
-        """Repeat an input that does not depend on the batch, so that it is a stack like the others."""
+    def repeat(self, i: int, stack: Stack) -> None:
+        """Repeat an input that does not depend on the batch, so that it becomes a stack."""
         value, shape = self.value(i), self.shape(i)
         if not 0 <= stack.axis < len(shape) or shape[stack.axis] != stack.size(self.batch.size):
             raise Refusal(f"{self.name(i)} does not have the batch's size on axis {stack.axis}")
-        made = self.batch.lifted.get((value, stack))
+        made = self.batch.repeated.get((value, stack))
         if made is None:
-            made = self._lifted(i, stack)
-            self.batch.lifted[value, stack] = made
+            made = self.batch.repeated[value, stack] = self._repeated(i, stack)
             self.batch.stacks[made] = stack
         self.set_input(i, made)
 
-    def _lifted(self, i: int, stack: Stack) -> ir.Value:
+    def _repeated(self, i: int, stack: Stack) -> ir.Value:
         shape = self.shape(i)
         free = self.batch.free(shape, stack)
         if stack.is_pure:
-            return self.add("Expand", [self._one(i, stack.axis), self.sizes(free)], shape, "batch")
+            return self.add("Expand", [self._one_slice(i, stack.axis), self.sizes(free)], shape, "batch")
         if self.batch.size != 1:
             raise Refusal(f"{self.name(i)} has the batch's size on an axis that holds more than the batch")
         before, after = shape[: stack.axis], shape[stack.axis + 1 :]
@@ -244,8 +250,8 @@ class Here:
         value = self.add("Expand", [value, self.sizes(wide)], apart, "batch")
         return self.add("Reshape", [value, self.sizes(free)], shape, "merged")
 
-    def _one(self, i: int, axis: int) -> ir.Value:
-        """One slice of an input whose slices along an axis are all the same."""
+    def _one_slice(self, i: int, axis: int) -> ir.Value:
+        """Return one slice of an input whose slices along an axis are all equal."""
         value, shape = self.value(i), self.shape(i)
         if shape[axis] == 1:
             return value
@@ -255,17 +261,17 @@ class Here:
         elements, node = _elements(value), value.producer()
         if elements is not None:
             tensor = ir.tensor(np.take(elements, [0], axis), name=f"{value.name}.one")
-            return self.add("Constant", [], one, "one", {"value": ir.AttrTensor("value", tensor)}, value)
+            return self.add("Constant", [], one, "one", [ir.AttrTensor("value", tensor)], value)
         if node is not None and node.op_type == "ConstantOfShape":
-            return self.add("ConstantOfShape", [self.sizes(one)], one, "one", dict(node.attributes), value)
+            return self.add("ConstantOfShape", [self.sizes(one)], one, "one", node.attributes.values(), value)
         source = node.inputs[0] if node is not None and node.op_type == "Expand" else None
         if source is not None and (info(source).shape or ())[axis - len(shape) :][:1] in ((), (1,)):
-            return self.add("Expand", [source, self.sizes(one)], one, "one", {}, value)
+            return self.add("Expand", [source, self.sizes(one)], one, "one", like=value)
         return self.add("Slice", [value, *(self.sizes([n], "bound") for n in (0, 1, axis))], one, "one")
 
 
 def _elements(value: ir.Value) -> np.ndarray[Any, Any] | None:
-    """The elements of a constant that is not trained."""
+    """Return the elements of a constant that is not trained, else None."""
     found, tensor = info(value).constant, stored(value)
     if found is None and tensor is not None and not is_trained(value):
         found = tensor.numpy()
@@ -273,7 +279,7 @@ def _elements(value: ir.Value) -> np.ndarray[Any, Any] | None:
 
 
 def is_uniform(value: ir.Value, axis: int) -> bool:
-    """Whether all slices of a value along an axis are certainly the same."""
+    """Return True if all slices of a value along an axis are certainly equal."""
     facts = info(value)
     if facts.shape is None:
         return False
@@ -291,10 +297,8 @@ def is_uniform(value: ir.Value, axis: int) -> bool:
     if node.op_type == "Expand" and source is not None and shape is not None:
         at = axis - (len(facts.shape) - len(shape))
         return at < 0 or is_uniform(source, at)
-    if node.op_type == "Tile" and source is not None and shape is not None:
-        return is_uniform(source, axis)
-    if node.op_type in ("Identity", "Cast") and source is not None:
-        return is_uniform(source, axis)
+    if node.op_type in ("Tile", "Identity", "Cast"):
+        return source is not None and is_uniform(source, axis)
     indices = node.inputs[1] if node.op_type == "Gather" else None
     if indices is not None and shape is not None and info(indices).shape is not None:
         first = node.attributes["axis"].as_int() % len(shape) if "axis" in node.attributes else 0
@@ -302,4 +306,4 @@ def is_uniform(value: ir.Value, axis: int) -> bool:
     return False
 
 
-Rule = Callable[[Here], "list[Stack | None] | Stack | None"]
+Rule = Callable[[RuleNode], "list[Stack | None] | Stack"]

@@ -1,13 +1,11 @@
-"""Activations, alone or fused behind a sum."""
+"""Activations, alone or fused with a preceding sum."""
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from onnxgen.errors import WRITER
-from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body
 
-# the activations that onnxruntime fuses behind a layer, and their parameters in order
+# the activations that onnxruntime fuses into a layer, with their parameters in order
 FUSED: dict[str, tuple[str, ...]] = {
     "Relu": (),
     "Tanh": (),
@@ -22,8 +20,8 @@ FUSED: dict[str, tuple[str, ...]] = {
 }
 
 
-def activated(g: Writer, x: ir.Value, activation: str, *parameters: float | None) -> ir.Value:
-    """`x` through what a fused node calls its activation ("": none)."""
+def activated(g: Writer, x: Value, activation: str, *parameters: float | None) -> Value:
+    """Apply the activation that a fused node names ("" for none)."""
     if activation == "":
         return x
     if activation == "Clip" and len(parameters) == 2:
@@ -35,40 +33,40 @@ def activated(g: Writer, x: ir.Value, activation: str, *parameters: float | None
 
 
 @body("Gelu")
-def gelu(g: Writer, X: ir.Value) -> ir.Value:
+def gelu(g: Writer, X: Value) -> Value:
     return g("Gelu", X)
 
 
 @body("BiasGelu")
-def bias_gelu(g: Writer, A: ir.Value, B: ir.Value) -> ir.Value:
+def bias_gelu(g: Writer, A: Value, B: Value) -> Value:
     return g("Gelu", g("Add", A, B))
 
 
 @body("FastGelu")
-def fast_gelu(g: Writer, X: ir.Value, bias: ir.Value | None = None) -> ir.Value:
+def fast_gelu(g: Writer, X: Value, bias: Maybe = None) -> Value:
     return g("Gelu", X if bias is None else g("Add", X, bias), approximate="tanh")
 
 
 @body("QuickGelu")
-def quick_gelu(g: Writer, X: ir.Value, *, alpha: float = 1.702) -> ir.Value:
+def quick_gelu(g: Writer, X: Value, *, alpha: float = 1.702) -> Value:
     inside = X if alpha == 1.0 else g("Mul", X, g.number(alpha, X))
     return g("Mul", X, g("Sigmoid", inside))
 
 
-def silu(g: Writer, x: ir.Value) -> ir.Value:
+def silu(g: Writer, x: Value) -> Value:
     return g("Mul", x, g("Sigmoid", x))
 
 
 @body("BiasSplitGelu")
-def bias_split_gelu(g: Writer, X: ir.Value, bias: ir.Value) -> ir.Value:
-    """The first half of the channels, gated by GELU of the second."""
+def bias_split_gelu(g: Writer, X: Value, bias: Value) -> Value:
+    """The first half of the channels, times the GELU of the second half."""
     halves = g.several(2, "Split", g("Add", X, bias), axis=-1, num_outputs=2)
     return g("Mul", halves[0], g("Gelu", halves[1]))
 
 
 @body("BiasSoftmax")
-def bias_softmax(g: Writer, data: ir.Value, bias: ir.Value, *, axis: int = 1, is_inner_broadcast: int) -> ir.Value:
-    """Softmax over all axes from `axis` on; the bias broadcasts as in numpy, or along axes before it."""
+def bias_softmax(g: Writer, data: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int) -> Value:
+    """Softmax over all axes from `axis` on. The bias broadcasts as in numpy, or along the axes before `axis`."""
     rank, bias_rank = g.rank(data), g.rank(bias)
     if axis % rank != rank - 1:
         raise Refused("the softmax is over several axes", "optimise the model without BiasSoftmaxFusion")

@@ -1,32 +1,28 @@
-"""Attention with its projections, heads and masks in one node, as the standard's Attention between standard layers."""
+"""Attention fused with projections, heads and masks, as the standard's Attention between standard layers."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
-from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.passes.contrib.writer import INT32, Maybe, Refused, Results, Value, Writer, body
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
-
-Results = list[ir.Value | None]
 
 
 @body("Attention")
 def attention(
-    g: Writer, input: ir.Value, weights: ir.Value, bias: ir.Value | None = None, mask_index: ir.Value | None = None,
-    past: ir.Value | None = None, attention_bias: ir.Value | None = None,
-    past_sequence_length: ir.Value | None = None, *,
+    g: Writer, input: Value, weights: Value, bias: Maybe = None, mask_index: Maybe = None, past: Maybe = None,
+    attention_bias: Maybe = None, past_sequence_length: Maybe = None, *,
     num_heads: int, do_rotary: int = 0, mask_filter_value: float = -10000.0, past_present_share_buffer: int = 0,
     qkv_hidden_sizes: list[int] | None = None, rotary_embedding_dim: int = 0, scale: float = 0.0,
     unidirectional: int = 0,
 ) -> Results:  # fmt: skip
-    """Self-attention; `weights` are those of the projections to q, k and v, side by side."""
+    """Self-attention. `weights` holds the projections to q, k and v side by side."""
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
         raise Refused("rotary attention with a shared cache runs on GPUs only", FOR_CPU)
     made = g("MatMul", input, weights)
@@ -43,55 +39,53 @@ def attention(
     )  # fmt: skip
 
 
-def projected(g: Writer, made: ir.Value, sizes: list[int] | None) -> list[ir.Value]:
-    """q, k and v, which lie side by side."""
+def projected(g: Writer, made: Value, sizes: list[int] | None) -> list[Value]:
+    """Split q, k and v, which lie side by side."""
     if sizes:
         return list(g.several(3, "Split", made, g.ints(*sizes), axis=-1))
     return list(g.several(3, "Split", made, axis=-1, num_outputs=3))
 
 
 def attended(
-    g: Writer, operands: list[ir.Value], heads: int, masks: tuple[ir.Value | None, ir.Value | None],
-    past: ir.Value | None, *, like: ir.Value, batch: ir.Value, scale: float, is_causal: bool, filtered: float,
+    g: Writer, operands: list[Value], heads: int, masks: tuple[Maybe, Maybe], past: Maybe, *,
+    like: Value, batch: Value, scale: float, is_causal: bool, filtered: float,
 ) -> Results:  # fmt: skip
-    """Attention of projected q, k and v, after a cache of [k, v]: its result, and the new cache where that is used.
+    """Attention of projected q, k and v with a cache of [k, v]. Returns the result, and the new cache if it is used.
 
-    `masks`: see `_padding`, and what is added to the scores. `like`: an input of the type of q; `batch`: one whose
-    first axis is the batch.
+    `masks`: the padding mask (see `_padding`), and the bias that is added to the scores. `like`: an input with the
+    type of q. `batch`: an input whose first axis is the batch.
     """
     q, k, v = (heads_of(g, x, heads) for x in operands)
-    length: ir.Value | None = None
+    length: Maybe = None
     if past is not None:
-        caches = [g("Gather", past, g.constant(np.asarray(i, np.int64)), axis=0) for i in (0, 1)]
+        caches = [g("Gather", past, g.int64(i), axis=0) for i in (0, 1)]
         length = g("Shape", caches[0], start=2, end=3)
         k, v = (g("Concat", cache, x, axis=2) for cache, x in zip(caches, (k, v)))
     mask = _padding(g, masks[0], batch, k, filtered, like)
-    (made,) = _attend(g, (q, k, v), (mask, masks[1]), scale, _Causal(is_causal, length), like)
+    (made,) = _attend(g, (q, k, v), (mask, masks[1]), scale, like, is_causal=is_causal, past=length)
     present = None
     if g.wants(1):
         present = g("Concat", *(g("Unsqueeze", x, g.ints(0)) for x in (k, v)), axis=0)
-    return [g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1)), present]
+    return [merged_heads(g, made), present]
 
 
 @body("MultiHeadAttention")
 def multi_head_attention(
-    g: Writer, query: ir.Value, key: ir.Value | None = None, value: ir.Value | None = None,
-    bias: ir.Value | None = None, key_padding_mask: ir.Value | None = None, attention_bias: ir.Value | None = None,
-    past_key: ir.Value | None = None, past_value: ir.Value | None = None,
-    past_sequence_length: ir.Value | None = None, cache_indirection: ir.Value | None = None, *,
-    num_heads: int, mask_filter_value: float = -10000.0, scale: float = 0.0, unidirectional: int = 0,
+    g: Writer, query: Value, key: Maybe = None, value: Maybe = None, bias: Maybe = None, key_padding_mask: Maybe = None,
+    attention_bias: Maybe = None, past_key: Maybe = None, past_value: Maybe = None, past_sequence_length: Maybe = None,
+    cache_indirection: Maybe = None, *, num_heads: int, mask_filter_value: float = -10000.0, scale: float = 0.0,
+    unidirectional: int = 0,
 ) -> Results:  # fmt: skip
-    """Attention of projected q, k and v, whose biases are side by side in `bias`."""
+    """Attention of projected q, k and v. `bias` holds their biases side by side."""
     if cache_indirection is not None:
-        raise Refused(
-            "beam search over the cache (cache_indirection) is not handled", "export the model without the search"
-        )
+        what = "beam search over the cache (cache_indirection) is not handled"
+        raise Refused(what, "export the model without the search")
     operands = _with_biases(g, _unpacked(g, query, key, value), bias)
     q, k, v = (x if is_split else heads_of(g, x, num_heads) for x, is_split in operands)
     length = None
     present = k, v
     if past_key is not None and past_value is not None and past_sequence_length is not None:
-        length = g("Cast", g("Reshape", past_sequence_length, g.ints(1)), to=ir.DataType.INT64.value)
+        length = g("Cast", g("Reshape", past_sequence_length, g.ints(1)), to=ir.DataType.INT64)
         present = _written(g, past_key, k, length), _written(g, past_value, v, length)
         end = g("Add", length, g("Shape", k, start=2, end=3))
         k, v = (g("Slice", cache, g.ints(0), end, g.ints(2)) for cache in present)
@@ -99,26 +93,28 @@ def multi_head_attention(
         length = g("Shape", past_key, start=2, end=3)
         k, v = present = g("Concat", past_key, k, axis=2), g("Concat", past_value, v, axis=2)
     mask = _padding(g, key_padding_mask, query, k, mask_filter_value, query)
-    causal = _Causal(bool(unidirectional), length, key is None or _length(query) == _length(key) is not None)
-    made, *scores = _attend(g, (q, k, v), (mask, attention_bias), scale, causal, query, g.wants(3))
-    return [g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1)), *present, *scores]
+    is_square = key is None or _length(query) == _length(key) is not None
+    made, *scores = _attend(
+        g, (q, k, v), (mask, attention_bias), scale, query, is_causal=bool(unidirectional), past=length,
+        is_square=is_square, scores=g.wants(3),
+    )  # fmt: skip
+    return [merged_heads(g, made), *present, *scores]
 
 
-def _written(g: Writer, cache: ir.Value, new: ir.Value, length: ir.Value) -> ir.Value:
-    """A cache that has room, with what is new behind its first `length` entries."""
+def _written(g: Writer, cache: Value, new: Value, length: Value) -> Value:
+    """Write new entries behind the first `length` entries of a cache that has room for them."""
     return g("TensorScatter", cache, new, g("Expand", length, g("Shape", new, start=0, end=1)))
 
 
 @body("DecoderMaskedMultiHeadAttention")
 def decoder_masked_multi_head_attention(
-    g: Writer, query: ir.Value, key: ir.Value | None = None, value: ir.Value | None = None,
-    mask_index: ir.Value | None = None, attention_bias: ir.Value | None = None, past_key: ir.Value | None = None,
-    past_value: ir.Value | None = None, past_sequence_length: ir.Value | None = None,
-    beam_width: ir.Value | None = None, cache_indirection: ir.Value | None = None, bias: ir.Value | None = None, *,
+    g: Writer, query: Value, key: Maybe = None, value: Maybe = None, mask_index: Maybe = None,
+    attention_bias: Maybe = None, past_key: Maybe = None, past_value: Maybe = None, past_sequence_length: Maybe = None,
+    beam_width: Maybe = None, cache_indirection: Maybe = None, bias: Maybe = None, *,
     num_heads: int, mask_filter_value: float = -10000.0, output_qk: int = 0, past_present_share_buffer: int = 0,
     scale: float = 0.0,
 ) -> Results:  # fmt: skip
-    """MultiHeadAttention of one query. Its keys lie as they do for the CPU; CUDA's kernel has them in another order."""
+    """MultiHeadAttention of one query. Keys are in the CPU kernel's layout; CUDA's kernel has another."""
     if key is None:
         raise Refused("packed q, k and v are not handled", "optimise the model without packing them")
     return multi_head_attention(
@@ -130,39 +126,35 @@ def decoder_masked_multi_head_attention(
 
 @body("DecoderMaskedSelfAttention")
 def decoder_masked_self_attention(
-    g: Writer, input: ir.Value, weights: ir.Value, bias: ir.Value, mask_index: ir.Value | None, past: ir.Value,
-    attention_bias: ir.Value | None = None, past_sequence_length: ir.Value | None = None,
-    beam_width: ir.Value | None = None, cache_indirection: ir.Value | None = None, *,
+    g: Writer, input: Value, weights: Value, bias: Value, mask_index: Maybe, past: Value, attention_bias: Maybe = None,
+    past_sequence_length: Maybe = None, beam_width: Maybe = None, cache_indirection: Maybe = None, *,
     num_heads: int, do_rotary: int = 0, mask_filter_value: float = -10000.0, past_present_share_buffer: int = 0,
     scale: float = 0.0,
 ) -> Results:  # fmt: skip
-    """Attention of one query, after a cache that grows. onnxruntime has a kernel for GPUs only."""
+    """Attention of one query with a growing cache. onnxruntime has a GPU kernel only."""
     if past_present_share_buffer or cache_indirection is not None:
-        raise Refused(
-            "the keys of the cache are in an order of CUDA's kernel", "export the model with a cache that grows"
-        )
+        what = "the cache holds its keys in the layout of CUDA's kernel"
+        raise Refused(what, "export the model with a cache that grows")
     return attention(
         g, input, weights, bias, mask_index, past, attention_bias, num_heads=num_heads, do_rotary=do_rotary,
         mask_filter_value=mask_filter_value, scale=scale,
     )  # fmt: skip
 
 
-def _length(x: ir.Value) -> Dim | None:
-    """How many tokens there are: [batch, length, ...], or [batch, heads, length, size]."""
+def _length(x: Value) -> Dim | None:
+    """Return the number of tokens of [batch, length, ...] or [batch, heads, length, size]."""
     shape = info(x).shape
     return None if shape is None else shape[2] if len(shape) == 4 else shape[1]
 
 
-def _unpacked(
-    g: Writer, query: ir.Value, key: ir.Value | None, value: ir.Value | None
-) -> list[tuple[ir.Value, bool, Dim | None]]:
-    """q, k and v, whether their heads are an axis already ([batch, heads, length, size]), and all heads' size."""
+def _unpacked(g: Writer, query: Value, key: Maybe, value: Maybe) -> list[tuple[Value, bool, Dim | None]]:
+    """Return q, k and v, each with: True if heads are an axis already, and the size of all heads together."""
 
-    def part(packed: ir.Value, index: int) -> tuple[ir.Value, bool, Dim | None]:
-        cut = g("Gather", packed, g.constant(np.asarray(index, np.int64)), axis=3)
+    def part(packed: Value, index: int) -> tuple[Value, bool, Dim | None]:
+        cut = g("Gather", packed, g.int64(index), axis=3)
         return g("Reshape", cut, g.ints(0, 0, -1)), False, _product(info(packed).shape, 2, 4)
 
-    def whole(x: ir.Value) -> tuple[ir.Value, bool, Dim | None]:
+    def whole(x: Value) -> tuple[Value, bool, Dim | None]:
         shape = info(x).shape
         return x, g.rank(x) == 4, shape[2] if shape is not None and len(shape) == 3 else None
 
@@ -178,9 +170,7 @@ def _product(shape: tuple[Dim, ...] | None, *axes: int) -> Dim | None:
     return math.prod(sizes) if len(sizes) == len(axes) else None
 
 
-def _with_biases(
-    g: Writer, operands: list[tuple[ir.Value, bool, Dim | None]], bias: ir.Value | None
-) -> list[tuple[ir.Value, bool]]:
+def _with_biases(g: Writer, operands: list[tuple[Value, bool, Dim | None]], bias: Maybe) -> list[tuple[Value, bool]]:
     if bias is None:
         return [(x, split) for x, split, _ in operands]
     total, size = (info(bias).shape or (None,))[0], operands[0][2]
@@ -192,21 +182,24 @@ def _with_biases(
     return made
 
 
-def _cut(g: Writer, x: ir.Value, start: int, end: int, axis: int) -> ir.Value:
+def _cut(g: Writer, x: Value, start: int, end: int, axis: int) -> Value:
     return g("Slice", x, g.ints(start), g.ints(end), g.ints(axis))
 
 
-def heads_of(g: Writer, x: ir.Value, heads: int) -> ir.Value:
-    """[batch, length, heads * size] as [batch, heads, length, size]."""
+def heads_of(g: Writer, x: Value, heads: int) -> Value:
+    """Reshape [batch, length, heads * size] to [batch, heads, length, size]."""
     if heads < 1:
         raise Refused(f"the number of heads must be at least 1, not {heads}", WRITER)
     return g("Transpose", g("Reshape", x, g.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
 
 
-def _padding(
-    g: Writer, mask: ir.Value | None, x: ir.Value, k: ir.Value, filtered: float, like: ir.Value
-) -> ir.Value | None:
-    """What is added to scores [batch, heads, queries, keys] where a mask is 0, or by the numbers of tokens it keeps."""
+def merged_heads(g: Writer, x: Value) -> Value:
+    """Reshape [batch, heads, length, size] to [batch, length, heads * size]."""
+    return g("Reshape", g("Transpose", x, perm=[0, 2, 1, 3]), g.ints(0, 0, -1))
+
+
+def _padding(g: Writer, mask: Maybe, x: Value, k: Value, filtered: float, like: Value) -> Maybe:
+    """Return what to add to scores [batch, heads, queries, keys] for a padding mask: 0 or `filtered`."""
     if mask is None:
         return None
     rank = g.rank(mask)
@@ -220,71 +213,52 @@ def _padding(
     return g("Where", keeps, g.number(0, like), g.number(filtered, like))
 
 
-def _by_length(g: Writer, mask: ir.Value, x: ir.Value, k: ir.Value) -> ir.Value:
-    """Keys before the ends that a vector has for each row of the batch.
+def _by_length(g: Writer, mask: Value, x: Value, k: Value) -> Value:
+    """Return a mask of the keys before each row's end, which the vector `mask` holds.
 
-    Behind the ends it may have as many starts, which keys lie not before; what a vector of 3 * batch + 2 has there
-    means nothing here (where rows begin in a batch without padding).
+    The vector may also hold as many starts, and then keys before a row's start are hidden too. In a vector of
+    3 * batch + 2 elements the others only describe a batch without padding.
     """
-    places = g("Cast", g.range(None, g("Shape", k, start=2, end=3)), to=ir.DataType.INT32.value)
+    places = g("Cast", g.range(None, g("Shape", k, start=2, end=3)), to=INT32)
     count, batch = (info(mask).shape or (None,))[0], (info(x).shape or (None,))[0]
     rows = g("Shape", x, start=0, end=1)
     ends = mask if count is not None and count == batch else g("Slice", mask, g.ints(0), rows)
     keeps = g("Less", places, g("Unsqueeze", ends, g.ints(1, 2, 3)))
     if count is not None and batch is not None and count in (batch, 3 * batch + 2):
         return keeps
-    zeros = g("Expand", g.constant(np.zeros(1, np.int32)), rows)  # starts, where there are none
+    zeros = g("Expand", g.constant(np.zeros(1, np.int32)), rows)  # where no starts are given
     starts = g("Slice", g("Concat", mask, zeros, axis=0), rows, g("Add", rows, rows))
     if count is None or batch is None or count != 2 * batch:
         there = g("LessOrEqual", g("Shape", mask), g("Add", rows, rows))
-        starts = g("Mul", starts, g("Cast", there, to=ir.DataType.INT32.value))
+        starts = g("Mul", starts, g("Cast", there, to=INT32))
     return g("And", keeps, g("GreaterOrEqual", places, g("Unsqueeze", starts, g.ints(1, 2, 3))))
 
 
-@dataclass
-class _Causal:
-    """How queries see no keys behind their own place: `past` keys come before theirs, and there are as many of both.
-
-    onnxruntime lets the last query see all keys, which makes a difference where there are more or fewer keys.
-    """
-
-    is_causal: bool
-    past: ir.Value | None = None
-    is_square: bool = True
-
-
 def _attend(
-    g: Writer,
-    operands: tuple[ir.Value, ir.Value, ir.Value],
-    masks: tuple[ir.Value | None, ...],
-    scale: float,
-    causal: _Causal,
-    like: ir.Value,
-    scores: bool = False,
-) -> list[ir.Value]:
-    """softmax(q @ k^T * scale + masks) @ v of [batch, heads, length, size]; perhaps also what the softmax is of."""
-    added = [m for m in masks if m is not None]
-    mask = added[0] if added else None
-    for more in added[1:]:
-        mask = more if mask is None else g("Add", mask, more)
-    plain = mask is None and causal.past is None and causal.is_square and not scores
-    if causal.is_causal and not plain:
-        mask = _causal(g, operands, mask, causal, like)
+    g: Writer, operands: tuple[Value, Value, Value], masks: tuple[Maybe, Maybe], scale: float, like: Value, *,
+    is_causal: bool, past: Maybe = None, is_square: bool = True, scores: bool = False,
+) -> list[Value]:  # fmt: skip
+    """Compute softmax(q @ k^T * scale + masks) @ v of [batch, heads, length, size], and perhaps the softmax's input.
+
+    With `is_causal`, `past` keys come before those of the queries. `is_square`: there are as many keys as queries. Else
+    the last query sees all keys, as in onnxruntime.
+    """
+    mask, more = masks if masks[0] is not None else masks[::-1]
+    mask = mask if mask is None or more is None else g("Add", mask, more)
+    is_plain = mask is None and past is None and is_square and not scores
+    if is_causal and not is_plain:
+        mask = _causal(g, operands, mask, past, is_square, like)
     if not scores:
-        is_causal = 1 if causal.is_causal and plain else None
-        return [g("Attention", *operands, mask, scale=scale or None, is_causal=is_causal)]
+        return [g("Attention", *operands, mask, scale=scale or None, is_causal=1 if is_causal and is_plain else None)]
     made = g.several(4, "Attention", *operands, mask, scale=scale or None, qk_matmul_output_mode=2)
     return [made[0], made[3]]
 
 
-def _causal(
-    g: Writer, operands: tuple[ir.Value, ...], mask: ir.Value | None, causal: _Causal, like: ir.Value
-) -> ir.Value:
-    """A mask that hides the keys after each query, too."""
-    past = causal.past
+def _causal(g: Writer, operands: tuple[Value, ...], mask: Maybe, past: Maybe, is_square: bool, like: Value) -> Value:
+    """Extend a mask so that it also hides the keys after each query."""
     queries, keys = (g("Shape", x, start=2, end=3) for x in operands[:2])
     end = queries if past is None else g("Add", past, queries)
-    if causal.is_square:
+    if is_square:
         rows = g.range(past, end)
     else:
         rows = g("Concat", g.range(past, g("Sub", end, g.ints(1))), keys, axis=0)
@@ -296,11 +270,10 @@ def _causal(
 
 @body("PackedAttention")
 def packed_attention(
-    g: Writer, input: ir.Value, weights: ir.Value, bias: ir.Value, token_offset: ir.Value,
-    cumulative_sequence_length: ir.Value, attention_bias: ir.Value | None = None, *,
-    num_heads: int, qkv_hidden_sizes: list[int] | None = None, scale: float = 0.0,
-) -> ir.Value:  # fmt: skip
-    """The same with its projections."""
+    g: Writer, input: Value, weights: Value, bias: Value, token_offset: Value, cumulative_sequence_length: Value,
+    attention_bias: Maybe = None, *, num_heads: int, qkv_hidden_sizes: list[int] | None = None, scale: float = 0.0,
+) -> Value:  # fmt: skip
+    """PackedMultiHeadAttention with its projections."""
     made = g("Add", g("MatMul", input, weights), bias)
     q, k, v = projected(g, made, qkv_hidden_sizes)
     return packed_multi_head_attention(
@@ -310,11 +283,11 @@ def packed_attention(
 
 @body("PackedMultiHeadAttention")
 def packed_multi_head_attention(
-    g: Writer, query: ir.Value, key: ir.Value | None, value: ir.Value | None, bias: ir.Value | None,
-    token_offset: ir.Value, cumulative_sequence_length: ir.Value, attention_bias: ir.Value | None = None, *,
+    g: Writer, query: Value, key: Maybe, value: Maybe, bias: Maybe, token_offset: Value,
+    cumulative_sequence_length: Value, attention_bias: Maybe = None, *,
     num_heads: int, mask_filter_value: float = -10000.0, scale: float = 0.0,
-) -> ir.Value:  # fmt: skip
-    """Of the tokens of all sequences, one after the other and without padding: each attends to those of its own."""
+) -> Value:  # fmt: skip
+    """Attention of sequences that are concatenated without padding. Tokens attend to their own sequence only."""
     if attention_bias is not None:
         raise Refused("attention_bias of padded sequences is not handled", "optimise the model without packing")
     if key is None:  # [tokens, heads, 3, size]
@@ -330,9 +303,9 @@ def packed_multi_head_attention(
             size = (info(part).shape or (None,))[-1]
             operands.append((g("Unsqueeze", part, g.ints(0)), False, size))
     q, k, v = (heads_of(g, x, num_heads) for x, _ in _with_biases(g, operands, bias))
-    places = g("Cast", g.range(None, g("Shape", query, start=0, end=1)), to=ir.DataType.INT32.value)
+    places = g("Cast", g.range(None, g("Shape", query, start=0, end=1)), to=INT32)
     begun = g("GreaterOrEqual", g("Unsqueeze", places, g.ints(1)), cumulative_sequence_length)
-    number = g("ReduceSum", g("Cast", begun, to=ir.DataType.INT32.value), g.ints(1))
+    number = g("ReduceSum", g("Cast", begun, to=INT32), g.ints(1))
     mask = g("Equal", number, g("Transpose", number, perm=[1, 0]))
     made = g("Attention", q, k, v, mask, scale=scale or None)
-    return g("Squeeze", g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1)), g.ints(0))
+    return g("Squeeze", merged_heads(g, made), g.ints(0))

@@ -1,6 +1,6 @@
-"""Several products by weights of a few bits, fused with the norm before and the gate behind them.
+"""Matrix products with weights of a few bits, fused with a norm before them and a gate after them.
 
-onnxruntime has kernels of these for GPUs only: what is written here follows their documentation.
+onnxruntime has GPU kernels only. The bodies follow its documentation.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ import onnx_ir as ir
 
 from onnxgen.errors import INFER, WRITER
 from onnxgen.passes.contrib.activations import silu
-from onnxgen.passes.contrib.gated import rounded, size_of, widened
-from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.passes.contrib.writer import FLOAT, INT64, Maybe, Refused, Value, Writer, body, rounded, size_of, widened
 from onnxgen.shapes.info import info
 
-Operand = ir.Value | None
+Operand = Maybe
 
 
-def _product(
-    g: Writer, x: ir.Value, weight: ir.Value, scales: ir.Value, bias: Operand = None, **sizes: int
-) -> ir.Value:
+def _product(g: Writer, x: Value, weight: Value, scales: Value, bias: Operand = None, **sizes: int) -> Value:
     given = [x, weight, scales, *([None, None, bias] if bias is not None else [])]
     return g.several(1, "MatMulNBits", *given, domain="com.microsoft", **sizes)[0]
 
 
-def _normalized(g: Writer, x: ir.Value, skip: Operand, scale: Operand, epsilon: float) -> tuple[ir.Value, ir.Value]:
-    """What the products take, and what the norm took."""
+def _normalized(g: Writer, x: Value, skip: Operand, scale: Operand, epsilon: float) -> tuple[Value, Value]:
+    """Return the input of the products, and the input of the norm."""
     total = x if skip is None else g("Add", x, skip)
     if scale is None:
         return total, total
@@ -35,13 +32,11 @@ def _normalized(g: Writer, x: ir.Value, skip: Operand, scale: Operand, epsilon: 
 
 @body("MatMulNBitsQkv")
 def matmul_nbits_qkv(
-    g: Writer, A: ir.Value, skip: ir.Value | None, norm_scale: ir.Value,
-    q_B: ir.Value, q_scales: ir.Value, q_bias: ir.Value | None,
-    k_B: ir.Value, k_scales: ir.Value, k_bias: ir.Value | None,
-    v_B: ir.Value, v_scales: ir.Value, v_bias: ir.Value | None = None, *,
+    g: Writer, A: Value, skip: Maybe, norm_scale: Value, q_B: Value, q_scales: Value, q_bias: Maybe, k_B: Value,
+    k_scales: Value, k_bias: Maybe, v_B: Value, v_scales: Value, v_bias: Maybe = None, *,
     K: int, Nq: int, Nkv: int, block_size: int, bits: int = 4, accuracy_level: int = 0, epsilon: float = 1e-6,
-) -> list[ir.Value]:  # fmt: skip
-    """q, k and v of what RMSNormalization makes of an input, or of its sum with another; and that sum."""
+) -> list[Value]:  # fmt: skip
+    """q, k and v of RMSNormalization of an input, or of its sum with `skip`; and that sum."""
     x, total = _normalized(g, A, skip, norm_scale, epsilon)
     sizes = {"K": K, "block_size": block_size, "bits": bits, "accuracy_level": accuracy_level}
     q = _product(g, x, q_B, q_scales, q_bias, N=Nq, **sizes)
@@ -51,12 +46,11 @@ def matmul_nbits_qkv(
 
 @body("MatMulNBitsMlp")
 def matmul_nbits_mlp(
-    g: Writer, A: ir.Value, skip: ir.Value | None, norm_scale: ir.Value | None,
-    gate_B: ir.Value, gate_scales: ir.Value, gate_bias: ir.Value | None,
-    up_B: ir.Value, up_scales: ir.Value, up_bias: ir.Value | None = None, *,
-    K: int, N: int, block_size: int, activation: str, bits: int = 4, accuracy_level: int = 0, epsilon: float = 1e-5,
-) -> list[ir.Value]:  # fmt: skip
-    """One product, gated by another that is activated; a norm and a sum before them as in MatMulNBitsQkv."""
+    g: Writer, A: Value, skip: Maybe, norm_scale: Maybe, gate_B: Value, gate_scales: Value, gate_bias: Maybe,
+    up_B: Value, up_scales: Value, up_bias: Maybe = None, *, K: int, N: int, block_size: int, activation: str,
+    bits: int = 4, accuracy_level: int = 0, epsilon: float = 1e-5,
+) -> list[Value]:  # fmt: skip
+    """One product, gated by the SiLU of another. Norm and sum before them are as in MatMulNBitsQkv."""
     if activation not in ("silu", "swish"):
         raise Refused(f"attribute 'activation' must be silu or swish, not {activation!r}", WRITER)
     if skip is not None and norm_scale is None:
@@ -69,12 +63,11 @@ def matmul_nbits_mlp(
 
 @body("MatMulNBitsQLoRA")
 def matmul_nbits_qlora(
-    g: Writer, X: ir.Value, W: ir.Value, scales: ir.Value, lora_A: ir.Value, lora_A_scales: ir.Value,
-    lora_B: ir.Value, lora_B_scales: ir.Value, *,
-    K: int, N: int, block_size: int = 32, bits: int = 4, lora_block_size: int = 32, lora_bits: int = 8,
-    accuracy_level: int = 0,
-) -> ir.Value:  # fmt: skip
-    """A product, and that by two factors of low rank (LoRA: Hu et al. 2021); an empty factor adds nothing."""
+    g: Writer, X: Value, W: Value, scales: Value, lora_A: Value, lora_A_scales: Value, lora_B: Value,
+    lora_B_scales: Value, *, K: int, N: int, block_size: int = 32, bits: int = 4, lora_block_size: int = 32,
+    lora_bits: int = 8, accuracy_level: int = 0,
+) -> Value:  # fmt: skip
+    """A product plus a product with two low-rank factors (LoRA: Hu et al. 2021). Empty factors add nothing."""
     made = _product(g, X, W, scales, K=K, N=N, block_size=block_size, bits=bits, accuracy_level=accuracy_level)
     shapes = [info(factor).shape for factor in (lora_A, lora_B)]
     known = [[d for d in shape if isinstance(d, int)] for shape in shapes if shape is not None]
@@ -89,27 +82,26 @@ def matmul_nbits_qlora(
 
 @body("MatMulBlockQuantizedFp8Weight")
 def matmul_block_quantized_fp8_weight(
-    g: Writer, A: ir.Value, B: ir.Value, b_scale: ir.Value, a_scale: ir.Value | None = None,
-    bias: ir.Value | None = None, *, block_size: int = 128,
-) -> ir.Value:  # fmt: skip
-    """A product by float8 numbers, of which `block_size` in a row have one scale; perhaps of float8 numbers, too."""
+    g: Writer, A: Value, B: Value, b_scale: Value, a_scale: Maybe = None, bias: Maybe = None, *, block_size: int = 128
+) -> Value:
+    """A product with float8 weights, a scale for each `block_size` in a row. The input may be rounded to float8."""
     x = widened(g, A)
     if a_scale is not None:
         scaled = g.detached(g("Div", x, a_scale), 1)
-        small = g("Cast", scaled, to=ir.DataType.FLOAT8E4M3FN.value)
-        x = g.detached(g("Mul", g("Cast", small, to=ir.DataType.FLOAT.value), a_scale), 1)
+        small = g("Cast", scaled, to=ir.DataType.FLOAT8E4M3FN)
+        x = g.detached(g("Mul", g("Cast", small, to=FLOAT), a_scale), 1)
     scales = _by_column(g, b_scale, size_of(B, 1), block_size)
-    weight = g("Mul", g("Cast", B, to=ir.DataType.FLOAT.value), scales)
+    weight = g("Mul", g("Cast", B, to=FLOAT), scales)
     made = rounded(g, g("MatMul", x, g("Transpose", weight, perm=[1, 0])), A)
     return made if bias is None else g("Add", made, bias)
 
 
 @body("MatMulBlockQuantizedFp4Weight")
 def matmul_block_quantized_fp4_weight(
-    g: Writer, A: ir.Value, B: ir.Value, weight_scale: ir.Value, weight_scale_2: ir.Value,
-    input_scale: ir.Value | None = None, bias: ir.Value | None = None, *, block_size: int = 16,
-) -> ir.Value:  # fmt: skip
-    """A product by numbers of 4 bits (E2M1), two in a byte; their scales are float8 numbers (E4M3), as bytes."""
+    g: Writer, A: Value, B: Value, weight_scale: Value, weight_scale_2: Value, input_scale: Maybe = None,
+    bias: Maybe = None, *, block_size: int = 16,
+) -> Value:  # fmt: skip
+    """A product with 4-bit weights (E2M1), two in a byte. Their scales are float8 (E4M3), stored as bytes."""
     four = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     eight = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     halves = [g("BitwiseAnd", B, _byte(g, 15)), g("BitShift", B, _byte(g, 4), direction="RIGHT")]
@@ -121,17 +113,17 @@ def matmul_block_quantized_fp4_weight(
     return made if bias is None else g("Add", made, bias)
 
 
-def _byte(g: Writer, number: int) -> ir.Value:
+def _byte(g: Writer, number: int) -> Value:
     return g.constant(np.asarray(number, np.uint8))
 
 
-def _looked_up(g: Writer, table: np.ndarray[tuple[int, ...], np.dtype[np.float32]], at: ir.Value) -> ir.Value:
-    """The numbers of a table that bytes stand for."""
-    return g("Gather", g.constant(table), g("Cast", at, to=ir.DataType.INT64.value))
+def _looked_up(g: Writer, table: np.ndarray[tuple[int, ...], np.dtype[np.float32]], at: Value) -> Value:
+    """Look bytes up in a table."""
+    return g("Gather", g.constant(table), g("Cast", at, to=INT64))
 
 
-def _by_column(g: Writer, scales: ir.Value, columns: int, block_size: int) -> ir.Value:
-    """A scale for each column, of [rows, blocks]."""
+def _by_column(g: Writer, scales: Value, columns: int, block_size: int) -> Value:
+    """Return a scale for each column, from scales [rows, blocks]."""
     if block_size < 1:
         raise Refused(f"attribute 'block_size' must be positive, not {block_size}", WRITER)
     wide = g("Expand", g("Unsqueeze", scales, g.ints(-1)), g.ints(1, 1, block_size))

@@ -1,26 +1,21 @@
-"""Hyper-connections: features in several streams, or branches, that are normed, mixed and summed (Zhu et al. 2024).
+"""Hyper-connections: features in several branches that are normalised, mixed and summed (Zhu et al. 2024).
 
-The streams are an axis, [..., branches, size], or lie side by side, [..., branches * size]. Kernels compute in float32.
+Branches are an axis, [..., branches, size], or lie side by side, [..., branches * size]. Kernels compute in float32.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import onnx_ir as ir
-
 from onnxgen.errors import FIX_SHAPE, WRITER
-from onnxgen.passes.contrib.gated import plain_rms_norm, rounded, size_of, widened
-from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body, plain_rms_norm, rounded, size_of, widened
 from onnxgen.shapes.info import info
 
 
-def _split(g: Writer, x: ir.Value, branches: int) -> tuple[ir.Value, int]:
-    """Streams in float32 with an axis of their own, and the rank of that. `branches`: as the attribute."""
+def _split(g: Writer, x: Value, branches: int) -> tuple[Value, int]:
+    """Return branches in float32 on an axis of their own, and their rank. `branches`: the attribute `num_branches`."""
     rank = g.rank(x)
     if branches < 0 or rank < 1 + (not branches):
-        raise Refused(
-            f"the streams of rank {rank} have no axis of branches, or their number {branches} is negative", WRITER
-        )
+        what = f"an input of rank {rank} has no axis of branches, or num_branches {branches} is negative"
+        raise Refused(what, WRITER)
     wide = widened(g, x)
     if not branches:
         return wide, rank
@@ -30,15 +25,15 @@ def _split(g: Writer, x: ir.Value, branches: int) -> tuple[ir.Value, int]:
     return g("Reshape", wide, g.ints(*[0] * (rank - 1), branches, size // branches)), rank + 1
 
 
-def _joined(g: Writer, made: ir.Value, x: ir.Value, branches: int) -> ir.Value:
-    """Streams as they were given."""
+def _joined(g: Writer, made: Value, x: Value, branches: int) -> Value:
+    """Reshape and round branches to the form of the input `x`."""
     if branches:
         made = g("Reshape", made, g.ints(*[0] * (g.rank(x) - 1), size_of(x, -1)))
     return rounded(g, made, x)
 
 
-def _gate(g: Writer, gate: ir.Value, rank: int, branches: int, size: int, is_flat: bool) -> ir.Value:
-    """A gate in float32 that broadcasts over streams of a rank: one number a branch, or one an element."""
+def _gate(g: Writer, gate: Value, rank: int, branches: int, size: int, is_flat: bool) -> Value:
+    """Return a gate in float32 that broadcasts over the branches: one number for a branch, or for an element."""
     given, wide = g.rank(gate), widened(g, gate)
     if given == rank:
         return wide
@@ -50,17 +45,17 @@ def _gate(g: Writer, gate: ir.Value, rank: int, branches: int, size: int, is_fla
     raise Refused("the gate fits neither the branches nor their elements", WRITER)
 
 
-def _sizes(x: ir.Value, branches: int) -> tuple[int, int]:
-    """How many branches there are, and how many elements each has."""
+def _sizes(x: Value, branches: int) -> tuple[int, int]:
+    """Return the number of branches, and the number of elements of each."""
     last = size_of(x, -1)
     return (branches, last // branches) if branches else (size_of(x, -2), last)
 
 
 @body("BranchwiseRMSNorm")
 def branchwise_rms_norm(
-    g: Writer, X: ir.Value, scale: ir.Value | None = None, *, num_branches: int = 0, epsilon: float = 1e-5
-) -> ir.Value:
-    """RMSNormalization of each branch; the scale is one of each, or all have the same."""
+    g: Writer, X: Value, scale: Maybe = None, *, num_branches: int = 0, epsilon: float = 1e-5
+) -> Value:
+    """RMSNormalization of each branch. The branches share a scale, or each has its own."""
     x, _ = _split(g, X, num_branches)
     branches, size = _sizes(X, num_branches)
     given = None if scale is None else info(scale).shape
@@ -80,24 +75,23 @@ def branchwise_rms_norm(
 
 @body("HyperConnectionPreMix")
 def hyper_connection_pre_mix(
-    g: Writer, streams: ir.Value, pre_mix: ir.Value, *, num_branches: int = 0, reduction_scale: float = 1.0
-) -> ir.Value:
-    """The sum of all streams, each gated."""
+    g: Writer, streams: Value, pre_mix: Value, *, num_branches: int = 0, reduction_scale: float = 1.0
+) -> Value:
+    """The sum of all branches, each gated."""
     x, rank = _split(g, streams, num_branches)
     branches, size = _sizes(streams, num_branches)
     gate = _gate(g, pre_mix, rank, branches, size, bool(num_branches))
     made = g("ReduceSum", g("Mul", x, gate), g.ints(-2), keepdims=0)
     if reduction_scale != 1.0:
-        made = g("Mul", made, g.constant(np.asarray(reduction_scale, np.float32)))
+        made = g("Mul", made, g.float32(reduction_scale))
     return rounded(g, made, streams)
 
 
 @body("HyperConnectionPostMix")
 def hyper_connection_post_mix(
-    g: Writer, streams: ir.Value, block_output: ir.Value, post_mix: ir.Value, stream_mix: ir.Value | None = None, *,
-    num_branches: int = 0,
-) -> ir.Value:  # fmt: skip
-    """Streams, perhaps mixed with each other, and to each the gated output of a block."""
+    g: Writer, streams: Value, block_output: Value, post_mix: Value, stream_mix: Maybe = None, *, num_branches: int = 0
+) -> Value:
+    """Branches, perhaps mixed with each other, plus the output of a block, gated for each branch."""
     x, rank = _split(g, streams, num_branches)
     branches, size = _sizes(streams, num_branches)
     gate = _gate(g, post_mix, rank, branches, size, False)
@@ -110,22 +104,22 @@ def hyper_connection_post_mix(
 
 @body("HyperConnectionLowRankMix")
 def hyper_connection_low_rank_mix(
-    g: Writer, streams: ir.Value, norm_scale: ir.Value, down_weight: ir.Value, up_weight: ir.Value,
-    inject_weight: ir.Value, prev_block_output: ir.Value | None = None, prev_post_gate: ir.Value | None = None, *,
+    g: Writer, streams: Value, norm_scale: Value, down_weight: Value, up_weight: Value, inject_weight: Value,
+    prev_block_output: Maybe = None, prev_post_gate: Maybe = None, *,
     num_branches: int, gate_mul: float = 1.0, gate_div: float = 1.0, silu_alpha: float = 1.0,
     reduction_scale: float = 1.0, epsilon: float = 1e-5,
-) -> list[ir.Value]:  # fmt: skip
-    """The gated sum of streams that a block takes, and the gates of what it gives; a network of low rank makes them.
+) -> list[Value]:  # fmt: skip
+    """The gated sum of branches that a block takes, and the gates of its output. A low-rank network computes them.
 
-    onnxruntime has a kernel for GPUs only. As its documentation says, each step is rounded to the inputs' type.
+    onnxruntime has a GPU kernel only. As its documentation says, each step is rounded to the type of the inputs.
     """
 
-    def step(op: str, *inputs: ir.Value) -> ir.Value:
+    def step(op: str, *inputs: Value) -> Value:
         made = rounded(g, g(op, *(widened(g, x) for x in inputs)), streams)
         return g.like(made, streams)
 
-    def scaled(x: ir.Value, factor: float) -> ir.Value:
-        return x if factor == 1.0 else step("Mul", x, g.constant(np.asarray(factor, np.float32)))
+    def scaled(x: Value, factor: float) -> Value:
+        return x if factor == 1.0 else step("Mul", x, g.float32(factor))
 
     total = streams
     if prev_block_output is not None and prev_post_gate is not None:
@@ -139,5 +133,5 @@ def hyper_connection_low_rank_mix(
     given = hyper_connection_pre_mix(g, normed, gates, num_branches=num_branches, reduction_scale=reduction_scale)
     inject = step("MatMul", normed, inject_weight)
     if gate_div != 1.0:
-        inject = step("Div", inject, g.constant(np.asarray(gate_div, np.float32)))
+        inject = step("Div", inject, g.float32(gate_div))
     return [given, scaled(step("Sigmoid", inject), gate_mul), total]

@@ -1,43 +1,37 @@
-"""Convolutions of each channel for itself that see nothing that comes later, and hand on what the next call needs."""
+"""Causal depthwise convolutions with a state for the next call."""
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from onnxgen.errors import FOR_CPU, WRITER
-from onnxgen.passes.contrib.gated import size_of
-from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, body, size_of
 from onnxgen.shapes.info import info
 
-Results = list[ir.Value | None]
-GPU = "a {} runs on GPUs only", FOR_CPU
 ACTIVATIONS = ("none", "silu", "swish")
 END = 2**63 - 1
 
 
 @body("CausalConvWithState")
 def causal_conv_with_state(
-    g: Writer, input: ir.Value, weight: ir.Value, bias: ir.Value | None = None, past_state: ir.Value | None = None, *,
+    g: Writer, input: Value, weight: Value, bias: Maybe = None, past_state: Maybe = None, *,
     activation: str = "none", channels_last: int = 0, dilation: int = 1, ndim: int = 1, state_window: int = 0,
     state_length: int = 0, state_channels_last: int = -1, state_update_capacity: int = 0, input_channels: int = 0,
     input_channel_offset: int = 0,
 ) -> Results:  # fmt: skip
-    """A convolution of the last inputs of the call before and those of this one, as Mamba and Gated DeltaNet have it.
+    """A convolution over the last inputs of the previous call and the inputs of this one (Mamba, Gated DeltaNet).
 
-    The inputs that the next call needs are its second output. Without a state zeros stand before the first input.
+    The second output holds the inputs that the next call needs. Without a state, zeros precede the first input.
     """
-    sliced = (
+    is_sliced = (
         state_length or state_channels_last != -1 or state_update_capacity or input_channels or input_channel_offset
     )
-    if ndim != 1 or state_window or sliced:
-        asked = (
-            "convolution of several axes" if ndim != 1 else "window of states" if state_window else "slice of channels"
-        )
-        raise Refused(GPU[0].format(asked), GPU[1])
+    for what, is_asked in (
+        ("convolution of several axes", ndim != 1), ("window of states", state_window), ("slice of channels", is_sliced)
+    ):  # fmt: skip
+        if is_asked:
+            raise Refused(f"a {what} runs on GPUs only", FOR_CPU)
     if activation not in ACTIVATIONS or dilation < 1:
-        raise Refused(
-            f"activation {activation!r} must be none, silu or swish, and dilation {dilation} at least 1", WRITER
-        )
+        what = f"activation {activation!r} must be none, silu or swish, and dilation {dilation} at least 1"
+        raise Refused(what, WRITER)
     channels, kernel = size_of(weight, 0), size_of(weight, 2)
     if channels < 1 or kernel < 1 or not channels_last and g.rank(input) != 3:
         raise Refused("the input must be [batch, channels, length], and the weight not be empty", WRITER)
@@ -53,8 +47,8 @@ def causal_conv_with_state(
     return [made, state]
 
 
-def _extended(g: Writer, x: ir.Value, past: ir.Value | None, before: int, axis: int) -> ir.Value:
-    """The inputs behind those of the call before, or behind zeros."""
+def _extended(g: Writer, x: Value, past: Maybe, before: int, axis: int) -> Value:
+    """Return the inputs behind those of the previous call, or behind zeros."""
     if before == 0:
         return x
     if past is not None:
@@ -64,9 +58,9 @@ def _extended(g: Writer, x: ir.Value, past: ir.Value | None, before: int, axis: 
 
 
 def _convolved(
-    g: Writer, x: ir.Value, weight: ir.Value, bias: ir.Value | None, channels_last: bool, dilation: int, like: ir.Value
-) -> ir.Value:
-    """The convolution without padding; channels that are the last axes are one axis for it, and several behind it."""
+    g: Writer, x: Value, weight: Value, bias: Maybe, channels_last: bool, dilation: int, like: Value
+) -> Value:
+    """Convolve without padding. With channels last, several axes of channels are one axis for the convolution."""
     channels, kernel, rank = size_of(weight, 0), size_of(weight, 2), g.rank(like)
     if channels_last:
         x = g("Reshape", x, g.ints(0, 0, channels)) if rank > 3 else x

@@ -1,10 +1,12 @@
-"""What onnxruntime writes for one kind of processor (`com.microsoft.nchwc`): channels in blocks, innermost.
+"""onnxruntime's NCHWc layout (domain `com.microsoft.nchwc`), which holds the channels in blocks.
 
-With a block of b channels, images lie in memory as [batch, channels / b, height, width, b], and weights as
-[out / b, in / b, height, width, b of in, b of out], or, where the input is in no blocks or there is one channel a
-group, as [out / b, in, height, width, b]; the shapes that the file states are those before. Channels are padded with
-zeros to whole blocks. Here images are as they were, still padded, and weights are views of what is stored. The file
-does not say how large a block is; what it says otherwise may leave one possibility.
+It has to be read, since onnxruntime writes it at its default level (ORT_ENABLE_ALL) when it saves an optimised model.
+
+With blocks of b channels, images lie in memory as [batch, channels / b, height, width, b]. Weights are
+[out / b, in / b, height, width, b of in, b of out], or [out / b, in, height, width, b] if the input is not in blocks or
+each group has one channel. The file states the shapes of the plain layout, with channels padded to whole blocks. Here
+images keep that padding, and weights become views of the stored tensors. The file does not state b, but its sizes may
+leave only one possibility.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import NCHWC_BLOCK
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.contrib.layers import fused_conv
-from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body
 from onnxgen.shapes.info import info
 
 NCHWC = "com.microsoft.nchwc"
-BLOCKS = (8, 16)  # of AVX2 and SSE; of AVX-512, ARM's NEON and the others
+BLOCKS = (8, 16)  # 8 on AVX2 and SSE; 16 on AVX-512, ARM's NEON and others
 UNKNOWN = (
     "the weights are in blocks of 8 or 16 channels, and the file does not say which",
     "give --nchwc-block 16 if the file was optimised on AVX-512 or ARM, else --nchwc-block 8; or optimise the model"
@@ -28,17 +30,17 @@ UNKNOWN = (
 
 
 def set_block(graph: ir.Graph, given: int | None) -> None:
-    """Note at each node how many channels are a block, where that is known or `given`."""
+    """Record the channels of a block at each node, if they are `given` or only one size fits."""
     nodes = [n for n in all_nodes(graph) if n.domain == NCHWC]
-    left = [block for block in BLOCKS if all(_fits(node, block) for node in nodes)]
-    found = given if given is not None else left[0] if len(left) == 1 else None
-    for node in nodes:
-        if found is not None and found in left:
-            NCHWC_BLOCK.set(node, found)
+    fitting = [block for block in BLOCKS if all(_fits(node, block) for node in nodes)]
+    found = [block for block in fitting if given in (None, block)]
+    if len(found) == 1:
+        for node in nodes:
+            NCHWC_BLOCK.set(node, found[0])
 
 
 def _fits(node: ir.Node, block: int) -> bool:
-    """Whether what a node states can be of blocks of so many channels."""
+    """Return True if the sizes that a node states allow blocks of so many channels."""
     if node.op_type == "Conv":
         weight = sizes(node.inputs[1])
         return not weight or (weight[0] % block == 0 and (weight[1] < block or weight[1] % block == 0))
@@ -54,14 +56,15 @@ def _fits(node: ir.Node, block: int) -> bool:
     return True
 
 
-def sizes(weight: ir.Value | None) -> list[int]:
-    """The shape of weights of four axes; empty where it is unknown."""
+def sizes(weight: Maybe) -> list[int]:
+    """Return the shape of weights of four axes, or [] if it is unknown."""
     shape = info(weight).shape or ()
     found = [d for d in shape if isinstance(d, int)]
     return found if len(shape) == len(found) == 4 else []
 
 
 def aligned(channels: int, block: int) -> int:
+    """Return the number of channels, rounded up to whole blocks."""
     return -(-channels // block) * block
 
 
@@ -74,11 +77,11 @@ def _block(g: Writer) -> int:
 
 @body("Conv", domain=NCHWC)
 def conv(
-    g: Writer, X: ir.Value, W: ir.Value, B: ir.Value | None = None, Sum: ir.Value | None = None, *,
-    activation: str = "", activation_params: list[float] | None = None,
-    auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
-    kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
-) -> ir.Value:  # fmt: skip
+    g: Writer, X: Value, W: Value, B: Maybe = None, Sum: Maybe = None, *,
+    activation: str = "", activation_params: list[float] | None = None, auto_pad: str = "NOTSET",
+    dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
     block = _block(g)
     if not sizes(W):
         raise Refused("the shape of the weights is unknown", "optimise the model with ORT_ENABLE_EXTENDED")
@@ -97,8 +100,8 @@ def conv(
 
 
 @body("ReorderInput", domain=NCHWC)
-def reorder_input(g: Writer, X: ir.Value, *, channels_last: int = 0) -> ir.Value:
-    """Channels padded to whole blocks, and first if they were last."""
+def reorder_input(g: Writer, X: Value, *, channels_last: int = 0) -> Value:
+    """Pad the channels to whole blocks. With `channels_last`, move them to axis 1."""
     made = g("Transpose", X, perm=[0, 3, 1, 2]) if channels_last else X
     shape = info(X).shape
     channels = None if shape is None else shape[3 if channels_last else 1]
@@ -109,7 +112,7 @@ def reorder_input(g: Writer, X: ir.Value, *, channels_last: int = 0) -> ir.Value
 
 
 @body("ReorderOutput", domain=NCHWC)
-def reorder_output(g: Writer, X: ir.Value, *, channels: int, channels_last: int = 0) -> ir.Value:
+def reorder_output(g: Writer, X: Value, *, channels: int, channels_last: int = 0) -> Value:
     _block(g)
     shape = info(X).shape
     padded = shape is None or shape[1] != channels
@@ -117,45 +120,27 @@ def reorder_output(g: Writer, X: ir.Value, *, channels: int, channels_last: int 
     return g("Transpose", made, perm=[0, 2, 3, 1]) if channels_last else made
 
 
-@body("MaxPool", domain=NCHWC)
-def max_pool(
-    g: Writer, X: ir.Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
-    dilations: list[int] | None = None, pads: list[int] | None = None, storage_order: int = 0,
-    strides: list[int] | None = None,
-) -> ir.Value:  # fmt: skip
+@body("MaxPool", "AveragePool", domain=NCHWC)
+def pool(
+    g: Writer, X: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
+    count_include_pad: int | None = None, dilations: list[int] | None = None, pads: list[int] | None = None,
+    storage_order: int = 0, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
     return g(
-        "MaxPool", X, auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations, kernel_shape=kernel_shape,
-        pads=None if auto_pad != "NOTSET" else pads, strides=strides,
+        g.node.op_type, X, auto_pad=auto_pad, ceil_mode=ceil_mode, count_include_pad=count_include_pad,
+        dilations=dilations, kernel_shape=kernel_shape, pads=pads, strides=strides,
     )  # fmt: skip
 
 
-@body("AveragePool", domain=NCHWC)
-def average_pool(
-    g: Writer, X: ir.Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
-    count_include_pad: int = 0, dilations: list[int] | None = None, pads: list[int] | None = None,
-    strides: list[int] | None = None,
-) -> ir.Value:  # fmt: skip
-    return g(
-        "AveragePool", X, auto_pad=auto_pad, ceil_mode=ceil_mode, count_include_pad=count_include_pad,
-        dilations=dilations, kernel_shape=kernel_shape, pads=None if auto_pad != "NOTSET" else pads, strides=strides,
-    )  # fmt: skip
-
-
-@body("GlobalMaxPool", domain=NCHWC)
-def global_max_pool(g: Writer, X: ir.Value) -> ir.Value:
-    return g("GlobalMaxPool", X)
-
-
-@body("GlobalAveragePool", domain=NCHWC)
-def global_average_pool(g: Writer, X: ir.Value) -> ir.Value:
-    return g("GlobalAveragePool", X)
+@body("GlobalMaxPool", "GlobalAveragePool", domain=NCHWC)
+def global_pool(g: Writer, X: Value) -> Value:
+    return g(g.node.op_type, X)
 
 
 @body("Upsample", domain=NCHWC)
 def upsample(
-    g: Writer, X: ir.Value, *, scales: list[int], mode: str = "nearest",
-    coordinate_transformation_mode: str = "asymmetric",
-) -> ir.Value:  # fmt: skip
+    g: Writer, X: Value, *, scales: list[int], mode: str = "nearest", coordinate_transformation_mode: str = "asymmetric"
+) -> Value:
     factors = g.constant(np.asarray(scales, np.float32))
     return g(
         "Resize", X, None, factors, mode=mode, coordinate_transformation_mode=coordinate_transformation_mode,

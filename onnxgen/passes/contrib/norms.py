@@ -1,4 +1,4 @@
-"""Norms, alone or fused with the residual that is added before them, and the embedding of BERT."""
+"""Norms, alone or fused with the sum before them, and BERT's embedding."""
 
 from __future__ import annotations
 
@@ -6,33 +6,31 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
+from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
 from onnxgen.shapes.info import info
 
-Results = list[ir.Value | None]
 STATISTICS = "the mean and deviation of a fused norm are used", "optimise the model for inference, not for training"
 
 
 @body("SkipLayerNormalization")
 def skip_layer_normalization(
-    g: Writer, input: ir.Value, skip: ir.Value, gamma: ir.Value, beta: ir.Value | None = None,
-    bias: ir.Value | None = None, *, epsilon: float = 1e-12,
+    g: Writer, input: Value, skip: Value, gamma: Value, beta: Maybe = None, bias: Maybe = None, *,
+    epsilon: float = 1e-12,
 ) -> Results:  # fmt: skip
-    """LayerNormalization of `input + skip + bias`; that sum is an output, too."""
+    """LayerNormalization of `input + skip + bias`. The sum is an output too."""
     total = _total(g, input, skip, bias)
     return [g("LayerNormalization", total, gamma, beta, axis=-1, epsilon=epsilon), None, None, total]
 
 
 @body("SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_normalization(
-    g: Writer, input: ir.Value, skip: ir.Value, gamma: ir.Value, bias: ir.Value | None = None, *,
-    epsilon: float = 1e-12,
-) -> Results:  # fmt: skip
+    g: Writer, input: Value, skip: Value, gamma: Value, bias: Maybe = None, *, epsilon: float = 1e-12
+) -> Results:
     total = _total(g, input, skip, bias)
     return [g("RMSNormalization", total, gamma, axis=-1, epsilon=epsilon), None, None, total]
 
 
-def _total(g: Writer, input: ir.Value, skip: ir.Value, bias: ir.Value | None) -> ir.Value:
+def _total(g: Writer, input: Value, skip: Value, bias: Maybe) -> Value:
     if g.wants(1) or g.wants(2):
         raise Refused(*STATISTICS)
     total = g("Add", input, skip)
@@ -41,18 +39,17 @@ def _total(g: Writer, input: ir.Value, skip: ir.Value, bias: ir.Value | None) ->
 
 @body("LayerNormalization")
 def layer_normalization(
-    g: Writer, X: ir.Value, Scale: ir.Value, B: ir.Value | None = None, *,
-    axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1,
-) -> Any:  # fmt: skip
+    g: Writer, X: Value, Scale: Value, B: Maybe = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Any:
     return g.several(3, "LayerNormalization", X, Scale, B, axis=axis, epsilon=epsilon, stash_type=stash_type)
 
 
 @body("SimplifiedLayerNormalization", domain="")
 @body("SimplifiedLayerNormalization")
 def simplified_layer_normalization(
-    g: Writer, X: ir.Value, scale: ir.Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    g: Writer, X: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Results:
-    """RMSNormalization, and the inverse deviation where it is used."""
+    """RMSNormalization, and the inverse deviation if it is used."""
     made = g("RMSNormalization", X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
     if not g.wants(1):
         return [made]
@@ -65,23 +62,23 @@ def simplified_layer_normalization(
 
 @body("GroupNorm")
 def group_norm(
-    g: Writer, X: ir.Value, gamma: ir.Value, beta: ir.Value, *,
-    activation: int, groups: int, channels_last: int = 1, epsilon: float = 1e-5,
-) -> ir.Value:  # fmt: skip
-    """GroupNormalization of NHWC (or NCHW), perhaps SiLU of it."""
-    inner = _moved(g, X, 1) if channels_last else X
+    g: Writer, X: Value, gamma: Value, beta: Value, *, activation: int, groups: int, channels_last: int = 1,
+    epsilon: float = 1e-5,
+) -> Value:  # fmt: skip
+    """GroupNormalization of NHWC (or NCHW), optionally followed by SiLU."""
+    inner = nchw(g, X, g.rank(X)) if channels_last else X
     weights = [w if info(w).dtype == info(X).dtype else g("CastLike", w, X) for w in (gamma, beta)]
     made = g("GroupNormalization", inner, *weights, num_groups=groups, epsilon=epsilon)
-    made = _moved(g, made, -1, g.rank(X)) if channels_last else made
+    made = nhwc(g, made, g.rank(X)) if channels_last else made
     return g("Mul", made, g("Sigmoid", made)) if activation else made
 
 
 @body("SkipGroupNorm")
 def skip_group_norm(
-    g: Writer, X: ir.Value, gamma: ir.Value, beta: ir.Value, skip: ir.Value, bias: ir.Value | None = None, *,
+    g: Writer, X: Value, gamma: Value, beta: Value, skip: Value, bias: Maybe = None, *,
     activation: int, groups: int, channels_last: int = 1, epsilon: float = 1e-5,
 ) -> Results:  # fmt: skip
-    """GroupNorm of `X + skip + bias`; skip may be [N, C], the bias is [C]."""
+    """GroupNorm of `X + skip + bias`. `skip` may be [N, C], and `bias` is [C]."""
     rank, skip_rank = g.rank(X), g.rank(skip)
     inner = list(range(1, rank - 1)) if channels_last else list(range(2, rank))
     if skip_rank == 2 and rank > 2:
@@ -91,33 +88,19 @@ def skip_group_norm(
     total = g("Add", X, skip)
     total = total if bias is None else g("Add", total, bias)
     made = group_norm(
-        g,
-        g.like(total, X),
-        gamma,
-        beta,
-        activation=activation,
-        groups=groups,
-        channels_last=channels_last,
+        g, g.like(total, X), gamma, beta, activation=activation, groups=groups, channels_last=channels_last,
         epsilon=epsilon,
-    )
+    )  # fmt: skip
     return [made, total]
-
-
-def _moved(g: Writer, x: ir.Value, to: int, rank: int | None = None) -> ir.Value:
-    """Channels from the end to axis 1 (`to` is 1), or back."""
-    n = rank or g.rank(x)
-    perm = [0, n - 1, *range(1, n - 1)] if to == 1 else [0, *range(2, n), 1]
-    return g("Transpose", x, perm=perm)
 
 
 @body("EmbedLayerNormalization")
 def embed_layer_normalization(
-    g: Writer, input_ids: ir.Value, segment_ids: ir.Value | None, word_embedding: ir.Value,
-    position_embedding: ir.Value, segment_embedding: ir.Value | None, gamma: ir.Value, beta: ir.Value,
-    mask: ir.Value | None = None, position_ids: ir.Value | None = None, *,
+    g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding: Value, position_embedding: Value,
+    segment_embedding: Maybe, gamma: Value, beta: Value, mask: Maybe = None, position_ids: Maybe = None, *,
     epsilon: float = 1e-12, mask_index_type: int = 1,
 ) -> Results:  # fmt: skip
-    """The sum of two or three embeddings, normalised; how many tokens of each row the mask keeps; that sum."""
+    """The normalised sum of two or three embeddings; the number of tokens that the mask keeps in each row; the sum."""
     if position_ids is None:
         length = g("Shape", input_ids, start=1, end=2)
         positions = g("Slice", position_embedding, g.ints(0), length, g.ints(0))
@@ -130,11 +113,11 @@ def embed_layer_normalization(
     return [made, _kept(g, input_ids, mask), total]
 
 
-def _kept(g: Writer, input_ids: ir.Value, mask: ir.Value | None) -> ir.Value | None:
+def _kept(g: Writer, input_ids: Value, mask: Maybe) -> Maybe:
     if not g.wants(1):
         return None
-    if mask is not None:  # other numbers than 1 do not count
-        ones = g("Cast", g("Equal", mask, g.number(1, mask)), to=ir.DataType.INT32.value)
+    if mask is not None:  # onnxruntime counts the elements that are exactly 1
+        ones = g("Cast", g("Equal", mask, g.number(1, mask)), to=INT32)
         return g("ReduceSum", ones, g.ints(1), keepdims=0)
-    zeros = ir.tensor([0], ir.DataType.INT32)
+    zeros = ir.tensor([0], INT32)
     return g("ConstantOfShape", g("Shape", input_ids, start=0, end=1), value=zeros)

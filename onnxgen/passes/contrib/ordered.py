@@ -1,8 +1,8 @@
-"""Bytes that lie in the orders of cublasLt, and what is computed of them (`QOrdered...`, `...WithOrder`).
+"""Operators on int8 in the data orders of cublasLt (`QOrdered...`, `...WithOrder`).
 
-onnxruntime has kernels for CUDA only. The rounding is theirs: a number is multiplied by the inverse of its scale in
-float32, rounded half to even (`__float2int_rn`) and saturated. So are the orders, as NVIDIA describes them
-(https://docs.nvidia.com/cuda/cublas/#cublasltorder-t) and as onnxruntime's tests spell them out.
+onnxruntime has CUDA kernels only, and the bodies round as they do: a number is multiplied by the inverse of its scale
+in float32, rounded half to even (`__float2int_rn`) and saturated. The orders are those that NVIDIA describes
+(https://docs.nvidia.com/cuda/cublas/#cublasltorder-t) and onnxruntime's tests spell out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER
-from onnxgen.passes.contrib.gated import widened
+from onnxgen.passes.contrib.attention import heads_of, merged_heads
 from onnxgen.passes.contrib.projected import windowed
-from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
+from onnxgen.passes.contrib.writer import FLOAT, Maybe, Refused, Value, Writer, body, widened
 from onnxgen.shapes.info import Info, info, set_info
 
 COL, ROW, COL32, COL4_4R2_8C, COL32_2R_4R4 = range(5)
@@ -24,7 +24,7 @@ HALF, DOUBLE = ir.DataType.FLOAT16, ir.DataType.DOUBLE
 KERNELS = "use data orders that onnxruntime's CUDA kernels take"
 UNQUANTISED = "quantise the model in another format (QAttention, or QuantizeLinear and DequantizeLinear)"
 
-# into which parts a row's number and a column's fall within their tiles, and in which order all parts follow each other
+# the factors into which tiles split row and column numbers, and the order of all factors in memory
 ORDERS: dict[int, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
     COL: ((), (), (1, 0)),
     COL32: ((), (32,), (1, 0, 2)),
@@ -33,8 +33,8 @@ ORDERS: dict[int, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-def laid_out(g: Writer, x: ir.Value, order: int, back: bool = False) -> ir.Value:
-    """Matrices in another order than by rows, under the same shape; `back`: by rows again."""
+def laid_out(g: Writer, x: Value, order: int, back: bool = False) -> Value:
+    """Rearrange matrices from row-major order to another, with the same shape. `back`: the inverse."""
     if order == ROW:
         return x
     rows, columns, places = ORDERS[order]
@@ -56,57 +56,55 @@ def laid_out(g: Writer, x: ir.Value, order: int, back: bool = False) -> ir.Value
     return g("Reshape", g("Transpose", made, perm=[0, *(1 + i for i in places)]), g("Shape", x))
 
 
-def bytes_of(g: Writer, x: ir.Value) -> ir.Value:
-    """Floats as int8, rounded half to even and saturated."""
-    return g("QuantizeLinear", x, g.constant(np.asarray(1, np.float32)), g.constant(np.asarray(0, np.int8)))
+def bytes_of(g: Writer, x: Value) -> Value:
+    """Convert floats to int8, rounded half to even and saturated."""
+    return g("QuantizeLinear", x, g.float32(1), g.constant(np.asarray(0, np.int8)))
 
 
-def _scaled(g: Writer, x: ir.Value, scale: ir.Value) -> ir.Value:
+def _scaled(g: Writer, x: Value, scale: Value) -> Value:
     return bytes_of(g, g("Mul", x, g("Reciprocal", scale)))
 
 
-def _floats(g: Writer, x: ir.Value, scale: ir.Value) -> ir.Value:
-    """What int8 stand for; their scale is one number, perhaps in a vector."""
-    return g("Mul", g("Cast", x, to=FLOAT.value), scale)
+def _floats(g: Writer, x: Value, scale: Value) -> Value:
+    """Convert int8 to floats. The scale is one number, perhaps in a vector."""
+    return g("Mul", g("Cast", x, to=FLOAT), scale)
 
 
-def _held(orders: Iterable[int | None], *taken: tuple[int, ...]) -> None:
+def _require(orders: Iterable[int | None], *taken: tuple[int, ...]) -> None:
+    """Raise `Refused` unless a kernel takes the data orders."""
     if (given := tuple(ROW if o is None else o for o in orders)) not in taken:
         raise Refused(f"no kernel takes the data orders {', '.join(map(str, given))}", KERNELS)
 
 
 @body("QuantizeWithOrder")
-def quantize_with_order(
-    g: Writer, input: ir.Value, scale_input: ir.Value, *, order_input: int, order_output: int
-) -> ir.Value:
-    """To int8, in an order of cublasLt; numbers of float16 are scaled as such where they come to be COL32."""
-    _held((order_input, order_output), *((ROW, o) for o in (COL, ROW, *ORDERS)))
+def quantize_with_order(g: Writer, input: Value, scale_input: Value, *, order_input: int, order_output: int) -> Value:
+    """Quantise to int8 in an order of cublasLt. For COL32, float16 inputs are scaled in float16."""
+    _require((order_input, order_output), *((ROW, o) for o in (COL, ROW, *ORDERS)))
     x = g.like(laid_out(g, input, order_output), input)
     if info(input).dtype == HALF and order_output == COL32:
-        inverse = g("Cast", g("Reciprocal", scale_input), to=HALF.value)
-        return bytes_of(g, g("Cast", g("Mul", x, inverse), to=FLOAT.value))
+        inverse = g("Cast", g("Reciprocal", scale_input), to=HALF)
+        return bytes_of(g, g("Cast", g("Mul", x, inverse), to=FLOAT))
     return _scaled(g, widened(g, x), scale_input)
 
 
 @body("DequantizeWithOrder")
 def dequantize_with_order(
-    g: Writer, input: ir.Value, scale_input: ir.Value, *, order_input: int, order_output: int, to: int
-) -> ir.Value:
-    """From int8 in an order of cublasLt; to float16, COL32 is scaled as such."""
-    _held((order_input, order_output), (ROW, ROW), (COL32, ROW))
+    g: Writer, input: Value, scale_input: Value, *, order_input: int, order_output: int, to: int
+) -> Value:
+    """Dequantise int8 in an order of cublasLt. From COL32, float16 results are scaled in float16."""
+    _require((order_input, order_output), (ROW, ROW), (COL32, ROW))
     rows = laid_out(g, input, order_input, back=True)
-    if to == HALF.value and order_input == COL32:
+    if to == HALF and order_input == COL32:
         return g("Mul", g("Cast", rows, to=to), g("Cast", scale_input, to=to))
     made = _floats(g, rows, scale_input)
-    return made if to == FLOAT.value else g("Cast", made, to=to)
+    return made if to == FLOAT else g("Cast", made, to=to)
 
 
 @body("QOrderedGelu")
 def qordered_gelu(
-    g: Writer, X: ir.Value, scale_X: ir.Value, scale_Y: ir.Value, *, order_X: int | None = None,
-    order_Y: int | None = None,
-) -> ir.Value:  # fmt: skip
-    """Gelu between int8; in any order, which stays."""
+    g: Writer, X: Value, scale_X: Value, scale_Y: Value, *, order_X: int | None = None, order_Y: int | None = None
+) -> Value:
+    """Gelu from int8 to int8, in any data order."""
     if order_X != order_Y and None not in (order_X, order_Y):
         raise Refused(f"order_Y {order_Y} must be order_X {order_X}", WRITER)
     return _scaled(g, g("Gelu", _floats(g, X, scale_X)), scale_Y)
@@ -114,18 +112,18 @@ def qordered_gelu(
 
 @body("QOrderedLayerNormalization")
 def qordered_layer_normalization(
-    g: Writer, X: ir.Value, scale_X: ir.Value, scale: ir.Value, B: ir.Value | None, scale_Y: ir.Value, *,
+    g: Writer, X: Value, scale_X: Value, scale: Value, B: Maybe, scale_Y: Value, *,
     axis: int = -1, epsilon: float = 1e-5, order_X: int = ROW, order_Y: int = ROW,
-) -> ir.Value:  # fmt: skip
-    """LayerNormalization between int8."""
-    _held((order_X, order_Y), (ROW, ROW))
+) -> Value:  # fmt: skip
+    """LayerNormalization from int8 to int8."""
+    _require((order_X, order_Y), (ROW, ROW))
     weights = [None if w is None else widened(g, w) for w in (scale, B)]
     x = _floats(g, X, scale_X)
     return _scaled(g, g("LayerNormalization", x, *weights, axis=axis, epsilon=epsilon), scale_Y)
 
 
-def _transposed(g: Writer, x: ir.Value, order: int) -> ir.Value:
-    """The right operand of a product by rows; it lies transposed, by rows where its order is COL."""
+def _transposed(g: Writer, x: Value, order: int) -> Value:
+    """Return the right operand of a product in row-major order. It is stored transposed: COL means by rows."""
     sizes = [g("Shape", x, start=-1), g("Shape", x, start=-2, end=-1)]
     if g.rank(x) > 2:
         sizes.insert(0, g("Shape", x, end=-2))
@@ -136,20 +134,19 @@ def _transposed(g: Writer, x: ir.Value, order: int) -> ir.Value:
     return g("Transpose", laid_out(g, turned, ROW if order == COL else order, back=True), perm=perm)
 
 
-def _product(g: Writer, a: ir.Value, b: ir.Value, factor: ir.Value) -> ir.Value:
-    """An exact product of integers, scaled."""
-    return g("Mul", g("Cast", g("MatMulInteger", a, b), to=FLOAT.value), factor)
+def _product(g: Writer, a: Value, b: Value, factor: Value) -> Value:
+    """Return an exact product of integers, scaled."""
+    return g("Mul", g("Cast", g("MatMulInteger", a, b), to=FLOAT), factor)
 
 
 @body("QOrderedMatMul")
 def qordered_matmul(
-    g: Writer, A: ir.Value, scale_A: ir.Value, B: ir.Value, scale_B: ir.Value, scale_Y: ir.Value,
-    bias: ir.Value | None = None, C: ir.Value | None = None, scale_C: ir.Value | None = None, *,
-    order_A: int, order_B: int, order_Y: int,
-) -> ir.Value:  # fmt: skip
-    """A product of int8, plus a bias and a scaled matrix; B lies transposed, and may have a scale for each column."""
+    g: Writer, A: Value, scale_A: Value, B: Value, scale_B: Value, scale_Y: Value, bias: Maybe = None, C: Maybe = None,
+    scale_C: Maybe = None, *, order_A: int, order_B: int, order_Y: int,
+) -> Value:  # fmt: skip
+    """A product of int8 plus a bias and a scaled matrix. B is transposed, and may have a scale for each column."""
     tiled = ((COL32, order, COL32) for order in (COL4_4R2_8C, COL32_2R_4R4))
-    _held((order_A, order_B, order_Y), (ROW, COL, ROW), *tiled)
+    _require((order_A, order_B, order_Y), (ROW, COL, ROW), *tiled)
     if bias is not None and order_B != COL:
         raise Refused("a bias is not defined for a tiled product", KERNELS)
     if C is not None and scale_C is None:
@@ -164,7 +161,7 @@ def qordered_matmul(
     if bias is not None:
         made = g("Add", made, g("Mul", bias, g("Reciprocal", scale_Y)))
     if C is not None:
-        c = g("Cast", laid_out(g, C, order_Y, back=True), to=FLOAT.value)
+        c = g("Cast", laid_out(g, C, order_Y, back=True), to=FLOAT)
         c = g("Squeeze", c, g.ints(0)) if g.rank(C) > rank else c
         made = g("Add", made, g("Mul", c, g("Div", scale_C, scale_Y)))
     return laid_out(g, g.like(bytes_of(g, made), g.node.outputs[0]), order_Y)
@@ -172,16 +169,15 @@ def qordered_matmul(
 
 @body("QOrderedAttention")
 def qordered_attention(
-    g: Writer, input: ir.Value, scale_input: ir.Value, scale_Q_gemm: ir.Value, scale_K_gemm: ir.Value,
-    scale_V_gemm: ir.Value, Q_weight: ir.Value, K_weight: ir.Value, V_weight: ir.Value, scale_Q_weight: ir.Value,
-    scale_K_weight: ir.Value, scale_V_weight: ir.Value, Q_bias: ir.Value, K_bias: ir.Value, V_bias: ir.Value,
-    scale_QKT_gemm: ir.Value | None, scale_QKT_softmax: ir.Value | None, scale_values_gemm: ir.Value,
-    mask_index: ir.Value | None = None, past: ir.Value | None = None, attention_bias: ir.Value | None = None, *,
-    num_heads: int, order_input: int, order_output: int, order_weight: int,
-    qkv_hidden_sizes: list[int] | None = None, unidirectional: int = 0,
-) -> ir.Value:  # fmt: skip
+    g: Writer, input: Value, scale_input: Value, scale_Q_gemm: Value, scale_K_gemm: Value, scale_V_gemm: Value,
+    Q_weight: Value, K_weight: Value, V_weight: Value, scale_Q_weight: Value, scale_K_weight: Value,
+    scale_V_weight: Value, Q_bias: Value, K_bias: Value, V_bias: Value, scale_QKT_gemm: Maybe, scale_QKT_softmax: Maybe,
+    scale_values_gemm: Value, mask_index: Maybe = None, past: Maybe = None, attention_bias: Maybe = None, *,
+    num_heads: int, order_input: int, order_output: int, order_weight: int, qkv_hidden_sizes: list[int] | None = None,
+    unidirectional: int = 0,
+) -> Value:  # fmt: skip
     """Self-attention whose projections, scores, probabilities and results are int8."""
-    _held((order_input, order_weight, order_output), (ROW, COL, ROW))
+    _require((order_input, order_weight, order_output), (ROW, COL, ROW))
     if unidirectional or past is not None or attention_bias is not None or len({*(qkv_hidden_sizes or ())}) > 1:
         raise Refused("the kernel takes no causal mask, cache, attention bias or heads of different sizes", UNQUANTISED)
     if scale_QKT_gemm is None or scale_QKT_softmax is None:
@@ -198,59 +194,56 @@ def qordered_attention(
     )
     turned = g("Transpose", k, perm=[0, 1, 3, 2])
     scores = bytes_of(g, _product(g, q, turned, _in_double(g, scale_Q_gemm, scale_K_gemm, scale_QKT_gemm)))
-    size = g("Sqrt", g("Cast", g("Shape", q, start=3), to=DOUBLE.value))
-    spread = g("Div", g("Cast", scale_QKT_gemm, to=DOUBLE.value), size)
+    size = g("Sqrt", g("Cast", g("Shape", q, start=3), to=DOUBLE))
+    spread = g("Div", g("Cast", scale_QKT_gemm, to=DOUBLE), size)
     probabilities = _softmax(g, scores, spread, scale_QKT_softmax, mask_index)
     factor = _in_double(g, scale_QKT_softmax, scale_V_gemm, scale_values_gemm)
-    made = bytes_of(g, _product(g, probabilities, v, factor))
-    return g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1))
+    return merged_heads(g, bytes_of(g, _product(g, probabilities, v, factor)))
 
 
 def _projected(
-    g: Writer, x: ir.Value, x_scale: ir.Value, heads: int, weight: ir.Value, scale: ir.Value, bias: ir.Value,
-    to: ir.Value,
-) -> ir.Value:  # fmt: skip
-    """int8 of the scale `to`, as [batch, heads, length, size]."""
+    g: Writer, x: Value, x_scale: Value, heads: int, weight: Value, scale: Value, bias: Value, to: Value
+) -> Value:
+    """Project to int8 with the scale `to`, as [batch, heads, length, size]."""
     made = _product(g, x, _transposed(g, weight, COL), g("Mul", scale, g("Div", x_scale, to)))
     made = bytes_of(g, g("Add", made, g("Mul", bias, g("Reciprocal", to))))
-    return g("Transpose", g("Reshape", made, g.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
+    return heads_of(g, made, heads)
 
 
-def _in_double(g: Writer, first: ir.Value, second: ir.Value, over: ir.Value) -> ir.Value:
-    """`first * second / over`, rounded to float32 once."""
-    a, b, c = (g("Cast", s, to=DOUBLE.value) for s in (first, second, over))
-    return g("Cast", g("Div", g("Mul", a, b), c), to=FLOAT.value)
+def _in_double(g: Writer, first: Value, second: Value, over: Value) -> Value:
+    """Compute `first * second / over`, rounded to float32 once."""
+    a, b, c = (g("Cast", s, to=DOUBLE) for s in (first, second, over))
+    return g("Cast", g("Div", g("Mul", a, b), c), to=FLOAT)
 
 
-def _softmax(g: Writer, scores: ir.Value, spread: ir.Value, scale: ir.Value, mask: ir.Value | None) -> ir.Value:
-    """Of scores in units of `spread`, as int8. What is masked counts for the largest; a row without keys is 127."""
-    wide = g("Cast", scores, to=DOUBLE.value)
+def _softmax(g: Writer, scores: Value, spread: Value, scale: Value, mask: Maybe) -> Value:
+    """Softmax of scores in units of `spread`, as int8. The maximum includes masked keys; rows without keys are 127."""
+    wide = g("Cast", scores, to=DOUBLE)
     below = g("Sub", wide, g("ReduceMax", wide, g.ints(-1)))
-    powers = g("Cast", g("Exp", g("Mul", below, spread)), to=FLOAT.value)
+    powers = g("Cast", g("Exp", g("Mul", below, spread)), to=FLOAT)
     if mask is not None:
-        kept = g("Cast", g("Cast", mask, to=ir.DataType.BOOL.value), to=FLOAT.value)
+        kept = g("Cast", g("Cast", mask, to=ir.DataType.BOOL), to=FLOAT)
         powers = g("Mul", powers, g("Unsqueeze", kept, g.ints(1, 2)))
-    total = g("Cast", g("ReduceSum", powers, g.ints(-1)), to=DOUBLE.value)
-    inverse = g("Cast", g("Reciprocal", g("Mul", total, g("Cast", scale, to=DOUBLE.value))), to=FLOAT.value)
+    total = g("Cast", g("ReduceSum", powers, g.ints(-1)), to=DOUBLE)
+    inverse = g("Cast", g("Reciprocal", g("Mul", total, g("Cast", scale, to=DOUBLE))), to=FLOAT)
     made = g("Mul", powers, inverse)
-    if mask is not None:  # 0 * inf is NaN, which CUDA's fminf takes for 127
-        made = g("Where", g("IsNaN", made), g.constant(np.asarray(127, np.float32)), made)
+    if mask is not None:  # 0 * inf is NaN, of which CUDA's fminf makes 127
+        made = g("Where", g("IsNaN", made), g.float32(127), made)
     return bytes_of(g, made)
 
 
 @body("QOrderedLongformerAttention")
 def qordered_longformer_attention(
-    g: Writer, input: ir.Value, scale_input: ir.Value, weight: ir.Value, scale_weight: ir.Value, bias: ir.Value,
-    scale_bias: ir.Value, scale_qkv_gemm: ir.Value, mask: ir.Value, global_weight: ir.Value,
-    scale_global_weight: ir.Value, global_bias: ir.Value, scale_global_gemm: ir.Value, global_: ir.Value,
-    scale_output: ir.Value, *, num_heads: int, window: int, order_global_weight: int, order_input: int,
-    order_output: int, order_weight: int,
-) -> ir.Value:  # fmt: skip
-    """LongformerAttention in float16, of projections that are int8. `scale_bias` is not used.
+    g: Writer, input: Value, scale_input: Value, weight: Value, scale_weight: Value, bias: Value, scale_bias: Value,
+    scale_qkv_gemm: Value, mask: Value, global_weight: Value, scale_global_weight: Value, global_bias: Value,
+    scale_global_gemm: Value, global_: Value, scale_output: Value, *,
+    num_heads: int, window: int, order_global_weight: int, order_input: int, order_output: int, order_weight: int,
+) -> Value:  # fmt: skip
+    """LongformerAttention in float16 with int8 projections. `scale_bias` is not used.
 
-    Biases are in units of their projection's result, as qordered_longformer_attention.cc says and no schema.
+    Biases are in units of the projection's result, as qordered_longformer_attention.cc says (no schema does).
     """
-    _held((order_input, order_weight, order_global_weight, order_output), (ROW, COL, COL, ROW))
+    _require((order_input, order_weight, order_global_weight, order_output), (ROW, COL, COL, ROW))
     operands = []
     for w, scale, b, to in (
         (weight, scale_weight, bias, scale_qkv_gemm),
@@ -258,6 +251,6 @@ def qordered_longformer_attention(
     ):
         factor = g("Div", g("Mul", scale_input, scale), to)
         made = bytes_of(g, g("Add", _product(g, input, _transposed(g, w, COL), factor), b))
-        operands.append(g("Cast", _floats(g, made, to), to=HALF.value))
+        operands.append(g("Cast", _floats(g, made, to), to=HALF))
     made = windowed(g, (operands[0], operands[1]), mask, global_, num_heads, window)
-    return _scaled(g, g("Cast", made, to=FLOAT.value), scale_output)
+    return _scaled(g, g("Cast", made, to=FLOAT), scale_output)

@@ -1,22 +1,17 @@
-"""Batches whose rows are of several lengths, without their padding and with it again.
+"""Remove the padding of batches whose rows have different lengths, and restore it.
 
-onnxruntime has kernels of these for GPUs only: what is written here follows their documentation.
+onnxruntime has GPU kernels only. The bodies follow its documentation.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import onnx_ir as ir
-
-from onnxgen.passes.contrib.writer import Writer, body
-
-INT32 = ir.DataType.INT32.value
+from onnxgen.passes.contrib.writer import INT32, INT64, Value, Writer, body
 
 
 @body("RemovePadding")
-def remove_padding(g: Writer, input: ir.Value, sequence_token_count: ir.Value) -> list[ir.Value]:
-    """The tokens of all rows, one after the other; where they were; where rows begin; and how long the longest is."""
-    lengths = g("Cast", sequence_token_count, to=ir.DataType.INT64.value)
+def remove_padding(g: Writer, input: Value, sequence_token_count: Value) -> list[Value]:
+    """The tokens of all rows in sequence; their places, and those of padding; where rows begin; the longest row."""
+    lengths = g("Cast", sequence_token_count, to=INT64)
     places = g.range(None, g("Shape", input, start=1, end=2))
     keeps = g("Less", places, g("Unsqueeze", lengths, g.ints(1)))
     flat = g("Reshape", keeps, g.ints(-1))
@@ -24,15 +19,15 @@ def remove_padding(g: Writer, input: ir.Value, sequence_token_count: ir.Value) -
     others = g("Squeeze", g("NonZero", g("Not", flat)), g.ints(0))
     tokens = g("Flatten", input, axis=2)
     offsets = g("Reshape", g("Concat", kept, others, axis=0), g("Shape", keeps))
-    starts = g("Concat", g.ints(0), g("CumSum", lengths, g.constant(np.asarray(0, np.int64))), axis=0)
+    starts = g("Concat", g.ints(0), g("CumSum", lengths, g.int64(0)), axis=0)
     longest = g("ReduceMax", lengths, g.ints(0), keepdims=1)
     return [g("Gather", tokens, kept), *(g("Cast", x, to=INT32) for x in (offsets, starts, longest))]
 
 
 @body("RestorePadding")
-def restore_padding(g: Writer, input: ir.Value, token_offset: ir.Value) -> ir.Value:
-    """The tokens where they were, among zeros."""
-    offsets = g("Cast", g("Reshape", token_offset, g.ints(-1)), to=ir.DataType.INT64.value)
+def restore_padding(g: Writer, input: Value, token_offset: Value) -> Value:
+    """The tokens at their places, and zeros elsewhere."""
+    offsets = g("Cast", g("Reshape", token_offset, g.ints(-1)), to=INT64)
     kept = g("Slice", offsets, g.ints(0), g("Shape", input, start=0, end=1))
     size = g("Shape", input, start=1, end=2)
     zeros = g("Expand", g.number(0, input), g("Concat", g("Shape", offsets), size, axis=0))

@@ -1,6 +1,6 @@
-"""Attention with its projections, as Longformer and BART's decoder have it.
+"""Attention with its projections: Longformer, and BART's decoder.
 
-onnxruntime has kernels of these for GPUs only: what is written here follows their documentation.
+onnxruntime has GPU kernels only. The bodies follow its documentation.
 """
 
 from __future__ import annotations
@@ -9,66 +9,55 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER
-from onnxgen.passes.contrib.attention import heads_of, projected
-from onnxgen.passes.contrib.gated import flag_of, size_of
-from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.passes.contrib.attention import heads_of, merged_heads, projected
+from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, body, flag_of, size_of
 from onnxgen.shapes.info import info
-
-Results = list[ir.Value | None]
 
 
 @body("LongformerAttention")
 def longformer_attention(
-    g: Writer, input: ir.Value, weight: ir.Value, bias: ir.Value, mask: ir.Value, global_weight: ir.Value,
-    global_bias: ir.Value, global_: ir.Value, *, num_heads: int, window: int,
-) -> ir.Value:  # fmt: skip
-    """Tokens see those near them and the global ones; global tokens see all, by projections of their own.
+    g: Writer, input: Value, weight: Value, bias: Value, mask: Value, global_weight: Value, global_bias: Value,
+    global_: Value, *, num_heads: int, window: int,
+) -> Value:  # fmt: skip
+    """Tokens see their neighbours and the global tokens. Global tokens see all, through projections of their own.
 
-    Beltagy, Peters, Cohan 2020. A token that is masked itself gives zeros, as in Hugging Face's model: onnxruntime's
-    kernel says so (contrib_ops/cuda/bert/longformer_attention_softmax.cu), and its documentation does not.
+    Beltagy, Peters, Cohan 2020. A masked token gives zeros, as in Hugging Face's model and in onnxruntime's kernel
+    (contrib_ops/cuda/bert/longformer_attention_softmax.cu). The documentation does not say so.
     """
     local, wide = (g("Add", g("MatMul", input, w), b) for w, b in ((weight, bias), (global_weight, global_bias)))
     return windowed(g, (local, wide), mask, global_, num_heads, window)
 
 
-def windowed(
-    g: Writer, operands: tuple[ir.Value, ir.Value], mask: ir.Value, global_: ir.Value, heads: int, window: int
-) -> ir.Value:  # fmt: skip
-    """Attention of q, k and v side by side: those of tokens, and those of global tokens, in the type of the mask."""
+def windowed(g: Writer, operands: tuple[Value, Value], mask: Value, global_: Value, heads: int, window: int) -> Value:
+    """Attention of `operands`: q, k and v side by side, for tokens and for global tokens. It has the mask's type."""
     zero = g.number(0, mask)
     added = g("Unsqueeze", mask, g.ints(1, 2))  # [batch, 1, 1, keys]
-    is_global = g("Cast", global_, to=ir.DataType.BOOL.value)
+    is_global = g("Cast", global_, to=ir.DataType.BOOL)
     places = g.range(None, g("Shape", mask, start=1, end=2))
     distance = g("Abs", g("Sub", g("Unsqueeze", places, g.ints(1)), places))
-    near = g("LessOrEqual", distance, g.constant(np.asarray(window, np.int64)))
+    near = g("LessOrEqual", distance, g.int64(window))
     shown = g("Or", near, g("Unsqueeze", is_global, g.ints(1, 2)))
-    local = g("Where", shown, added, g.number(_lowest(mask), mask))
+    lowest = float(np.finfo((info(mask).dtype or ir.DataType.FLOAT).numpy()).min)
+    local = g("Where", shown, added, g.number(lowest, mask))
     made = [
         g("Attention", *(heads_of(g, x, heads) for x in projected(g, qkv, None)), m)
         for qkv, m in zip(operands, (local, added))
     ]
     rows = [g("Unsqueeze", x, g.ints(1, 3)) for x in (is_global, g("Less", mask, zero))]
-    y = g("Where", rows[1], zero, g("Where", rows[0], made[1], made[0]))
-    return g("Reshape", g("Transpose", y, perm=[0, 2, 1, 3]), g.ints(0, 0, -1))
-
-
-def _lowest(like: ir.Value) -> float:
-    """The least number of the type of an input."""
-    return float(np.finfo((info(like).dtype or ir.DataType.FLOAT).numpy()).min)
+    return merged_heads(g, g("Where", rows[1], zero, g("Where", rows[0], made[1], made[0])))
 
 
 @body("DecoderAttention")
 def decoder_attention(
-    g: Writer, query: ir.Value, key: ir.Value, q_weight: ir.Value, kv_weight: ir.Value, bias: ir.Value,
-    key_padding_mask: ir.Value | None, key_cache: ir.Value | None, value_cache: ir.Value | None, static_kv: ir.Value,
-    use_past: ir.Value, has_layer_state: ir.Value, has_key_padding_mask: ir.Value, *,
-    num_heads: int, mask_filter_value: float = -10000.0,
+    g: Writer, query: Value, key: Value, q_weight: Value, kv_weight: Value, bias: Value, key_padding_mask: Maybe,
+    key_cache: Maybe, value_cache: Maybe, static_kv: Value, use_past: Value, has_layer_state: Value,
+    has_key_padding_mask: Value, *, num_heads: int, mask_filter_value: float = -10000.0,
 ) -> Results:  # fmt: skip
-    """Attention to the tokens themselves, or (`static_kv`) to those of an encoder; [length, batch, size].
+    """Attention of [length, batch, size] to its own tokens, or to those of an encoder (`static_kv`).
 
-    What its documentation leaves open, onnxruntime's kernel says (contrib_ops/cuda/bert/decoder_attention*): a cache
-    counts if there is a layer state, too, is all that there is of an encoder's keys, and stands before the others; and
-    keys of which `key_padding_mask` is true are hidden.
+    Where the documentation is silent, this follows onnxruntime's kernel (contrib_ops/cuda/bert/decoder_attention*). A
+    cache is used only with a layer state. It holds all keys of an encoder, and otherwise precedes the new keys. Keys
+    with a true `key_padding_mask` are hidden.
     """
     flags = static_kv, has_key_padding_mask, has_layer_state, use_past
     is_static, is_masked, keeps, is_later = (flag_of(x, "whether the node has a cache or a mask") for x in flags)

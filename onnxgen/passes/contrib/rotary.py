@@ -1,4 +1,4 @@
-"""Rotary embeddings: pairs of elements turned by angles that grow with their position."""
+"""Rotary embeddings: pairs of elements are rotated by angles that grow with the position."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, WRITER
-from onnxgen.passes.contrib.gated import flag_of, size_of, widened
-from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
+from onnxgen.passes.contrib.writer import FLOAT, Maybe, Refused, Results, Value, Writer, body, flag_of, size_of, widened
 from onnxgen.shapes.info import Info, info, set_info
 
 BFLOAT16 = ir.DataType.BFLOAT16
@@ -15,13 +14,13 @@ BFLOAT16 = ir.DataType.BFLOAT16
 
 @body("RotaryEmbedding")
 def rotary_embedding(
-    g: Writer, input: ir.Value, position_ids: ir.Value, cos_cache: ir.Value, sin_cache: ir.Value, *,
+    g: Writer, input: Value, position_ids: Value, cos_cache: Value, sin_cache: Value, *,
     interleaved: int = 0, is_packed_batching: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
     scale: float = 1.0,
-) -> ir.Value:  # fmt: skip
-    """Pairs of elements turned by the angles of their position: halves of a head, or neighbours.
+) -> Value:  # fmt: skip
+    """Rotate pairs of elements by the angles of their position. Pairs are halves of a head, or neighbours.
 
-    onnxruntime 1.31 reads `scale` and `is_packed_batching`, and does nothing with them.
+    onnxruntime 1.31 accepts `scale` and `is_packed_batching` and ignores them.
     """
     places = _positions(g, position_ids, input, 1 if g.rank(input) == 3 else 2)
     tables = [g.detached(g("Gather", cache, places)) for cache in (cos_cache, sin_cache)]
@@ -30,11 +29,11 @@ def rotary_embedding(
 
 @body("MRotaryEmbedding")
 def mrotary_embedding(
-    g: Writer, input: ir.Value, position_ids: ir.Value, cos_cache: ir.Value, sin_cache: ir.Value, *,
+    g: Writer, input: Value, position_ids: Value, cos_cache: Value, sin_cache: Value, *,
     mrope_section: list[int], interleaved: int = 0, is_packed_batching: int = 0, mrope_layout: int = 0,
     num_heads: int = 0, rotary_embedding_dim: int = 0, scale: float = 1.0,
-) -> ir.Value:  # fmt: skip
-    """Each angle is of one of three positions: in time, height or width."""
+) -> Value:  # fmt: skip
+    """RotaryEmbedding in which each angle belongs to one of three positions: time, height or width."""
     if len(mrope_section) != 3 or min(mrope_section) < 0:
         raise Refused(f"attribute 'mrope_section' must be 3 sizes, not {mrope_section}", WRITER)
     if mrope_layout:
@@ -46,17 +45,17 @@ def mrotary_embedding(
     tables = []
     for cache in (cos_cache, sin_cache):
         every = g("Gather", cache, position_ids)  # [3, batch, length, half]
-        time, height, width = (g("Gather", every, g.constant(np.asarray(i, np.int64)), axis=0) for i in range(3))
+        time, height, width = (g("Gather", every, g.int64(i), axis=0) for i in range(3))
         other = g("Where", g.constant(chosen == 1), height, width)
         tables.append(g.detached(g("Where", g.constant(chosen == 0), time, other)))
     return _embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
 
 
 def _embedded(
-    g: Writer, input: ir.Value, tables: list[ir.Value], cos_cache: ir.Value, interleaved: int, num_heads: int,
+    g: Writer, input: Value, tables: list[Value], cos_cache: Value, interleaved: int, num_heads: int,
     rotary_embedding_dim: int,
-) -> ir.Value:  # fmt: skip
-    """Pairs turned by angles, whose cosines and sines are tables of [batch, length, half]."""
+) -> Value:  # fmt: skip
+    """Rotate pairs by the cosines and sines in `tables`, of shape [batch, length, half]."""
     rank = g.rank(input)
     x = input
     if rank == 3:  # [batch, length, heads * size]
@@ -68,10 +67,8 @@ def _embedded(
     return g("Reshape", made, g("Shape", input)) if rank == 3 else made
 
 
-def _turned(
-    g: Writer, x: ir.Value, tables: list[ir.Value], axis: int, interleaved: int, rotary_embedding_dim: int
-) -> ir.Value:
-    """The first elements of each head turned; heads are an `axis` of four."""
+def _turned(g: Writer, x: Value, tables: list[Value], axis: int, interleaved: int, rotary_embedding_dim: int) -> Value:
+    """Rotate the first elements of each head. `axis` is the axis of the heads, of four."""
     cos, sin = (g("Unsqueeze", table, g.ints(axis)) for table in tables)
     rest = None
     if rotary_embedding_dim:
@@ -83,16 +80,15 @@ def _turned(
 
 @body("RMSNormRotary")
 def rms_norm_rotary(
-    g: Writer, X: ir.Value, scale: ir.Value, position_ids: ir.Value, cosine: ir.Value, sine: ir.Value,
-    prefill_numerics: ir.Value | None = None, *, rotary_embedding_dim: int, epsilon: float = 1e-6,
-    flatten_batch: int = 0, input_start: int = 0, input_width: int = 0, output_fp16: int = 0,
-    use_fp32_arithmetic: int = 1,
-) -> list[ir.Value | None]:  # fmt: skip
-    """RMSNormalization of heads (or of a slice of each), whose first elements are turned then.
+    g: Writer, X: Value, scale: Value, position_ids: Value, cosine: Value, sine: Value, prefill_numerics: Maybe = None,
+    *, rotary_embedding_dim: int, epsilon: float = 1e-6, flatten_batch: int = 0, input_start: int = 0,
+    input_width: int = 0, output_fp16: int = 0, use_fp32_arithmetic: int = 1,
+) -> Results:  # fmt: skip
+    """RMSNormalization of heads (or of a slice of each), then rotation of their first elements.
 
-    onnxruntime has a kernel for GPUs only. Where nothing but bfloat16 goes in and out, what is between is bfloat16,
-    too. Its documentation leaves open which elements are turned: the first, as RotaryEmbedding's attribute of that name
-    has it; and how it computes without `prefill_numerics`: as if that were 0.
+    onnxruntime has a GPU kernel only. With only bfloat16 inputs and outputs, it computes in bfloat16 too. The
+    documentation does not say which elements are rotated: the first are, as in RotaryEmbedding. Nor does it say what
+    holds without `prefill_numerics`: the same as with 0.
     """
     heads, width, stride = size_of(X, 2), size_of(scale, 0), size_of(X, 3)
     if input_start < 0 or (input_width or stride) != width or input_start + width > stride:
@@ -104,11 +100,10 @@ def rms_norm_rotary(
     set_info(normed, Info(FLOAT))
     is_coarse = is_narrow = not output_fp16 and all(info(v).dtype == BFLOAT16 for v in (X, cosine))
     if is_narrow:
-        normed = g.like(g("Cast", normed, to=BFLOAT16.value), X)
+        normed = g.like(g("Cast", normed, to=BFLOAT16), X)
         is_coarse = not use_fp32_arithmetic
-        is_coarse |= prefill_numerics is not None and flag_of(
-            prefill_numerics, "whether the node computes as for a prompt"
-        )
+        is_prompt = "whether the node computes as for a prompt"
+        is_coarse |= prefill_numerics is not None and flag_of(prefill_numerics, is_prompt)
     x, *caches = (v if is_coarse else widened(g, v) for v in (normed, cosine, sine))
     if info(position_ids).shape == (1, 1):
         position_ids = g("Reshape", position_ids, g.ints(1))
@@ -117,32 +112,31 @@ def rms_norm_rotary(
     tables = [g.detached(g("Gather", cache, places)) for cache in caches]
     made = _turned(g, x, tables, 2, 0, rotary_embedding_dim)
     if not is_coarse:
-        made = g("Cast", made, to=(ir.DataType.FLOAT16 if output_fp16 else BFLOAT16).value)
+        made = g("Cast", made, to=ir.DataType.FLOAT16 if output_fp16 else BFLOAT16)
     made = g("Reshape", made, g.ints(0, 0, -1))
     return [g("Reshape", made, g.ints(1, -1, heads * width)) if flatten_batch else made, widened(g, normed)]
 
 
-def _positions(g: Writer, position_ids: ir.Value, input: ir.Value, axis: int) -> ir.Value:
-    """Of each token: given, or counted from an offset."""
+def _positions(g: Writer, position_ids: Value, input: Value, axis: int) -> Value:
+    """Return the position of each token: as given, or counted from an offset."""
     if g.rank(position_ids) == 2:
         return position_ids
     length = g("Shape", input, start=axis, end=axis + 1)
     return g("Unsqueeze", g("Add", g.range(None, length), position_ids), g.ints(0))
 
 
-def _halves(g: Writer, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+def _halves(g: Writer, x: Value, cos: Value, sin: Value) -> Value:
     first, second = g.several(2, "Split", x, axis=3, num_outputs=2)
     turned = g("Concat", g("Neg", second), first, axis=-1)
     cos, sin = (g("Concat", c, c, axis=-1) for c in (cos, sin))
     return g("Add", g("Mul", x, cos), g("Mul", turned, sin))
 
 
-def _pairs(g: Writer, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+def _pairs(g: Writer, x: Value, cos: Value, sin: Value) -> Value:
     paired = g("Reshape", x, g.ints(0, 0, 0, -1, 2))
-    even, odd = (g("Gather", paired, g.constant(np.asarray(i, np.int64)), axis=4) for i in (0, 1))
-    made = (
-        g("Sub", g("Mul", even, cos), g("Mul", odd, sin)),
-        g("Add", g("Mul", even, sin), g("Mul", odd, cos)),
-    )
+    even, odd = (g("Gather", paired, g.int64(i), axis=4) for i in (0, 1))
+    real = g("Sub", g("Mul", even, cos), g("Mul", odd, sin))
+    imaginary = g("Add", g("Mul", even, sin), g("Mul", odd, cos))
+    made = (real, imaginary)
     joined = g("Concat", *(g("Unsqueeze", m, g.ints(4)) for m in made), axis=4)
     return g("Reshape", joined, g.ints(0, 0, 0, -1))

@@ -1,28 +1,24 @@
-"""Operators that the standard has, too, by another name or in another form."""
+"""Operators that the standard has too, under another name or in another form."""
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
-from onnxgen.passes.contrib.writer import Writer, body
+from onnxgen.passes.contrib.writer import INT64, Maybe, Value, Writer, body
 
 
 @body("Trilu")
-def trilu(g: Writer, X: ir.Value, k: ir.Value | None = None, *, upper: int = 1) -> ir.Value:
+def trilu(g: Writer, X: Value, k: Maybe = None, *, upper: int = 1) -> Value:
     return g("Trilu", X, k, upper=upper)
 
 
 @body("SampleOp")
-def sample_op(g: Writer, X: ir.Value) -> ir.Value:
-    """An example of an operator: what goes in comes out."""
+def sample_op(g: Writer, X: Value) -> Value:
+    """An example operator that returns its input."""
     return g("Identity", X)
 
 
 @body("Pad")
-def pad(
-    g: Writer, data: ir.Value, pads: ir.Value, value: ir.Value | None = None, *, mode: str = "constant"
-) -> ir.Value:
-    """The pads may be [1, 2 * rank], the value [1]."""
+def pad(g: Writer, data: Value, pads: Value, value: Maybe = None, *, mode: str = "constant") -> Value:
+    """Pad. The pads may have shape [1, 2 * rank], and the value shape [1]."""
     pads = g("Reshape", pads, g.ints(-1)) if g.rank(pads) != 1 else pads
     if value is not None and g.rank(value) != 0:
         value = g("Squeeze", value)
@@ -30,33 +26,32 @@ def pad(
 
 
 @body("Unique")
-def unique(g: Writer, x: ir.Value) -> list[ir.Value | None]:
-    """In the order in which elements come first; for each element its number among them; how often each is there."""
+def unique(g: Writer, x: Value) -> list[Maybe]:
+    """Unique elements in order of appearance; the index of each element among them; their counts."""
     y, _, inverse, counts = g.several(4, "Unique", x, sorted=0)
     return [y, inverse, counts]
 
 
 @body("GridSample")
 def grid_sample(
-    g: Writer, X: ir.Value, Grid: ir.Value, *,
-    align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros",
-) -> ir.Value:  # fmt: skip
+    g: Writer, X: Value, Grid: Value, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
+) -> Value:
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     return g("GridSample", X, Grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
 @body("ExpandDims")
-def expand_dims(g: Writer, X: ir.Value, axis: ir.Value) -> ir.Value:
-    return g("Unsqueeze", X, g("Cast", g("Reshape", axis, g.ints(1)), to=ir.DataType.INT64.value))
+def expand_dims(g: Writer, X: Value, axis: Value) -> Value:
+    return g("Unsqueeze", X, g("Cast", g("Reshape", axis, g.ints(1)), to=INT64))
 
 
 @body("GatherND")
-def gather_nd(g: Writer, data: ir.Value, indices: ir.Value) -> ir.Value:
-    return g("GatherND", data, g("Cast", indices, to=ir.DataType.INT64.value))
+def gather_nd(g: Writer, data: Value, indices: Value) -> Value:
+    return g("GatherND", data, g("Cast", indices, to=INT64))
 
 
 @body("Range")
-def range_(g: Writer, start: ir.Value, limit: ir.Value, delta: ir.Value | None = None) -> ir.Value:
+def range_(g: Writer, start: Value, limit: Value, delta: Maybe = None) -> Value:
     ends = [g("Squeeze", v) if g.rank(v) else v for v in (start, limit)]
     step = g.number(1, start) if delta is None else g("Squeeze", delta) if g.rank(delta) else delta
     return g("Range", *ends, step)

@@ -1,43 +1,40 @@
-"""Words that are embedded by their letters."""
+"""Embeddings of words by their letters."""
 
 from __future__ import annotations
 
-import numpy as np
-import onnx_ir as ir
+import math
 
 from onnxgen.errors import WRITER, counted
-from onnxgen.passes.contrib.gated import size_of
-from onnxgen.passes.contrib.writer import FLOAT, INT64, Refused, Writer, body
+from onnxgen.passes.contrib.writer import INT64, Refused, Value, Writer, body, size_of
 from onnxgen.shapes.info import info
 
 
 @body("WordConvEmbedding")
 def word_conv_embedding(
-    g: Writer, Sequence: ir.Value, W: ir.Value, B: ir.Value, C: ir.Value, *,
-    char_embedding_size: int | None = None, conv_window_size: int | None = None, embedding_size: int | None = None,
-) -> ir.Value:  # fmt: skip
-    """The largest results of a convolution over each word's letters, of which those above 0 are counted.
+    g: Writer, Sequence: Value, W: Value, B: Value, C: Value, *, char_embedding_size: int | None = None,
+    conv_window_size: int | None = None, embedding_size: int | None = None,
+) -> Value:  # fmt: skip
+    """The maximum of a convolution over the letters of each word. Letters are numbers above 0.
 
-    A window that reaches past as many letters counts only where there is no other: at the word's first letter.
-    onnxruntime leaves the result of a word that begins with 0 unset; here it is zeros.
+    A window that passes the word's end counts only at the first letter, where there may be no other window. onnxruntime
+    leaves the result of a word that begins with 0 uninitialised; here it is zeros.
     """
     _check_sizes(g, Sequence, W, (embedding_size, None, conv_window_size, char_embedding_size))
     window = size_of(W, 2)
     letters = g("Unsqueeze", g("Gather", C, Sequence, axis=0), g.ints(1))
     made = g("Squeeze", g("Conv", letters, W, B), g.ints(3))  # [words, filters, places]
     above = g("Greater", Sequence, g.number(0, Sequence))
-    count = g("ReduceSum", g("Cast", above, to=INT64.value), g.ints(1), keepdims=1)
+    count = g("ReduceSum", g("Cast", above, to=INT64), g.ints(1), keepdims=1)
     places = g.range(None, g("Sub", g("Shape", Sequence, start=1), g.ints(window - 1)))
     last = g("Max", g("Sub", count, g.ints(window)), g.ints(0))
     inside = g("Unsqueeze", g("LessOrEqual", places, last), g.ints(1))
-    lowest = g.constant(np.asarray(-np.inf, np.float32))
-    best = g("Tanh", g("ReduceMax", g("Where", inside, made, lowest), g.ints(2), keepdims=0))
+    best = g("Tanh", g("ReduceMax", g("Where", inside, made, g.float32(-math.inf)), g.ints(2), keepdims=0))
     begun = g("Slice", above, g.ints(0), g.ints(1), g.ints(1))
-    return g("Where", begun, best, g.constant(np.asarray(0, FLOAT.numpy())))
+    return g("Where", begun, best, g.float32(0))
 
 
-def _check_sizes(g: Writer, words: ir.Value, weight: ir.Value, stated: tuple[int | None, ...]) -> None:
-    """The sizes that the attributes state are those of the weight; and words are the rows of a matrix."""
+def _check_sizes(g: Writer, words: Value, weight: Value, stated: tuple[int | None, ...]) -> None:
+    """Raise `Refused` unless words are the rows of a matrix and the weight has the sizes that the attributes state."""
     if g.rank(words) != 2 or g.rank(weight) != 4:
         raise Refused("the words must be rows of a matrix, and the weight have 4 axes", WRITER)
     shape = info(weight).shape or ()

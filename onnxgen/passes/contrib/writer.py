@@ -1,33 +1,37 @@
-"""How a body is written: one function an operator, whose parameters are those of the operator's schema.
+"""The interface for bodies: functions whose parameters are those of the operator's schema.
 
     @body("BiasGelu")
-    def bias_gelu(g: Writer, A: ir.Value, B: ir.Value) -> ir.Value:
+    def bias_gelu(g: Writer, A: Value, B: Value) -> Value:
         return g("Gelu", g("Add", A, B))
 
-Inputs first (None where one is left out), then, keyword-only, the attributes with their defaults. What is returned
-takes the places of the node's outputs: one value, or a list (None for one that nothing may use).
+Inputs come first (None if absent), then, keyword-only, the attributes with their defaults. The function returns the
+node's outputs: one value or a list, with None for an output that must not be used.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.errors import BUG, INFER, WRITER
+from onnxgen.errors import BUG, FIX_SHAPE, INFER, WRITER
 from onnxgen.graph.annotations import BLOCKED, STANDS_FOR, copy_all
 from onnxgen.graph.schemas import NEWER_RUNTIME, plain
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import info, set_info
 
 MICROSOFT = "com.microsoft"
-VERSION = 22  # the opset that bodies are written in
+VERSION = 22  # the opset of the written nodes
 NEWER = {"RMSNormalization": 23, "Attention": 23, "TensorScatter": 24}
-INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
+FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
+
+Value: TypeAlias = ir.Value
+Maybe: TypeAlias = ir.Value | None
+Results: TypeAlias = list[Maybe]
 
 Body = Callable[..., Any]
 Written = TypeVar("Written", bound=Body)
@@ -43,7 +47,7 @@ KINDS = {
 
 
 class Refused(Exception):
-    """A node that its body can't be written for: what it asks for, and the way out."""
+    """A body does not support a node. `what` it asks for, and the way out."""
 
     def __init__(self, what: str, help: str = "") -> None:
         super().__init__(what)
@@ -53,7 +57,7 @@ class Refused(Exception):
 def body(
     *names: str, domain: str = MICROSOFT, table: dict[tuple[str, str], Body] = BODIES
 ) -> Callable[[Written], Written]:
-    """Register a function as what some operators stand for (in another `table`: what they are read as)."""
+    """Register a function as the body of some operators, by default in `BODIES`."""
 
     def register(function: Written) -> Written:
         table.update({(domain, name): function for name in names})
@@ -63,11 +67,11 @@ def body(
 
 
 class Writer:
-    """Writes nodes in the place of one: `g("Add", a, b)` is the value that an Add makes.
+    """Writes the nodes that replace one node: `g("Add", a, b)` adds an Add and returns its output.
 
     Attributes:
-        node: the node that is being replaced.
-        written: the nodes so far, in order; `count`: of how many values.
+        node: the node that is replaced.
+        written: the new nodes, in order; `count`: the number of their outputs.
     """
 
     def __init__(self, node: ir.Node) -> None:
@@ -75,82 +79,130 @@ class Writer:
         self.written: list[ir.Node] = []
         self.count = 0
 
-    def __call__(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        """The one output of a standard operator; attributes that are None are left out."""
+    def __call__(self, op_type: str, *inputs: Maybe, **attributes: Any) -> Value:
+        """Write a standard operator with one output. Attributes that are None are left out."""
         return self.several(1, op_type, *inputs, **attributes)[0]
 
-    def several(
-        self, count: int, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any
-    ) -> Sequence[ir.Value]:
-        """The first `count` outputs of a standard operator, or of one of another domain."""
+    def several(self, count: int, op_type: str, *inputs: Maybe, domain: str = "", **attributes: Any) -> Sequence[Value]:
+        """Write an operator and return its first `count` outputs."""
+        if attributes.get("auto_pad", "NOTSET") != "NOTSET":
+            attributes["pads"] = None  # onnxruntime's fused operators may have both, and ignore pads
         given = [_attribute(name, value) for name, value in attributes.items() if value is not None]
         version = 1 if domain else NEWER.get(op_type, VERSION)
         made = ir.Node(domain, op_type, inputs, given, num_outputs=count, version=version, name=self.node.name)
+        base = next((o.name for o in self.node.outputs if o.name), "") or self.node.op_type
         for output in made.outputs:
             self.count += 1
-            output.name = f"{self._base()}:{self.count}"  # with a dot it would look like a parameter's
+            output.name = f"{base}:{self.count}"  # with a dot it would look like a parameter's
         self.written.append(made)
         return made.outputs
 
-    def _base(self) -> str:
-        return next((o.name for o in self.node.outputs if o.name), "") or self.node.op_type
-
     def wants(self, index: int) -> bool:
-        """Whether anything uses an output of the node."""
+        """Return True if an output of the node is used."""
         outputs = self.node.outputs
         return index < len(outputs) and bool(outputs[index].uses() or outputs[index].is_graph_output())
 
-    def ints(self, *numbers: int) -> ir.Value:
-        """A constant vector of int64."""
+    def ints(self, *numbers: int) -> Value:
+        """Return a constant vector of int64."""
         return self.constant(np.asarray(numbers, np.int64))
 
-    def range(self, start: ir.Value | None, end: ir.Value) -> ir.Value:
-        """The numbers from one size (None: from 0) to another, each a vector of one element."""
-        first = self.constant(np.asarray(0, np.int64)) if start is None else self("Squeeze", start, self.ints(0))
-        return self("Range", first, self("Squeeze", end, self.ints(0)), self.constant(np.asarray(1, np.int64)))
+    def range(self, start: Maybe, end: Value) -> Value:
+        """Return the range of int64 between two vectors of one element (no `start`: from 0)."""
+        first = self.int64(0) if start is None else self("Squeeze", start, self.ints(0))
+        return self("Range", first, self("Squeeze", end, self.ints(0)), self.int64(1))
 
-    def detached(self, value: ir.Value, index: int = 0) -> ir.Value:
-        """The value written last, of which nobody trains an input that is stored: tables of sines, say."""
+    def detached(self, value: Value, index: int = 0) -> Value:
+        """Exclude a stored input of the last written node from training, such as a table of sines. Returns `value`."""
         BLOCKED.set(self.written[-1], {index})
         return value
 
-    def constant(self, array: np.ndarray[Any, Any]) -> ir.Value:
+    def constant(self, array: np.ndarray[Any, Any]) -> Value:
         return self("Constant", value=ir.tensor(array))
 
-    def number(self, value: float, like: ir.Value) -> ir.Value:
-        """A constant scalar of the type of another value."""
-        dtype = info(like).dtype
-        if dtype is None:
-            raise Refused("the type of the input is unknown", INFER)
-        return self.constant(np.asarray(value, dtype.numpy()))
+    def float32(self, number: float) -> Value:
+        return self.constant(np.asarray(number, np.float32))
 
-    def like(self, value: ir.Value, other: ir.Value) -> ir.Value:
-        """Let what is known of an input be known of a written value: its type, and its rank."""
+    def int64(self, number: int) -> Value:
+        return self.constant(np.asarray(number, np.int64))
+
+    def number(self, value: float, like: Value) -> Value:
+        """Return a constant scalar with the type of an input. Raises `Refused` if that is unknown."""
+        return self.constant(np.asarray(value, dtype_of(like).numpy()))
+
+    def like(self, value: Value, other: Value) -> Value:
+        """Give a written value the facts of an input, for bodies that ask for its type or rank."""
         set_info(value, info(other))
         return value
 
-    def rank(self, value: ir.Value) -> int:
-        """The rank of an input. Raises `Refused` where it is unknown."""
+    def rank(self, value: Value) -> int:
+        """Return the rank of an input. Raises `Refused` if it is unknown."""
         found = info(value).rank
         if found is None:
-            raise Refused(
-                f"the rank of input {printable(value.name or '')} is unknown",
-                INFER,
-            )
+            raise Refused(f"the rank of input {printable(value.name or '')} is unknown", INFER)
         return found
+
+
+def dtype_of(x: Value) -> ir.DataType:
+    """Return the type of an input. Raises `Refused` if it is unknown."""
+    dtype = info(x).dtype
+    if dtype is None:
+        raise Refused("the type of the input is unknown", INFER)
+    return dtype
+
+
+def size_of(x: Value, axis: int) -> int:
+    """Return a dim of an input. Raises `Refused` if it is unknown."""
+    shape = info(x).shape
+    if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(size := shape[axis], int):
+        raise Refused("the sizes of the inputs are unknown", FIX_SHAPE)
+    return size
+
+
+def flag_of(x: Value, what: str) -> bool:
+    """Return a truth value that decides which nodes are written. Raises `Refused` if it is not a constant."""
+    known = info(x).constant
+    if known is None or known.size != 1:
+        raise Refused(f"{what} is known only at run time", "make the flag a constant of the file")
+    return bool(known.item())
+
+
+def widened(g: Writer, x: Value) -> Value:
+    """Cast an input to float32."""
+    return x if info(x).dtype == FLOAT else g("Cast", x, to=FLOAT)
+
+
+def rounded(g: Writer, made: Value, like: Value) -> Value:
+    """Cast a float32 value to the type of an input."""
+    dtype = dtype_of(like)
+    return made if dtype == FLOAT else g("Cast", made, to=dtype)
+
+
+def plain_rms_norm(g: Writer, x: Value, size: int, epsilon: float) -> Value:
+    """Apply RMSNormalization over the last axis in float32, with a scale of ones that is not trained."""
+    return g.detached(g("RMSNormalization", x, g.constant(np.ones(size, np.float32)), axis=-1, epsilon=epsilon), 1)
+
+
+def nchw(g: Writer, x: Value, rank: int) -> Value:
+    """Move the channels of NHWC to axis 1."""
+    return g("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
+
+
+def nhwc(g: Writer, x: Value, rank: int) -> Value:
+    """Move the channels of NCHW to the end."""
+    return g("Transpose", x, perm=[0, *range(2, rank), 1])
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:
     if isinstance(value, ir.Tensor):
         return ir.AttrTensor(name, value)
-    return ir.convenience.convert_attribute(name, value)
+    return ir.convenience.convert_attribute(name, int(value) if isinstance(value, ir.DataType) else value)
 
 
 def write(node: ir.Node, table: Mapping[tuple[str, str], Body] = BODIES) -> None:
-    """Put the nodes of the body that `table` has in the place of a node, in its scope and under its name.
+    """Replace a node by what its body in `table` writes, in the same scope and under the same names.
 
     Raises:
-        Refused: the operator's body does not say what this node asks for; nothing was changed.
+        Refused: the body does not support this node. Nothing was changed.
     """
     function = table[node.domain, node.op_type]
     writer = Writer(node)
@@ -161,19 +213,19 @@ def write(node: ir.Node, table: Mapping[tuple[str, str], Body] = BODIES) -> None
     _put(writer, results)
 
 
-def _put(writer: Writer, results: list[ir.Value | None]) -> None:
+def _put(writer: Writer, results: Results) -> None:
     node, graph = writer.node, writer.node.graph
     assert graph is not None
     own = {output for new in writer.written for output in new.outputs}
-    taken: set[ir.Value] = set()
+    taken: set[Value] = set()
     for old, value in zip(node.outputs, results):
         if value is None:
             continue
-        if value not in own or value in taken:  # an input handed through, or an output handed out twice
+        if value not in own or value in taken:  # an input of the node, or an output that is returned twice
             value = writer("Identity", value)
         taken.add(value)
         value.name, value.type, value.shape = old.name, old.type, old.shape
-        if info(old).shape is not None:  # a body may have guessed by an input
+        if info(old).shape is not None:  # better than what `Writer.like` set
             set_info(value, info(old))
         old.replace_all_uses_with(value, replace_graph_outputs=True)
     for new in writer.written:
@@ -184,8 +236,8 @@ def _put(writer: Writer, results: list[ir.Value | None]) -> None:
     graph.remove(node, safe=True)
 
 
-def _inputs(node: ir.Node, function: Body) -> list[ir.Value | None]:
-    """The node's inputs, one for each positional parameter of the body (all that are left for `*parameter`)."""
+def _inputs(node: ir.Node, function: Body) -> Results:
+    """Return the node's inputs in the order of the body's parameters. `*parameter` takes all that are left."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
@@ -194,7 +246,7 @@ def _inputs(node: ir.Node, function: Body) -> list[ir.Value | None]:
         raise Refused(f"the node has {len(node.inputs)} inputs, but the schema has {len(positional)}", NEWER_RUNTIME)
     hints = get_type_hints(function)
     for parameter, value in zip(positional, found):
-        if value is None and hints[parameter.name] == ir.Value:
+        if value is None and hints[parameter.name] == Value:
             raise Refused(f"input {parameter.name!r} is missing", WRITER)
     return found if variadic else found[: len(positional)]
 

@@ -1,14 +1,14 @@
-"""`--quantized float` and `qat`: a quantised graph as the graph of floats that it approximates.
+"""`--quantized float` and `qat`: rewrite a quantised graph as the graph of floats that it approximates.
 
-Five steps, each a file here:
+The five steps have a file each:
 
-1. `layers`: an operator on integers becomes DequantizeLinear, an operator of floats, QuantizeLinear.
-2. `products`: so do products of integers whose scales are multiplied after them, as dynamic quantisation writes them.
-3. `moved`: a DequantizeLinear moves before what only moves integers (MaxPool, Reshape, Gather, ...).
-4. `pairs`: what is quantised and dequantised at once is the value itself, or (`qat`) an `onnxgen.FakeQuantize` of it.
-5. `weights`: a stored tensor that is dequantised is a float tensor, with its way back (`onnxgen.weights.dequantised`).
+1. `layers`: operators on integers become DequantizeLinear, a float operator and QuantizeLinear.
+2. `products`: so do integer products that are multiplied by their scales afterwards, as dynamic quantisation writes.
+3. `moved`: DequantizeLinear moves before operators that only move integers (MaxPool, Reshape, Gather, ...).
+4. `pairs`: QuantizeLinear with DequantizeLinear becomes the value itself, or for `qat` an `onnxgen.FakeQuantize` of it.
+5. `weights`: dequantised stored tensors become float tensors, with their inverse (`onnxgen.weights.dequantised`).
 
-What is left of integers stays as it is, exactly, and a note says so: no gradient passes there.
+Integer operators that remain are computed exactly. A note says that no gradient passes through them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from onnxgen.graph.nodes import all_nodes, told
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
 from onnxgen.passes.quantized.bounds import least
-from onnxgen.passes.quantized.layers import table
+from onnxgen.passes.quantized.layers import float_bodies
 from onnxgen.passes.quantized.moved import dequantise_first, float_outputs
-from onnxgen.passes.quantized.pairs import input_ranges, output_ranges, pairs
+from onnxgen.passes.quantized.pairs import ROUNDING, input_ranges, output_ranges, pairs
 from onnxgen.passes.quantized.products import products
 from onnxgen.passes.quantized.weights import note_products, weights
 from onnxgen.passes.trainable import stored_values
@@ -33,13 +33,12 @@ from onnxgen.shapes.info import info
 from onnxgen.shapes.node_facts import NONSENSE
 from onnxgen.weights.approximation import Approximation
 
-ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
-INTEGER = "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split()
-SHOWN = 3
+QUANTISED_OPS = "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split()
+MAX_NAMES_SHOWN = 3
 
 
 def quantized(model: ir.Model, options: Options) -> None:
-    """Rewrite every quantised operator. Raises `OnnxgenError` for all that have no form in floats."""
+    """Rewrite every quantised operator. Raises `OnnxgenError` with all that have no float equivalent."""
     if options.quantized == "keep":
         return
     _write_layers(model, options)
@@ -49,22 +48,22 @@ def quantized(model: ir.Model, options: Options) -> None:
     inputs, ranges = input_ranges(model, roundings), output_ranges(model)
     products(model)
     dequantise_first(model)
-    _drop_unused(model)  # else what was moved would count as a further user of the integers
+    _drop_unused(model)  # a node that moved would still count as a user of the integers
     propagate(model.graph, options)
     note_products(model)
-    notes = [f"output {printable(name)} is float: what the file's integers stand for" for name in outputs]
+    notes = [f"output {printable(name)} is float: the values that the file's integers stand for" for name in outputs]
     notes += pairs(model, options.quantized)
     weights(model, options.quantized)
     _drop_unused(model)
     about = options.quantized, len(roundings), _bits(roundings), outputs, inputs, ranges
     rectified = tuple(v.name or "" for v in model.graph.outputs if v.name in ranges and least(v) >= 0)
     APPROXIMATED.set(model, Approximation(*about, rectified))
-    left = [n for n in all_nodes(model.graph) if n.op_type in INTEGER]
+    left = [n for n in all_nodes(model.graph) if n.op_type in QUANTISED_OPS]
     QUANTISED_NOTES.set(model, notes + _still(model) + ([_left(left)] if left else []))
 
 
 def _write_layers(model: ir.Model, options: Options) -> None:
-    known, problems = table(), Problems()
+    known, problems = float_bodies(), Problems()
     nodes = [n for n in all_nodes(model.graph) if (n.domain, n.op_type) in known]
     if nodes:
         propagate(model.graph, options)
@@ -79,7 +78,7 @@ def _write_layers(model: ir.Model, options: Options) -> None:
 
 
 def _bits(roundings: list[ir.Node]) -> int:
-    """Of the coarsest type that is rounded to; floats count by their mantissas."""
+    """Return the bits of the coarsest type that values are rounded to. Floats count by their mantissas."""
     dtypes = {info(node.outputs[0]).dtype or ir.DataType.UINT8 for node in roundings}
     return min((4 if d.is_floating_point() else int(d.bitwidth) for d in dtypes), default=8)
 
@@ -90,7 +89,7 @@ def _problem(node: ir.Node, what: str, help: str) -> Problem:
 
 
 def _drop_unused(model: ir.Model) -> None:
-    """Remove what only served integers."""
+    """Remove nodes that nothing uses any more."""
     for node in reversed(all_nodes(model.graph)):
         if node.op_type != "Constant" and not any(o.uses() or o.is_graph_output() for o in node.outputs):
             if node.graph is not None and node.outputs:
@@ -98,17 +97,19 @@ def _drop_unused(model: ir.Model) -> None:
 
 
 def _still(model: ir.Model) -> list[str]:
-    """The scales that were to be learned and are not, by the reason."""
+    """Return a note for each reason why scales are not trained though `qat-learned` asks for it."""
     found: dict[str, list[str]] = {}
     for value in stored_values(model.graph):
         if STILL.has(value) and value.uses():
-            found.setdefault(STILL.get(value), []).append(printable(value.name or ""))
-    return [
-        f"not trained, since {why}: {', '.join(n[:SHOWN])}{', ...' if n[SHOWN:] else ''}" for why, n in found.items()
-    ]
+            found.setdefault(STILL.get(value), []).append(value.name or "")
+    return [f"not trained, since {why}: {_listed(names)}" for why, names in found.items()]
 
 
 def _left(nodes: list[ir.Node]) -> str:
-    names = ", ".join(printable(n.name or n.op_type) for n in nodes[:SHOWN]) + (", ..." if len(nodes) > SHOWN else "")
     how = "stays as it is" if len(nodes) == 1 else "stay as they are"
+    names = _listed([n.name or n.op_type for n in nodes])
     return f"{counted(len(nodes), 'quantised node')} {how}, between integers ({names}): no gradient passes there"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join([*map(printable, names[:MAX_NAMES_SHOWN]), *(["..."] if names[MAX_NAMES_SHOWN:] else [])])

@@ -1,4 +1,4 @@
-"""The least number that a value can be, as far as the operators that make it tell."""
+"""A lower bound of a value's elements, from the operators that produce it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from onnxgen.passes.steps import input_at
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
-DEPTH = 16
+MAX_DEPTH = 16  # producers in a row
 
 
-def least(value: ir.Value | None, depth: int = DEPTH) -> float:
-    """A lower bound of a value's elements, -inf if none is known."""
+def least(value: ir.Value | None, depth: int = MAX_DEPTH) -> float:
+    """Return a lower bound of a value's elements, -inf if none is known."""
     if value is None or depth == 0:
         return -math.inf
     node, tensor = value.producer(), stored(value)
     if tensor is not None:
-        constant = tensor.numpy() if tensor.size == 1 else None
-        return -math.inf if constant is None else float(constant.reshape(-1)[0])
+        return float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else -math.inf
     if node is None or node.domain != "":
         return -math.inf
     facts, rule = known(node), _RULES.get(node.op_type)
@@ -47,6 +46,6 @@ _RULES: dict[str, Callable[[ir.Node, list[float]], float]] = {
     "Max": lambda node, bounds: max(bounds),
     "Clip": _clip,
     "Elu": lambda node, bounds: -float(node.attributes["alpha"].value) if "alpha" in node.attributes else -1.0,
-    # the numbers that integers stand for, and those that are scaled up by what is dropped
+    # quantised integers stand for the same numbers; Dropout scales up what it keeps
     **dict.fromkeys(("Cast", "Dropout", "QuantizeLinear", "DequantizeLinear"), lambda node, bounds: bounds[0]),
 }

@@ -1,15 +1,16 @@
-"""Fake quantisation: `onnxgen.FakeQuantize(x, scale, zero)` rounds and saturates as integers do, and makes floats."""
+"""Fake quantisation: `onnxgen.FakeQuantize(x, scale, zero)` rounds and saturates like integers, and returns floats."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import BLOCKED, FIXED, SCOPE, STILL
 from onnxgen.graph.catalogue import known
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.quantized.moved import moves
-from onnxgen.passes.quantized.scales import Scaled, elements, factors, is_zero, same
-from onnxgen.passes.steps import input_at, insert
+from onnxgen.passes.quantized.scales import Scaled, elements, factors, is_zero, target_type
+from onnxgen.passes.steps import constant, insert
 from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
 from onnxgen.weights.stored import stored
@@ -19,20 +20,18 @@ LEARNED = "qat-learned"
 
 
 def fake(quantise: ir.Node, x: ir.Value, mode: str) -> ir.Value:
-    """What a QuantizeLinear or DynamicQuantizeLinear makes of `x`, dequantised again."""
+    """Return the fake quantisation of `x` that replaces a QuantizeLinear or DynamicQuantizeLinear."""
     if quantise.op_type == "DynamicQuantizeLinear":
         return _put(quantise, ir.Node(DOMAIN, DYNAMIC, [x], version=1), x)
     scaled = Scaled.of(quantise)
     if _is_rounded(x, scaled, mode):
         return x
-    zero = stored(scaled.zero)
-    dtype = zero.dtype if zero is not None else info(quantise.outputs[0]).dtype or ir.DataType.UINT8
-    node = _node(x, scaled, dtype, mode, one_scale=_is_of_one_scale(quantise))
+    node = _node(x, scaled, target_type(quantise), mode, one_scale=_is_of_one_scale(quantise))
     return x if node is None else _put(quantise, node, x)
 
 
 def _is_of_one_scale(quantise: ir.Node) -> bool:
-    """Whether the file has one tensor for the scale by which it quantises and dequantises: two would drift apart."""
+    """Return True if one tensor is the scale for quantising and dequantising. Two would be trained apart."""
     users = [use.node for use in quantise.outputs[0].uses()]
     return not FIXED.has(quantise) and all(
         n.op_type == "DequantizeLinear" and n.inputs[1] is quantise.inputs[1] for n in users
@@ -40,7 +39,7 @@ def _is_of_one_scale(quantise: ir.Node) -> bool:
 
 
 def _is_rounded(x: ir.Value, scaled: Scaled, mode: str) -> bool:
-    """Whether a value has only been moved since it was rounded by the same scale."""
+    """Return True if a value was rounded by the same scale before, and only moved since."""
     node, value = x.producer(), x
     while node is not None and node.domain == "" and moves(node, value) and known(node).data == range(1):
         if node.inputs[0] is None:
@@ -49,16 +48,13 @@ def _is_rounded(x: ir.Value, scaled: Scaled, mode: str) -> bool:
         node = value.producer()
     if node is None or node.op_type != FAKE or not scaled.is_single:
         return False
-    scale, zero = node.inputs[1], input_at(node, 2)
-    if mode == LEARNED and scale is not scaled.scale:
-        return False
-    return same(scale, scaled.scale) and (same(zero, scaled.zero) or is_zero(zero, scaled.zero))
+    return (mode != LEARNED or node.inputs[1] is scaled.scale) and Scaled.of(node).equals(scaled)
 
 
 def fake_weight(before: ir.Node, weight: ir.Value, how: Dequantised, mode: str) -> ir.Value:
-    """A stored weight as its integers would hold it: rounded by its own scale.
+    """Return a stored weight, rounded by its own scale as its integers are.
 
-    Not biases of int32, whose steps are far finer than anybody's, nor codes of a table.
+    Biases of int32 are not rounded, since their steps are far finer than any other, nor are the codes of a table.
     """
     tensor = stored(before.inputs[0])
     if how.form == TABLE or tensor is None or tensor.dtype == ir.DataType.INT32:
@@ -89,7 +85,7 @@ def _node(
         low, high = int(dtype.min), int(dtype.max)
         if how is not None and how.form == BITS:
             low, high = 0, 2**how.bits - 1
-            if scaled.zero is None:  # the middle
+            if scaled.zero is None:  # the zero point is the middle
                 low, high = low - 2 ** (how.bits - 1), high - 2 ** (how.bits - 1)
         if scaled.zero is not None and not is_zero(scaled.zero):
             inputs.append(scaled.zero)
@@ -101,24 +97,24 @@ def _node(
 
 
 def _learn(node: ir.Node, scale: ir.Value, one_scale: bool) -> None:
-    """Let the scale of a fake quantisation be trained, or note why it is not."""
+    """Make the scale of a fake quantisation trainable, or note why it is not."""
     if one_scale and elements(scale) is not None and _is_own(scale):
         BLOCKED.set(node, {2})
         return
-    why = "several tensors share the scale" if one_scale else "the file has further numbers that go with the scale"
+    why = "several tensors share the scale" if one_scale else "the file has other numbers that depend on the scale"
     for value in factors(scale) or ():
         STILL.set(value, why)
 
 
 def _is_own(scale: ir.Value) -> bool:
-    """Whether a scale is of one tensor of integers alone: what several share stays as it is."""
+    """Return True if a scale belongs to one tensor of integers only. Shared scales are not trained."""
     nodes = [u.node for u in scale.uses() if _is_used(u.node) or stored(u.node.inputs[0]) is not None]
     made = {n.outputs[0] for n in nodes if n.op_type == "QuantizeLinear"}
     return len(made | {n.inputs[0] for n in nodes if n.op_type == "DequantizeLinear"}) < 2
 
 
 def _is_used(node: ir.Node) -> bool:
-    """Whether it is no leftover. Of a stored weight it may have become one just now."""
+    """Return True if a node has users. A DequantizeLinear of a stored weight may just have lost its users."""
     return any(o.uses() or o.is_graph_output() for o in node.outputs)
 
 
@@ -132,13 +128,10 @@ def _put(before: ir.Node, node: ir.Node, like: ir.Value) -> ir.Value:
 
 
 def _reshaped(before: ir.Node, value: ir.Value, shape: tuple[int, int]) -> ir.Value:
-    """A scale as [rows, blocks]."""
+    """Reshape a scale to [rows, blocks]."""
     if info(value).shape == shape:
         return value
-    constant = ir.Node("", "Constant", [], [ir.AttrInt64s("value_ints", shape)], version=21)
-    insert(before, constant)
-    sizes = constant.outputs[0]
-    sizes.name = f"{before.outputs[0].name}:blocks"
+    sizes = constant(before, np.asarray(shape), f"{before.outputs[0].name}:blocks")
     node = ir.Node("", "Reshape", [value, sizes], version=21)
     insert(before, node)
     node.outputs[0].name = f"{value.name}:blocks"
@@ -147,8 +140,8 @@ def _reshaped(before: ir.Node, value: ir.Value, shape: tuple[int, int]) -> ir.Va
 
 
 def _unpacked(before: ir.Node, how: Dequantised, shape: tuple[int, int]) -> ir.Value | None:
-    """Zero points that are packed as the weight is, one a block."""
-    zero = input_at(before, 2)
+    """Return zero points with one element for each block. They may be packed like the weight."""
+    zero = Scaled.of(before).zero
     packed = stored(zero)
     graph = before.graph
     if zero is None or packed is None or not isinstance(graph, ir.Graph):

@@ -1,58 +1,41 @@
-"""Operators on integers as what they approximate: dequantise, an operator of floats, quantise.
+"""Operators on integers as float operators that they approximate: dequantise, compute, quantise.
 
-One function an operator, as in `passes/contrib`; those of contrib that are written so already serve here, too. Biases
-have the scale `input scale * weight scale`.
+Each operator has one function, as in `passes/contrib`, whose own bodies also serve here if they have this form. A bias
+has the scale `input scale * weight scale`.
 """
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from onnxgen.graph.annotations import FIXED
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.contrib import bodies
-from onnxgen.passes.contrib.quantized import qattention_of
-from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, Writer, body
+from onnxgen.passes.contrib.quantized import qattention_of, quantized_to
+from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Maybe, Refused, Value, Writer, body, nchw, nhwc
 from onnxgen.shapes.info import info
 
-Value = ir.Value
-Maybe = ir.Value | None
-TABLE: dict[tuple[str, str], Body] = {}
-PACKED = "DequantizePacked"  # of ours: a matrix that onnxruntime packs, as `dequantised.Dequantised` has its attributes
-SHARED = (  # written with Q and DQ around an operator of floats
+FLOAT_BODIES: dict[tuple[str, str], Body] = {}
+PACKED = "DequantizePacked"  # onnxgen's own: a matrix that onnxruntime packs, with the attributes of a `Dequantised`
+SHARED_BODIES = (
     "QuantizeLinear DequantizeLinear QLinearSigmoid QLinearLeakyRelu QLinearWhere QLinearConcat "
     "QEmbedLayerNormalization"
 ).split()
 
 
-def table() -> dict[tuple[str, str], Body]:
-    """What each operator is read as."""
+def float_bodies() -> dict[tuple[str, str], Body]:
+    """Return the bodies of all operators on integers."""
     bodies()
-    shared = {(MICROSOFT, name): BODIES[MICROSOFT, name] for name in SHARED}
-    return {**shared, **TABLE}
+    return {**{(MICROSOFT, name): BODIES[MICROSOFT, name] for name in SHARED_BODIES}, **FLOAT_BODIES}
 
 
 def _floats(g: Writer, x: Value, scale: Value, zero: Maybe = None, axis: int = 0) -> Value:
     return g("DequantizeLinear", x, scale, zero, axis=axis)
 
 
-def _integers(g: Writer, x: Value, scale: Value, zero: Maybe, like: Value) -> Value:
-    return g("QuantizeLinear", x, scale, g.number(0, like) if zero is None else zero)
-
-
-def _last_first(g: Writer, x: Value, rank: int) -> Value:
-    return g("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
-
-
-def _last_again(g: Writer, x: Value, rank: int) -> Value:
-    return g("Transpose", x, perm=[0, *range(2, rank), 1])
-
-
 # ---- convolutions and products -----------------------------------------------------------------------------------
 
 
-@body("QLinearConv", domain="", table=TABLE)
-@body("QLinearConv", table=TABLE)
+@body("QLinearConv", domain="", table=FLOAT_BODIES)
+@body("QLinearConv", table=FLOAT_BODIES)
 def qlinear_conv(
     g: Writer, x: Value, x_scale: Value, x_zero_point: Value, w: Value, w_scale: Value, w_zero_point: Value,
     y_scale: Value, y_zero_point: Value, B: Maybe = None, *,
@@ -63,15 +46,15 @@ def qlinear_conv(
     rank = g.rank(x) if channels_last else 0
     bias = None if B is None else _floats(g, B, g("Mul", x_scale, w_scale))
     made = g(
-        "Conv", _last_first(g, data, rank) if channels_last else data, _floats(g, w, w_scale, w_zero_point), bias,
+        "Conv", nchw(g, data, rank) if channels_last else data, _floats(g, w, w_scale, w_zero_point), bias,
         auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
-        pads=None if auto_pad != "NOTSET" else pads, strides=strides,
+        pads=pads, strides=strides,
     )  # fmt: skip
-    made = _last_again(g, made, rank) if channels_last else made
+    made = nhwc(g, made, rank) if channels_last else made
     return g("QuantizeLinear", made, y_scale, y_zero_point)
 
 
-@body("QLinearMatMul", domain="", table=TABLE)
+@body("QLinearMatMul", domain="", table=FLOAT_BODIES)
 def qlinear_matmul(
     g: Writer, a: Value, a_scale: Value, a_zero_point: Value, b: Value, b_scale: Value, b_zero_point: Value,
     y_scale: Value, y_zero_point: Value,
@@ -81,7 +64,7 @@ def qlinear_matmul(
 
 
 def _columns(g: Writer, b: Value, scale: Value, zero: Maybe) -> Value:
-    """The right operand of a product, whose scale may be one a column."""
+    """Dequantise the right operand of a product, which may have a scale for each column."""
     shape = info(scale).shape
     if shape is None or len(shape) > 1:
         raise Refused("the right operand has a scale for each matrix", "generate with --quantized keep")
@@ -94,7 +77,7 @@ def _rows(g: Writer, a: Value, scale: Value, zero: Maybe) -> Value:
     return _floats(g, a, scale, zero)
 
 
-@body("QGemm", table=TABLE)
+@body("QGemm", table=FLOAT_BODIES)
 def qgemm(
     g: Writer, A: Value, a_scale: Value, a_zero_point: Value, B: Value, b_scale: Value, b_zero_point: Value,
     C: Maybe = None, y_scale: Maybe = None, y_zero_point: Maybe = None, *,
@@ -105,10 +88,10 @@ def qgemm(
     bias = None if C is None else _floats(g, C, g("Mul", a_scale, b_scale), axis=g.rank(C) - 1)
     weight = _floats(g, B, b_scale, b_zero_point, 0 if transB else 1)
     made = g("Gemm", _floats(g, A, a_scale, a_zero_point), weight, bias, alpha=alpha, transA=transA, transB=transB)
-    return made if y_scale is None else _integers(g, made, y_scale, y_zero_point, A)
+    return made if y_scale is None else quantized_to(g, made, y_scale, y_zero_point, A)
 
 
-@body("MatMulIntegerToFloat", table=TABLE)
+@body("MatMulIntegerToFloat", table=FLOAT_BODIES)
 def matmul_integer_to_float(
     g: Writer, A: Value, B: Value, a_scale: Value, b_scale: Value, a_zero_point: Maybe = None,
     b_zero_point: Maybe = None, bias: Maybe = None,
@@ -117,7 +100,7 @@ def matmul_integer_to_float(
     return made if bias is None else g("Add", made, bias)
 
 
-@body("DynamicQuantizeMatMul", table=TABLE)
+@body("DynamicQuantizeMatMul", table=FLOAT_BODIES)
 def dynamic_quantize_matmul(
     g: Writer, A: Value, B: Value, b_scale: Value, b_zero_point: Maybe = None, bias: Maybe = None
 ) -> Value:
@@ -126,19 +109,19 @@ def dynamic_quantize_matmul(
     return made if bias is None else g("Add", made, bias)
 
 
-body("QAttention", table=TABLE)(qattention_of(matmul_integer_to_float))
+body("QAttention", table=FLOAT_BODIES)(qattention_of(matmul_integer_to_float))
 
 
 # ---- matrices packed by block ----------------------------------------------------------------------------------------
 
 
 def _packed(g: Writer, stored: list[Maybe], rows: int, columns: int, block: int, **attributes: object) -> Value:
-    """The matrix [columns, rows] of a product, from one that is stored as [rows, columns]."""
+    """Return the matrix [columns, rows] of a product, which is stored as [rows, columns]."""
     (made,) = g.several(1, PACKED, *stored, domain=DOMAIN, shape=[rows, columns], block=block, **attributes)
     return g("Transpose", made, perm=[1, 0])
 
 
-@body("MatMulNBits", table=TABLE)
+@body("MatMulNBits", table=FLOAT_BODIES)
 def matmul_nbits(
     g: Writer, A: Value, B: Value, scales: Value, zero_points: Maybe = None, g_idx: Maybe = None, bias: Maybe = None,
     *, K: int, N: int, block_size: int, bits: int = 4, accuracy_level: int = 0, weight_prepacked: int = 0,
@@ -150,7 +133,7 @@ def matmul_nbits(
     return made if bias is None else g("Add", made, bias)
 
 
-@body("MatMulBnb4", table=TABLE)
+@body("MatMulBnb4", table=FLOAT_BODIES)
 def matmul_bnb4(
     g: Writer, A: Value, B: Value, absmax: Value, *, K: int, N: int, block_size: int, quant_type: int,
     training_mode: int = 0, transB: int = 1,
@@ -163,25 +146,16 @@ def matmul_bnb4(
 # ---- one or two operands -----------------------------------------------------------------------------------------
 
 
-@body("QLinearAdd", table=TABLE)
-def qlinear_add(
+@body("QLinearAdd", "QLinearMul", table=FLOAT_BODIES)
+def qlinear_binary(
     g: Writer, A: Value, A_scale: Value, A_zero_point: Maybe, B: Value, B_scale: Value, B_zero_point: Maybe,
     C_scale: Value, C_zero_point: Maybe = None,
 ) -> Value:  # fmt: skip
-    made = g("Add", _floats(g, A, A_scale, A_zero_point), _floats(g, B, B_scale, B_zero_point))
-    return _integers(g, made, C_scale, C_zero_point, A)
+    operands = _floats(g, A, A_scale, A_zero_point), _floats(g, B, B_scale, B_zero_point)
+    return quantized_to(g, g(g.node.op_type.removeprefix("QLinear"), *operands), C_scale, C_zero_point, A)
 
 
-@body("QLinearMul", table=TABLE)
-def qlinear_mul(
-    g: Writer, A: Value, A_scale: Value, A_zero_point: Maybe, B: Value, B_scale: Value, B_zero_point: Maybe,
-    C_scale: Value, C_zero_point: Maybe = None,
-) -> Value:  # fmt: skip
-    made = g("Mul", _floats(g, A, A_scale, A_zero_point), _floats(g, B, B_scale, B_zero_point))
-    return _integers(g, made, C_scale, C_zero_point, A)
-
-
-@body("QLinearSoftmax", table=TABLE)
+@body("QLinearSoftmax", table=FLOAT_BODIES)
 def qlinear_softmax(
     g: Writer, X: Value, X_scale: Value, x_zero_point: Maybe, y_scale: Value, y_zero_point: Value, *,
     axis: int = -1, opset: int,
@@ -189,35 +163,35 @@ def qlinear_softmax(
     x, rank = _floats(g, X, X_scale, x_zero_point), g.rank(X)
     if opset < 13 and axis % rank != rank - 1:
         raise Refused("the softmax is over several axes", "generate with --quantized keep")
-    made = _integers(g, g("Softmax", x, axis=axis), y_scale, y_zero_point, X)
-    FIXED.set(g.written[-1], True)  # onnxruntime takes the whole number below 1 / y_scale instead
+    made = quantized_to(g, g("Softmax", x, axis=axis), y_scale, y_zero_point, X)
+    FIXED.set(g.written[-1], True)  # onnxruntime uses the integer below 1 / y_scale instead
     return made
 
 
-@body("QLinearGlobalAveragePool", table=TABLE)
+@body("QLinearGlobalAveragePool", table=FLOAT_BODIES)
 def qlinear_global_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Value, y_scale: Value, y_zero_point: Value, *,
     channels_last: int = 0,
 ) -> Value:  # fmt: skip
     x, rank = _floats(g, X, x_scale, x_zero_point), g.rank(X) if channels_last else 0
-    made = g("GlobalAveragePool", _last_first(g, x, rank) if channels_last else x)
-    made = _last_again(g, made, rank) if channels_last else made
+    made = g("GlobalAveragePool", nchw(g, x, rank) if channels_last else x)
+    made = nhwc(g, made, rank) if channels_last else made
     return g("QuantizeLinear", made, y_scale, y_zero_point)
 
 
-@body("QLinearAveragePool", table=TABLE)
+@body("QLinearAveragePool", table=FLOAT_BODIES)
 def qlinear_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Maybe, y_scale: Value, y_zero_point: Maybe = None, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0, count_include_pad: int = 0,
     kernel_shape: list[int], pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     x, rank = _floats(g, X, x_scale, x_zero_point), g.rank(X) if channels_last else 0
-    counts_all = ceil_mode and count_include_pad  # what lies behind the padding, too: the standard's does not
+    counts_all = ceil_mode and count_include_pad  # also counts elements behind the padding; the standard does not
     (made,) = g.several(
-        1, "SummedPool" if counts_all else "AveragePool", _last_first(g, x, rank) if channels_last else x,
+        1, "SummedPool" if counts_all else "AveragePool", nchw(g, x, rank) if channels_last else x,
         domain=DOMAIN if counts_all else "", auto_pad=auto_pad, ceil_mode=ceil_mode,
         count_include_pad=count_include_pad, kernel_shape=kernel_shape,
-        pads=None if auto_pad != "NOTSET" else pads, strides=strides,
+        pads=pads, strides=strides,
     )  # fmt: skip
-    made = _last_again(g, made, rank) if channels_last else made
-    return _integers(g, made, y_scale, y_zero_point, X)
+    made = nhwc(g, made, rank) if channels_last else made
+    return quantized_to(g, made, y_scale, y_zero_point, X)

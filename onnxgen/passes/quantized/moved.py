@@ -1,11 +1,10 @@
-"""A DequantizeLinear moves before operators that only move integers, to where they were quantised or stored.
+"""Move DequantizeLinear before operators that only move integers, up to where these were quantised or stored.
 
-`dequantise(move(x)) == move(dequantise(x))` for one scale, and also for a maximum, since scales are positive.
+`dequantise(move(x)) == move(dequantise(x))` holds for one scale, and also for a maximum, since scales are positive.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import copy_all
@@ -13,20 +12,19 @@ from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import FILLS, MOVES, PICKS
 from onnxgen.passes.quantized.scales import Scaled
-from onnxgen.passes.steps import input_at, insert
+from onnxgen.passes.steps import filled, input_at, insert
 from onnxgen.shapes.info import info
-from onnxgen.weights.stored import stored
 
-EIGHT = {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16}
+QUANTISED_TYPES = {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16}
 
 
 def float_outputs(model: ir.Model) -> dict[str, tuple[float, float]]:
-    """Let outputs of the graph that are quantised be floats; their scales and zero points."""
+    """Make quantised outputs of the graph floats. Returns their scales and zero points."""
     found: dict[str, tuple[float, float]] = {}
     for index, output in enumerate(model.graph.outputs):
         quantise = _quantised_by(output)
-        numbers = None if quantise is None else _numbers(Scaled.of(quantise))
-        if quantise is None or numbers is None or info(output).dtype not in EIGHT:
+        numbers = None if quantise is None else Scaled.of(quantise).numbers
+        if quantise is None or numbers is None or info(output).dtype not in QUANTISED_TYPES:
             continue
         node = ir.Node("", "DequantizeLinear", [output, *quantise.inputs[1:]], quantise.attributes.values(), version=21)
         copy_all(quantise, node)
@@ -40,16 +38,8 @@ def float_outputs(model: ir.Model) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _numbers(scaled: Scaled) -> tuple[float, float] | None:
-    scale, zero = stored(scaled.scale), stored(scaled.zero)
-    if scale is None or (zero is None and scaled.zero is not None):
-        return None
-    at = 0.0 if zero is None else float(zero.numpy().reshape(-1)[0])
-    return float(scale.numpy().reshape(-1)[0]), at
-
-
 def _quantised_by(value: ir.Value) -> ir.Node | None:
-    """The QuantizeLinear that a value's integers come from, perhaps moved since."""
+    """Return the QuantizeLinear that a value's integers come from, if they were only moved since."""
     made: ir.Value | None = value
     node = value.producer()
     while made is not None and node is not None and node.domain == "" and moves(node, made):
@@ -60,7 +50,7 @@ def _quantised_by(value: ir.Value) -> ir.Node | None:
 
 
 def dequantise_first(model: ir.Model) -> None:
-    """Move every DequantizeLinear of one scale as far up as it goes."""
+    """Move every DequantizeLinear with one scale up as far as possible."""
     pending = [n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == ""]
     moved: dict[tuple[ir.Node, ir.Value, ir.Value | None], ir.Node] = {}
     while pending:
@@ -86,7 +76,7 @@ def _is_plain(node: ir.Node) -> bool:
 
 
 def moves(node: ir.Node, made: ir.Value | None) -> bool:
-    """Whether a result of a node has elements of its data alone, so that one scale is right before and after."""
+    """Return True if a result of a node only has elements of its data, so that one scale holds before and after."""
     if node.op_type == "Resize" or node.op_type == "Upsample":
         mode = node.attributes.get("mode")
         return mode is None or mode.as_string() == "nearest"
@@ -97,7 +87,7 @@ def moves(node: ir.Node, made: ir.Value | None) -> bool:
 
 
 def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node:
-    """The same operator on dequantised data; the new DequantizeLinear nodes are `pending`."""
+    """Return the same operator on dequantised data. The new DequantizeLinear nodes are added to `pending`."""
     data = known(mover).data
     inputs: list[ir.Value | None] = list(mover.inputs)
     if mover.op_type == "Pad" and input_at(mover, 2) is None:
@@ -121,9 +111,8 @@ def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node
 
 
 def _zero(mover: ir.Node, node: ir.Node) -> ir.Value:
-    """The integer 0 that a Pad without a value pads with."""
+    """Return the integer 0, with which a Pad without a value pads."""
     dtype = info(mover.inputs[0]).dtype or ir.DataType.UINT8
-    constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.zeros((), dtype.numpy())))], version=21)
-    constant.outputs[0].name = f"{node.outputs[0].name}:padding"
-    insert(mover, constant)
-    return constant.outputs[0]
+    zero = filled(mover, (), 0, dtype)
+    zero.name = f"{node.outputs[0].name}:padding"
+    return zero

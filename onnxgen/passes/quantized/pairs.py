@@ -1,8 +1,7 @@
-"""What is quantised and dequantised at once: the value itself, or a fake quantisation of it."""
+"""QuantizeLinear followed by DequantizeLinear becomes the value itself, or a fake quantisation of it."""
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a
@@ -10,25 +9,24 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
 from onnxgen.passes.quantized.bounds import least
 from onnxgen.passes.quantized.fakes import fake
-from onnxgen.passes.quantized.scales import Scaled
+from onnxgen.passes.quantized.scales import Scaled, target_type
 from onnxgen.passes.rewrite import beside
-from onnxgen.passes.steps import input_at, insert
+from onnxgen.passes.steps import filled, input_at, insert
 from onnxgen.shapes.info import info, set_info
-from onnxgen.weights.stored import stored
 
-# what a quantiser fuses a ReLU into, since saturating at 0 does the same
-FUSED = set("Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization".split())
-ROUNDS = {"QuantizeLinear", "DynamicQuantizeLinear"}
+# operators into which quantisers fuse a ReLU, since saturating at 0 has the same effect
+RELU_FUSED_INTO = set("Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization".split())
+ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 SIX = 6.0
 
 
 def pairs(model: ir.Model, mode: str) -> list[str]:
-    """Rewrite every DequantizeLinear of what a QuantizeLinear made; what a person should know of it."""
+    """Rewrite every DequantizeLinear of a quantised value. Returns notes for the user."""
     made: dict[ir.Node, ir.Value] = {}
     rectified = 0
     for node in [n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == ""]:
         quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
-        if quantise is None or quantise.op_type not in ROUNDS or quantise.domain != "":
+        if quantise is None or quantise.op_type not in ROUNDING or quantise.domain != "":
             continue
         x = quantise.inputs[0]
         if x is None or not _belongs(node, quantise):
@@ -44,17 +42,17 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
 
 
 def _belongs(node: ir.Node, quantise: ir.Node) -> bool:
-    """Whether both are of the same scale and zero point."""
+    """Return True if both have the same scale and zero point."""
     if "output_dtype" in node.attributes:
         return False
     if quantise.op_type == "DynamicQuantizeLinear":
         return node.inputs[1] is quantise.outputs[1] and input_at(node, 2) in (None, quantise.outputs[2])
-    wraps = "saturate" in quantise.attributes and quantise.attributes["saturate"].as_int() == 0  # to NaN
+    wraps = "saturate" in quantise.attributes and quantise.attributes["saturate"].as_int() == 0  # gives NaN
     return not wraps and Scaled.of(node).equals(Scaled.of(quantise))
 
 
 def _take(node: ir.Node, value: ir.Value) -> None:
-    """Let the users of a DequantizeLinear take `value`, in its type."""
+    """Replace the result of a DequantizeLinear by `value`, cast to its type."""
     old = node.outputs[0]
     dtypes = info(value).dtype, info(old).dtype
     if None not in dtypes and dtypes[0] != dtypes[1] and dtypes[1] is not None:
@@ -75,44 +73,36 @@ def _after(node: ir.Node, new: ir.Node, like: ir.Value) -> ir.Value:
 
 
 def _rectified(quantise: ir.Node, x: ir.Value) -> ir.Value:
-    """`x`, with the ReLU that the quantisation stands for: its range begins at 0, and what makes it may be negative."""
+    """Return `x`, with a ReLU if the quantisation implies one: its range begins at 0, and `x` may be negative."""
     found = limits(quantise)
     if found is None or found[0] != 0 or not _may_be_negative(x):
         return x
     is_six = abs(found[1] - SIX) < SIX / 1000
     name = "Clip" if is_six else "Relu"
-    bounds = [_constant(quantise, 0.0), _constant(quantise, SIX)] if is_six else []
+    bounds = []
+    for bound in [0.0, SIX] if is_six else []:
+        bounds.append(filled(quantise, (), bound, ir.DataType.FLOAT))
+        bounds[-1].name = f"{quantise.outputs[0].name}:{bound:g}"
     node = ir.Node("", name, [x, *bounds], version=14)
     return _after(quantise, node, x)
 
 
-def _constant(before: ir.Node, number: float) -> ir.Value:
-    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.float32(number)))], version=21)
-    insert(before, node)
-    node.outputs[0].name = f"{before.outputs[0].name}:{number:g}"
-    return node.outputs[0]
-
-
 def limits(quantise: ir.Node) -> tuple[float, float] | None:
-    """The least and the largest number that a QuantizeLinear of one scale lets pass; None if they are unknown."""
+    """Return the range that a QuantizeLinear with one scale saturates to, or None if it is unknown."""
     if quantise.op_type != "QuantizeLinear" or not (scaled := Scaled.of(quantise)).is_single:
         return None
-    scale, zero = stored(scaled.scale), stored(scaled.zero)
-    dtype = zero.dtype if zero is not None else info(quantise.outputs[0]).dtype or ir.DataType.UINT8
-    if scale is None or dtype.is_floating_point():
+    numbers, dtype = scaled.numbers, target_type(quantise)
+    if numbers is None or dtype.is_floating_point():
         return None
-    at = 0.0 if zero is None else float(zero.numpy().reshape(-1)[0])
-    step = float(scale.numpy().reshape(-1)[0])
-    return (float(dtype.min) - at) * step, (float(dtype.max) - at) * step
+    step, zero = numbers
+    return (float(dtype.min) - zero) * step, (float(dtype.max) - zero) * step
 
 
 def input_ranges(model: ir.Model, roundings: list[ir.Node]) -> dict[str, tuple[float, float]]:
-    """What inputs of the graph saturate to that are quantised at once; where several do it, the narrowest."""
+    """Return the ranges that quantised inputs of the graph saturate to: the narrowest, if there are several."""
     found: dict[str, tuple[float, float]] = {}
     for node in roundings:
-        value, limit = node.inputs[0], limits(node)
-        while value is not None and (maker := value.producer()) is not None and is_a(maker, VIEW):
-            value = maker.inputs[0]
+        value, limit = _unviewed(node.inputs[0]), limits(node)
         if limit is None or value is None or value not in model.graph.inputs:
             continue
         low, high = found.get(value.name or "", limit)
@@ -122,23 +112,26 @@ def input_ranges(model: ir.Model, roundings: list[ir.Node]) -> dict[str, tuple[f
 
 
 def output_ranges(model: ir.Model) -> dict[str, tuple[float, float]]:
-    """What outputs of the graph saturate to that were quantised last, and perhaps moved since."""
+    """Return the ranges that outputs of the graph saturate to, if quantising is the last step besides moving."""
     found = {}
     for output in model.graph.outputs:
-        node = output.producer()
-        while (
-            node is not None and (is_a(node, VIEW) or node.op_type == "DequantizeLinear") and node.inputs[0] is not None
-        ):
-            node = node.inputs[0].producer()
+        value = _unviewed(output, "DequantizeLinear")
+        node = None if value is None else value.producer()
         limit = None if node is None else limits(node)
         if limit is not None:
             found[output.name or ""] = limit
     return found
 
 
+def _unviewed(value: ir.Value | None, *also: str) -> ir.Value | None:
+    """Follow a value back through views, and through operators of the types in `also`."""
+    while value is not None and (node := value.producer()) is not None and (is_a(node, VIEW) or node.op_type in also):
+        value = node.inputs[0]
+    return value
+
+
 def _may_be_negative(x: ir.Value) -> bool:
-    """Whether a quantiser may have fused a ReLU into what makes `x`."""
-    node = x.producer()
-    while node is not None and is_a(node, VIEW) and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return node is not None and node.op_type in FUSED and least(x) < 0
+    """Return True if a quantiser may have fused a ReLU into the node that produces `x`."""
+    value = _unviewed(x)
+    node = None if value is None else value.producer()
+    return node is not None and node.op_type in RELU_FUSED_INTO and least(x) < 0

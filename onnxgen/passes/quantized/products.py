@@ -1,15 +1,16 @@
-"""Products of integers, cast and scaled after, as products of floats.
+"""Rewrite integer products that are cast and scaled afterwards as products of floats.
 
     Mul(Cast(MatMulInteger(a, b, a_zero, b_zero)), Mul(a_scale, b_scale))
         = MatMul(DequantizeLinear(a, a_scale, a_zero), DequantizeLinear(b, b_scale, b_zero))
 
-onnxruntime's dynamic quantisation writes the former, `a` from a DynamicQuantizeLinear.
+onnxruntime's dynamic quantisation writes the former. There `a` comes from a DynamicQuantizeLinear.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.quantized.scales import elements, same
 from onnxgen.passes.rewrite import only_user, replace
@@ -17,20 +18,20 @@ from onnxgen.passes.steps import input_at, insert
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
-FLOAT_OF = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
+FLOAT_PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
 
 def products(model: ir.Model) -> None:
-    """Rewrite every product of integers whose scales are found."""
+    """Rewrite every integer product whose scales are found."""
     for node in all_nodes(model.graph):
-        if node.op_type in FLOAT_OF and node.domain == "" and len(node.outputs[0].uses()) == 1:
+        if node.op_type in FLOAT_PRODUCTS and node.domain == "" and len(node.outputs[0].uses()) == 1:
             _rewrite(node)
 
 
 def _rewrite(node: ir.Node) -> None:
     cast = only_user(node.outputs[0])
     scaled = only_user(cast.outputs[0]) if cast is not None and cast.op_type == "Cast" else None
-    if cast is None or scaled is None or scaled.op_type != "Mul" or not _is_float(cast.outputs[0]):
+    if cast is None or scaled is None or scaled.op_type != "Mul" or cast.attributes["to"].as_int() not in FLOATS:
         return
     factor = scaled.inputs[1] if scaled.inputs[0] is cast.outputs[0] else scaled.inputs[0]
     a, b = node.inputs[:2]
@@ -44,13 +45,8 @@ def _rewrite(node: ir.Node) -> None:
     axis = (info(b).rank or 1) - 1 if node.op_type == "MatMulInteger" else 0
     left = _dequantised(scaled, a, a_scale, input_at(node, 2), 0)
     right = _dequantised(scaled, b, others[0], input_at(node, 3), axis)
-    made = ir.Node("", FLOAT_OF[node.op_type], [left, right], node.attributes.values(), version=22)
+    made = ir.Node("", FLOAT_PRODUCTS[node.op_type], [left, right], node.attributes.values(), version=22)
     replace(scaled, made, origin=node)
-
-
-def _is_float(value: ir.Value) -> bool:
-    dtype = info(value).dtype
-    return dtype is not None and dtype.is_floating_point()
 
 
 def _factors(value: ir.Value) -> list[ir.Value]:
@@ -61,7 +57,7 @@ def _factors(value: ir.Value) -> list[ir.Value]:
 
 
 def _is_scale_of(scale: ir.Value, x: ir.Value) -> bool:
-    """Whether `x` was quantised with this scale."""
+    """Return True if `x` was quantised with this scale."""
     node = x.producer()
     if node is None:
         return False

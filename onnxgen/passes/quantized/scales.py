@@ -1,4 +1,4 @@
-"""What a QuantizeLinear or DequantizeLinear is asked for: scale, zero point, and along which axis."""
+"""The scale, zero point and axis of a QuantizeLinear or DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Scaled:
     """The scale of one quantisation.
 
     Attributes:
-        scale, zero: the values; no zero point is 0.
-        axis, block: as the operator's attributes; they mean something where the scale has several elements.
+        scale, zero: the values. Without a zero point it is 0.
+        axis, block: the operator's attributes. They only matter if the scale has several elements.
     """
 
     scale: ir.Value
@@ -31,26 +31,37 @@ class Scaled:
     def of(cls, node: ir.Node) -> Scaled:
         scale = node.inputs[1]
         assert scale is not None
-        axis, block = (int(node.attributes[k].value) if k in node.attributes else d for k, d in _ATTRIBUTES)
+        axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
         return cls(scale, input_at(node, 2), axis, block)
 
     @property
     def is_single(self) -> bool:
-        """Whether one number scales the whole tensor."""
+        """Return True if one number scales the whole tensor."""
         return elements(self.scale) == 1
 
+    @property
+    def numbers(self) -> tuple[float, float] | None:
+        """Return the first elements of scale and zero point, or None if one of them is not stored."""
+        scale, zero = stored(self.scale), stored(self.zero)
+        if scale is None or (zero is None and self.zero is not None):
+            return None
+        return float(scale.numpy().reshape(-1)[0]), 0.0 if zero is None else float(zero.numpy().reshape(-1)[0])
+
     def equals(self, other: Scaled) -> bool:
-        """Whether two are of the same numbers."""
+        """Return True if both have the same scale and zero point."""
         if not self.is_single and (self.axis, self.block) != (other.axis, other.block):
             return False
         return same(self.scale, other.scale) and (same(self.zero, other.zero) or is_zero(self.zero, other.zero))
 
 
-_ATTRIBUTES = (("axis", 1), ("block_size", 0))
+def target_type(quantise: ir.Node) -> ir.DataType:
+    """Return the type that a QuantizeLinear rounds to."""
+    zero = stored(input_at(quantise, 2))
+    return zero.dtype if zero is not None else info(quantise.outputs[0]).dtype or ir.DataType.UINT8
 
 
 def factors(scale: ir.Value) -> list[ir.Value] | None:
-    """The stored tensors whose product a scale is; None if it is computed otherwise."""
+    """Return the stored tensors whose product is a scale, or None if it is computed otherwise."""
     if stored(scale) is not None:
         return [scale]
     node = scale.producer()
@@ -61,7 +72,7 @@ def factors(scale: ir.Value) -> list[ir.Value] | None:
 
 
 def elements(scale: ir.Value) -> int | None:
-    """How many numbers a stored scale has; that of a product is as large as its largest factor."""
+    """Return the number of elements of a stored scale (for a product, of its largest factor). None if it is unknown."""
     found = factors(scale)
     if found is None:
         shape = info(scale).shape
@@ -70,7 +81,7 @@ def elements(scale: ir.Value) -> int | None:
 
 
 def same(a: ir.Value | None, b: ir.Value | None) -> bool:
-    """Whether two values are one, or hold the same stored numbers."""
+    """Return True if two values are the same, or hold the same stored numbers."""
     if a is b:
         return True
     x, y = stored(a), stored(b)
@@ -80,6 +91,6 @@ def same(a: ir.Value | None, b: ir.Value | None) -> bool:
 
 
 def is_zero(*zeros: ir.Value | None) -> bool:
-    """Whether all of these zero points are 0, or none."""
+    """Return True if all of these zero points are 0 or absent."""
     tensors = [stored(zero) for zero in zeros if zero is not None]
     return all(t is not None and not np.asarray(t.numpy(), np.float32).any() for t in tensors)

@@ -1,8 +1,9 @@
-"""Stored integers that are dequantised become stored floats, which are computed when they are written."""
+"""Replace dequantised stored integers by stored floats, which are computed when they are written."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -19,33 +20,33 @@ from onnxgen.weights.dequantised import BITS, LINEAR, TABLE, Dequantised, Dequan
 from onnxgen.weights.stored import stored
 
 BIASED = {"Conv", "ConvTranspose", "Gemm"}
-# what quantisers append to the name of a tensor
-# _Transposed: of a Gemm's weight for a MatMul (onnxruntime 1.32)
+# suffixes that quantisers append to the name of a tensor
+# _Transposed: the weight of a Gemm that became a MatMul (onnxruntime 1.32)
 SUFFIX = re.compile(
     r"(_Transposed)?(_quantized|_quant|_DQ_Q\d+|_Q\d+(G\d+)?|_Bnb4|_[iq]nt8|_q8|_DequantizeLinear_Output)$"
 )
 
 
 def weights(model: ir.Model, mode: str) -> None:
-    """Replace every such DequantizeLinear; those of one tensor and one scale are one float tensor."""
-    names = _Names(model)
+    """Replace every DequantizeLinear of a stored tensor. The same tensor and scale make one float tensor."""
+    taken = set(_taken(model))
     made: dict[Dequantised, ir.Value] = {}
     faked: dict[tuple[Dequantised, object], ir.Value] = {}
     found = [(node, how) for node in all_nodes(model.graph) if (how := _how(node)) is not None]
-    for node, how in found:  # all are found before the first is made, which may take the name of its integers
+    for node, how in found:  # searched first, since a new tensor may take over the name of its integers
         if how not in made:
-            made[how] = _initializer(model, node, how, names)
+            made[how] = _initializer(model, node, how, taken)
         if mode != "float" and (how, node.graph) not in faked:
             faked[how, node.graph] = fake_weight(node, made[how], how, mode)
         value = faked.get((how, node.graph), made[how])
         if node.outputs[0].is_graph_output() and node.graph is not model.graph:
-            replace(node, ir.Node("", "Identity", [value]))  # an inner graph cannot hand out an outer value itself
+            replace(node, ir.Node("", "Identity", [value]))  # an inner graph can't return an outer value directly
             continue
         node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
 
 
 def note_products(model: ir.Model) -> None:
-    """Note of each bias of integers the scales of input and weight, whose product its own is."""
+    """Note at each bias of integers the scales of input and weight, if its own scale is their product."""
     for node in all_nodes(model.graph):
         operands = [v.producer() if v is not None else None for v in node.inputs[:3]]
         if node.op_type not in BIASED or len(operands) < 3 or any(p is None for p in operands):
@@ -58,7 +59,7 @@ def note_products(model: ir.Model) -> None:
 
 
 def _is_product(scale: ir.Value | None, parts: list[ir.Value]) -> bool:
-    """Whether a stored scale is what some stored scales come to."""
+    """Return True if a stored scale is the product of other stored scales."""
     tensor, factor = stored(scale), np.ones(1, np.float32)
     for part in (stored(v) for v in parts):
         if part is None or tensor is None or part.size not in (1, tensor.size):
@@ -68,14 +69,13 @@ def _is_product(scale: ir.Value | None, parts: list[ir.Value]) -> bool:
 
 
 def _how(node: ir.Node) -> Dequantised | None:
-    """How the stored tensor that a node dequantises stands for floats; None if that is another node, or computed."""
+    """Return how a node dequantises a stored tensor to floats. None for other nodes, or if anything is computed."""
     if node.op_type not in ("DequantizeLinear", PACKED) or node.inputs[0] is None or node.inputs[0].is_graph_input():
         return None
     return _packed(node) if node.op_type == PACKED else _linear(node)
 
 
 def _linear(node: ir.Node) -> Dequantised | None:
-    """How the stored tensor of a DequantizeLinear stands for floats; None if anything is computed."""
     scaled, x = Scaled.of(node), node.inputs[0]
     tensor, scales = stored(x), factors(scaled.scale)
     if tensor is None or scales is None or x is None or "output_dtype" in node.attributes:
@@ -106,13 +106,13 @@ def _packed(node: ir.Node) -> Dequantised | None:
     return Dequantised(x.name or "", (scale.name or "",), name, shape, 1, block, form, bits, kind)
 
 
-def _initializer(model: ir.Model, node: ir.Node, how: Dequantised, names: _Names) -> ir.Value:
-    """A float initializer, under the name that the tensor had before it was quantised."""
+def _initializer(model: ir.Model, node: ir.Node, how: Dequantised, taken: set[str]) -> ir.Value:
+    """Return a float initializer with the name that the tensor had before it was quantised."""
     source = node.inputs[0]
     assert source is not None
     values = (source, *(factors(Scaled.of(node).scale) or ()), *(v for v in [input_at(node, 2)] if v is not None))
     tensors = {name: t for name, v in zip(how.names, values, strict=True) if (t := stored(v)) is not None}
-    tensor = DequantisedTensor(how, tensors, names.take_over(how.tensor, source, node.outputs[0]))
+    tensor = DequantisedTensor(how, tensors, _take_over(taken, how.tensor, source, node.outputs[0]))
     shape = ir.Shape(how.shape)
     value = ir.Value(name=tensor.name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
     copy_all(source, value)
@@ -122,31 +122,32 @@ def _initializer(model: ir.Model, node: ir.Node, how: Dequantised, names: _Names
     return value
 
 
-class _Names:
-    """Names that nothing in the graph has."""
+def _taken(model: ir.Model) -> Iterator[str]:
+    """Yield the names of all values."""
+    for graph in model.graphs():
+        yield from (v.name or "" for v in (*graph.inputs, *graph.initializers.values()))
+        yield from (output.name or "" for node in graph for output in node.outputs)
 
-    def __init__(self, model: ir.Model) -> None:
-        self.taken = {v.name for g in model.graphs() for v in (*g.inputs, *g.initializers.values())}
-        self.taken |= {o.name for node in all_nodes(model.graph) for o in node.outputs}
 
-    def take_over(self, stored: str, integers: ir.Value, floats: ir.Value) -> str:
-        """What a tensor was called before it was quantised, as far as the names of its integers and floats tell.
+def _take_over(taken: set[str], stored: str, integers: ir.Value, floats: ir.Value) -> str:
+    """Return the name that a tensor had before it was quantised, as far as the other names show it.
 
-        Args:
-            stored: what the file calls the integers.
-            integers, floats: which may be renamed, if they have that name.
-        """
-        name = SUFFIX.sub("", stored) or stored or "weight"
-        if name == integers.name:
-            integers.name = self._free(f"{name}.integers")
-        elif name == floats.name:
-            floats.name = self._free(f"{name}.floats")
-        else:
-            name = self._free(name)
-        return name
+    Args:
+        stored: the name of the integers in the file.
+        integers, floats: these values are renamed if they have the returned name.
+    """
+    name = SUFFIX.sub("", stored) or stored or "weight"
+    if name == integers.name:
+        integers.name = _free(taken, f"{name}.integers")
+    elif name == floats.name:
+        floats.name = _free(taken, f"{name}.floats")
+    else:
+        name = _free(taken, name)
+    return name
 
-    def _free(self, name: str) -> str:
-        while name in self.taken:
-            name += "_"
-        self.taken.add(name)
-        return name
+
+def _free(taken: set[str], name: str) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
