@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import scale_of, set_scale
-from onnxgen.training.optimizers import check_half, make_optimizer, make_schedule, optimizer_class
+from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
+from onnxgen.training.schedules import make_schedule
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
@@ -111,7 +113,7 @@ def run(
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
     if settings.compile:
         network.compile()
-    task = Task(network, plan.objectives, plan.feeding, configure(plan))
+    task = Task(network, plan.objectives, plan.feeding, partial(_optimization, plan))
     facts = report.facts_of(plan)
     history, progress = report.callbacks(settings, facts, show)
     keep = checkpoints(plan, progress.say)
@@ -138,7 +140,7 @@ def run(
 
 
 def _check_monitor(plan: Plan) -> None:
-    parts = [part for part in ("train", "val") if getattr(plan.data, part) is not None]
+    parts = [part for part in plan.data.parts if part != "test"]
     known = [name for part in parts for name in Meter(plan.objectives).means(part, lambda sums: sums)]
     if plan.monitor[0] not in known:
         raise OnnxgenError(f"no metric is called {plan.monitor[0]!r}", help=f"there are {', '.join(known)}")
@@ -236,17 +238,8 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, s
             load_weights(model, out / BEST)
 
 
-def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:
-    """Return a function that makes optimizer and schedule; Lightning calls it when the number of steps is known."""
-
-    def made(task: lightning.LightningModule) -> Any:
-        assert isinstance(task, Task)
-        return _optimization(plan, task.model, int(task.trainer.estimated_stepping_batches))
-
-    return made
-
-
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
+    """Return the optimizer and the schedule for a number of steps, in the form that Lightning takes."""
     settings = plan.settings
     default = inspect.signature(optimizer_class(settings.optimizer)).parameters["lr"].default
     rate = float(default if settings.lr is None else settings.lr)

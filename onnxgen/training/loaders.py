@@ -1,4 +1,4 @@
-"""The loaders of a run's parts, made where Lightning knows which of several processes this is."""
+"""Makes the loaders of a run's parts, once Lightning knows the rank of this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxgen.training.prepare import Plan
 
 
 class Loaders(lightning.LightningDataModule):
-    """Lightning asks for a part's loader once it has set up the processes."""
+    """Lightning asks for the loaders after it has set up the processes."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class Loaders(lightning.LightningDataModule):
             rank=trainer.global_rank,
             world=trainer.world_size,
             accumulate=settings.accumulate,
-            smallest=2 if shuffle and needs_two(self.plan.model) else 1,
+            smallest=2 if shuffle and _needs_two(self.plan.model) else 1,
             drop_last=shuffle and fixed_batch(self.plan.model) is not None,
             pin_memory=self.plan.device.torch_device.type == "cuda",
         )
 
 
-def needs_two(model: nn.Module) -> bool:
-    """Whether a batch of one sample can't be trained: its statistics would be undefined."""
+def _needs_two(model: nn.Module) -> bool:
+    """Return True if the model can't train on one sample, because BatchNorm has no variance of it."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -57,8 +57,8 @@ def net():
 
 
 def configure(schedule):
-    def made(task):
-        optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05, momentum=0.9)
+    def made(model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         if schedule == "plateau":
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.05)
             scheduler = {"scheduler": plateau, "monitor": "val_loss", "interval": "epoch"}

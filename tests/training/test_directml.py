@@ -53,7 +53,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "nadam"])
-def test_a_whole_fit_needs_nothing_that_directml_lacks(standin: None, tmp_path: Path, optimizer: str) -> None:
+def test_a_fit_uses_nothing_that_directml_lacks(standin: None, tmp_path: Path, optimizer: str) -> None:
     torch.manual_seed(0)
     model, before = Net(), Net().state_dict().keys()
     plan = planned(model, tmp_path, optimizer=optimizer, schedule="OneCycleLR")
@@ -100,19 +100,19 @@ class Pair:
 
 
 @pytest.mark.parametrize("name", Pair.CALLS)
-def test_the_mode_catches(name: str) -> None:
+def test_the_stand_in_refuses_what_directml_lacks(name: str) -> None:
     with pytest.raises(LackedByDirectML, match="DirectML has no"), Lacking():
         Pair.CALLS[name]()
 
 
-def test_without_our_care_the_fit_would_be_caught(standin: None, tmp_path: Path) -> None:
+def test_the_same_fit_on_the_plain_cpu_is_refused_by_the_stand_in(standin: None, tmp_path: Path) -> None:
     """The same fit on the plain CPU does what DirectML can't."""
     plan = planned(Net(), tmp_path, device="cpu")
     with pytest.raises(LackedByDirectML), Lacking():
         run(plan, ())
 
 
-def test_chosen_and_prepared(standin: None) -> None:
+def test_directml_is_chosen_and_the_model_prepared(standin: None) -> None:
     device = choose("directml")
     assert (device.text, device.name, choose("auto").kind) == ("directml:0", "Stand-in", "directml")
     model = prepare(Net(), device)
@@ -139,7 +139,7 @@ def child(tmp_path: Path, *arguments: str) -> Any:
     [("directml", (), ["foreach"]), ("ocl:0", ("simulated_ocl",), ["float64", "lerp", "foreach"])],
     ids=["directml", "plug-in"],
 )
-def test_a_fit_on_a_simulated_device_is_that_on_the_cpu(
+def test_a_fit_on_a_simulated_device_matches_the_cpu(
     tmp_path: Path, device: str, imports: tuple[str, ...], works: list[str]
 ) -> None:
     """DirectML without what it lacks, and a back end from outside, chosen, tested and trained on as a real one."""

@@ -111,19 +111,17 @@ def rows(out: Path) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("name", ["ddp", "torchrun", "fsdp"])
-def test_processes_train_what_one_process_trains(name: str, run: Run) -> None:
+def test_several_processes_match_one_process(name: str, run: Run) -> None:
     assert difference(run(name), run("one")) < 1e-5
     assert difference(run(name), run("ddp, 5 steps")) > 1e-3, "and not because nothing was trained"
     np.testing.assert_allclose(rows(run(name)), rows(run("one")), rtol=1e-4, atol=1e-6)
 
 
-def test_five_steps_of_fsdp_are_those_of_ddp(run: Run) -> None:
+def test_five_steps_of_fsdp_match_ddp(run: Run) -> None:
     assert difference(run("fsdp, 5 steps"), run("ddp, 5 steps")) < 1e-5
 
 
-def test_a_stopped_run_of_fsdp_goes_on_and_hands_back_whole_models(
-    job: tuple[Path, Path], run: Run, tmp_path: Path
-) -> None:
+def test_a_stopped_fsdp_run_resumes_and_returns_whole_models(job: tuple[Path, Path], run: Run, tmp_path: Path) -> None:
     """Stopped in the first epoch, when there is no best one yet, and in the second."""
     out, given = tmp_path / "out", RUNS["fsdp"][1]
     for more in ({"stop_at": 0}, {"stop_at": 3, "resume": True}, {"resume": True}):
@@ -139,7 +137,7 @@ def test_a_stopped_run_of_fsdp_goes_on_and_hands_back_whole_models(
     assert difference(out, run("fsdp")) == 0
 
 
-def test_each_generated_block_is_sharded_on_its_own(job: tuple[Path, Path]) -> None:
+def test_each_generated_block_is_sharded_separately(job: tuple[Path, Path]) -> None:
     from onnxgen.training import open_model
     from onnxgen.training.finetune.blocks import blocks
 
@@ -207,7 +205,7 @@ def ended(processes: list[subprocess.Popen[str]]) -> None:
     assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
 
 
-def test_two_nodes_train_what_one_process_trains(run: Run, two_nodes: Path) -> None:
+def test_two_nodes_match_one_process(run: Run, two_nodes: Path) -> None:
     assert difference(two_nodes, run("one")) < 1e-5
 
 
@@ -218,7 +216,7 @@ SLURM = {"SLURM_NTASKS_PER_NODE": "4", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "t
 
 
 @pytest.mark.parametrize("environment, expected", [(TORCHRUN, (2, 3)), (SLURM, (4, 2)), ({}, (1, 1))])
-def test_processes_are_those_that_were_started(environment: dict[str, str], expected: tuple[int, int]) -> None:
+def test_the_numbers_of_started_processes_are_read(environment: dict[str, str], expected: tuple[int, int]) -> None:
     found = launched(Settings(), environment)
     assert (found.devices, found.nodes) == expected
     assert launched(found, environment) == found
@@ -227,11 +225,11 @@ def test_processes_are_those_that_were_started(environment: dict[str, str], expe
             launched(Settings(devices=7), environment)
 
 
-def test_an_interactive_shell_on_slurm_starts_nothing() -> None:
+def test_an_interactive_slurm_shell_is_ignored() -> None:
     assert launched(Settings(), {**SLURM, "SLURM_JOB_NAME": "bash"}) == Settings()
 
 
-def test_differences_are_seen(tmp_path: Path) -> None:
+def test_the_comparison_detects_differences(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     state: dict[str, Tensor] = {"w": torch.zeros(3)}
@@ -242,7 +240,7 @@ def test_differences_are_seen(tmp_path: Path) -> None:
     assert difference(tmp_path / "a", tmp_path / "b") == pytest.approx(1e-3)
 
 
-def test_a_killed_node_goes_on_from_the_checkpoint(
+def test_a_killed_node_resumes_from_the_checkpoint(
     job: tuple[Path, Path], two_nodes: Path, nodes: tuple[str, str], tmp_path: Path
 ) -> None:
     """Both are started again, and end as the nodes that nobody killed."""

@@ -61,7 +61,7 @@ def test_the_listed_classifiers(name: str, tmp_path: Path) -> None:
     assert all(p.grad is not None and p.grad.any() for p in (head.weight, next(model.parameters())))
 
 
-def test_the_list_is_as_long_as_it_says() -> None:
+def test_there_are_twenty_classifiers() -> None:
     assert len(CLASSIFIERS) == 20
 
 
@@ -76,7 +76,7 @@ NONE = {
 
 
 @pytest.mark.parametrize("name", NONE)
-def test_what_has_no_classifier(name: str, tmp_path: Path) -> None:
+def test_models_without_a_classifier_are_refused(name: str, tmp_path: Path) -> None:
     """It is refused, with what could be meant; nothing was changed."""
     model, _ = generated(ZOO[name], tmp_path, name)
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -91,7 +91,7 @@ def test_fully_connected(sample: Sample, shared: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", [mnist, fully_connected, fashion])
-def test_without_data_the_way_out_is_said(
+def test_samples_without_data_tell_what_to_do(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["script", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
@@ -101,7 +101,7 @@ def test_without_data_the_way_out_is_said(
     assert f"in {tmp_path}: give their folder with --data" in capsys.readouterr().err
 
 
-def test_captchas_depend_on_the_seed_alone(tmp_path: Path) -> None:
+def test_captchas_depend_only_on_the_seed(tmp_path: Path) -> None:
     pictures, answers = captchas.draw(6, 1)
     again = captchas.cached(6, 1, tmp_path / "drawn.npz")
     read = captchas.cached(6, 1, tmp_path / "drawn.npz")
@@ -140,7 +140,7 @@ def test_captcha(sample: Sample, tmp_path: Path) -> None:
     np.testing.assert_allclose(session.run(None, {"captcha": pictures})[0], ours, rtol=1e-3, atol=1e-4)
 
 
-def test_fashion_keeps_what_it_knew(shared: Path, tmp_path: Path) -> None:
+def test_fashion_keeps_the_rows_of_known_classes(shared: Path, tmp_path: Path) -> None:
     """The rows of six classes stand where these are among the ten; the first layers hold still."""
     assert run([str(fashion.HERE / "fashion.onnx"), "-o", str(tmp_path / "model.py"), "-q"]) == 0
     before, tuned = open_model(tmp_path / "model.py"), fashion.pretrained(tmp_path / "model.py")

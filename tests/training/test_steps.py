@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.profilers import PassThroughProfiler
-from torch import Tensor
 
 from onnxgen.training import fit
+from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
@@ -45,7 +45,7 @@ class Recording(lightning.Callback):
             setattr(pl_module, name, self._noting(f"module.{name}"))
 
 
-def test_all_hooks_of_a_users_callback_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hooks_of_user_callbacks_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order and as often as a Trainer calls them that nothing was left out of."""
     found = []
     for name in ("lean", "whole"):
@@ -62,16 +62,16 @@ def test_all_hooks_of_a_users_callback_are_called(tmp_path: Path, monkeypatch: p
         assert found[0].count(name) == found[0].count(f"module.{name}") == count, name
 
 
-def test_scaled_gradients_are_those_of_a_loop_with_a_scaler(tmp_path: Path) -> None:
+def test_scaled_gradients_match_a_loop_with_a_scaler(tmp_path: Path) -> None:
     """A step in float16 divides by a scale that the backward pass multiplied by; the last batch is a smaller one."""
     (x, y), model, seen = images(40), net(), Seen()
     twin = copy.deepcopy(model)
     objectives, feeding = [Objective(0, "", "label", "nll_loss", classes=10)], Feeding(("image",), {0: "label"})
-    task = Task(model, objectives, feeding, lambda task: torch.optim.SGD(task.model.parameters(), 0.1))
+    task = Task(model, objectives, feeding, lambda model, steps: torch.optim.SGD(model.parameters(), 0.1))
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=256.0))
     with quiet():
         trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, plugins=[plugin], callbacks=[seen], **QUIET)
-        trainer.fit(task, Loader(Columns({"image": x, "label": y}), 16, shuffle=True))
+        trainer.fit(task, Loader(Arrays({"image": x, "label": y}, {}), 16, shuffle=True))
     optimizer, scaler = torch.optim.SGD(twin.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=256.0)
     for batch in seen.batches:
         optimizer.zero_grad()
@@ -85,20 +85,7 @@ def test_scaled_gradients_are_those_of_a_loop_with_a_scaler(tmp_path: Path) -> N
         torch.testing.assert_close(seen.last[name], value, rtol=1e-6, atol=1e-7)
 
 
-class Columns:
-    in_memory = True
-
-    def __init__(self, columns: dict[str, Tensor]) -> None:
-        self.columns, self.fields = columns, dict.fromkeys(columns)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def take(self, indices: Any, seed: int) -> dict[str, Tensor]:
-        return {name: column[indices] for name, column in self.columns.items()}
-
-
-def test_means_of_outputs_that_count_differently() -> None:
+def test_means_of_outputs_with_different_counts() -> None:
     """Classes of which some are ignored, numbers, and yes or no; against numpy over all samples at once."""
     random, size = np.random.default_rng(0), 4 * 2 * FLUSH + 2
     logits, numbers, chances = random.normal(size=(size, 3)), random.normal(size=size), random.normal(size=size)
@@ -143,7 +130,7 @@ class Doubling(lightning.Callback):
         trainer.accumulate_grad_batches = trainer.current_epoch + 1
 
 
-def test_a_callback_may_change_how_many_batches_make_a_step(tmp_path: Path) -> None:
+def test_a_callback_may_change_the_accumulation(tmp_path: Path) -> None:
     x, y = images(64)
     model, seen = net(), Seen()
     twin = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""What this machine can train on.
+"""Lists the devices that this machine can train on.
 
 from onnxgen.training import devices
 for device in devices(test=True):
@@ -21,11 +21,11 @@ __all__ = ["FEATURES", "Device", "choose", "devices", "prepare", "trainer_option
 
 
 def devices(imports: Sequence[str] = (), *, test: bool = False) -> list[Device]:
-    """Every device there is, in the order in which `choose("auto")` prefers them; the CPU is last.
+    """Return all devices, in the order in which `choose("auto")` prefers them; the CPU is last.
 
     Args:
-        imports: modules to import first, which bring devices of their own.
-        test: run the self-test on each, in a process of its own: seconds a device, the first time.
+        imports: modules to import first, which register devices.
+        test: run the self-test for each device in a process of its own. The first time it takes seconds per device.
 
     Raises:
         OnnxgenError: one of `imports` can't be imported.

@@ -1,4 +1,4 @@
-"""Devices that come from outside: modules to import by name, and entry points of the group `onnxgen.devices`."""
+"""Loads plug-ins that register devices: modules by name, and entry points of the group `onnxgen.devices`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ GROUP = "onnxgen.devices"
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import modules that bring devices of their own.
+    """Import modules that register devices.
 
     Raises:
-        OnnxgenError: one can't be imported; the reason is the module's own.
+        OnnxgenError: a module can't be imported.
     """
     for name in names:
         try:
@@ -30,10 +30,10 @@ def import_all(names: Iterable[str]) -> None:
 
 
 def load(kind: str | None = None) -> None:
-    """Load the entry points, or only that of one kind: a module to import, or a function to call.
+    """Load all entry points, or only the one of a kind: a module to import, or a function to call.
 
     Raises:
-        OnnxgenError: the one of `kind` fails. Of all of them, one that fails is named in a warning.
+        OnnxgenError: the entry point of `kind` fails. When all are loaded, those that fail are skipped with a warning.
     """
     for point in _points():
         if kind is not None and point.name != kind:

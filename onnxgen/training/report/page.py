@@ -1,4 +1,4 @@
-"""`report.html`: one page with everything in it, to be sent or kept."""
+"""Renders `report.html`, a single file with pictures included."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from onnxgen._version import __version__
 from onnxgen.training.report.facts import Ending, Facts
-from onnxgen.training.report.metrics import FIRST, Row, best_row
+from onnxgen.training.report.metrics import FIRST_COLUMNS, Row, best_row
 from onnxgen.training.report.progress import duration, number
 from onnxgen.training.settings import Settings
 
 
 def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
-    """The page as text. Every name that comes from outside is escaped; nothing is loaded from anywhere."""
+    """Return the page as text. All names are escaped, and nothing is loaded from elsewhere."""
     import jinja2
     import torch
 
@@ -31,24 +31,22 @@ def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], 
         out=settings.out,
         settings=_changed(settings),
         columns=list(dict.fromkeys(name for row in rows for name in row)),
-        rows=[{name: f"{v:.0f}" if name in FIRST else number(name, v) for name, v in row.items()} for row in rows],
+        rows=[
+            {name: f"{v:.0f}" if name in FIRST_COLUMNS else number(name, v) for name, v in row.items()} for row in rows
+        ],
         best=None if best is None else f"{best['epoch']:.0f}",
         best_value=None if best is None else number(facts.monitor, best[facts.monitor]),
         test={name.removeprefix("test_"): number(name, value) for name, value in ending.test.items()},
-        duration=duration(max(ending.seconds, sum(row.get("seconds", 0.0) for row in rows))),  # what was resumed, too
+        duration=duration(max(ending.seconds, sum(row.get("seconds", 0.0) for row in rows))),  # with resumed epochs
         pictures={name: base64.b64encode(png).decode() for name, png in pictures.items()},
         versions=f"onnxgen {__version__}, torch {torch.__version__}",
     )
 
 
 def _changed(settings: Settings) -> list[tuple[str, str, bool]]:
-    """Name, value, and whether it is another than the default."""
-    default = Settings()
-    found = []
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        found.append((field.name.replace("_", "-"), _text(value), value != getattr(default, field.name)))
-    return found
+    """Return name and value of each setting, and whether it differs from the default."""
+    default, values = Settings(), {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return [(n.replace("_", "-"), _text(value), value != getattr(default, n)) for n, value in values.items()]
 
 
 def _text(value: Any) -> str:
