@@ -1,4 +1,4 @@
-"""Checkpoints and weights on disk: whole or not there, whatever happens."""
+"""Checkpoint and weight files are complete or absent, whatever happens."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What does not fit is said before the first epoch, with the way out."""
+"""Data that does not fit is reported before the first epoch, with a way out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X, Y = np.random.default_rng(0).normal(size=(10, 5)), np.arange(10) % 3
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A model of these inputs; one is made only once."""
+    """Return a model with these inputs; each is made once."""
     made: dict[str, nn.Module] = {}
 
     def of(classes: int = 3, rows: int = 7, **inputs: Any) -> nn.Module:
@@ -200,7 +200,7 @@ def test_regression_targets_are_not_taken_for_classes(model: Any) -> None:
 
 
 class Positions(nn.Module):
-    """Classes of each position; [n, length, classes]."""
+    """Scores for each position, [n, length, classes]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class Positions(nn.Module):
 def test_classes_of_positions() -> None:
     ids = np.random.default_rng(0).integers(0, 7, (10, 5))
     labels = ids % 4
-    labels[:, 0] = -100  # counts nowhere, as torch has it
+    labels[:, 0] = -100  # ignored, as in torch
     checked((ids, labels), Positions())
     labels[3, 2] = 4
     assert said((ids, labels), Positions(), val=0) == (
@@ -288,7 +288,7 @@ def test_all_problems_are_reported_together(model: Any) -> None:
 
 
 class Odd(nn.Module):
-    """Of a model that onnxgen did not write nothing is known but its code."""
+    """A model that onnxgen did not write, so its inputs are unknown."""
 
     def __init__(self) -> None:
         super().__init__()

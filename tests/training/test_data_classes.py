@@ -1,4 +1,4 @@
-"""Classes by name: which output each is, in whatever data there is of them."""
+"""Class names are numbered in the order of the model's outputs, in all kinds of data."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
 
 
 def fresh(model: torch.nn.Module) -> torch.nn.Module:
-    """The same file opened anew: nothing is remembered of it."""
+    """Open the same file again, without what was remembered for the model."""
     return open_model(Path(str(sys.modules[type(model).__module__].__file__)))
 
 
 def photos(folder: Path, **images: int) -> dict[str, torch.Tensor]:
-    """Class folders of so many images; their pixels from 0 to 1, by class."""
+    """Write class folders with `images` images each. Return the pixels, from 0 to 1, by class."""
     made = {}
     for name, count in images.items():
         (folder / name).mkdir(parents=True)
@@ -55,7 +55,7 @@ def photos(folder: Path, **images: int) -> dict[str, torch.Tensor]:
 
 
 def by_hand(model: torch.nn.Module, images: dict[str, torch.Tensor], order: tuple[str, ...]) -> tuple[float, float]:
-    """Loss and accuracy where the outputs are in this order."""
+    """Return loss and accuracy if the outputs are in this order."""
     scores = torch.cat([model(x).detach() for x in images.values()])
     wanted = torch.cat([torch.full((len(x),), order.index(name)) for name, x in images.items()])
     return float(F.cross_entropy(scores, wanted)), float((scores.argmax(1) == wanted).float().mean())

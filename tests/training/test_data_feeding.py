@@ -1,4 +1,4 @@
-"""Which columns go where, and what is said when that is open."""
+"""Columns are assigned to inputs and targets, or the open question is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Anything(nn.Module):
 
 @pytest.fixture
 def ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Gives a model the inputs and outputs of some names."""
+    """Return a function that makes a model with named inputs and outputs."""
 
     def give(inputs: str, outputs: str) -> nn.Module:
         made = [tuple(Port(name, None, None) for name in side.split()) for side in (inputs, outputs)]

@@ -1,4 +1,4 @@
-"""Images as the model's input wants them, held against PIL and hand-written numpy."""
+"""Images are converted for the model's input; compared with PIL and hand-written numpy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Model = Callable[..., nn.Module]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A model whose only input has these dims; one is made only once."""
+    """Return a model with one input of these dims; each is made once."""
     made: dict[Any, nn.Module] = {}
 
     def of(*dims: int | str, dtype: str = "float32") -> nn.Module:
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def fed(spec: Any, network: nn.Module, settings: Settings = RAW) -> torch.Tensor:
-    """All that the training part feeds to the model."""
+    """Return everything that the training part feeds to the model."""
     data = open_data(spec, network, settings)
     check(network, data, feed(data, network, settings), settings)
     assert data.train is not None
@@ -231,7 +231,7 @@ def test_augmentation_depends_only_on_seed_and_sample(names: str, model: Model) 
 
 
 def test_a_large_image_is_augmented_the_same_in_any_batch(model: Model) -> None:
-    """Sums over a whole image would be split among threads when it is alone."""
+    """A sum over a whole image could be split among threads if the batch is one image."""
     data = augmented(",".join(RECIPES), model(3, 224, 224), pixels(3, 224, 224, 3))
     assert data.train is not None
     assert torch.equal(data.train.take([1], 7)["0"][0], data.train.take([0, 1, 2], 7)["0"][1])
@@ -303,7 +303,7 @@ def test_noise_is_normally_distributed(model: Model) -> None:
 
 @pytest.mark.parametrize("kind", ["files", "dataset"])
 def test_workers_prepare_the_same_batches(kind: str, model: Model, tmp_path: Path) -> None:
-    """Augmented images of files, and a dataset that draws from the global generators."""
+    """For augmented image files, and for a dataset that uses the global generators."""
     network, settings = model(3, 16, 16), Settings(val=0, augment="crop,flip,noise", batch_size=3)
     if kind == "files":
         for i, label in enumerate(("cat", "owl") * 4):

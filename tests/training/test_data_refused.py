@@ -1,4 +1,4 @@
-"""Data that can't be read: what is said, and the way out."""
+"""Errors for data that can't be read, with a way out."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Odd(Dataset[Any]):
-    """Three items, of which the one that is asked for is odd."""
+    """Three items, of which the last is `odd`."""
 
     def __init__(self, odd: Any) -> None:
         self.odd = odd

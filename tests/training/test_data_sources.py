@@ -1,4 +1,4 @@
-"""What each kind of data comes out as."""
+"""The result of opening each kind of data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def all_of(samples: Samples | None) -> Batch:
 
 
 def opened(spec: Any, model: torch.nn.Module, settings: Settings = WHOLE) -> Data:
-    """Opened, fed and checked: what is wrong with any of it raises."""
+    """Open, feed and check data."""
     data = open_data(spec, model, settings)
     check(model, data, feed(data, model, settings), settings)
     return data
@@ -306,7 +306,7 @@ def test_readable_files_of_large_folders_are_cached(
 
 
 class Drawn(Dataset[Any]):
-    """Draws from all three global generators, as transforms do."""
+    """Uses all three global generators, as transforms do."""
 
     def __len__(self) -> int:
         return 6
@@ -415,7 +415,7 @@ M, GAMMA = 2**64 - 1, 0x9E3779B97F4A7C15
 
 
 def mixed(state: int) -> int:
-    """One step of SplitMix64, in Python's own numbers."""
+    """One step of SplitMix64 in Python integers."""
     z = (state + GAMMA) & M
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & M
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & M

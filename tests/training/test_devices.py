@@ -1,4 +1,4 @@
-"""Which devices are found and chosen, whatever the drivers do."""
+"""Devices are found and chosen, whatever the drivers do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def raising(error: BaseException) -> Any:
 
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every device passes its self-test; the list has which were tested."""
+    """Let every device pass its self-test. Return the list of tested devices."""
     asked: list[str] = []
 
     def verdict(text: str, name: str, imports: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
@@ -171,7 +171,7 @@ def test_an_import_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_entry_points_are_loaded_by_kind(passing: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module is imported, a function called; here each puts a back end of torch's form where torch looks."""
+    """A module is imported, and a function is called; the function here registers a back end in torch's form."""
     (tmp_path / "npu_plug.py").write_text(
         "import torch\nfrom types import SimpleNamespace\n"
         "def register():\n    torch.fake_npu = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1)\n",

@@ -1,4 +1,4 @@
-"""Whole fits where DirectML's lacks are errors, and on simulated devices, where tensors must be in their place."""
+"""Fits without what DirectML lacks, and on simulated devices that check the placement of tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "torch_directml", module)
     monkeypatch.setattr(verdicts, "_verdict", lambda text, name, imports: ("ok", ()))
-    # Metrics are summed and drawn on the CPU in float64; that it is not on the device, a simulated one shows below.
+    # Metrics are summed and drawn on the CPU in float64; the simulated device below shows that it is the CPU.
     monkeypatch.setattr(callback, "_sums", _disable_current_modes()(callback._sums))
     for name in ("__init__", "add", "means"):
         monkeypatch.setattr(Meter, name, _disable_current_modes()(getattr(Meter, name)))
@@ -65,7 +65,7 @@ def test_a_fit_uses_nothing_that_directml_lacks(standin: None, tmp_path: Path, o
 
 
 def planned(model: nn.Module, out: Path, device: str = "directml", **more: Any) -> Plan:
-    """Checked on the CPU, which has float64 and kernels of recurrent layers; from here on all is on the device."""
+    """Plan the run outside the mode: this happens on the CPU, which has float64 and recurrent kernels."""
     x, y = data(64)
     parts = {"train": (x[:48], y[:48]), "val": (x[48:], y[48:])}
     common = {"epochs": 2, "batch_size": 16, "lr": 0.01, "clip": 1.0, "workers": 0}
@@ -73,7 +73,7 @@ def planned(model: nn.Module, out: Path, device: str = "directml", **more: Any) 
 
 
 class Pair:
-    """What Lacking must catch: calls that need what DirectML lacks."""
+    """Calls that need what DirectML lacks, which `Lacking` must refuse."""
 
     x = torch.ones(3, 2, 4)
     w = [torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)]
@@ -106,7 +106,7 @@ def test_the_stand_in_refuses_what_directml_lacks(name: str) -> None:
 
 
 def test_the_same_fit_on_the_plain_cpu_is_refused_by_the_stand_in(standin: None, tmp_path: Path) -> None:
-    """The same fit on the plain CPU does what DirectML can't."""
+    """The same fit on the plain CPU uses what DirectML lacks."""
     plan = planned(Net(), tmp_path, device="cpu")
     with pytest.raises(LackedByDirectML), Lacking():
         run(plan, ())
@@ -142,7 +142,7 @@ def child(tmp_path: Path, *arguments: str) -> Any:
 def test_a_fit_on_a_simulated_device_matches_the_cpu(
     tmp_path: Path, device: str, imports: tuple[str, ...], works: list[str]
 ) -> None:
-    """DirectML without what it lacks, and a back end from outside, chosen, tested and trained on as a real one."""
+    """DirectML, and an external back end, are chosen, tested and trained on like real ones."""
     said = child(tmp_path, "-m", "tests.training.standin.fitting", device, str(tmp_path), *imports)
     assert (said["verdict"], said["works"]) == ("ok", works)
     assert said["auto"] == f"{device.partition(':')[0]}:0"

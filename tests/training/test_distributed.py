@@ -1,5 +1,5 @@
-"""Several processes on one machine, and two nodes that are network namespaces with addresses of their own: the weights
-must be those of one process with a batch as large as all of theirs together."""
+"""Several processes on one machine, and two nodes (network namespaces), train the same weights as one process with the
+global batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A generated vision transformer, and images for it; their number makes a last batch of 5."""
+    """A generated vision transformer, and images for it; the last batch has 5."""
     folder = tmp_path_factory.mktemp("job")
     entry = still(ZOO["vit"])
     export(entry, folder / "vit.onnx", "legacy", 17, training=True)
@@ -74,7 +74,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def run(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The folder of one of the RUNS, each made once."""
+    """Return a function for the folder of one of the RUNS; each runs once."""
     made: dict[str, Path] = {}
 
     def get(name: str) -> Path:
@@ -113,7 +113,7 @@ def rows(out: Path) -> list[list[float]]:
 @pytest.mark.parametrize("name", ["ddp", "torchrun", "fsdp"])
 def test_several_processes_match_one_process(name: str, run: Run) -> None:
     assert difference(run(name), run("one")) < 1e-5
-    assert difference(run(name), run("ddp, 5 steps")) > 1e-3, "and not because nothing was trained"
+    assert difference(run(name), run("ddp, 5 steps")) > 1e-3, "nothing was trained"
     np.testing.assert_allclose(rows(run(name)), rows(run("one")), rtol=1e-4, atol=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_five_steps_of_fsdp_match_ddp(run: Run) -> None:
 
 
 def test_a_stopped_fsdp_run_resumes_and_returns_whole_models(job: tuple[Path, Path], run: Run, tmp_path: Path) -> None:
-    """Stopped in the first epoch, when there is no best one yet, and in the second."""
+    """The run is stopped in the first epoch, before there is a best one, and in the second."""
     out, given = tmp_path / "out", RUNS["fsdp"][1]
     for more in ({"stop_at": 0}, {"stop_at": 3, "resume": True}, {"resume": True}):
         args = command(job, out, given | more)
@@ -157,7 +157,7 @@ def test_only_the_first_process_writes(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[tuple[str, str]]:
-    """Two network namespaces, joined by a cable; 10.77.0.1 and 10.77.0.2."""
+    """Two connected network namespaces, 10.77.0.1 and 10.77.0.2."""
     ip = shutil.which("ip")
     names = (f"onnxgen{os.getpid()}a", f"onnxgen{os.getpid()}b")
     if ip is None or subprocess.run([ip, "netns", "add", names[0]], capture_output=True).returncode:
@@ -179,7 +179,7 @@ def nodes() -> Iterator[tuple[str, str]]:
 def start(
     job: tuple[Path, Path], out: Path, nodes: tuple[str, str], given: dict[str, Any]
 ) -> list[subprocess.Popen[str]]:
-    """A torchrun on each node, one process each."""
+    """Start torchrun on each node, with one process each."""
     started = []
     for rank, name in enumerate(nodes):
         launcher = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)]
@@ -243,7 +243,7 @@ def test_the_comparison_detects_differences(tmp_path: Path) -> None:
 def test_a_killed_node_resumes_from_the_checkpoint(
     job: tuple[Path, Path], two_nodes: Path, nodes: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Both are started again, and end as the nodes that nobody killed."""
+    """Both nodes are started again, and end like nodes that were not killed."""
     out, given = tmp_path / "out", {"batch_size": 8, "checkpoint_minutes": 0}
     processes = start(job, out, nodes, given | {"wait_at": 4})  # of six steps: it is killed while it trains
     checkpoint, deadline = out / "checkpoints" / "last.ckpt", time.monotonic() + 120

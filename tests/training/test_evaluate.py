@@ -1,4 +1,4 @@
-"""`evaluate` and `predict` against the same by hand; and what a target of zeros and ones is taken for."""
+"""`evaluate` and `predict` are compared with hand-written code."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_module_that_was_generated_again_is_imported_again(tmp_path):
 
 
 def test_images_of_each_input_have_their_own_normalisation(tmp_path):
-    """As the file of the run says it again: for other data, for another run, and for the very model."""
+    """The run's configuration file has the normalisation, for other data, another run, and the same model."""
     from onnxgen.training.config import read_config
 
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The verbs of fine-tuning on generated models and on ones written by hand, in plain loops."""
+"""Fine-tuning of generated and hand-written models, in plain loops."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
 
 @pytest.fixture(scope="module")
 def mnist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], nn.Module]]:
-    """Makes the sample's generated model, in training mode."""
+    """Return a function that opens the sample's generated model, in training mode."""
     path = tmp_path_factory.mktemp("mnist") / "finetuned_mnist.py"
     generate(MNIST, path)
     yield lambda: open_model(path)
 
 
 class Tower(nn.Module):
-    """Written by hand: a stem, two layers of two blocks, a head; the class takes an argument."""
+    """A hand-written model: a stem, two layers of two blocks, a head. The class takes an argument."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def test_tied_parameters_are_in_one_group() -> None:
 
 
 class Reader(nn.Module):
-    """Reads four characters at once, and says where: two heads, one of them with its classes in two axes."""
+    """Reads four characters and their place: two heads, one with its classes along two axes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def test_head_lr_without_lr_is_refused() -> None:
 
 
 def test_a_training_loop_with_accelerate(mnist: Callable[[], nn.Module]) -> None:
-    """Head and groups in somebody else's loop: the head learns, what is frozen stays."""
+    """In another library's loop, the head learns and frozen layers don't change."""
     accelerate = pytest.importorskip("accelerate")
     model = replace_head(mnist(), 3)
     freeze(model, "conv?", "norm1")
@@ -158,7 +158,7 @@ def test_a_training_loop_with_accelerate(mnist: Callable[[], nn.Module]) -> None
 
 
 def test_a_norm_over_the_classes_is_replaced_with_the_head(mnist: Callable[[], nn.Module]) -> None:
-    """The sample: fc2, a BatchNorm over ten classes, log_softmax. Kept classes score what they scored."""
+    """The sample ends in fc2, a BatchNorm over ten classes, and log_softmax. Kept classes keep their scores."""
     model, old = mnist().eval(), mnist().eval()
     head = find_head(model)
     assert (head.path, head.classes, head.features, head.also) == ("fc2", 10, 32, ("norm2",))
@@ -206,7 +206,7 @@ def test_devices_and_dtypes(device: str, dtype: torch.dtype, mnist: Callable[[],
 
 
 class Plain(nn.Module):
-    """A head of plain parameters, with a scale a class behind it, whose module notes the number of classes."""
+    """A head of plain parameters, followed by a scale per class. The module stores the number of classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Plain(nn.Module):
 
 
 def test_a_head_of_plain_parameters() -> None:
-    """What is kept has the same odds between its classes."""
+    """Kept classes have the same odds."""
     model, x = Plain(), torch.randn(2, 3, 4)
     before = model(x)
     head = find_head(model, x)
@@ -254,7 +254,7 @@ def test_a_head_that_is_called_twice() -> None:
 
 
 class Fixed(nn.Module):
-    """The number of classes stands in its code, too."""
+    """The code contains the number of classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ def test_wrong_arguments_of_replace_head() -> None:
 
 
 def test_a_checkpoint_of_a_replaced_head(mnist: Callable[[], nn.Module], tmp_path: Path) -> None:
-    """It opens, and goes back to ONNX, by its file alone; what differs elsewhere is refused."""
+    """The file is enough to open the model and to export it. A file that differs elsewhere is refused."""
     model = replace_head(mnist(), 3).eval()
     file = inspect.getfile(type(model))
     save_file(model.state_dict(), tmp_path / "three.safetensors")

@@ -1,4 +1,4 @@
-"""`calibrate_batchnorm`: statistics measured, evaluation as before, training that starts there."""
+"""`calibrate_batchnorm` measures statistics, and the output in evaluation mode stays the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["mnist"]  # a fixture
 
 @pytest.mark.parametrize("name", ["resnet18", "cnn", "mobilenet", "audio_cnn", "video_cnn", "grouped", "called"])
 def test_calibration_does_not_change_the_output(name: str, tmp_path: Path) -> None:
-    """In evaluation what they did, to 1e-5, also written back; in training nearly that, and nothing like it before."""
+    """It is the same to 1e-5 in evaluation mode and in the exported file, and close in training mode."""
     path, _ = exported(name, "legacy", tmp_path)
     generated = generate(path, tmp_path / f"calibrated_{name}.py", Options(restore_batchnorm=True))
     model = open_model(tmp_path / f"calibrated_{name}.py").eval()
@@ -62,7 +62,7 @@ def test_batches_in_the_forms_of_data_loaders() -> None:
 
 
 def test_calibration_with_data_as_for_fit(mnist: Callable[[], nn.Module], tmp_path: Path) -> None:
-    """A file with labels: all its samples, normalised as for training."""
+    """All samples of a file with labels are measured, normalised as for training."""
     x = images(70, 28).numpy()
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(70) % 10)
     by_path, by_hand = mnist(), mnist()

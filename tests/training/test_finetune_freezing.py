@@ -1,4 +1,4 @@
-"""`freeze` and `unfreeze`: parameters and statistics that stay, through copies, in training mode."""
+"""`freeze` and `unfreeze` affect parameters and statistics, in training mode and in copies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_patterns_select_what_is_frozen(pattern: str, expected: str) -> None:
 
 @pytest.mark.parametrize("copied", ["itself", "deepcopy", "pickle"])
 def test_a_frozen_layer_does_not_change(copied: str) -> None:
-    """Parameters and statistics, in training mode, through copies; the rest learns. Nothing in the state dict tells."""
+    """Its parameters and statistics stay the same in training mode, also in copies. The state dict has no new keys."""
     model = Tower(3)
     keys = list(model.state_dict())
     freeze(model, "stem", "layer1.*")

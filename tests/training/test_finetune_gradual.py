@@ -1,4 +1,4 @@
-"""Gradual unfreezing under Lightning's Trainer, with a LightningModule of one's own."""
+"""Gradual unfreezing with Lightning's Trainer and a user's LightningModule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxgen.training.trainer import QUIET, quiet  # noqa: E402
 
 
 class Mine(lightning.LightningModule):  # type: ignore[misc,name-defined]
-    """A LightningModule as a user writes it; notes what is trained in each epoch."""
+    """A user's LightningModule that records what is trained in each epoch."""
 
     def __init__(self, only_trained: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`fit` against loops written by hand, over the very batches that it took."""
+"""`fit` is compared with hand-written loops over the same batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 class Seen(lightning.Callback):
-    """Keeps what the trainer gave to the model."""
+    """Records the batches that the trainer gave to the model."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Tensor]] = []
@@ -160,7 +160,7 @@ def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"early_stop": 1}])
 def test_a_monitored_metric_that_is_not_logged_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
-    """Callbacks of one's own may log any: so what is missing is known only when the first epoch has ended."""
+    """A user's callbacks may log any metric, so a missing one is known only after the first epoch."""
     with pytest.raises(OnnxgenError, match="no logged value is called 'val_acuracy'.*val_accuracy"):
         fit(net(), images(), callbacks=[Seen()], out=tmp_path, monitor="val_acuracy", epochs=2, **more)
 

@@ -1,4 +1,4 @@
-"""What `fit` leaves behind and refuses, option by option; the oracle is a loop written by hand."""
+"""The options of `fit`; the oracle is a hand-written loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def net(norm=False):
 
 
 def test_a_smaller_last_step_weights_all_samples_equally(tmp_path):
-    """Batches of 10, 10, 10 | 5 samples by three, then of 10, 5 by two."""
+    """Steps of three batches (10, 10, 10 and 5 samples), then of two batches (10 and 5)."""
     for count, accumulate in ((35, 3), (15, 2), (40, 4)):
         model, expected, seen = net(), net(), Seen()
         options = {"epochs": 2, "val": 0.0, "batch_size": 10, "optimizer": "sgd", "lr": 0.3, "weight_decay": 0.0}
@@ -78,7 +78,7 @@ def test_an_unknown_metric_is_refused_before_the_first_step(tmp_path, monitor, v
 
 
 def test_a_plateau_schedule_without_validation_watches_the_training_loss(tmp_path):
-    arguments = {"patience": 0, "threshold": 10.0, "factor": 0.5}  # never better by so much
+    arguments = {"patience": 0, "threshold": 10.0, "factor": 0.5}  # the loss never improves so much
     result = fit(
         net(), points(), epochs=3, val=0.0, lr=0.1, schedule="ReduceLROnPlateau", schedule_args=arguments,
         out=tmp_path / "run", **CPU,
@@ -117,7 +117,7 @@ def test_float16_trains_with_a_suitable_optimizer(tmp_path, options):
 
 
 class Same(lightning.Callback):
-    """Logs a metric that says nothing, and keeps the weights of each epoch."""
+    """Logs a constant metric, and keeps the weights of each epoch."""
 
     def __init__(self):
         self.weights = []
@@ -132,7 +132,7 @@ class Same(lightning.Callback):
 @pytest.mark.parametrize("cut", [False, True])
 def test_the_loss_decides_between_equal_epochs(tmp_path, cut):
     x = points()
-    data = {"train": x, "val": {"x": -x["x"], "label": x["label"]}}  # what is learnt is wrong there
+    data = {"train": x, "val": {"x": -x["x"], "label": x["label"]}}  # the model learns the opposite
     data["val"]["x"][0] *= 50
     same, options = Same(), {"lr": 0.3, "optimizer": "sgd", "batch_size": 5, "monitor": "val_f1", "seed": 1, **CPU}
     if cut:
@@ -146,7 +146,7 @@ def test_the_loss_decides_between_equal_epochs(tmp_path, cut):
 
 
 def test_the_exact_learning_rate_is_written(tmp_path):
-    """Not as the float32 that 0.01 is nearest to, nor as that of the next epoch."""
+    """It is not rounded to float32, and it is not the rate of the next epoch."""
     given = {"lr": 0.01, "schedule": "StepLR", "schedule_args": {"step_size": 1, "gamma": 0.1}, "val": 0.0, **CPU}
     result = fit(net(), points(), epochs=2, out=tmp_path / "run", **given)
     assert [row["lr"] for row in result.history] == [0.01, 0.1 * 0.01]

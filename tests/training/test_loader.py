@@ -1,4 +1,4 @@
-"""The order of batches: a pure function of seed and epoch, shared out to ranks, and taken up again anywhere."""
+"""The order of batches is a pure function of seed and epoch; ranks share it, and it resumes at any batch."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 
 class Numbers:
-    """Samples that are their own index, and the seed they were taken with."""
+    """Samples whose values are their index, and the seed given to `take`."""
 
     def __init__(self, count, bad=-1):
         self.count, self.bad = count, bad
@@ -188,6 +188,6 @@ list(loader)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_worker_ends_if_its_parent_is_killed_while_it_starts():
-    """It holds the pipes that it was given, so that what waits for their end would wait for ever."""
+    """Otherwise it would keep inherited pipes open, and their readers would wait forever."""
     done = subprocess.run([sys.executable, "-c", ORPHAN], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -1,4 +1,4 @@
-"""What a model ends in, and what its outputs are trained towards."""
+"""The endings of models, and the losses of their outputs."""
 
 from __future__ import annotations
 

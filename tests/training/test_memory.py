@@ -1,4 +1,4 @@
-"""Batches that don't fit into memory: in parts, the result is that of whole batches."""
+"""Batches that don't fit into memory are trained in parts, with the same result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def limit(x: Tensor, most: int) -> None:
 
 
 class Net(nn.Module):
-    """x [batch, 6] to logits [batch, 3]; more than `most` samples are too much."""
+    """x [batch, 6] to logits [batch, 3]. It fails with more than `most` samples."""
 
     def __init__(self, most: int = 10**6, backward: int = 10**6, middle: nn.Module | None = None) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Net(nn.Module):
 
 
 def by_hand(batches: list[slice], accumulate: int) -> list[Tensor]:
-    """The loop that the engine's result is held against."""
+    """Train with a hand-written loop, for comparison."""
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for number, batch in enumerate(batches):
@@ -79,7 +79,7 @@ def trained(net: nn.Module, out: Path) -> list[Tensor]:
 
 
 def shares(net: nn.Module) -> Callable[[dict[str, Tensor], dict[str, Tensor]], tuple[Tensor, int]]:
-    """What `Micro` calls: a part's share of the mean loss, and its size."""
+    """Return the function for `Micro`: it returns a part's share of the mean loss, and its size."""
 
     def compute(part: dict[str, Tensor], whole: dict[str, Tensor]) -> tuple[Tensor, int]:
         share = len(part["x"]) / len(whole["x"])
@@ -100,7 +100,7 @@ def test_weights_trained_in_parts_match_whole_batches(where: dict[str, int], tmp
 
 
 def test_accumulated_gradients_survive_a_failed_attempt() -> None:
-    """As Lightning does it: two batches are accumulated, the second runs out of memory half way."""
+    """Two batches are accumulated as in Lightning, and the second runs out of memory half way."""
     net, micro, found = Net(backward=7), Micro(), []
     for batch in (slice(0, 6), slice(6, 24)):
         with warnings.catch_warnings():
@@ -118,7 +118,7 @@ def test_accumulated_gradients_survive_a_failed_attempt() -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_dropout_and_running_statistics_are_restored(first: bool) -> None:
-    """A failed attempt leaves no trace: what follows is as if the smaller parts had been asked for at once."""
+    """After a failed attempt the result is the same as if smaller parts had been used from the start."""
     results = []
     for most in (10**6, 7):
         net = Net(backward=most, middle=nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.5))).train()
@@ -176,7 +176,7 @@ def test_errors_that_mean_out_of_memory(error: BaseException, verdict: bool) -> 
 
 
 def test_a_model_may_change_its_modules_between_steps() -> None:
-    """As callbacks do it that prune a layer or put in another norm."""
+    """Callbacks do so if they prune a layer or replace a norm."""
     results = []
     for most in (10**6, 7):
         net = Net(backward=10**6, middle=nn.BatchNorm1d(16)).train()

@@ -1,4 +1,4 @@
-"""Optimizers and schedules by name; without lerp, against torch's own."""
+"""Optimizers and schedules by name; without lerp they are compared with torch's."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_unknown_optimizer_is_refused_with_similar_names() -> None:
 @pytest.mark.parametrize("name", DENSE)
 @pytest.mark.parametrize("device", [CPU, DIRECTML], ids=lambda d: d.kind)
 def test_every_optimizer_trains_like_torchs(name: str, device: Device) -> None:
-    """The very same class, or on DirectML one without lerp; 50 steps, equal but for rounding."""
+    """50 steps with the same class, or on DirectML with one without lerp, are equal except for rounding."""
     ours, theirs = net(name), net(name)
     optimizer = make_optimizer([{"params": list(ours.parameters())}], Settings(optimizer=name), device)
     original = getattr(torch.optim, name)
@@ -149,7 +149,7 @@ def test_arguments_mean_the_same_without_lerp(name: str, arguments: dict[str, An
 
 
 def test_torchs_adam_uses_lerp() -> None:
-    """Else the tests above would prove nothing."""
+    """Otherwise the tests above would prove nothing."""
     model = net("adam")
     with pytest.raises(AssertionError, match="lerp_ is called"), Lacking():
         train(model, torch.optim.Adam(model.parameters(), foreach=False), 1)
@@ -248,7 +248,7 @@ def sgd(lr: float = 0.1, **arguments: Any) -> torch.optim.SGD:
 
 @pytest.mark.parametrize("name", sorted({*SCHEDULES, "ReduceLROnPlateau"}))
 def test_every_schedule_of_torch_runs_a_whole_run(name: str) -> None:
-    """20 steps, 5 an epoch: it is stepped as its configuration says, and the rate changes."""
+    """The rate changes over 20 steps, 5 in each epoch."""
     optimizer = sgd()
     made = make_schedule(optimizer, Settings(schedule=name.lower(), schedule_args=EXTRA.get(name, {})), 20, 5)
     assert made is not None and type(made["scheduler"]).__name__ == name

@@ -1,4 +1,4 @@
-"""What a run leaves behind and shows: numbers against a hand-written loop, files against those who read them."""
+"""The files and the output of a run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def facts(**changed: Any) -> report.Facts:
 def train(
     out: Path, epochs: int = 3, callbacks: Any = (), show: str = "lines", checkpoint: Path | None = None
 ) -> lightning.Trainer:
-    """A run of 5 batches an epoch, or its continuation."""
+    """Train with 5 batches per epoch, or resume from a checkpoint."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     asked = Settings(epochs=epochs, out=out, resume=checkpoint is not None)
     report.begin(asked, facts(), {"model": "model.py", "data": "toys"})
@@ -79,7 +79,7 @@ def train(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose model never changes: what it logs can be computed by hand."""
+    """The folder of a run whose model never changes, so that its metrics can be computed by hand."""
     out = tmp_path_factory.mktemp("run") / "out"
     train(out)
     counts = torch.tensor([[5, 1, 0], [0, 7, 2], [3, 0, 4]])
@@ -124,7 +124,7 @@ def test_a_new_run_removes_the_files_of_an_old_one(tmp_path: Path) -> None:
 
 
 def test_rows_are_saved_in_the_checkpoint(tmp_path: Path) -> None:
-    """A run that goes on has the rows up to its checkpoint, whatever a killed process had written since."""
+    """A resumed run has the rows up to its checkpoint, whatever a killed process had written after it."""
     trainer = train(tmp_path, epochs=2)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     rows = report.read_rows(tmp_path / "metrics.csv")
@@ -188,7 +188,7 @@ def test_confusion_of_few_and_many_classes(number: int) -> None:
 
 
 class Page(HTMLParser):
-    """The text of a page, its tags balanced."""
+    """Parses a page: its text and tags. The tags must be balanced."""
 
     VOID = {"meta", "img", "br", "hr", "link"}
 
@@ -253,7 +253,7 @@ def test_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_step_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a value waits for all that is queued on a GPU, so it happens by the clock and not by the step."""
+    """Reading a value waits for everything queued on a GPU, so it happens by the clock and not at every step."""
     read: list[float] = []
     now = 0.0
     monkeypatch.setattr("onnxgen.training.report.progress.time.monotonic", lambda: now)
@@ -295,7 +295,7 @@ def test_the_dashboard(tmp_path: Path) -> None:
 
 
 def test_the_reader_of_the_output_may_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on when the reader of its lines has gone."""
+    """The run continues after the reader of its lines has ended."""
     reader, writer = os.pipe()
     os.close(reader)
     shown = Lines(facts(), tmp_path, Metrics(tmp_path / "metrics.csv", "val_loss"))

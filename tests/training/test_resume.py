@@ -1,4 +1,4 @@
-"""Nothing lost: a run that is killed, and goes on, ends as if nothing had been; bit for bit."""
+"""A run that is killed and resumed ends bit for bit like an uninterrupted one."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def test_a_run_killed_at_random_moments_ends_the_same(tmp_path):
 
 
 class Ask(lightning.Callback):
-    """Sends this process a signal at some step."""
+    """Sends this process a signal at a step."""
 
     def __init__(self, step, number):
         self.step, self.number = step, number
@@ -59,7 +59,7 @@ def test_a_signal_stops_and_saves(tmp_path, name, step):
 
 
 def test_a_run_with_max_steps_resumes_between_two_epochs(tmp_path):
-    """Where `max_steps` is, Lightning takes any resume for one within an epoch, unless it is told otherwise."""
+    """With `max_steps`, Lightning would resume as if within an epoch."""
     for step in (56, 75):  # in the last batch of an epoch
         with pytest.raises(Stopped):
             train(tmp_path / "parts", resume=step > 56, more=[Ask(step, signal.SIGTERM)], schedule="step", max_steps=85)
@@ -211,7 +211,7 @@ def test_fit_resumes_where_it_was_stopped(tmp_path):
 
 
 class Poison(lightning.Callback):
-    """Makes the weights infinite after some step."""
+    """Makes the weights infinite after a step."""
 
     def __init__(self, step):
         self.step = step
@@ -224,7 +224,7 @@ class Poison(lightning.Callback):
 
 @pytest.mark.parametrize(("step", "minutes", "bad"), [(30, 1e9, 31), (38, 1e9, 38), (22, 0, 22)])
 def test_values_that_are_not_finite_are_never_saved(tmp_path, step, minutes, bad):
-    """Within an epoch, at its last step, and where each step is saved."""
+    """Tested within an epoch, at its last step, and with a checkpoint at each step."""
     with pytest.raises(OnnxgenError, match=f"infinite or NaN at step {bad};.*--lr"):
         train(tmp_path, more=[Poison(step)], minutes=minutes)
     saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
@@ -235,7 +235,7 @@ def test_values_that_are_not_finite_are_never_saved(tmp_path, step, minutes, bad
 
 
 def test_another_model_is_refused_before_other_checks(tmp_path):
-    """It has another number of classes, and takes other inputs."""
+    """The other model has another number of classes, and other inputs."""
     from onnxgen.training import fit
 
     given = {"epochs": 1, "show": "nothing", "out": tmp_path, "device": "cpu"}

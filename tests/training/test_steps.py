@@ -1,4 +1,4 @@
-"""What a step of `fit` leaves out to be quick must not be missed: hooks, gradients' scale, exact sums."""
+"""Shortcuts that make a step of `fit` fast must not change hooks, the scale of gradients, or sums."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing"}
 
 
 class Recording(lightning.Callback):
-    """Notes every hook of its own that is called, and those that it gives to the module."""
+    """Records calls of all its hooks, and of those that it sets on the module."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -46,7 +46,7 @@ class Recording(lightning.Callback):
 
 
 def test_all_hooks_of_user_callbacks_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order and as often as a Trainer calls them that nothing was left out of."""
+    """They are called as often, and in the same order, as by an unchanged Trainer."""
     found = []
     for name in ("lean", "whole"):
         recording = Recording()
@@ -63,7 +63,7 @@ def test_all_hooks_of_user_callbacks_are_called(tmp_path: Path, monkeypatch: pyt
 
 
 def test_scaled_gradients_match_a_loop_with_a_scaler(tmp_path: Path) -> None:
-    """A step in float16 divides by a scale that the backward pass multiplied by; the last batch is a smaller one."""
+    """A float16 step divides by the scale of the backward pass; the last batch is smaller."""
     (x, y), model, seen = images(40), net(), Seen()
     twin = copy.deepcopy(model)
     objectives, feeding = [Objective(0, "", "label", "nll_loss", classes=10)], Feeding(("image",), {0: "label"})
@@ -86,7 +86,7 @@ def test_scaled_gradients_match_a_loop_with_a_scaler(tmp_path: Path) -> None:
 
 
 def test_means_of_outputs_with_different_counts() -> None:
-    """Classes of which some are ignored, numbers, and yes or no; against numpy over all samples at once."""
+    """Classes (some ignored), numbers and binary labels are compared with numpy over all samples."""
     random, size = np.random.default_rng(0), 4 * 2 * FLUSH + 2
     logits, numbers, chances = random.normal(size=(size, 3)), random.normal(size=size), random.normal(size=size)
     kinds = random.choice([-100, 0, 1, 2], size=size, p=[0.1, 0.3, 0.3, 0.3])

@@ -1,4 +1,4 @@
-"""`onnxgen train`: what it takes, what it refuses before anything runs, what it prints and leaves."""
+"""`onnxgen train`: its options, early errors, output and files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Out = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A generated model, and data that it can learn."""
+    """A generated model, and data for it."""
     folder = tmp_path_factory.mktemp("train")
     network(folder, x=("float32", ["n", 5]), b=("float32", ["n", 2]))
     rng = np.random.default_rng(0)
@@ -59,7 +59,7 @@ SHORT = ("small.py", "--data", "data.npz", "--epochs", 2, "--batch-size", 16, "-
 
 
 def taken(*arguments: str) -> dict[str, Any]:
-    """The settings that a command line names."""
+    """Return the settings that a command line gives."""
     return given_settings(cli.app.commands["train"].make_context("train", list(arguments)))
 
 
@@ -160,7 +160,7 @@ def test_unreadable_configuration_files(text: str | None, tmp_path: Path, capsys
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the command asks of `fit`, which does not run."""
+    """Replace `fit`. Return the list of its calls."""
     found: list[tuple[Any, ...]] = []
 
     def fit(model: str, data: str, *, settings: Settings, show: str) -> Any:
@@ -186,7 +186,7 @@ def test_a_resumed_run_uses_its_settings(asked: list[Any], tmp_path: Path) -> No
 
 
 def test_paths_of_a_configuration_are_relative_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run is repeated from wherever its file is read, also where a link leads to it."""
+    """A run can be repeated from any folder, also through a symbolic link."""
     (tmp_path / "work" / "data").mkdir(parents=True)
     (tmp_path / "disk").mkdir()
     (tmp_path / "work" / "runs").symlink_to(tmp_path / "disk")
@@ -203,7 +203,7 @@ def test_paths_of_a_configuration_are_relative_to_its_folder(tmp_path: Path, mon
         assert found["weights"].absolute() == tmp_path / "work" / "mine.safetensors"
         assert found["out"].resolve() == tmp_path / "disk" / "x"
     monkeypatch.chdir(tmp_path / "work")
-    assert read_config(Path("runs/x/config.toml"))["model"] == "model.py", "short where it can be"
+    assert read_config(Path("runs/x/config.toml"))["model"] == "model.py", "it is relative to the current folder"
 
 
 @pytest.mark.parametrize("data", ["digits", "here:data", "package.module:function"])
@@ -319,7 +319,7 @@ def test_quiet(tmp_path: Path, capsys: Out) -> None:
 
 
 def test_ctrl_c_twice_is_an_interruption(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    """Lightning ends the process by itself then, with a code of its own."""
+    """Lightning then ends the process with its own exit code."""
 
     def fit(*_: Any, **__: Any) -> Any:
         raise SystemExit(1)

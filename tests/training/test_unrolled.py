@@ -1,4 +1,4 @@
-"""Unrolled recurrent layers against torch's own: outputs, states and every gradient."""
+"""Unrolled recurrent layers are compared with torch's: outputs, states and all gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pair(cls: type[nn.Module], *sizes: int, **options: Any) -> tuple[nn.Module, 
 
 
 def gradients(module: nn.Module, x: torch.Tensor, hx: Any) -> list[torch.Tensor]:
-    """Outputs, last states, and the gradients of input, first states and parameters, by a loss that all matter to."""
+    """Return outputs, last states, and the gradients of the input, the first states and the parameters."""
     x = x.clone().requires_grad_()
     states = [h.clone().requires_grad_() for h in (hx if isinstance(hx, tuple) else () if hx is None else (hx,))]
     given = None if hx is None else tuple(states) if isinstance(hx, tuple) else states[0]
@@ -151,6 +151,6 @@ def test_subclasses_are_refused() -> None:
 
 
 def test_torchs_lstm_calls_a_kernel() -> None:
-    """Else nothing above would show that it is avoided. (GRU and RNN have one on other devices than the CPU.)"""
+    """Otherwise the tests above would prove nothing. (On the CPU, GRU and RNN have no such kernel.)"""
     with pytest.raises(AssertionError, match="is called"), NoKernels():
         nn.LSTM(4, 5)(torch.randn(6, 2, 4))
