@@ -90,14 +90,9 @@ def fit(
     with quiet():
         lightning.seed_everything(settings.seed, verbose=False)
         plan = prepare(model, data, settings)
-        return run(plan, callbacks, show, _named(model, data))
-
-
-def _named(model: Any, data: Any) -> dict[str, str]:
-    """Return `model` and `data` as text, if they are files or names."""
-    file = file_of(model) if isinstance(model, nn.Module) else model
-    named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
-    return {name: str(value) for name, value in named.items() if value is not None}
+        file = file_of(model) if isinstance(model, nn.Module) else model
+        named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
+        return run(plan, callbacks, show, {name: str(value) for name, value in named.items() if value is not None})
 
 
 def run(

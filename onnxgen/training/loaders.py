@@ -31,6 +31,8 @@ class Loaders(lightning.LightningDataModule):
     def _loader(self, samples: Samples, shuffle: bool = False) -> Loader:
         settings, trainer = self.plan.settings, self.trainer
         assert trainer is not None
+        # BatchNorm can't train on one sample: it has no variance.
+        norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
         return Loader(
             samples,
             settings.batch_size,
@@ -40,12 +42,7 @@ class Loaders(lightning.LightningDataModule):
             rank=trainer.global_rank,
             world=trainer.world_size,
             accumulate=settings.accumulate,
-            smallest=2 if shuffle and _needs_two(self.plan.model) else 1,
+            smallest=2 if shuffle and norms else 1,
             drop_last=shuffle and fixed_batch(self.plan.model) is not None,
             pin_memory=self.plan.device.torch_device.type == "cuda",
         )
-
-
-def _needs_two(model: nn.Module) -> bool:
-    """Return True if the model can't train on one sample, because BatchNorm has no variance of it."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -181,7 +181,9 @@ def objective(
             raise OnnxgenError(f"{loss} needs class indices, but column {column!r} holds {target.dtype}")
         axis = _class_axis(output, target, ending, name)
         return Objective(index, name, column, loss, ending, output.shape[axis], axis)
-    if not _same_layout(output, target):
+    # Apart from flattened axes and axes of size 1, the target's elements must be in the output's order.
+    given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
+    if output.numel() != target.numel() or (given != wanted and len(given) == len(wanted)):
         what = f"{loss}: output {name or index} is {list(output.shape)}, its target {column!r} {list(target.shape)}"
         way = "if these are classes, store them as whole numbers or text" if asked == "auto" else ""
         raise OnnxgenError(what, help=way if target.is_floating_point() else "")
@@ -191,12 +193,6 @@ def objective(
 
 def _holds_classes(target: Tensor) -> bool:
     return not target.is_floating_point() and target.dtype != torch.bool
-
-
-def _same_layout(output: Tensor, target: Tensor) -> bool:
-    """Return True if the target's elements are in the output's order, apart from flattened axes and axes of size 1."""
-    given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
-    return output.numel() == target.numel() and (given == wanted or len(given) != len(wanted))
 
 
 def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -80,12 +81,10 @@ def test_every_optimizer_trains_like_torchs(name: str, device: Device) -> None:
     optimizer = make_optimizer([{"params": list(ours.parameters())}], Settings(optimizer=name), device)
     original = getattr(torch.optim, name)
     plain = {"foreach": False} if "foreach" in inspect.signature(original).parameters else {}
-    expected = train(theirs, original(theirs.parameters(), **plain), 50 if name != "LBFGS" else 3)
-    if device is DIRECTML:
-        with Lacking():
-            got = train(ours, optimizer, 50 if name != "LBFGS" else 3)
-    else:
-        got = train(ours, optimizer, 50 if name != "LBFGS" else 3)
+    steps = 50 if name != "LBFGS" else 3
+    expected = train(theirs, original(theirs.parameters(), **plain), steps)
+    with Lacking() if device is DIRECTML else nullcontext():
+        got = train(ours, optimizer, steps)
     start = list(net(name).parameters())
     assert any(not torch.equal(a, b) for a, b in zip(got, start))
     for a, b in zip(got, expected):

@@ -128,7 +128,8 @@ class Checkpoints(lightning.Callback):
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         if self._trained:
             self._save_epoch(trainer, task)
-            self._stop_if_asked(trainer)
+            if _most(trainer, self._signum):
+                raise Stopped(self._signum or signal.SIGTERM)
         self._put_generators(trainer, task)
 
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int) -> None:
@@ -233,10 +234,6 @@ class Checkpoints(lightning.Callback):
             return CONTINUE
         due = time.monotonic() - self._saved >= self.minutes * 60
         return _most(trainer, STOP if self._signum else SAVE if due else CONTINUE)
-
-    def _stop_if_asked(self, trainer: lightning.Trainer) -> None:
-        if _most(trainer, self._signum):
-            raise Stopped(self._signum or signal.SIGTERM)
 
     def _put_generators(self, trainer: lightning.Trainer, task: Task) -> None:
         """Restore the generators right before the first batch, so that the start of the run has no effect on them."""

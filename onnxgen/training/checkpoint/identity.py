@@ -67,8 +67,7 @@ def compare_model(then: Mapping[str, str], model: nn.Module) -> None:
 
 
 def _refuse(what: str, shown: list[str], then: Mapping[str, str], now: Mapping[str, str], left_out: int = 0) -> None:
-    labels = {MODEL: ""}  # the message has the word "model" already
-    lines = [f"{labels.get(n, f'{n}: ')}{then.get(n, 'none')} there, {now.get(n, 'none')} here" for n in shown]
+    lines = [f"{n}: {then.get(n, 'none')} there, {now.get(n, 'none')} here".removeprefix(f"{MODEL}: ") for n in shown]
     more = f", and {counted(left_out, 'tensor')} more" if left_out > 0 else ""
     raise OnnxgenError(
         f"the checkpoint belongs to another {what}: {'; '.join(lines)}{more}",

@@ -17,7 +17,7 @@ from onnxgen.training import losses
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.images import shown
-from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
+from onnxgen.training.data.samples import Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.values import Values
 from onnxgen.training.model import trial_batch
@@ -201,16 +201,10 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
         try:
             tried.outputs = tuple(outputs(model(*inputs)))
         except Exception as error:
-            said = typed(error)
-            tried.error = Problem(f"the model fails on a batch of {_shapes(batch, feeding)}: {said}")
+            columns = ((column, batch[column]) for column in feeding.inputs)
+            given = [f"{column} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for column, x in columns]
+            tried.error = Problem(f"the model fails on a batch of {', '.join(given)}: {typed(error)}")
     return tried
-
-
-def _shapes(batch: Batch, feeding: Feeding) -> str:
-    return ", ".join(
-        f"{column} {list(batch[column].shape)} {str(batch[column].dtype).removeprefix('torch.')}"
-        for column in feeding.inputs
-    )
 
 
 def _same(taken: Tensor, x: Tensor) -> bool:

@@ -73,10 +73,11 @@ def open_idx(path: Path) -> DataSource:
     }
     read = {part: _pair(folder, *both) for part, both in pairs.items()}
     classes = tuple(str(i) for i in range(1 + max(int(y.max()) for _, y in read.values() if y.size)))
-    parts = {
-        part_called(part) or "train" if len(read) > 1 else "train": _arrays(*both, classes)
-        for part, both in read.items()
-    }
+    parts = {}
+    for part, (x, y) in read.items():
+        columns = {"image": torch.from_numpy(x), "label": torch.from_numpy(y.astype(np.int64))}
+        name = part_called(part) if len(read) > 1 else None
+        parts[name or "train"] = Arrays(columns, {"label": classes})
     white = {"image": 255.0} if all(x.dtype == np.uint8 for x, _ in read.values()) else {}
     return DataSource(dict(parts), folder.name if path.is_dir() else path.name, "label", white, glyphs=True)
 
@@ -92,7 +93,3 @@ def _pair(folder: Path, images: Path | None, labels: Path | None) -> tuple[NDArr
     if len(x) == 0:
         raise OnnxgenError(f"{images} has no images")
     return x, y
-
-
-def _arrays(x: NDArray[np.generic], y: NDArray[np.generic], classes: tuple[str, ...]) -> Arrays:
-    return Arrays({"image": torch.from_numpy(x), "label": torch.from_numpy(y.astype(np.int64))}, {"label": classes})

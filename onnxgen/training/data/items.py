@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError, typed
+from onnxgen.training.checkpoint import generators
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import target_called
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -138,10 +141,8 @@ def _seed(seed: int) -> None:
 @contextmanager
 def _own_generators() -> Iterator[None]:
     """Restore the global generators afterwards, even after an error (Lightning's `isolate_rng` does not)."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = generators.capture(_CPU)
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        generators.restore(states, _CPU)

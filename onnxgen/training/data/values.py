@@ -23,8 +23,9 @@ class Values:
 
     def __init__(self, samples: Samples, columns: Iterable[str]) -> None:
         self.samples = samples
+        stored = getattr(samples, "samples", samples).fields  # of bytes (images in files) every value is valid
         self._read: dict[str, list[tuple[Sequence[int], Tensor]]] = {
-            c: [] for c in columns if column_of(samples, c) is None and not self._bytes(c)
+            c: [] for c in columns if column_of(samples, c) is None and stored[c].dtype != torch.uint8
         }
         some = spread(samples, MAX_SAMPLES_READ) if self._read else []
         for start in range(0, len(some), _READ_AT_ONCE):
@@ -32,10 +33,6 @@ class Values:
             batch = samples.take(indices, 0)
             for column, kept in self._read.items():
                 kept.append((indices, _extremes(batch[column])))
-
-    def _bytes(self, column: str) -> bool:
-        """Return True if the column holds bytes (images in files), of which every value is valid."""
-        return getattr(self.samples, "samples", self.samples).fields[column].dtype == torch.uint8
 
     def __getitem__(self, column: str) -> Iterator[tuple[Sequence[int], Tensor]]:
         """Yield values [n, ...] with the indices of their samples."""

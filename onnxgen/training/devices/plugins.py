@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from types import ModuleType
 
 from onnxgen.errors import OnnxgenError, typed
@@ -35,7 +35,7 @@ def load(kind: str | None = None) -> None:
     Raises:
         OnnxgenError: the entry point of `kind` fails. When all are loaded, those that fail are skipped with a warning.
     """
-    for point in _points():
+    for point in entry_points(group=GROUP):
         if kind is not None and point.name != kind:
             continue
         try:
@@ -47,7 +47,3 @@ def load(kind: str | None = None) -> None:
             if kind is not None:
                 raise OnnxgenError(text, help="reinstall the package it comes with") from None
             warnings.warn(f"{text}; it is skipped", stacklevel=3)
-
-
-def _points() -> Iterable[EntryPoint]:
-    return entry_points(group=GROUP)

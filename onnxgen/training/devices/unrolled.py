@@ -34,15 +34,12 @@ def _gru(x: Tensor, h: Tensor, state: State) -> State:
     return (n + z * (state[0] - n),)
 
 
-def _tanh(x: Tensor, h: Tensor, state: State) -> State:
-    return ((x + h).tanh(),)
-
-
-def _relu(x: Tensor, h: Tensor, state: State) -> State:
-    return ((x + h).relu(),)
-
-
-_STEPS: dict[str, Step] = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}
+_STEPS: dict[str, Step] = {
+    "LSTM": _lstm,
+    "GRU": _gru,
+    "RNN_TANH": lambda x, h, state: ((x + h).tanh(),),
+    "RNN_RELU": lambda x, h, state: ((x + h).relu(),),
+}
 
 
 class _Unrolled(nn.RNNBase):

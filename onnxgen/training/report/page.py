@@ -25,11 +25,12 @@ def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], 
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     best = best_row(rows, facts.monitor)
+    default, values = Settings(), {field.name: getattr(settings, field.name) for field in fields(settings)}
     return environment.get_template("report.html.jinja").render(
         facts=facts,
         ending=ending,
         out=settings.out,
-        settings=_changed(settings),
+        settings=[(n.replace("_", "-"), _text(value), value != getattr(default, n)) for n, value in values.items()],
         columns=list(dict.fromkeys(name for row in rows for name in row)),
         rows=[
             {name: f"{v:.0f}" if name in FIRST_COLUMNS else number(name, v) for name, v in row.items()} for row in rows
@@ -41,12 +42,6 @@ def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], 
         pictures={name: base64.b64encode(png).decode() for name, png in pictures.items()},
         versions=f"onnxgen {__version__}, torch {torch.__version__}",
     )
-
-
-def _changed(settings: Settings) -> list[tuple[str, str, bool]]:
-    """Return name and value of each setting, and whether it differs from the default."""
-    default, values = Settings(), {field.name: getattr(settings, field.name) for field in fields(settings)}
-    return [(n.replace("_", "-"), _text(value), value != getattr(default, n)) for n, value in values.items()]
 
 
 def _text(value: Any) -> str:
