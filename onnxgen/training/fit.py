@@ -122,12 +122,12 @@ def run(
     seconds = time.monotonic() - begun
     _restore(network, whole, trainer, keep.store, stopped)
     result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
-    ending = report.Ending(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
+    outcome = report.Outcome(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
     if plan.data.test is not None and stopped != "interrupted":
         trainer.test(task, datamodule=loaders, verbose=False)
         result.test = metrics(trainer)
-        ending = replace(ending, test=result.test, confusion=task.confusion, confused="test")
-    report.finish(settings, facts, ending)
+        outcome = replace(outcome, test=result.test, confusion=task.confusion, confused="test")
+    report.finish(settings, facts, outcome)
     for name, tensor in _tensors(whole.cpu().eval()):  # undo "bf16-true" and the like
         if name in dtypes and tensor.dtype != dtypes[name]:
             tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None

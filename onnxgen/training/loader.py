@@ -71,7 +71,7 @@ class Loader:
             OnnxgenError: there are too few samples for one batch.
         """
         bounds = _bounds(len(samples), batch_size * world, smallest * world, drop_last)
-        self.plan = Plan(tuple(bounds), len(samples), shuffle, seed, rank, world, accumulate)
+        self.plan = BatchPlan(tuple(bounds), len(samples), shuffle, seed, rank, world, accumulate)
         self.samples, self.pin_memory = samples, pin_memory
         self.workers = count_workers(samples, workers, world)
         if len(samples) < world or not len(self):
@@ -142,7 +142,7 @@ class Loader:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """Tells which samples are in each batch of each epoch.
 
     It has no reference to the loader. In a cycle of references, a forked worker would garbage-collect its copy of the

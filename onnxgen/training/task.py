@@ -159,11 +159,6 @@ class Task(lightning.LightningModule):
     def on_test_epoch_start(self) -> None:
         self._meters["test"] = Meter(self.objectives, confusing=True)
 
-    def log_epoch(self) -> None:
-        """Log the means of a training epoch."""
-        self._log("train")
-        self.log("lr", self.rate)
-
     def so_far(self) -> dict[str, float]:
         """Return this process's means of the current training epoch. This waits for the device."""
         return self._meters["train"].means("train", lambda sums: sums)
@@ -202,4 +197,5 @@ class LogEpoch(lightning.Callback):
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         assert isinstance(pl_module, Task)
-        pl_module.log_epoch()
+        pl_module._log("train")
+        pl_module.log("lr", pl_module.rate)

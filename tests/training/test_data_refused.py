@@ -391,7 +391,8 @@ def test_normalize_without_images(vector: torch.nn.Module) -> None:
 
 def test_augment(gray: torch.nn.Module, vector: torch.nn.Module) -> None:
     assert said("digits", gray, augment="flip,turn") == (
-        "there is no augmentation 'turn' -> none, auto, or of flip, vflip, rotate, shift, crop, light, noise, erase"
+        "there is no augmentation 'turn'"
+        " -> use none, auto, or some of flip, vflip, rotate, shift, crop, light, noise, erase"
     )
     assert said((X, Y), vector, augment="flip") == "--augment flip: the data has no images -> --augment none"
 

@@ -83,8 +83,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "out"
     train(out)
     counts = torch.tensor([[5, 1, 0], [0, 7, 2], [3, 0, 4]])
-    ending = report.Ending(3.0, test={"test_loss": 0.25, "test_accuracy": 0.9}, confusion=counts)
-    report.finish(Settings(epochs=3, out=out, lr=0.5), facts(notes=[HOSTILE]), ending)
+    outcome = report.Outcome(3.0, test={"test_loss": 0.25, "test_accuracy": 0.9}, confusion=counts)
+    report.finish(Settings(epochs=3, out=out, lr=0.5), facts(notes=[HOSTILE]), outcome)
     return out
 
 
@@ -232,7 +232,7 @@ def test_the_page_is_self_contained_and_escapes_names(run: Path) -> None:
 
 def test_the_duration_of_a_resumed_run_includes_all_epochs(tmp_path: Path) -> None:
     rows = [{"epoch": 1.0, "val_loss": 2.0, "seconds": 40.0}, {"epoch": 2.0, "val_loss": 1.0, "seconds": 30.0}]
-    assert "1:10 min" in page(Settings(out=tmp_path), facts(), report.Ending(31.0), rows, {})
+    assert "1:10 min" in page(Settings(out=tmp_path), facts(), report.Outcome(31.0), rows, {})
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------

@@ -42,7 +42,9 @@ def recipes(text: str, glyphs: bool) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in RECIPES:
-            raise OnnxgenError(f"there is no augmentation {name!r}", help=f"none, auto, or of {', '.join(RECIPES)}")
+            raise OnnxgenError(
+                f"there is no augmentation {name!r}", help=f"use none, auto, or some of {', '.join(RECIPES)}"
+            )
     return names
 
 

@@ -4,7 +4,7 @@ callbacks = report.callbacks(settings, facts)
 report.begin(settings, facts, {"model": "model.py", "data": "digits"})
 trainer = lightning.Trainer(callbacks=callbacks, logger=report.logger(settings.out), ...)
 trainer.fit(...)
-report.finish(settings, facts, report.Ending(seconds, confusion=task.confusion))
+report.finish(settings, facts, report.Outcome(seconds, confusion=task.confusion))
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.checkpoint.folder import BEST, CONFIG, LAST
 from onnxgen.training.config import write_config
-from onnxgen.training.report.facts import Ending, Facts, facts_of
+from onnxgen.training.report.facts import Facts, Outcome, facts_of
 from onnxgen.training.report.metrics import Metrics, read_rows
 from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
@@ -32,7 +32,7 @@ from onnxgen.training.report.progress import Progress
 from onnxgen.training.report.shown import Dashboard, Lines
 from onnxgen.training.settings import Settings
 
-__all__ = ["SHOWS", "Ending", "Facts", "Metrics", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]
+__all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]
 
 SHOWS = {"live": Dashboard, "lines": Lines, "nothing": Progress}  # "auto" chooses one of the first two
 PICTURES = ("loss", "accuracy", "confusion")
@@ -84,7 +84,7 @@ def logger(out: Path) -> TensorBoardLogger:
 
 
 @rank_zero_only
-def finish(settings: Settings, facts: Facts, ending: Ending) -> None:
+def finish(settings: Settings, facts: Facts, outcome: Outcome) -> None:
     """Write the pictures and `report.html`, from `metrics.csv` and the facts about the run.
 
     Raises:
@@ -93,10 +93,10 @@ def finish(settings: Settings, facts: Facts, ending: Ending) -> None:
     out = settings.out
     rows = read_rows(out / "metrics.csv")
     pictures = {name: curves(rows, name, facts.monitor) for name in ("loss", "accuracy")}
-    if ending.confusion is not None:
-        pictures["confusion"] = confusion_matrix(ending.confusion, facts.classes, ending.confused)
+    if outcome.confusion is not None:
+        pictures["confusion"] = confusion_matrix(outcome.confusion, facts.classes, outcome.confused)
     drawn = {name: png for name, png in pictures.items() if png is not None}
-    text = visible(page(settings, facts, ending, rows, drawn))
+    text = visible(page(settings, facts, outcome, rows, drawn))
     with replacing([out]) as files:
         for name, png in drawn.items():
             with files.file(out / f"{name}.png") as file:

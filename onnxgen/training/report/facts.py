@@ -56,7 +56,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Ending:
+class Outcome:
     """The facts that are known after the last step.
 
     Attributes:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen._version import __version__
-from onnxgen.training.report.facts import Ending, Facts
+from onnxgen.training.report.facts import Facts, Outcome
 from onnxgen.training.report.metrics import FIRST_COLUMNS, Row, best_row
 from onnxgen.training.report.progress import duration, number
 from onnxgen.training.settings import Settings
 
 
-def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
+def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
     """Return the page as text. All names are escaped, and nothing is loaded from elsewhere."""
     import jinja2
     import torch
@@ -28,7 +28,7 @@ def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], 
     default, values = Settings(), {field.name: getattr(settings, field.name) for field in fields(settings)}
     return environment.get_template("report.html.jinja").render(
         facts=facts,
-        ending=ending,
+        outcome=outcome,
         out=settings.out,
         settings=[(n.replace("_", "-"), _text(value), value != getattr(default, n)) for n, value in values.items()],
         columns=list(dict.fromkeys(name for row in rows for name in row)),
@@ -37,8 +37,8 @@ def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], 
         ],
         best=None if best is None else f"{best['epoch']:.0f}",
         best_value=None if best is None else number(facts.monitor, best[facts.monitor]),
-        test={name.removeprefix("test_"): number(name, value) for name, value in ending.test.items()},
-        duration=duration(max(ending.seconds, sum(row.get("seconds", 0.0) for row in rows))),  # with resumed epochs
+        test={name.removeprefix("test_"): number(name, value) for name, value in outcome.test.items()},
+        duration=duration(max(outcome.seconds, sum(row.get("seconds", 0.0) for row in rows))),  # with resumed epochs
         pictures={name: base64.b64encode(png).decode() for name, png in pictures.items()},
         versions=f"onnxgen {__version__}, torch {torch.__version__}",
     )
