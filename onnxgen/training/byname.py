@@ -28,7 +28,7 @@ def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
     raise OnnxgenError(f"no {what} is called {name!r}", help=way_out)
 
 
-def classes_of(module: ModuleType, base: type[Entry]) -> dict[str, type[Entry]]:
+def subclasses_in(module: ModuleType, base: type[Entry]) -> dict[str, type[Entry]]:
     """Return the public subclasses of `base` in a module, by name."""
     found = {name: one for name, one in vars(module).items() if inspect.isclass(one) and not name.startswith("_")}
     return {name: one for name, one in found.items() if issubclass(one, base) and one is not base}

@@ -20,8 +20,7 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
-from onnxgen.training.devices import Device, choose, trainer_options
-from onnxgen.training.devices import prepare as prepare_for
+from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro

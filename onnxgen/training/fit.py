@@ -26,12 +26,12 @@ from onnxgen.training.checkpoint.folder import BEST, CHECKPOINTS, LAST
 from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import load_weights, save_weights, sharded
-from onnxgen.training.devices import prepare as prepare_for
-from onnxgen.training.devices import trainer_options
+from onnxgen.training.data.samples import Samples
+from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.groups import param_groups
-from onnxgen.training.loaders import Loaders
+from onnxgen.training.loader import Loader
 from onnxgen.training.meter import Meter
-from onnxgen.training.model import scale_of, set_scale
+from onnxgen.training.model import fixed_batch, scale_of, set_scale
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
@@ -117,7 +117,7 @@ def run(
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume)  # may raise, so it comes before files of an older run are replaced
     report.begin(settings, facts, named or {})
-    loaders, begun = Loaders(plan), time.monotonic()
+    loaders, begun = _Loaders(plan), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from)
     seconds = time.monotonic() - begun
     _restore(network, whole, trainer, keep.store, stopped)
@@ -186,7 +186,44 @@ def early_stopping(plan: Plan) -> list[EarlyStopping]:
     return [EarlyStopping(monitor, mode=mode, patience=plan.settings.early_stop, **more)]
 
 
-def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from: Path | None) -> str:
+class _Loaders(lightning.LightningDataModule):
+    """Makes the loaders of a run. Lightning asks for them once it knows the rank of this process."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def train_dataloader(self) -> Loader:
+        assert self.plan.data.train is not None
+        return self._loader(self.plan.data.train, shuffle=True)
+
+    def val_dataloader(self) -> Loader | list[Loader]:
+        return [] if self.plan.data.val is None else self._loader(self.plan.data.val)
+
+    def test_dataloader(self) -> Loader | list[Loader]:
+        return [] if self.plan.data.test is None else self._loader(self.plan.data.test)
+
+    def _loader(self, samples: Samples, shuffle: bool = False) -> Loader:
+        settings, trainer = self.plan.settings, self.trainer
+        assert trainer is not None
+        # BatchNorm can't train on one sample: it has no variance.
+        norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
+        return Loader(
+            samples,
+            settings.batch_size,
+            shuffle=shuffle,
+            seed=settings.seed,
+            workers=settings.workers,
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            accumulate=settings.accumulate,
+            smallest=2 if shuffle and norms else 1,
+            drop_last=shuffle and fixed_batch(self.plan.model) is not None,
+            pin_memory=self.plan.device.torch_device.type == "cuda",
+        )
+
+
+def _train(trainer: lightning.Trainer, task: Task, loaders: _Loaders, go_on_from: Path | None) -> str:
     """Run the trainer, and return the reason why it ended: a value of `Result.stopped`."""
     try:
         trainer.fit(task, datamodule=loaders, ckpt_path=go_on_from)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.training.byname import by_name, check_arguments, classes_of
+from onnxgen.training.byname import by_name, check_arguments, subclasses_in
 from onnxgen.training.devices.device import Device
 from onnxgen.training.lerp import without_lerp
 from onnxgen.training.settings import Settings
@@ -24,7 +24,7 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
     Raises:
         OnnxgenError: there is none (the error lists near matches).
     """
-    return by_name(name, classes_of(torch.optim, torch.optim.Optimizer), "optimizer")
+    return by_name(name, subclasses_in(torch.optim, torch.optim.Optimizer), "optimizer")
 
 
 def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Device) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.training.byname import by_name, check_arguments, classes_of
+from onnxgen.training.byname import by_name, check_arguments, subclasses_in
 from onnxgen.training.settings import Settings
 
 # The argument with a schedule's length. Without it the length is the whole run, and the rate changes with each step.
@@ -59,7 +59,7 @@ def make_schedule(
 
 
 def _class(name: str) -> type[LRScheduler]:
-    known = classes_of(lr_scheduler, LRScheduler)
+    known = subclasses_in(lr_scheduler, LRScheduler)
     known["ReduceLROnPlateau"] = lr_scheduler.ReduceLROnPlateau
     return by_name(name, known, "schedule")
 

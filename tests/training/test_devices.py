@@ -14,7 +14,7 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import devices
-from onnxgen.training.devices import Device, choose, plugins, prepare, probe, trainer_options, verdicts
+from onnxgen.training.devices import Device, choose, plugins, prepare_for, probe, trainer_options, verdicts
 from onnxgen.training.settings import Settings
 
 GPU = SimpleNamespace(
@@ -244,7 +244,7 @@ def test_several_cuda_devices_start_at_the_chosen_one(monkeypatch: pytest.Monkey
     assert trainer_options(rocm, Settings())["accelerator"] == "cuda"
 
 
-# ---- prepare ---------------------------------------------------------------------------------------------------------
+# ---- prepare_for -----------------------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -260,7 +260,7 @@ def test_float64_becomes_float32_on_devices_without_it() -> None:
     for device in (DIRECTML, Device("mps", 0, "M1", None, torch.device("mps", 0))):
         model = Net()
         with pytest.warns(UserWarning, match="trained in float32"):
-            assert prepare(model, device) is model
+            assert prepare_for(model, device) is model
         assert {k: v.dtype for k, v in model.state_dict().items() if k in ("scale", "table", "index")} == {
             "scale": torch.float32,
             "table": torch.float32,
@@ -271,17 +271,17 @@ def test_float64_becomes_float32_on_devices_without_it() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "xpu"])
 def test_models_are_not_changed_for_devices_with_all_kernels(kind: str) -> None:
-    model = prepare(Net(), Device(kind, 0, "x", None, torch.device(kind, 0)))
+    model = prepare_for(Net(), Device(kind, 0, "x", None, torch.device(kind, 0)))
     assert type(model.rnn) is nn.LSTM and model.scale.dtype == torch.float64
 
 
 def test_models_for_an_unknown_back_end_follow_its_self_test() -> None:
     other = Device("ocl", 0, "x", None, torch.device("cpu"), works=("recurrent", "float64"), verdict="ok")
-    model = prepare(Net(), other)
+    model = prepare_for(Net(), other)
     assert type(model.rnn) is nn.LSTM and model.scale.dtype == torch.float64
     less = Device("ocl", 0, "x", None, torch.device("cpu"), works=("lerp",), verdict="ok")
     with pytest.warns(UserWarning, match="float32"):
-        prepare(model, less)
+        prepare_for(model, less)
     assert type(model.rnn) is not nn.LSTM and model.scale.dtype == torch.float32
 
 

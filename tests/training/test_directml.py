@@ -17,11 +17,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onnxgen.training import Settings, choose, report
 from onnxgen.training.checkpoint import callback
-from onnxgen.training.devices import prepare, verdicts
+from onnxgen.training.devices import prepare_for, verdicts
 from onnxgen.training.fit import run
 from onnxgen.training.meter import Meter
-from onnxgen.training.prepare import Plan
-from onnxgen.training.prepare import prepare as plan_run
+from onnxgen.training.prepare import Plan, prepare
 from tests.conftest import ROOT
 from tests.training.standin.lacking import LackedByDirectML, Lacking
 from tests.training.standin.nets import Net, data
@@ -69,7 +68,7 @@ def planned(model: nn.Module, out: Path, device: str = "directml", **more: Any) 
     x, y = data(64)
     parts = {"train": (x[:48], y[:48]), "val": (x[48:], y[48:])}
     common = {"epochs": 2, "batch_size": 16, "lr": 0.01, "clip": 1.0, "workers": 0}
-    return plan_run(model, parts, Settings(device=device, out=out, **common, **more))
+    return prepare(model, parts, Settings(device=device, out=out, **common, **more))
 
 
 class Pair:
@@ -115,7 +114,7 @@ def test_the_same_fit_on_the_plain_cpu_is_refused_by_the_stand_in(standin: None,
 def test_directml_is_chosen_and_the_model_prepared(standin: None) -> None:
     device = choose("directml")
     assert (device.text, device.name, choose("auto").kind) == ("directml:0", "Stand-in", "directml")
-    model = prepare(Net(), device)
+    model = prepare_for(Net(), device)
     assert not any(type(module) in (nn.LSTM, nn.GRU) for module in model.modules())
     assert torch.float64 not in {tensor.dtype for tensor in model.state_dict().values()}
 

@@ -13,11 +13,11 @@ from onnxgen._callable import callable_module
 from onnxgen.training.devices import plugins, probe
 from onnxgen.training.devices.choice import choose
 from onnxgen.training.devices.device import FEATURES, Device
-from onnxgen.training.devices.prepared import prepare
+from onnxgen.training.devices.prepared import prepare_for
 from onnxgen.training.devices.trainer import trainer_options
 from onnxgen.training.devices.verdicts import tested
 
-__all__ = ["FEATURES", "Device", "choose", "devices", "prepare", "trainer_options"]
+__all__ = ["FEATURES", "Device", "choose", "devices", "prepare_for", "trainer_options"]
 
 
 def devices(imports: Sequence[str] = (), *, test: bool = False) -> list[Device]:

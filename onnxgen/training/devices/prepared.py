@@ -15,7 +15,7 @@ from onnxgen.training.devices.unrolled import UNROLLED
 SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
-def prepare(model: nn.Module, device: Device) -> nn.Module:
+def prepare_for(model: nn.Module, device: Device) -> nn.Module:
     """Change a model in place so that `device` can train it. The keys of its state dict stay.
 
     If the device has no float64, such parameters and buffers become float32 (parameters with a warning). If its LSTM,
