@@ -258,9 +258,7 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, s
     out = store.folder.parent
     if stopped == "interrupted":
         if any(map(sharded, network.parameters())) and (found := store.read()) is not None:
-            prefix = "model."
-            state = {key.removeprefix(prefix): value for key, value in found["state_dict"].items()}
-            whole.load_state_dict(state)
+            whole.load_state_dict({key.removeprefix("model."): value for key, value in found["state_dict"].items()})
         if trainer.is_global_zero:
             save_weights(whole, out / LAST)
     else:

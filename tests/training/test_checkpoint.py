@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.checkpoint.store import Store, ours, peek
+from onnxgen.training.checkpoint.store import Store, own_part, peek
 from onnxgen.training.checkpoint.weights import finite, save_weights
 from tests.training.runs import state, train
 
@@ -80,7 +80,7 @@ def test_unsafe_torch_versions_read_no_checkpoint(store, monkeypatch):
 @pytest.mark.parametrize("found", [{}, {"onnxgen": 5}, {"onnxgen": {}}, {"onnxgen": {"identity": []}}])
 def test_a_checkpoint_of_another_program_is_refused(found):
     with pytest.raises(OnnxgenError, match="the checkpoint was not written by onnxgen"):
-        ours(found)
+        own_part(found)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "link"])

@@ -19,11 +19,11 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
-from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run, refuse_nothing
+from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run, need_run
 from onnxgen.training.checkpoint.identity import Identity, compare
-from onnxgen.training.checkpoint.loops import go_on, settled
-from onnxgen.training.checkpoint.store import KEY, Store, ours, reason
-from onnxgen.training.checkpoint.weights import finite, plain, spare, write
+from onnxgen.training.checkpoint.loops import between_batches, resume_loops
+from onnxgen.training.checkpoint.store import KEY, Store, own_part, reason
+from onnxgen.training.checkpoint.weights import finite, plain, tied_names, write
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
 
@@ -88,7 +88,7 @@ class Checkpoints(lightning.Callback):
         found = self.store.read() if resume else None
         if found is None:
             if resume:
-                refuse_nothing(self.out)
+                need_run(self.out)
                 self.say(f"the run in {self.out} has no checkpoint yet: it starts again")
             elif holds_a_run(self.out):
                 way = "to keep a run, give the next one another --out FOLDER"
@@ -97,7 +97,7 @@ class Checkpoints(lightning.Callback):
             for name in (BEST, LAST):
                 (self.out / name).unlink(missing_ok=True)
             return None
-        compare(ours(found)["identity"], self.identity)
+        compare(own_part(found)["identity"], self.identity)
         return self.store.found
 
     # Lightning's hooks, in the order in which they are called.
@@ -110,7 +110,7 @@ class Checkpoints(lightning.Callback):
         trainer.should_stop = state["stopped"]
 
     def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
-        self._spare = spare(task.model)
+        self._tied_names = tied_names(task.model)
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self._signum = 0
@@ -122,7 +122,7 @@ class Checkpoints(lightning.Callback):
         if self._resumed is not None:
             _put_sums(trainer, task, [state["sums"] for state in self._resumed])
             trainer._logger_connector._callback_metrics.update(self._metrics)  # monitored by other callbacks
-            if go_on(trainer):
+            if resume_loops(trainer):
                 self._put_generators(trainer, task)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
@@ -154,7 +154,7 @@ class Checkpoints(lightning.Callback):
 
     def on_save_checkpoint(self, trainer: lightning.Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
         own = {"generators": generators.capture(task.device), "sums": _sums(task)}
-        checkpoint["loops"] = {"fit_loop": settled(trainer, checkpoint["loops"]["fit_loop"])}
+        checkpoint["loops"] = {"fit_loop": between_batches(trainer, checkpoint["loops"]["fit_loop"])}
         checkpoint[KEY] = {
             "identity": self.identity,
             "best": self.best,
@@ -176,8 +176,8 @@ class Checkpoints(lightning.Callback):
         if better:
             self.best, self.best_epoch, self._goodness = found[self.monitor], trainer.current_epoch - 1, good
         if trainer.is_global_zero:
-            prefix = "model."
-            weights = plain({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}, self._spare)
+            of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
+            weights = plain(of_model, self._tied_names)
             self._write(weights, LAST)
             if better or self.best is None:
                 self._write(weights, BEST)

@@ -15,7 +15,7 @@ def holds_a_run(out: Path) -> bool:
     return any(path.exists() for path in (out / BEST, out / LAST, *(out / CHECKPOINTS).glob("*")))
 
 
-def refuse_nothing(out: Path) -> None:
+def need_run(out: Path) -> None:
     """Raise `OnnxgenError` if the folder has no run to resume, not even one without weights yet."""
     if not (out / CONFIG).is_file() and not holds_a_run(out):
         way_out = "name the run's folder with --out, or start a run without --resume"

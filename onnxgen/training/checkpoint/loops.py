@@ -14,7 +14,7 @@ import lightning
 Counters = dict[str, Any]
 
 
-def settled(trainer: lightning.Trainer, saved: Counters) -> Counters:
+def between_batches(trainer: lightning.Trainer, saved: Counters) -> Counters:
     """Change the saved state of the fit loop to the state between this batch or epoch and the next."""
     batches = saved["epoch_loop.batch_progress"]
     done = batches["current"]["processed"]
@@ -32,7 +32,7 @@ def settled(trainer: lightning.Trainer, saved: Counters) -> Counters:
     return saved
 
 
-def go_on(trainer: lightning.Trainer) -> bool:
+def resume_loops(trainer: lightning.Trainer) -> bool:
     """Correct the loops at the start of a resumed training. Return True if it resumes within an epoch."""
     loop = trainer.fit_loop
     loop._load_combined_loader_states()  # Lightning skips this if the number of steps was asked for before

@@ -96,7 +96,7 @@ class Store(CheckpointIO):
         """Do nothing: `save_checkpoint` replaces the two files."""
 
 
-def ours(found: dict[str, Any]) -> dict[str, Any]:
+def own_part(found: dict[str, Any]) -> dict[str, Any]:
     """Return onnxgen's part of a checkpoint. Raise `OnnxgenError` if another program wrote it."""
     state = found.get(KEY)
     if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
@@ -110,7 +110,7 @@ def peek(folder: Path) -> dict[str, Any]:
     with suppress(Exception):  # for a damaged file torch raises any exception
         _need_safe_torch()
         found: dict[str, Any] = torch.load(folder / LAST, map_location="cpu", weights_only=True, mmap=True)
-        return ours(found)
+        return own_part(found)
     return {}
 
 

@@ -31,7 +31,7 @@ def save_weights(model: nn.Module, path: Path | str) -> None:
     Raises:
         OSError: it can't be written; the former file is kept.
     """
-    write(plain(model.state_dict(), spare(model)), Path(path))
+    write(plain(model.state_dict(), tied_names(model)), Path(path))
 
 
 def load_weights(model: nn.Module, path: Path | str) -> None:
@@ -49,7 +49,7 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
             missing, unexpected = model.load_state_dict(state, strict=False)
     except (RuntimeError, safetensors.SafetensorError) as error:
         raise OnnxgenError(f"{path} does not fit the model: {one_line(error)}") from error
-    wrong = [*unexpected, *({*missing} - spare(model))]
+    wrong = [*unexpected, *({*missing} - tied_names(model))]
     if wrong:
         raise OnnxgenError(f"{path} does not fit the model: {wrong[0]}")
 
@@ -73,7 +73,7 @@ def plain(state: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[s
     return found
 
 
-def spare(model: nn.Module) -> frozenset[str]:
+def tied_names(model: nn.Module) -> frozenset[str]:
     """Return the names in a `state_dict` that the sidecar lacks, because `from_pretrained` ties them to others."""
     sharing: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, tensor in model.state_dict(keep_vars=True).items():
