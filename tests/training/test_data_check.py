@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,10 @@ X, Y = np.random.default_rng(0).normal(size=(10, 5)), np.arange(10) % 3
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a model with these inputs; each is made once."""
-    made: dict[str, nn.Module] = {}
 
+    @cache
     def of(classes: int = 3, rows: int = 7, **inputs: Any) -> nn.Module:
-        key = f"{classes} {rows} {inputs}"
-        if key not in made:
-            made[key] = network(tmp_path_factory.mktemp("check"), classes=classes, rows=rows, **inputs)
-        return made[key]
+        return network(tmp_path_factory.mktemp("check"), classes=classes, rows=rows, **inputs)
 
     return of
 

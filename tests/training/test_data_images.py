@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,10 @@ Model = Callable[..., nn.Module]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Return a model with one input of these dims; each is made once."""
-    made: dict[Any, nn.Module] = {}
 
+    @cache
     def of(*dims: int | str, dtype: str = "float32") -> nn.Module:
-        if (dims, dtype) not in made:
-            made[dims, dtype] = network(tmp_path_factory.mktemp("image"), image=(dtype, ("batch", *dims)))
-        return made[dims, dtype]
+        return network(tmp_path_factory.mktemp("image"), image=(dtype, ("batch", *dims)))
 
     return of
 

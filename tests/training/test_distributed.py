@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +76,22 @@ def environment(**more: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def run(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return a function for the folder of one of the RUNS; each runs once."""
-    made: dict[str, Path] = {}
 
+    @cache
     def get(name: str) -> Path:
-        if name not in made:
-            launcher, given = RUNS[name]
-            out = tmp_path_factory.mktemp("run") / "out"
-            more = ("--master-port", str(free_port())) if launcher else ()
-            args = command(job, out, given, *launcher[1:], *more)
-            done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=300, cwd=out.parent)
-            assert done.returncode == 0, done.stdout + done.stderr
-            made[name] = out
-        return made[name]
+        launcher, given = RUNS[name]
+        out = tmp_path_factory.mktemp("run") / "out"
+        more = ("--master-port", str(free_port())) if launcher else ()
+        finish(command(job, out, given, *launcher[1:], *more), out.parent)
+        return out
 
     return get
+
+
+def finish(args: list[str], folder: Path) -> None:
+    """Run a process that must succeed."""
+    done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def free_port() -> int:
@@ -125,9 +128,7 @@ def test_a_stopped_fsdp_run_resumes_and_returns_whole_models(job: tuple[Path, Pa
     """The run is stopped in the first epoch, before there is a best one, and in the second."""
     out, given = tmp_path / "out", RUNS["fsdp"][1]
     for more in ({"stop_at": 0}, {"stop_at": 3, "resume": True}, {"resume": True}):
-        args = command(job, out, given | more)
-        done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=300, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
+        finish(command(job, out, given | more), tmp_path)
         kept = load_file(out / ("last.safetensors" if more == {"stop_at": 0} else "best.safetensors"))
         for rank in range(2):
             handed_back = load_file(out / f"result{rank}.safetensors")
