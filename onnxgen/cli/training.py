@@ -10,7 +10,7 @@ from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import installing, python_file
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.checkpoint.folder import CONFIG, holds_a_run, refuse_nothing
+from onnxgen.training.checkpoint.folder import CONFIG, holds_a_run, need_run
 from onnxgen.training.config import DIGITS, read_config
 from onnxgen.training.settings import Settings
 
@@ -57,7 +57,7 @@ def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
 def _check(run: dict[str, str], settings: Settings) -> None:
     """Check everything that needs no PyTorch, which takes seconds to load."""
     if settings.resume and first_process():  # other processes may start after the first one has begun
-        refuse_nothing(settings.out)
+        need_run(settings.out)
     if "model" not in run:
         raise OnnxgenError("MODEL is missing", help="onnxgen train model.py --data DATA")
     if not Path(run["model"]).is_file():

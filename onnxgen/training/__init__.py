@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onnxgen.training.model import open_model as open_model
     from onnxgen.training.settings import Settings as Settings
 
-_NAMES = {
+_EXPORTS = {
     "surgery.head": "find_head",
     "surgery.ports": "signature_of",
     "surgery.replacing": "replace_head",
@@ -40,15 +40,15 @@ _NAMES = {
     "training.model": "open_model",
     "training.settings": "Settings",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted(_HOME)
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'onnxgen.training' has no attribute {name!r}")
-    module = importlib.import_module(f"onnxgen.{_HOME[name]}")
-    return module if _HOME[name] == f"training.{name}" else getattr(module, name)  # the module is callable
+    module = importlib.import_module(f"onnxgen.{_MODULES[name]}")
+    return module if _MODULES[name] == f"training.{name}" else getattr(module, name)  # the module is callable
 
 
 def __dir__() -> list[str]:

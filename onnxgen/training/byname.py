@@ -17,27 +17,21 @@ def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
     """Return the entry of `known` with this name, ignoring case. `what` names the kind of entry in the error.
 
     Raises:
-        OnnxgenError: there is no such entry (the error lists near matches).
+        OnnxgenError: there is no such entry. The error lists up to three that contain `name` or are spelled like it.
     """
-    folded = {key.lower(): key for key in known}
-    if name.lower() in folded:
-        return known[folded[name.lower()]]
-    likely = near(name, known)
+    folded, text = {key.lower(): key for key in known}, name.strip().lower()
+    if text in folded:
+        return known[folded[text]]
+    within = [key for key in folded if len(text) > 2 and text in key]
+    likely = [folded[key] for key in within[:3] or difflib.get_close_matches(text, folded, n=3, cutoff=0.65)]
     way_out = f"perhaps {', '.join(likely)}" if likely else f"one of {', '.join(sorted(known))}"
     raise OnnxgenError(f"no {what} is called {name!r}", help=way_out)
 
 
-def classes_of(module: ModuleType, base: type[Entry]) -> dict[str, type[Entry]]:
+def subclasses_in(module: ModuleType, base: type[Entry]) -> dict[str, type[Entry]]:
     """Return the public subclasses of `base` in a module, by name."""
     found = {name: one for name, one in vars(module).items() if inspect.isclass(one) and not name.startswith("_")}
     return {name: one for name, one in found.items() if issubclass(one, base) and one is not base}
-
-
-def near(name: str, known: Iterable[str]) -> list[str]:
-    """Return up to three known names that contain `name`, or else are spelled like it."""
-    folded, text = {key.lower(): key for key in known}, name.strip().lower()
-    within = [key for key in folded if len(text) > 2 and text in key]
-    return [folded[key] for key in within[:3] or difflib.get_close_matches(text, folded, n=3, cutoff=0.65)]
 
 
 def check_arguments(chosen: type, arguments: Mapping[str, object], given: Iterable[str]) -> None:

@@ -20,8 +20,7 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
-from onnxgen.training.devices import Device, choose, trainer_options
-from onnxgen.training.devices import prepare as prepare_for
+from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
@@ -31,7 +30,7 @@ from onnxgen.training.settings import Settings
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import QUIET, metrics, quiet
 
-PARTS = ("test", "val", "train")  # in this order: the first part that the data has is evaluated
+PREFERRED_PARTS = ("test", "val", "train")  # the first one that the data has is evaluated
 
 
 def evaluate(
@@ -61,7 +60,7 @@ def evaluate(
     network, settings, opened, samples, feeding, device = _ready(model, data, part, settings, overrides)
     objectives = objectives_of(network, samples, feeding, settings)
     _refuse_unordered(opened, samples, objectives, settings)
-    task = Task(prepare_for(network, device), objectives, feeding, lambda _: None)
+    task = Task(prepare_for(network, device), objectives, feeding)
     with quiet():
         trainer = lightning.Trainer(**QUIET, **trainer_options(device, settings))
         trainer.test(task, Loader(samples, settings.batch_size, workers=settings.workers), verbose=False)
@@ -130,18 +129,17 @@ def _ready(
     else:
         settings = replace(settings, classes=settings.classes or classes_of(model))
     opened = open_data(data, model, settings if targets else replace(settings, strict=True), targets=targets)
-    _warn_of_scale(model, opened, settings)
+    if settings.normalize == "auto" and not scale_of(model) and opened.normalize not in ("", "none"):
+        way = "the model may have been trained with others: give them with normalize="
+        warnings.warn(f"images are normalised by their own mean and deviation, {opened.normalize}; {way}", stacklevel=3)
     samples = _part(opened, part)
     feeding = feed(opened, model, settings, targets=targets)
     check(model, opened, feeding, settings)
-    _refuse_rest(model, samples)
+    fixed = fixed_batch(model)
+    if fixed and len(samples) % fixed:
+        what = f"the model takes batches of {fixed} only, but the data has {len(samples)} samples"
+        raise OnnxgenError(what, help="generate it again with --dynamic-batch")
     return model, settings, opened, samples, feeding, choose(settings.device, settings.imports)
-
-
-def _warn_of_scale(network: nn.Module, data: Data, settings: Settings) -> None:
-    if settings.normalize == "auto" and not scale_of(network) and data.normalize not in ("", "none"):
-        way = "the model may have been trained with others: give them with normalize="
-        warnings.warn(f"images are normalised by their own mean and deviation, {data.normalize}; {way}", stacklevel=4)
 
 
 def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objective], settings: Settings) -> None:
@@ -154,21 +152,12 @@ def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objecti
             raise OnnxgenError(what, help=way)
 
 
-def _refuse_rest(network: nn.Module, samples: Samples) -> None:
-    """Refuse data whose last batch would be smaller than the model's fixed batch size."""
-    fixed = fixed_batch(network)
-    if fixed and len(samples) % fixed:
-        what = f"the model takes batches of {fixed} only, but the data has {len(samples)} samples"
-        raise OnnxgenError(what, help="generate it again with --dynamic-batch")
-
-
 def _part(data: Data, name: str | None) -> Samples:
-    if name is not None and name not in PARTS:
-        raise OnnxgenError(f"the part of the data must be one of {', '.join(PARTS)}, not {name!r}")
-    for wanted in PARTS if name is None else (name,):
-        samples: Samples | None = getattr(data, wanted)
-        if samples is not None:
-            return samples
+    if name is not None and name not in PREFERRED_PARTS:
+        raise OnnxgenError(f"the part of the data must be one of {', '.join(PREFERRED_PARTS)}, not {name!r}")
+    for wanted in PREFERRED_PARTS if name is None else (name,):
+        if wanted in data.parts:
+            return data.parts[wanted]
     raise OnnxgenError(f"{data.name} has no samples{f' to {name}' if name else ''}")
 
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,16 @@ from onnxgen.training.checkpoint.folder import BEST, CHECKPOINTS, LAST
 from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import load_weights, save_weights, sharded
-from onnxgen.training.devices import prepare as prepare_for
-from onnxgen.training.devices import trainer_options
+from onnxgen.training.data.samples import Samples
+from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.groups import param_groups
-from onnxgen.training.loaders import Loaders
+from onnxgen.training.loader import Loader
 from onnxgen.training.meter import Meter
-from onnxgen.training.model import scale_of, set_scale
-from onnxgen.training.optimizers import check_half, make_optimizer, make_schedule, optimizer_class
+from onnxgen.training.model import fixed_batch, scale_of, set_scale
+from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
+from onnxgen.training.schedules import make_schedule
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
@@ -88,14 +90,9 @@ def fit(
     with quiet():
         lightning.seed_everything(settings.seed, verbose=False)
         plan = prepare(model, data, settings)
-        return run(plan, callbacks, show, _named(model, data))
-
-
-def _named(model: Any, data: Any) -> dict[str, str]:
-    """Return `model` and `data` as text, if they are files or names."""
-    file = file_of(model) if isinstance(model, nn.Module) else model
-    named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
-    return {name: str(value) for name, value in named.items() if value is not None}
+        file = file_of(model) if isinstance(model, nn.Module) else model
+        named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
+        return run(plan, callbacks, show, {name: str(value) for name, value in named.items() if value is not None})
 
 
 def run(
@@ -111,7 +108,7 @@ def run(
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
     if settings.compile:
         network.compile()
-    task = Task(network, plan.objectives, plan.feeding, configure(plan))
+    task = Task(network, plan.objectives, plan.feeding, partial(_optimization, plan))
     facts = report.facts_of(plan)
     history, progress = report.callbacks(settings, facts, show)
     keep = checkpoints(plan, progress.say)
@@ -120,17 +117,17 @@ def run(
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume)  # may raise, so it comes before files of an older run are replaced
     report.begin(settings, facts, named or {})
-    loaders, begun = Loaders(plan), time.monotonic()
+    loaders, begun = _Loaders(plan), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from)
     seconds = time.monotonic() - begun
     _restore(network, whole, trainer, keep.store, stopped)
     result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
-    ending = report.Ending(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
+    outcome = report.Outcome(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
     if plan.data.test is not None and stopped != "interrupted":
         trainer.test(task, datamodule=loaders, verbose=False)
         result.test = metrics(trainer)
-        ending = replace(ending, test=result.test, confusion=task.confusion, confused="test")
-    report.finish(settings, facts, ending)
+        outcome = replace(outcome, test=result.test, confusion=task.confusion, confused="test")
+    report.finish(settings, facts, outcome)
     for name, tensor in _tensors(whole.cpu().eval()):  # undo "bf16-true" and the like
         if name in dtypes and tensor.dtype != dtypes[name]:
             tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
@@ -138,7 +135,7 @@ def run(
 
 
 def _check_monitor(plan: Plan) -> None:
-    parts = [part for part in ("train", "val") if getattr(plan.data, part) is not None]
+    parts = [part for part in plan.data.parts if part != "test"]
     known = [name for part in parts for name in Meter(plan.objectives).means(part, lambda sums: sums)]
     if plan.monitor[0] not in known:
         raise OnnxgenError(f"no metric is called {plan.monitor[0]!r}", help=f"there are {', '.join(known)}")
@@ -189,7 +186,44 @@ def early_stopping(plan: Plan) -> list[EarlyStopping]:
     return [EarlyStopping(monitor, mode=mode, patience=plan.settings.early_stop, **more)]
 
 
-def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from: Path | None) -> str:
+class _Loaders(lightning.LightningDataModule):
+    """Makes the loaders of a run. Lightning asks for them once it knows the rank of this process."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def train_dataloader(self) -> Loader:
+        assert self.plan.data.train is not None
+        return self._loader(self.plan.data.train, shuffle=True)
+
+    def val_dataloader(self) -> Loader | list[Loader]:
+        return [] if self.plan.data.val is None else self._loader(self.plan.data.val)
+
+    def test_dataloader(self) -> Loader | list[Loader]:
+        return [] if self.plan.data.test is None else self._loader(self.plan.data.test)
+
+    def _loader(self, samples: Samples, shuffle: bool = False) -> Loader:
+        settings, trainer = self.plan.settings, self.trainer
+        assert trainer is not None
+        # BatchNorm can't train on one sample: it has no variance.
+        norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
+        return Loader(
+            samples,
+            settings.batch_size,
+            shuffle=shuffle,
+            seed=settings.seed,
+            workers=settings.workers,
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            accumulate=settings.accumulate,
+            smallest=2 if shuffle and norms else 1,
+            drop_last=shuffle and fixed_batch(self.plan.model) is not None,
+            pin_memory=self.plan.device.torch_device.type == "cuda",
+        )
+
+
+def _train(trainer: lightning.Trainer, task: Task, loaders: _Loaders, go_on_from: Path | None) -> str:
     """Run the trainer, and return the reason why it ended: a value of `Result.stopped`."""
     try:
         trainer.fit(task, datamodule=loaders, ckpt_path=go_on_from)
@@ -224,9 +258,7 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, s
     out = store.folder.parent
     if stopped == "interrupted":
         if any(map(sharded, network.parameters())) and (found := store.read()) is not None:
-            prefix = "model."
-            state = {key.removeprefix(prefix): value for key, value in found["state_dict"].items()}
-            whole.load_state_dict(state)
+            whole.load_state_dict({key.removeprefix("model."): value for key, value in found["state_dict"].items()})
         if trainer.is_global_zero:
             save_weights(whole, out / LAST)
     else:
@@ -236,17 +268,8 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, s
             load_weights(model, out / BEST)
 
 
-def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:
-    """Return a function that makes optimizer and schedule; Lightning calls it when the number of steps is known."""
-
-    def made(task: lightning.LightningModule) -> Any:
-        assert isinstance(task, Task)
-        return _optimization(plan, task.model, int(task.trainer.estimated_stepping_batches))
-
-    return made
-
-
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
+    """Return the optimizer and the schedule for a number of steps, in the form that Lightning takes."""
     settings = plan.settings
     default = inspect.signature(optimizer_class(settings.optimizer)).parameters["lr"].default
     rate = float(default if settings.lr is None else settings.lr)

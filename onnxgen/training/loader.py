@@ -1,4 +1,4 @@
-"""Batches of samples in an order that depends on nothing but the seed, and that can be taken up again anywhere."""
+"""Loads batches in an order that depends only on the seed, and can resume at any batch."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ from torch.utils.data import DataLoader, Dataset
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.data.samples import Batch, Samples
 
-Ticket = tuple[int, list[int]]  # what a batch is made of: the seed of its epoch, the indices of its samples
-MOST_WORKERS = 8
+Ticket = tuple[int, list[int]]  # the seed of the epoch and the indices of the samples: all that a batch depends on
+MAX_WORKERS = 8
 
 
 class Loader:
-    """The batches of `samples`, epoch by epoch; iterate it once for each epoch.
+    """Iterates over the batches of `samples`, once for each epoch.
 
-    The order is a pure function of seed and epoch; no global random state is used or changed. Each *global* batch, of
-    `batch_size * world` samples, is shared out: rank r takes the r-th part of it. So several processes see the same
-    global batches as one process with the larger batch. What remains at the end of an epoch is a smaller batch, whose
-    parts differ by one sample at most (see `weight`); a remainder of fewer than `smallest` samples a rank joins the
-    batch before it, so that each rank has as many batches as the others and no sample is left out.
+    The order is a pure function of seed and epoch; no global random state is used or changed. Each *global* batch has
+    `batch_size * world` samples, of which rank r takes the r-th part. So several processes see the same global batches
+    as one process with the larger batch. The rest at the end of an epoch is a smaller batch, whose parts differ by at
+    most one sample (see `weight`). A rest of fewer than `smallest` samples per rank joins the batch before it: every
+    rank has the same number of batches, and no sample is left out.
 
-    It goes on where it was: `state_dict` counts the batches that were given out, not those that workers prepared.
-    (Lightning saves and restores it with its own loops.)
+    Lightning saves and restores the position with its loops. `state_dict` counts the batches that were handed out, not
+    those that workers prepared.
 
     Attributes:
-        epoch: the one that the next iteration gives, counted from 0. It advances by itself, or by `set_epoch`.
-        weight: of the batch given last: its samples on this rank, as a multiple of the mean over all ranks and over
-            `accumulate` batches. A loss that is a mean over the batch is multiplied by it, so that the mean of the
-            ranks' and batches' gradients is that of all samples of the step. 1 except for the last step of an epoch,
-            which may have fewer batches, and a smaller last one.
+        epoch: the epoch of the next iteration, from 0. It advances by itself, or by `set_epoch`.
+        weight: number of samples in the latest batch on this rank, divided by the mean over all ranks and over the
+            `accumulate` batches of the step. Multiply a mean loss by it: then the mean of all gradients is that of all
+            samples of the step. It is 1 except in the last step of an epoch, which may be smaller.
     """
 
-    batch_sampler = None  # Lightning looks here before it looks at `sampler`
+    batch_sampler = None  # Lightning looks for `set_epoch` here before it looks at `sampler`
 
     def __init__(
         self,
@@ -58,28 +57,27 @@ class Loader:
     ) -> None:
         """
         Args:
-            samples: worker processes get a copy. If it has a true attribute `in_memory`, "auto" takes no workers.
-            batch_size: samples a rank.
-            shuffle: a new order each epoch; else that of the samples.
-            workers: processes that prepare batches; 0 prepares them in this one, which is best for arrays in memory.
-            rank, world: this process, and how many share each global batch.
-            smallest: samples that a rank needs in a batch (training BatchNorm takes no single one).
-            drop_last: give whole batches only, for a model of a fixed batch.
-            accumulate: batches whose gradients make one step; see `weight`.
-            pin_memory: put batches into page-locked memory, from where CUDA copies while it computes.
+            samples: worker processes get a copy. If its attribute `in_memory` is true, "auto" means no workers.
+            batch_size: samples per rank.
+            shuffle: use a new order in each epoch, instead of the order of the samples.
+            workers: number of processes that prepare batches; 0: this process, which is best for arrays in memory.
+            rank, world: number of this process, and of the processes that share each global batch.
+            smallest: minimum samples of a rank in a batch (BatchNorm can't train with one).
+            drop_last: leave out an incomplete last batch, for a model with a fixed batch size.
+            accumulate: number of batches whose gradients make one step; see `weight`.
+            pin_memory: put batches into page-locked memory, from which CUDA copies while it computes.
 
         Raises:
             OnnxgenError: there are too few samples for one batch.
         """
         bounds = _bounds(len(samples), batch_size * world, smallest * world, drop_last)
-        self.plan = Plan(tuple(bounds), len(samples), shuffle, seed, rank, world, accumulate)
+        self.plan = BatchPlan(tuple(bounds), len(samples), shuffle, seed, rank, world, accumulate)
         self.samples, self.pin_memory = samples, pin_memory
         self.workers = count_workers(samples, workers, world)
         if len(samples) < world or not len(self):
             needed = batch_size * world if drop_last else world
-            ways = "smaller batches, fewer processes or more data"
-            what = f"{counted(len(samples), 'sample')}, and one batch takes at least {needed}"
-            raise OnnxgenError(what, help=ways)
+            what = f"the data has {counted(len(samples), 'sample')}, but one batch needs at least {needed}"
+            raise OnnxgenError(what, help="use smaller batches, fewer processes or more data")
         self.epoch, self.weight = 0, 1.0
         self._start = self._given = 0
         self._order = _Order()
@@ -90,20 +88,20 @@ class Loader:
 
     @property
     def sampler(self) -> Loader:
-        """Where Lightning looks for `set_epoch`."""
+        """Lightning looks for `set_epoch` here."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the one that the next iteration gives, from its start unless it is under way."""
+        """Set the epoch of the next iteration. It starts at its first batch, unless `epoch` is already set."""
         if epoch != self.epoch:
             self.epoch, self._start, self._given = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its batches were given out."""
+        """Return the epoch, and the number of its batches that were handed out."""
         return {"epoch": self.epoch, "given": self._given}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where `state_dict` was taken: the next iteration gives only what is left of the epoch."""
+        """Continue where `state_dict` was taken: the next iteration yields the rest of the epoch."""
         self.epoch, self._start = int(state["epoch"]), int(state["given"])
         self._given = self._start
 
@@ -134,7 +132,7 @@ class Loader:
                 persistent_workers=True,
                 pin_memory=self.pin_memory,
                 worker_init_fn=_follow_parent,
-                generator=torch.Generator(),  # its own: else it draws a number of the global one each epoch
+                generator=torch.Generator(),  # else it draws a number from the global generator each epoch
             )
         self._order.tickets = tickets
         for batch in self._workers:
@@ -144,15 +142,15 @@ class Loader:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which samples are in which batch of which epoch.
+class BatchPlan:
+    """Tells which samples are in each batch of each epoch.
 
-    It knows nothing of the loader: a loader in a circle of references would be collected in a worker, too, and end
-    the workers of its parent.
+    It has no reference to the loader. In a cycle of references, a forked worker would garbage-collect its copy of the
+    loader and thereby end the workers of its parent.
 
     Attributes:
-        bounds: where each global batch begins in the order of an epoch, and where the last ends.
-        seed: of the order, and of what is drawn for samples.
+        bounds: the start of each global batch in the order of an epoch, and the end of the last one.
+        seed: for the order, and for random augmentation of samples.
     """
 
     bounds: tuple[int, ...]
@@ -164,7 +162,7 @@ class Plan:
     accumulate: int = 1
 
     def tickets(self, epoch: int, first: int = 0) -> Iterator[Ticket]:
-        """What this rank's batches are made of, from number `first` on."""
+        """Yield the tickets of this rank's batches, from batch number `first` on."""
         seed = epoch_seed(self.seed, epoch)
         order = np.arange(self.count)
         if self.shuffle:
@@ -174,12 +172,12 @@ class Plan:
             yield seed, order[begin:end].tolist()
 
     def share(self, number: int) -> tuple[int, int]:
-        """Begin and end of this rank's part of a batch."""
+        """Return begin and end of this rank's part of a batch."""
         begin, end = self.bounds[number], self.bounds[number + 1]
         return begin + self.rank * (end - begin) // self.world, begin + (self.rank + 1) * (end - begin) // self.world
 
     def weight(self, number: int) -> float:
-        """Size of this rank's part, as a multiple of the mean of all ranks and of all batches of the same step."""
+        """Return the size of this rank's part, divided by the mean over all ranks and all batches of the step."""
         begin, end = self.share(number)
         first = number - number % self.accumulate
         last = min(first + self.accumulate, len(self.bounds) - 1)
@@ -187,29 +185,29 @@ class Plan:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """The seed of one epoch of a run: 63 bits, unlike those of other epochs and seeds."""
+    """Return a 63-bit seed for one epoch, different from those of other epochs and seeds."""
     words = np.random.SeedSequence([seed & (2**64 - 1), epoch]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 
 
 def count_workers(samples: Samples, workers: int | str, world: int = 1) -> int:
-    """How many processes prepare batches; "auto": none for arrays in memory, else the cores that a rank has."""
+    """Return the number of worker processes; "auto": none for arrays in memory, else one per core of this rank."""
     if isinstance(workers, int):
         return workers
     if getattr(samples, "in_memory", False):
         return 0
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    return max(1, min(_cores() // max(local, 1), MOST_WORKERS))
+    return max(1, min(_cores() // max(local, 1), MAX_WORKERS))
 
 
 def _cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine has."""
+    """Return the number of cores that this process may use. In a container these are fewer than the machine has."""
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _bounds(count: int, size: int, smallest: int, drop_last: bool) -> list[int]:
-    """Where global batches begin, and last where they end."""
+    """Return the start of each global batch, and the end of the last one."""
     bounds = list(range(0, count + 1, size))
     rest = count - bounds[-1]
     if rest and not drop_last:
@@ -220,7 +218,7 @@ def _bounds(count: int, size: int, smallest: int, drop_last: bool) -> list[int]:
 
 
 class _Order:
-    """The sampler of the processes' DataLoader: whole batches."""
+    """The DataLoader's sampler. It yields the ticket of a whole batch."""
 
     tickets: Iterable[Ticket] = ()
 
@@ -229,7 +227,7 @@ class _Order:
 
 
 class _Taken(Dataset[Batch | OnnxgenError]):
-    """Samples by the ticket. Errors are handed over as they are: torch would put a worker's traceback into them."""
+    """Takes the samples of a ticket. Errors are returned: torch would add the worker's traceback to a raised one."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -249,9 +247,9 @@ def _same(batch: Any) -> Any:
 def _follow_parent(worker: int) -> None:
     """End a worker whose parent was killed while the worker started.
 
-    torch's worker ends when its parent is no longer the one that it had when it first looked, and it looks later than
-    this (2.13): of a parent that is dead by now it would wait for work for ever. Only a fork is its parent's child for
-    certain: other ways to start may put a process between them.
+    torch's worker ends when its parent's id changes after its first look, which comes later than this (torch 2.13). If
+    the parent is dead by then, the worker would wait for work forever. This is checked only after a fork: with other
+    start methods there may be a process between the two.
     """
     parent = multiprocessing.parent_process()
     if parent and multiprocessing.get_start_method() == "fork" and os.getppid() != parent.pid:

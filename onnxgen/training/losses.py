@@ -1,8 +1,8 @@
-"""What an output is trained towards: losses by their torch names, and the one that fits what a model ends in."""
+"""The loss of each output: given by its torch name, or chosen by the model's last operation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,28 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.byname import near
+from onnxgen.training.byname import by_name
 from onnxgen.training.data.samples import Field
 
-IGNORED = -100  # a class index that counts neither in the loss nor in the accuracy: torch's own default
-SHORT = {
-    "bce": "binary_cross_entropy",
-    "bce_with_logits": "binary_cross_entropy_with_logits",
-    "ce": "cross_entropy",
-    "huber": "huber_loss",
-    "kl": "kl_div",
-    "l1": "l1_loss",
-    "mae": "l1_loss",
-    "mse": "mse_loss",
-    "nll": "nll_loss",
-    "smooth_l1": "smooth_l1_loss",
-}
-OF_CLASSES = ("cross_entropy", "nll_loss", "multi_margin_loss")
-OF_CHANCES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
-# every loss of torch.nn.functional that takes an output and a target and nothing else
-NAMES = (
-    *OF_CLASSES,
-    *OF_CHANCES,
+IGNORED_CLASS = -100  # a class index that counts neither in the loss nor in the accuracy; torch's default
+CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # their target is a class index
+BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+# All losses of torch.nn.functional that need only an output and a target.
+LOSSES = (
+    *CLASS_LOSSES,
+    *BINARY_LOSSES,
     "huber_loss",
     "kl_div",
     "l1_loss",
@@ -43,9 +31,16 @@ NAMES = (
     "smooth_l1_loss",
     "soft_margin_loss",
 )
-PROBABILITIES = ("sigmoid", "softmax")  # endings from 0 to 1
+ALIASES = {name.removesuffix("_loss"): name for name in LOSSES} | {
+    "bce": "binary_cross_entropy",
+    "bce_with_logits": "binary_cross_entropy_with_logits",
+    "ce": "cross_entropy",
+    "kl": "kl_div",
+    "mae": "l1_loss",
+}
+PROBABILITIES = ("sigmoid", "softmax")  # endings whose values lie between 0 and 1
 _ENDINGS = {"LogSoftmaxBackward0": "log_softmax", "SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
-# what rearranges or picks elements, or copies them; the classes may lie along another axis then
+# Operations that copy, rearrange or select elements. After them the classes may lie along another axis.
 _VIEWS = {*"View UnsafeView Reshape Squeeze Unsqueeze Alias Clone ToCopy Transpose Permute T Cat Stack".split()}
 _VIEWS |= {*"Select Slice Narrow Split SplitWithSizes Unbind Index IndexSelect Expand Flip Roll".split()}
 _BOUNDED = {"Clamp", "ClampMin", "ClampMax"}
@@ -53,20 +48,20 @@ _BOUNDED = {"Clamp", "ClampMin", "ClampMax"}
 
 @dataclass(frozen=True)
 class Ending:
-    """The last thing that a model does: `kind` is "log_softmax", "softmax", "sigmoid" or "" (anything else).
+    """The last operation of a model: `kind` is "log_softmax", "softmax", "sigmoid" or "" (any other).
 
-    `axis` is that of the softmax; None where what follows it moves elements.
+    `axis` is the axis of the softmax, or None if a later operation moves elements.
     """
 
     kind: str = ""
     axis: int | None = None
 
     def __str__(self) -> str:
-        return self.kind or "no activation that belongs to a loss"
+        return self.kind or "no activation that decides the loss"
 
 
 def ending_of(output: Tensor) -> Ending:
-    """What made an output, as autograd recorded it (nothing without a gradient)."""
+    """Return the operation that made an output, as autograd recorded it. Without a gradient its kind is ""."""
     return _ending(output.grad_fn, output, moved=False)
 
 
@@ -94,16 +89,16 @@ def _axis(step: Any, output: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Objective:
-    """What one output is trained towards. Called with output and target it gives the loss, a mean.
+    """The loss of one output. Calling it with output and target returns the mean loss.
 
     Attributes:
-        output: its index.
-        name: what it is called in reports; empty if it is the only one.
-        column: of the data.
-        loss: torch's name of it.
+        output: the output's index.
+        name: the output's name in reports; empty if it is the only one.
+        column: the data's column with the target.
+        loss: torch's name of the loss.
         ending: see `Ending`.
-        classes: how many classes are told apart; 0 if it is no classifier. With 2, the output may be one number.
-        axis: along which the classes lie in the output.
+        classes: number of classes; 0 if this is not a classifier. With 2 classes the output may be one number.
+        axis: the output's axis along which the classes lie.
     """
 
     output: int
@@ -115,106 +110,97 @@ class Objective:
     axis: int = 1
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean loss. A softmax's result is taken as probabilities, of which the logarithm is the loss's input."""
-        if self.loss in OF_CLASSES:
+        """Return the mean loss. With nll_loss, the result of a softmax is taken as probabilities."""
+        function: Any = getattr(F, self.loss)
+        if self.loss in CLASS_LOSSES:
             output = output.movedim(self.axis, 1) if output.ndim > 1 else output
             target = target.to(output.dtype) if target.shape == output.shape else target
             if self.loss == "nll_loss" and self.ending.kind == "softmax":
                 output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
             if self.loss != "multi_margin_loss" and target.ndim > 1 and not target.is_floating_point():
-                # The mean of a batch in which everything is ignored is NaN in torch.
-                return _FUNCTIONS[self.loss](output, target, reduction="sum") / (target != IGNORED).sum().clamp_min(1)
-        else:  # [batch] for [batch, 1], which torch would broadcast to [batch, batch]
+                # torch's mean is NaN for a batch in which every element is ignored.
+                mean: Tensor = function(output, target, reduction="sum") / (target != IGNORED_CLASS).sum().clamp_min(1)
+                return mean
+        else:  # torch would broadcast [batch] and [batch, 1] to [batch, batch]
             target = target.view_as(output)
             target = target if self.loss == "multilabel_margin_loss" else target.to(output.dtype)
-        if self.loss == "kl_div":
-            return F.kl_div(output, target, reduction="batchmean")
-        found: Tensor = _FUNCTIONS[self.loss](output, target)
+        found: Tensor = function(output, target, reduction="batchmean" if self.loss == "kl_div" else "mean")
         return found
 
     def count(self, target: Tensor) -> Tensor | int:
-        """How many elements the mean is taken over, by which means of several batches are put together."""
-        if self.loss in OF_CLASSES and not target.is_floating_point():
-            return (target != IGNORED).sum()
+        """Return the number of elements in the mean: the weight of this batch in a mean over batches."""
+        if self.loss in CLASS_LOSSES and not target.is_floating_point():
+            return (target != IGNORED_CLASS).sum()
         return target.shape[0]
 
     def share(self, part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> float:
-        """The weight of a part's mean in that of the whole batch."""
+        """Return the weight of a part's mean in the mean of the whole batch."""
         return float(self.count(part[self.column])) / max(float(self.count(whole[self.column])), 1.0)
 
     def chosen(self, output: Tensor) -> Tensor:
-        """The class that a classifier's output says, an index for each target."""
-        if self.loss in OF_CHANCES:
+        """Return the class index that a classifier predicts for each target."""
+        if self.loss in BINARY_LOSSES:
             threshold = 0.5 if self.ending.kind in PROBABILITIES else 0.0
             return (output > threshold).long()
         return output.argmax(self.axis)
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {name: getattr(F, name) for name in NAMES}
-
-
 def loss_name(text: str) -> str:
-    """A loss by torch's name, whatever its case, with or without `_loss`. Raises `OnnxgenError` naming near ones."""
-    name = text.strip().lower()
-    name = SHORT.get(name, name)
-    for candidate in (name, f"{name}_loss"):
-        if candidate in NAMES:
-            return candidate
-    likely = near(name, [*NAMES, *SHORT])
-    way_out = f"did you mean {' or '.join(likely)}?" if likely else f"one of {', '.join(NAMES)}"
-    raise OnnxgenError(f"no loss is called {text!r}", help=way_out)
+    """Return torch's name of a loss. The text may be in any case, without `_loss`, or one of `ALIASES`.
+
+    Raises:
+        OnnxgenError: there is no such loss (the error lists near matches).
+    """
+    return by_name(text, {name: name for name in LOSSES} | ALIASES, "loss")
 
 
 def objective(
     index: int, name: str, output: Tensor, column: str, field: Field, target: Tensor, asked: str
 ) -> Objective:
-    """What one output is trained towards.
+    """Return the objective of one output.
 
     Args:
-        index, name: of the output.
-        output: computed from a few samples, with its gradient's history.
-        column, field, target: of the data: its name, what is known of it, and those samples' values.
-        asked: a loss's name, or "auto".
+        index, name: the output's index and name.
+        output: its value for a few samples, with autograd's history.
+        column, field, target: the name of the target's column, its `Field`, and its values for those samples.
+        asked: the name of a loss, or "auto".
 
     Raises:
-        OnnxgenError: no loss fits, the one asked for does not, or shapes leave open where the classes lie.
+        OnnxgenError: no loss fits, the given loss does not fit, or the shapes leave open which axis is the classes'.
     """
     ending = ending_of(output)
-    of_classes = not target.is_floating_point() and target.dtype != torch.bool
     if asked == "auto":
         loss = _fitting(ending, output, target, field, name)
     else:
         loss = loss_name(asked)
         _refuse_wrong(loss, ending, name)
-    if loss in OF_CLASSES:
+    if loss in CLASS_LOSSES:
         if output.shape == target.shape and output.ndim == 2 and loss == "cross_entropy":
-            return Objective(index, name, column, loss, ending)  # chances instead of a class
-        if not of_classes:
-            raise OnnxgenError(f"{loss} needs class indices, and column {column!r} holds {target.dtype}")
+            return Objective(index, name, column, loss, ending)  # the target holds probabilities
+        if not _holds_classes(target):
+            raise OnnxgenError(f"{loss} needs class indices, but column {column!r} holds {target.dtype}")
         axis = _class_axis(output, target, ending, name)
         return Objective(index, name, column, loss, ending, output.shape[axis], axis)
-    if not _same_layout(output, target):
+    # Apart from flattened axes and axes of size 1, the target's elements must be in the output's order.
+    given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
+    if output.numel() != target.numel() or (given != wanted and len(given) == len(wanted)):
         what = f"{loss}: output {name or index} is {list(output.shape)}, its target {column!r} {list(target.shape)}"
         way = "if these are classes, store them as whole numbers or text" if asked == "auto" else ""
         raise OnnxgenError(what, help=way if target.is_floating_point() else "")
-    binary = loss in OF_CHANCES and (of_classes or target.dtype == torch.bool or len(field.classes) == 2)
+    binary = loss in BINARY_LOSSES and (not target.is_floating_point() or len(field.classes) == 2)
     return Objective(index, name, column, loss, ending, 2 if binary else 0)
 
 
-def _same_layout(output: Tensor, target: Tensor) -> bool:
-    """Whether a target's elements are in an output's order, but for axes of size 1 and flattened ones."""
-    given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
-    return output.numel() == target.numel() and (given == wanted or len(given) != len(wanted))
+def _holds_classes(target: Tensor) -> bool:
+    return not target.is_floating_point() and target.dtype != torch.bool
 
 
 def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name: str) -> str:
-    of_classes = not target.is_floating_point() and target.dtype != torch.bool
-    if of_classes and output.numel() != target.numel():
+    """Return the name of the loss that fits a model's ending and its target."""
+    if _holds_classes(target) and output.numel() != target.numel():
         if ending.kind == "sigmoid":
-            raise OnnxgenError(
-                f"output {name or 0} ends in a sigmoid of {list(output.shape)}, its target holds class indices",
-                help="name the loss with --loss",
-            )
+            what = f"output {name or 0} ends in a sigmoid of {list(output.shape)}, but its target holds class indices"
+            raise OnnxgenError(what, help="name the loss with --loss")
         return "nll_loss" if ending.kind else "cross_entropy"
     if ending.kind == "log_softmax":
         return "kl_div"
@@ -226,7 +212,7 @@ def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name:
 
 
 def _refuse_wrong(loss: str, ending: Ending, name: str) -> None:
-    """What computes something, but nothing that learns."""
+    """Refuse a loss that can be computed on this ending, but does not train towards the target."""
     wrong = {
         "nll_loss": (ending.kind not in ("log_softmax", "softmax"), "log-probabilities", "cross_entropy"),
         "binary_cross_entropy": (ending.kind not in ("sigmoid", "softmax"), "probabilities", "bce_with_logits"),
@@ -241,7 +227,7 @@ def _refuse_wrong(loss: str, ending: Ending, name: str) -> None:
 
 
 def _class_axis(output: Tensor, target: Tensor, ending: Ending, name: str) -> int:
-    """The axis of the output that its target lacks."""
+    """Return the axis that the output has and its target lacks."""
     shape, wanted = list(output.shape), list(target.shape)
     fits = [axis for axis in range(1, output.ndim) if shape[:axis] + shape[axis + 1 :] == wanted]
     if ending.axis in fits:
@@ -251,7 +237,6 @@ def _class_axis(output: Tensor, target: Tensor, ending: Ending, name: str) -> in
     if fits:
         what = f"output {name or 0} is {shape}, its target {wanted}: any of the axes {fits} could be the classes"
         raise OnnxgenError(what, help="use a batch or sizes that differ, so that only one axis fits")
-    raise OnnxgenError(
-        f"output {name or 0} is {shape} for {shape[0]} samples, and its target {wanted}",
-        help="give a class index for each sample (or position), or name another loss with --loss",
-    )
+    what = f"output {name or 0} is {shape} for {shape[0]} samples, and its target {wanted}"
+    way = "give a class index for each sample (or position), or name another loss with --loss"
+    raise OnnxgenError(what, help=way)

@@ -1,4 +1,4 @@
-"""Out of memory: the batch is computed in parts of half the size, whose gradients add up to the whole batch's."""
+"""When memory runs out, a batch is computed in parts of half the size. Their gradients add up to the batch's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.data.samples import Batch
 
 Result = TypeVar("Result")
-Compute = Callable[[Batch, Batch], tuple[Tensor, Any]]  # (part, whole batch): the part's share of the loss, and more
+Compute = Callable[[Batch, Batch], tuple[Tensor, Any]]  # (part, whole batch) -> the part's share of the loss, and more
 
-# How allocators say it: CUDA and ROCm, MPS, XPU, DirectML, and the CPU's (on Linux, and on Windows).
-_SAID = (
+# Error texts of allocators: CUDA and ROCm, MPS, XPU, DirectML, and the CPU's (on Linux, and on Windows).
+_OUT_OF_MEMORY_TEXTS = (
     "out of memory",
     "out_of_memory",
     "out_of_device_memory",
@@ -34,11 +34,10 @@ _SAID = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whatever device."""
-    kind = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
-    if isinstance(error, (MemoryError, kind)):
+    """Return True if the error means that memory ran out, on any device."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):  # the latter is torch.OutOfMemoryError
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _SAID)
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OUT_OF_MEMORY_TEXTS)
 
 
 @dataclass
@@ -53,10 +52,10 @@ class _Pending:
 
 
 class Micro:
-    """Computes batches in as many parts as fit into memory.
+    """Computes batches in parts that fit into memory.
 
     Attributes:
-        size: samples of a part; None as long as whole batches fit. What was too much once is not tried again.
+        size: samples in a part; None as long as whole batches fit. It never grows again.
     """
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class Micro:
         self._found: list[Any] = []
 
     def parts(self, batch: Batch) -> list[Batch]:
-        """A batch in parts of nearly equal size, none larger than `size`."""
+        """Split a batch into parts of nearly equal size, none larger than `size`."""
         count = _count(batch)
         if self.size is None or count <= self.size:
             return [batch]
@@ -74,10 +73,10 @@ class Micro:
         return [{name: pieces[i] for name, pieces in columns.items()} for i in range(number)]
 
     def each(self, batch: Batch, compute: Callable[[Batch], Result]) -> list[Result]:
-        """What `compute` makes of each part, where nothing is trained.
+        """Return the results of `compute` for each part, without training.
 
         Raises:
-            OnnxgenError: a single sample is too much.
+            OnnxgenError: memory runs out with a single sample.
         """
         while True:
             found, parts = [], self.parts(batch)
@@ -92,10 +91,10 @@ class Micro:
             self._halve(parts[0])
 
     def forward(self, model: nn.Module, batch: Batch, compute: Compute) -> Tensor:
-        """The first part's loss. It is no one's result: a leaf, so that only this object holds on to the graph.
+        """Return the first part's loss, detached: only this object may keep the graph alive.
 
         Raises:
-            OnnxgenError: a single sample is too much.
+            OnnxgenError: memory runs out with a single sample.
         """
         state = _State(model)
         while True:
@@ -113,20 +112,21 @@ class Micro:
     def backward(
         self, model: nn.Module, shown: Tensor, compute: Compute, *, scaled: bool = True, first: bool = False
     ) -> list[Any]:
-        """Add the gradients of the whole batch to the parameters'; returns what `compute` returned of each part.
+        """Add the gradients of the whole batch to the parameters. Return what `compute` returned for each part.
 
         Args:
-            shown: what became of the result of `forward`: divided by the number of accumulated batches, scaled.
-            scaled: False where none of that was done, so that autograd need not be asked by how much.
-            first: of those of a step: the parameters have no gradients yet.
+            shown: the result of `forward`, after Lightning scaled it or divided it by the number of accumulated
+                batches. Autograd tells the factor.
+            scaled: False if `shown` was not changed, which saves the call of autograd.
+            first: True if this is the first batch of a step, so that the parameters have no gradients yet.
 
         Raises:
-            OnnxgenError: a single sample is too much.
+            OnnxgenError: memory runs out with a single sample.
         """
         pending, self._pending = self._pending, None
         assert pending is not None
         factor = torch.autograd.grad(shown, pending.shown)[0] if scaled else None
-        # Gradients of earlier batches wait aside, since those of a failed attempt must go.
+        # Set the gradients of earlier batches aside, since those of a failed attempt are discarded.
         earlier = {} if first else {p: p.grad for p in _parameters(model) if p.grad is not None}
         _forget(earlier)
         while not self._summed(pending, compute, factor):
@@ -141,7 +141,7 @@ class Micro:
         return self._found
 
     def _summed(self, pending: _Pending, compute: Compute, factor: Tensor | None) -> bool:
-        """Whether all parts went through, one after the other; of the first, the loss may be there."""
+        """Run all parts forward and backward. Return False if memory ran out."""
         for part in pending.parts:
             if pending.loss is None:
                 made = _attempt(compute, part, pending.batch)
@@ -167,14 +167,14 @@ class Micro:
         gc.collect()
         device = next(iter(part.values())).device
         getattr(getattr(torch, device.type, None), "empty_cache", lambda: None)()
-        text = f"out of memory with {counted(count, 'sample')} at once: from now on in parts of {self.size}"
+        text = f"out of memory with {counted(count, 'sample')} at once: batches are computed in parts of {self.size}"
         text += ", whose gradients add up to the same" if model is not None else ""
         text += "; BatchNorm takes its statistics from the parts" if norms else ""
         warnings.warn(text, stacklevel=2)
 
 
 class _State:
-    """What a forward pass changes besides its result: generators of random numbers, running statistics."""
+    """The state that a forward pass changes: random number generators and running statistics."""
 
     def __init__(self, model: nn.Module) -> None:
         norms = (m for m in _modules(model) if isinstance(m, _NormBase) and m.training)
@@ -182,7 +182,7 @@ class _State:
         self._kept = [(buffer, buffer.clone()) for buffer in buffers if buffer is not None]
         self._cpu = torch.get_rng_state()
         device = next((p.device for p in _parameters(model)), torch.device("cpu"))
-        # Other devices draw by the CPU's generator, or don't tell the state of their own.
+        # Other devices draw from the CPU's generator, or can't return the state of their own.
         self._module = getattr(torch, device.type) if device.type in ("cuda", "xpu", "mps") else None
         self._device = self._module.get_rng_state() if self._module is not None else None
 
@@ -196,7 +196,7 @@ class _State:
 
 
 def _attempt(call: Callable[..., Result], *arguments: Any) -> Result | None:
-    """What the call returns; None if memory ran out. The error is gone then, and with it what its frames held."""
+    """Return the result of the call, or None if memory ran out. The error and the memory its frames hold are freed."""
     try:
         return call(*arguments)
     except Exception as error:
@@ -211,7 +211,7 @@ def _backward(loss: Tensor, factor: Tensor | None) -> bool:
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
-    """As `Module.modules` gives them, whose generators take as long as a layer of a small network."""
+    """Return what `Module.modules` returns. Its generators take as long as a layer of a small network."""
     found, seen = [model], {model}
     for module in found:
         for inner in module._modules.values():
@@ -222,7 +222,7 @@ def _modules(model: nn.Module) -> list[nn.Module]:
 
 
 def _parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Some more than once, where modules share them."""
+    """Yield all parameters; those that modules share more than once."""
     return (p for module in _modules(model) for p in module._parameters.values() if p is not None)
 
 

@@ -1,4 +1,4 @@
-"""An epoch's means: of the losses, exactly weighted, and of what classifiers got right."""
+"""Averages an epoch's losses, weighted exactly, and the accuracy of classifiers."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ import torch
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from onnxgen.training.losses import IGNORED, OF_CLASSES, Objective
+from onnxgen.training.losses import CLASS_LOSSES, IGNORED_CLASS, Objective
 
-FLUSH = 256  # batches after which what they left on the device is fetched: a wait each, no more
-HELD = 1 << 18  # elements of outputs that may wait to be counted: quicker all at once than each between other work
-CONFUSED = 1000  # classes past which no matrix of confusions is kept
+FLUSH = 256  # batches between two transfers from the device, each of which waits for it
+MAX_HELD_ELEMENTS = 1 << 18  # of outputs not counted yet; counting many batches at once is faster
+MAX_CONFUSION_CLASSES = 1000
 
 Row = list[Tensor | int]
 Made = tuple[Tensor, Tensor, Tensor]  # an objective's loss, output and target
 
 
 class Meter:
-    """Adds up batches on the device without waiting for it, and in double precision on the CPU now and then.
+    """Collects batches on the device without waiting for it, and adds them up in float64 on the CPU now and then.
 
     Attributes:
-        sums: by objective, [objectives, 4] float64: loss times count, count, decided rightly, decided.
-        confusion: of the first classifier, if asked for: [classes, classes], a row a true class.
+        sums: [objectives, 4] float64: sum of loss times count, count, correct predictions, predictions.
+        confusion: the confusion matrix of the first classifier, if `confusing`; rows are the true classes.
     """
 
     def __init__(self, objectives: Sequence[Objective], confusing: bool = False) -> None:
         self.objectives = objectives
         self.sums = torch.zeros(len(objectives), 4, dtype=torch.float64)
         self._held: list[list[Made]] = [[] for _ in objectives]  # batches not counted yet
-        self._elements = 0  # of their outputs
-        self._pending: list[list[Row]] = [[] for _ in objectives]  # rows of those counted, not fetched yet
-        classifiers = [i for i, o in enumerate(objectives) if 2 <= o.classes <= CONFUSED]
+        self._held_elements = 0  # of their outputs
+        self._pending: list[list[Row]] = [[] for _ in objectives]  # rows of counted batches, still on the device
+        classifiers = [i for i, o in enumerate(objectives) if 2 <= o.classes <= MAX_CONFUSION_CLASSES]
         self._shown = classifiers[0] if confusing and classifiers else None
         self._matrix = None
         if self._shown is not None:
             self._matrix = MulticlassConfusionMatrix(
-                objectives[self._shown].classes, ignore_index=IGNORED, validate_args=False, sync_on_compute=False
+                objectives[self._shown].classes, ignore_index=IGNORED_CLASS, validate_args=False, sync_on_compute=False
             )
 
     def add(self, made: Sequence[Made]) -> None:
         """Add a batch."""
         for held, (loss, output, target) in zip(self._held, made, strict=True):
             held.append((loss.detach(), output.detach(), target))
-            self._elements += output.numel()
+            self._held_elements += output.numel()
         if len(self._held[0]) + len(self._pending[0]) >= FLUSH:
             self.flush()
-        elif self._elements >= HELD:
+        elif self._held_elements >= MAX_HELD_ELEMENTS:
             self._count()
 
     def _count(self) -> None:
-        """Let no output wait any longer; without a wait for the device."""
+        """Reduce the held outputs to rows of numbers on the device, without waiting for it."""
         with torch.no_grad():
             for index, (objective, held) in enumerate(zip(self.objectives, self._held, strict=True)):
                 self._pending[index] += [self._row(index, objective, *batch) for batch in held]
                 held.clear()
-        self._elements = 0
+        self._held_elements = 0
 
     def _row(self, index: int, objective: Objective, loss: Tensor, output: Tensor, target: Tensor) -> Row:
         count = objective.count(target)
@@ -66,15 +66,15 @@ class Meter:
         target = target.view(chosen.shape).long()
         if index == self._shown and self._matrix is not None:
             self._matrix.update(chosen.flatten().cpu(), target.flatten().cpu())
-        decided = count if objective.loss in OF_CLASSES else target.numel()
+        decided = count if objective.loss in CLASS_LOSSES else target.numel()
         return [loss, count, (chosen == target).sum(), decided]
 
     def flush(self) -> None:
-        """Fetch what is on the device still."""
+        """Add the pending rows to `sums`."""
         self._count()
         for index, rows in enumerate(self._pending):
             sums = self.sums[index].tolist()
-            # One after the other, so that it does not matter for the last bit when they are fetched.
+            # Row by row, so that the last bit of the sums does not depend on when they are fetched.
             for loss, count, *decided in zip(*map(_fetched, zip(*rows, strict=True)), strict=True):
                 for column, value in enumerate((loss * count, count, *decided)):
                     sums[column] += value
@@ -86,7 +86,7 @@ class Meter:
         return None if self._matrix is None else self._matrix.confmat
 
     def means(self, part: str, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """`{part}_loss`, `{part}_accuracy` where there is a classifier; by output too, where there are several.
+        """Return `{part}_loss`, and `{part}_accuracy` if there is a classifier. Several outputs also get their own.
 
         Args:
             part: "train", "val" or "test".
@@ -108,6 +108,6 @@ class Meter:
 
 
 def _fetched(values: Sequence[Tensor | int]) -> list[float]:
-    """Scalars in one transfer."""
+    """Copy scalars to the CPU in one transfer."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     return torch.stack(tensors).tolist() if tensors else list(values)  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
-"""A generated module as training sees it: opened from its file, and what it takes and returns."""
+"""Opens the model of a generated file, and tells its fixed batch size and how its images were normalised."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -16,31 +16,38 @@ from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.runtime.load import from_pretrained
 from onnxgen.surgery.ports import signature_of
 
+if TYPE_CHECKING:
+    from onnxgen.training.data.samples import Batch, Samples
+
+_STAMP = "__onnxgen_stamp__"
+
 
 def open_module(path: Path | str) -> ModuleType:
-    """Import a generated file, and leave it imported: worker processes and pickle look its classes up by name.
+    """Import a generated file. It stays imported, since worker processes and pickle look up its classes by name.
 
     Raises:
-        OnnxgenError: there is no such file, it is none of Python's, or running it fails.
+        OnnxgenError: there is no such file, it is not a Python file, or running it fails.
     """
     path = Path(path).resolve()
     if not path.is_file():
         raise OnnxgenError(f"no file {path}", help="name a module that onnxgen generated")
-    stamp = _stamp(python_file(path))
+    facts = python_file(path).stat()
+    stamp = facts.st_mtime_ns, facts.st_size
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and hasattr(module, "Model"):
-            if getattr(module, _STAMP, stamp) == stamp:  # else it was generated again since
+            if getattr(module, _STAMP, stamp) == stamp:  # it was not generated again since
                 return module
     name, number = path.stem, 1
-    while not name.isidentifier() or name in sys.modules:  # the other's classes must stay where pickle finds them
+    while not name.isidentifier() or name in sys.modules:  # pickle must still find the other module's classes
         name, number = f"onnxgen_model_{number}", number + 1
-    spec = importlib.util.spec_from_file_location(name, path, loader=_Fresh(name, str(path)))
-    assert spec is not None and spec.loader is not None
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     setattr(module, _STAMP, stamp)
     try:
-        spec.loader.exec_module(module)
+        # Not the spec's loader: it would take byte code of an older file of the same size and second.
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
         raise OnnxgenError(
@@ -49,25 +56,10 @@ def open_module(path: Path | str) -> ModuleType:
     return module
 
 
-_STAMP = "__onnxgen_stamp__"
-
-
-class _Fresh(SourceFileLoader):
-    """Compiles what is in the file: its byte code is told by size and whole seconds, within which it may change."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
-
-
 def open_model(path: Path | str, weights: Path | str | None = None, *, from_scratch: bool = False) -> nn.Module:
-    """The model of a generated file: with its own weights, with those of a checkpoint, or freshly initialised.
+    """Return the model of a generated file, with its own weights, those of a checkpoint, or fresh ones.
 
-    A checkpoint of `replace_head` fits, too: the model gets as many classes as it has.
+    If the checkpoint differs only in its number of classes (see `replace_head`), the model gets that number.
 
     Raises:
         OnnxgenError: the file can't be imported, has no `Model`, or the weights don't fit it.
@@ -85,42 +77,28 @@ def open_model(path: Path | str, weights: Path | str | None = None, *, from_scra
     try:
         made = module.Model.from_pretrained(weights)
     except Exception as error:
-        other = _with_other_head(module, Path(path), Path(weights))
-        if other is None:
-            raise _unfit(module, Path(path), Path(weights), error) from error
-        made = other
+        made = _with_other_head(module, Path(path), Path(weights), error)
     return made
 
 
-def _unfit(module: ModuleType, path: Path, weights: Path, error: Exception) -> OnnxgenError:
-    """Says which keys and shapes differ; torch's own words name every key of both.
+def _with_other_head(module: ModuleType, path: Path, weights: Path, error: Exception) -> nn.Module:
+    """Return the model for a checkpoint with another number of classes, which `error` did not load.
 
     Raises:
-        OnnxgenError: it is no file of safetensors at all.
+        OnnxgenError: the checkpoint differs otherwise. The message names some keys or shapes; torch would name all.
     """
     from onnxgen.export.state import misfits, read_state
-
-    given = {key: tuple(array.shape) for key, array in read_state(weights).items()}
-    wanted = {key: tuple(value.shape) for key, value in from_pretrained(module, path).state_dict().items()}
-    why = misfits(wanted, given) or one_line(error)
-    help = "give the weights of this module, under its own keys"
-    return OnnxgenError(f"{weights} does not fit {path}: {why}", help=help)
-
-
-def _with_other_head(module: ModuleType, path: Path, weights: Path) -> nn.Module | None:
-    """The model for a checkpoint whose classifier was replaced; None if that is not what makes it differ."""
-    from onnxgen.export.state import read_state
     from onnxgen.surgery.replacing import resize_head
     from onnxgen.verify.convert import to_torch
 
-    try:
-        state = {key: to_torch(array) for key, array in read_state(weights).items()}
-    except Exception:  # it can't be read at all
-        return None
+    state = read_state(weights)
+    given = {key: tuple(array.shape) for key, array in state.items()}
     model = from_pretrained(module, path)
-    if not resize_head(model, {key: tuple(value.shape) for key, value in state.items()}):
-        return None
-    model.load_state_dict(state)
+    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    if not resize_head(model, given):
+        what = f"{weights} does not fit {path}: {misfits(wanted, given) or one_line(error)}"
+        raise OnnxgenError(what, help="give the weights of this module, under its own keys") from error
+    model.load_state_dict({key: to_torch(array) for key, array in state.items()})
     return model
 
 
@@ -128,17 +106,22 @@ _SCALES: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def set_scale(model: nn.Module, normalize: str) -> None:
-    """Remember by which numbers a model's images are normalised ("0.1307,0.3081"): other data has to be by the same."""
+    """Remember the numbers that normalise a model's images ("0.1307,0.3081"), so that other data gets the same."""
     _SCALES[model] = normalize
 
 
 def scale_of(model: nn.Module) -> str:
-    """What `set_scale` was told of this very object; empty if nothing was."""
+    """Return the numbers that `set_scale` stored for this very object; empty if none were."""
     return _SCALES.get(model, "")
 
 
 def fixed_batch(model: nn.Module) -> int | None:
-    """The number of samples that the file fixes its inputs to, if it does."""
+    """Return the batch size that the ONNX file fixes, or None if it fixes none."""
     found = {port.dims[0] for port in signature_of(model).inputs if port.dims}
     numbers = {dim for dim in found if isinstance(dim, int)}
     return numbers.pop() if len(numbers) == len(found) == 1 else None
+
+
+def trial_batch(model: nn.Module, samples: Samples, seed: int) -> Batch:
+    """Return the first samples for a trial run: 2, or as many as the file fixes."""
+    return samples.take(range(min(fixed_batch(model) or 2, len(samples))), seed)

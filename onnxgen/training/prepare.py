@@ -1,4 +1,4 @@
-"""Everything that stands before the first step, so that what can't work is refused before it."""
+"""Opens and checks everything before the first step, so that errors come before training."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import fixed_batch, open_model, set_scale
+from onnxgen.training.model import open_model, set_scale, trial_batch
 from onnxgen.training.settings import Settings
 
 
 @dataclass
 class Plan:
-    """What a run is made of, checked to fit together.
+    """The parts of a run, checked to fit together.
 
     Attributes:
-        notes: what was chosen for the user, and what they should know.
+        notes: choices made for the user, and other facts that they should know.
     """
 
     model: nn.Module
@@ -50,19 +50,19 @@ class Plan:
 
     @property
     def monitor(self) -> tuple[str, str]:
-        """The metric that decides which weights are best, and whether its "max" or "min" is."""
+        """The metric that decides which weights are best, and "max" or "min" for the better direction."""
         name = self.settings.monitor
         if name == "auto":
             part = "val" if self.data.val is not None else "train"
-            name = f"{part}_accuracy" if any(o.loss != "" and o.classes for o in self.objectives) else f"{part}_loss"
+            name = f"{part}_accuracy" if any(o.classes for o in self.objectives) else f"{part}_loss"
         return name, "min" if lower_is_better(name) else "max"
 
 
 def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Plan:
-    """Open what is given by name, apply the settings' verbs to the model, and check that all fits together.
+    """Open model and data, change the model as the settings say, and check that everything fits together.
 
     Raises:
-        OnnxgenError: the device, the data, a pattern, the loss or anything else does not fit; nothing was trained.
+        OnnxgenError: the device, the data, a pattern, the loss or anything else does not fit. Nothing was trained.
     """
     settings = launched(settings)
     device = choose(settings.device, settings.imports)
@@ -90,7 +90,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     set_scale(model, opened.normalize)
     classes = settings.classes or classes_used(opened, feeding)
     set_classes(model, classes)
-    settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes)  # for other data
+    # `config.toml` must tell how to treat other data.
+    settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes)
     plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
     for made in objectives if settings.loss == "auto" else ():
         where = f"output {made.name}" if made.name else "the model"
@@ -99,16 +100,16 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
 
 
 def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Objective]:
-    """What each output with a target is trained towards; a few samples run through the model to see what it ends in."""
-    batch = samples.take(range(few(model, len(samples))), settings.seed)
-    outputs = trial(model, batch, feeding)
+    """Return the objective of each output with a target. The model runs on a few samples to find its last operation."""
+    batch = trial_batch(model, samples, settings.seed)
+    outputs = _trial(model, batch, feeding)
     names = [port.name for port in signature_of(model).outputs] or [f"output{n}" for n in range(len(outputs))]
     found = []
     for index, column in feeding.targets.items():
         name = names[index] if index < len(names) else f"output{index}"
         if index >= len(outputs):
             raise OnnxgenError(f"the model has {len(outputs)} outputs, so {column!r} can't be the target of {name}")
-        asked = settings.loss if isinstance(settings.loss, str) else settings.loss.get(name, "auto")
+        asked = settings.loss_of(name)
         shown = name if len(feeding.targets) > 1 else ""
         made = objective(index, shown, outputs[index], column, _field(samples, column), batch[column], asked)
         if asked == "auto" and made.ending.kind in ("", "softmax"):
@@ -119,7 +120,7 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
 
 
 def _field(samples: Samples, column: str) -> Field:
-    """What is known of a target. One that is never anything but 0 or 1 is of two classes, whatever it is called."""
+    """Return the `Field` of a target. If all values are 0 or 1, it has two classes."""
     field, values = samples.fields[column], column_of(samples, column)
     if field.classes[2:] or values is None or not bool(((values == 0) | (values == 1)).all()):
         return field
@@ -127,7 +128,7 @@ def _field(samples: Samples, column: str) -> Field:
 
 
 def _refuse_one_hot(samples: Samples, column: str) -> None:
-    """A one in each row of zeros could stand for one class of several, or for several yes and no."""
+    """Refuse one-hot rows: they could mean one class of several, or several yes/no labels."""
     values = column_of(samples, column)
     if values is None or values.ndim != 2 or values.shape[1] < 2:
         return
@@ -138,13 +139,8 @@ def _refuse_one_hot(samples: Samples, column: str) -> None:
         raise OnnxgenError(what, help=way)
 
 
-def few(model: nn.Module, available: int) -> int:
-    """As many samples as a trial needs: 2, or the batch that the file fixes."""
-    return min(fixed_batch(model) or 2, available)
-
-
-def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...]:
-    """The outputs of a batch in evaluation mode, with their gradients' history; the model stays as it was."""
+def _trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...]:
+    """Return the outputs for a batch in evaluation mode, with autograd's history. The model is not changed."""
     device = next(model.parameters()).device
     inputs = [batch[column].to(device) for column in feeding.inputs]
     inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]

@@ -1,4 +1,4 @@
-"""Learning-rate schedules by their torch names, with what follows from the run filled in."""
+"""Makes learning-rate schedules by their torch names, and fills in arguments that follow from the run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.training.byname import by_name, check_arguments, classes_of
+from onnxgen.training.byname import by_name, check_arguments, subclasses_in
 from onnxgen.training.settings import Settings
 
-# The argument that says how long a schedule is. Left out, it is the whole run, and the rate changes with each step.
-# One that is given counts epochs, as it does in torch's own examples.
-_LENGTH = {"CosineAnnealingLR": "T_max", "LinearLR": "total_iters", "PolynomialLR": "total_iters"}
-_BY_STEP = ("OneCycleLR", "CyclicLR")  # made to be stepped with each batch, whatever they are given
+# The argument with a schedule's length. Without it the length is the whole run, and the rate changes with each step.
+# If it is given, it counts epochs, as in torch's examples.
+_LENGTH_ARGUMENTS = {"CosineAnnealingLR": "T_max", "LinearLR": "total_iters", "PolynomialLR": "total_iters"}
+_STEPPED_BY_BATCH = ("OneCycleLR", "CyclicLR")  # whatever arguments they are given
 
 
 def make_schedule(
@@ -26,30 +26,30 @@ def make_schedule(
     steps_per_epoch: int,
     monitor: str = "val_loss",
 ) -> dict[str, Any] | None:
-    """Lightning's configuration of the schedule that `settings` name; None if they name none.
+    """Return Lightning's configuration of the schedule that `settings` name, or None if they name none.
 
-    Filled in where not given: the length of CosineAnnealingLR, LinearLR and PolynomialLR and the steps of OneCycleLR
-    (the whole run), `max_lr` of OneCycleLR and CyclicLR (the optimizer's rates), and what ReduceLROnPlateau watches.
+    These arguments are filled in if they are not given: the length of CosineAnnealingLR, LinearLR and PolynomialLR and
+    the steps of OneCycleLR (the whole run), and `max_lr` of OneCycleLR and CyclicLR (the optimizer's rates).
     `SequentialLR` and `ChainedScheduler` take `schedulers` as a list of dicts, each with a `name` and its arguments.
 
     Args:
-        total_steps: optimizer steps of the whole run.
-        steps_per_epoch: optimizer steps of an epoch.
-        monitor: the metric that ReduceLROnPlateau watches; an accuracy should rise, anything else fall.
+        total_steps: optimizer steps in the whole run.
+        steps_per_epoch: optimizer steps in an epoch.
+        monitor: the metric for ReduceLROnPlateau. An accuracy should rise, any other metric should fall.
 
     Raises:
-        OnnxgenError: there is no such schedule, or it does not take an argument.
+        OnnxgenError: there is no such schedule, or it does not accept an argument.
     """
     if settings.schedule is None:
         return None
     chosen = _class(settings.schedule)
     arguments = dict(settings.schedule_args)
-    by_step = chosen.__name__ in _BY_STEP
+    by_step = chosen.__name__ in _STEPPED_BY_BATCH
     if chosen.__name__ in ("SequentialLR", "ChainedScheduler"):
         epochs = math.ceil(total_steps / max(steps_per_epoch, 1))
         arguments["schedulers"] = [_part(optimizer, part, epochs) for part in _parts(chosen, arguments)]
     else:
-        by_step |= _LENGTH.get(chosen.__name__, "") not in {"", *arguments}
+        by_step |= _LENGTH_ARGUMENTS.get(chosen.__name__, "") not in {"", *arguments}
         _fill_in(chosen, arguments, optimizer, total_steps)
     configuration: dict[str, Any] = {"interval": "step" if by_step else "epoch", "frequency": 1}
     if issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
@@ -59,18 +59,18 @@ def make_schedule(
 
 
 def _class(name: str) -> type[LRScheduler]:
-    known = classes_of(lr_scheduler, LRScheduler)
+    known = subclasses_in(lr_scheduler, LRScheduler)
     known["ReduceLROnPlateau"] = lr_scheduler.ReduceLROnPlateau
     return by_name(name, known, "schedule")
 
 
 def _fill_in(chosen: type, arguments: dict[str, Any], optimizer: torch.optim.Optimizer, length: int) -> None:
     name = chosen.__name__
-    if name in _LENGTH:
-        arguments.setdefault(_LENGTH[name], length)
+    if name in _LENGTH_ARGUMENTS:
+        arguments.setdefault(_LENGTH_ARGUMENTS[name], length)
     if name == "OneCycleLR" and not {"total_steps", "epochs"} & set(arguments):
         arguments["total_steps"] = length
-    if name in _BY_STEP:
+    if name in _STEPPED_BY_BATCH:
         arguments.setdefault("max_lr", [group["lr"] for group in optimizer.param_groups])
         if not {"momentum", "betas"} & set(optimizer.defaults):  # there is no momentum to cycle
             arguments.setdefault("cycle_momentum", False)
@@ -86,7 +86,7 @@ def _parts(chosen: type, arguments: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _part(optimizer: torch.optim.Optimizer, part: dict[str, Any], epochs: int) -> LRScheduler:
     chosen = _class(part.pop("name"))
-    if chosen.__name__ in _BY_STEP or issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
+    if chosen.__name__ in _STEPPED_BY_BATCH or issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
         raise OnnxgenError(f"{chosen.__name__} can't be part of a schedule that steps once an epoch")
     _fill_in(chosen, part, optimizer, epochs)
     return _made(chosen, optimizer, part)

@@ -1,4 +1,4 @@
-"""What a training run can be asked for: one frozen dataclass, read alike by `fit`, the command line and a TOML file."""
+"""The settings of a training run: one dataclass for `fit`, the command line and the TOML file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _run = partial(declared, group="The run and its files")
 class Settings:
     """Settings of one run; docs/COMMANDS.md lists them.
 
-    Each is declared here, once. The command's options, the keys of a configuration file and that page are made of these
-    fields.
+    Each setting is declared once, here. The command's options, the keys of a configuration file and that page are made
+    from these fields.
     """
 
     epochs: int = _length(10, "N", "Passes over the training data.")
@@ -90,7 +90,7 @@ class Settings:
     out: Path = _run(Path("runs/last"), "FOLDER", "The folder that the run writes to.")
 
     def __post_init__(self) -> None:
-        for name in ("weights", "out"):  # text will do, as for every path
+        for name in ("weights", "out"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
         for name in ("freeze", "imports"):
@@ -113,6 +113,10 @@ class Settings:
             raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
         if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
             raise OnnxgenError(f"workers must be a number or 'auto', not {self.workers!r}")
+
+    def loss_of(self, output: str) -> str:
+        """Return the name of the loss for an output, or "auto"."""
+        return self.loss if isinstance(self.loss, str) else self.loss.get(output, "auto")
 
 
 def _names(classes: Iterable[str]) -> tuple[str, ...]:

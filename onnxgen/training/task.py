@@ -1,9 +1,10 @@
-"""A model, its objectives and its data's columns as a LightningModule: what Lightning's Trainer trains."""
+"""The LightningModule of a run: a model with its objectives and the data's columns."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import lightning
@@ -17,24 +18,27 @@ from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
 from onnxgen.training.meter import Made, Meter
 
-Configure = Callable[[lightning.LightningModule], Any]
-
 
 class Task(lightning.LightningModule):
     """Trains `model` towards its objectives.
 
-    Logged at the end of each epoch: `train_loss`, `val_loss`, `test_loss`, and of a classifier the accuracies.
+    It logs `train_loss`, `val_loss` and `test_loss` at the end of each epoch, and accuracies for a classifier.
 
     Attributes:
-        model: as it was generated: its own `state_dict` has the generated file's keys.
-        rate: the learning rate of the latest step, of the first group of parameters.
-        confusion: after a validation or test, how often a class (row) was taken for another (column), on the CPU; None
-            where nothing is classified.
+        model: the generated model; the keys of its `state_dict` are those of the generated file.
+        rate: the learning rate of the latest step, in the first parameter group.
+        confusion: after a validation or test, the confusion matrix (rows are the true classes) on the CPU; None
+            without a classifier.
     """
 
     def __init__(
-        self, model: nn.Module, objectives: Sequence[Objective], feeding: Feeding, configure: Configure
+        self,
+        model: nn.Module,
+        objectives: Sequence[Objective],
+        feeding: Feeding,
+        configure: Callable[[nn.Module, int], Any] = lambda model, steps: None,
     ) -> None:
+        """`configure` takes the model and the number of steps; it returns what `configure_optimizers` may return."""
         super().__init__()
         self.model = model
         self.objectives = list(objectives)
@@ -47,13 +51,13 @@ class Task(lightning.LightningModule):
         self._meters = {part: Meter(self.objectives) for part in ("train", "val", "test")}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes the hook that it calls some forty times a step, and a module's own way to set is slow
+        # Lightning sets this about forty times a step, and `nn.Module.__setattr__` is slow.
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 
-    # Lightning looks up three hooks a batch, of which this module has none: a batch goes to the device, or is there.
+    # Two private methods of Lightning that look up three hooks for each batch, which this module does not have.
 
     def _on_before_batch_transfer(self, batch: Batch, dataloader_idx: int = 0) -> Batch:
         return batch
@@ -68,8 +72,10 @@ class Task(lightning.LightningModule):
         return moved
 
     def configure_model(self) -> None:
-        """Shard the parameters (FSDP2), each generated block and then what is left, where a strategy made a mesh of
-        processes for it. Their keys stay. Lightning may call this again."""
+        """Shard the parameters (FSDP2) if the strategy made a mesh of processes: first each block, then the rest.
+
+        The keys stay the same. Lightning may call this again.
+        """
         if self.device_mesh is not None and not self._sharded:
             from torch.distributed.fsdp import fully_shard
 
@@ -78,24 +84,21 @@ class Task(lightning.LightningModule):
             self._sharded = True
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The model's outputs, always as a tuple."""
+        """Return the model's outputs, always as a tuple."""
         made = self.model(*(batch[column] for column in self.feeding.inputs))
         return made if isinstance(made, tuple) else (made,)
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
-        """The loss to train (the sum over the objectives), and what it is made of."""
+        """Return the loss to train (the sum over the objectives), and each objective's loss, output and target."""
         outputs = self(batch)
         made: list[Made] = []
         for objective in self.objectives:
             output, target = outputs[objective.output], batch[objective.column]
             made.append((objective(output, target), output, target))
-        total = made[0][0]
-        for loss, _, _ in made[1:]:
-            total = total + loss
-        return total, made
+        return _sum(loss for loss, _, _ in made), made
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        # One process may have fewer samples of the last batch than the others, and the last step fewer batches.
+        # The last batch may have fewer samples on this process, and the last step fewer batches.
         weight = self._weight
         self.rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])  # a schedule may change it after the step
         if self._together:
@@ -105,7 +108,7 @@ class Task(lightning.LightningModule):
             loss = self.micro.forward(self.model, batch, self._share)
         return loss if weight == 1 else loss * weight
 
-    # Lightning asks at each step which parameters the method has; reading them from the code is slow.
+    # Lightning inspects the method's signature at each step, which is slow without this.
     training_step.__signature__ = inspect.signature(training_step)  # type: ignore[attr-defined]
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -113,28 +116,28 @@ class Task(lightning.LightningModule):
             super().backward(loss, *args, **kwargs)
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        first = self.trainer.accumulate_grad_batches == 1  # and the last of its step
+        first = self.trainer.accumulate_grad_batches == 1  # first and only batch of its step
         scaled = scaler is not None or not first or self._weight != 1
         for made in self.micro.backward(self.model, loss, self._share, scaled=scaled, first=first):
             self._meters["train"].add(made)
 
     @property
     def _weight(self) -> float:
-        """Of the batch at hand among those of its step."""
+        """The weight of the current batch in its step; see `Loader.weight`."""
         return float(getattr(self.trainer.train_dataloader, "weight", 1.0))
 
     @property
     def _together(self) -> bool:
-        """Several processes add up gradients in the backward pass: none can take a batch in parts of its own accord."""
+        """True if a batch may not be split: several processes exchange gradients in each backward pass."""
         return self.trainer.world_size > 1
 
     def _share(self, part: Batch, whole: Batch) -> tuple[Tensor, list[Made]]:
-        """A part's share of the whole batch's loss."""
+        """Return a part's share of the whole batch's loss, and the results of `compute` for it."""
         with self.trainer.precision_plugin.train_step_context():
             total, made = self.compute(part)
             if part is not whole:
-                shares = [loss * o.share(part, whole) for o, (loss, _, _) in zip(self.objectives, made, strict=True)]
-                total = sum(shares[1:], shares[0])
+                parts = zip(self.objectives, made, strict=True)
+                total = _sum(loss * objective.share(part, whole) for objective, (loss, _, _) in parts)
         return total, [(loss.detach(), output.detach(), target) for loss, output, target in made]
 
     def validation_step(self, batch: Batch, index: int) -> None:
@@ -156,13 +159,8 @@ class Task(lightning.LightningModule):
     def on_test_epoch_start(self) -> None:
         self._meters["test"] = Meter(self.objectives, confusing=True)
 
-    def log_epoch(self) -> None:
-        """Log the means of a training epoch."""
-        self._log("train")
-        self.log("lr", self.rate)
-
     def so_far(self) -> dict[str, float]:
-        """The means of the training epoch that is going on, of this process; waits for the device."""
+        """Return this process's means of the current training epoch. This waits for the device."""
         return self._meters["train"].means("train", lambda sums: sums)
 
     def on_validation_epoch_end(self) -> None:
@@ -179,7 +177,7 @@ class Task(lightning.LightningModule):
             self.confusion = meter.confusion
 
     def _summed(self, values: Tensor) -> Tensor:
-        """Over all processes. Every process logs the same numbers then."""
+        """Sum values over all processes, so that all of them log the same numbers."""
         if self.trainer.world_size == 1:
             return values
         found = self.trainer.strategy.reduce(values.to(self.device), reduce_op="sum")
@@ -187,12 +185,17 @@ class Task(lightning.LightningModule):
         return found.cpu()
 
     def configure_optimizers(self) -> Any:
-        return self._configure(self)
+        return self._configure(self.model, int(self.trainer.estimated_stepping_batches))
+
+
+def _sum(losses: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, losses)
 
 
 class LogEpoch(lightning.Callback):
-    """Logs a training epoch's means: the first of all callbacks, since the module's own hook comes after theirs."""
+    """Logs a training epoch's means. It must be the first callback; the module's own hook would come after them."""
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         assert isinstance(pl_module, Task)
-        pl_module.log_epoch()
+        pl_module._log("train")
+        pl_module.log("lr", pl_module.rate)

@@ -1,4 +1,4 @@
-"""Lightning's Trainer without what Lightning does by itself."""
+"""Turns off the output and other defaults of Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import lightning
 from lightning.pytorch.profilers import PassThroughProfiler
 
-# Its own bar, summary and checkpoints; and a validation before the first step, which would draw random numbers that a
-# resumed run does not draw.
+# No progress bar, summary and checkpoints of Lightning. No validation before the first step either: it would draw
+# random numbers that a resumed run does not draw.
 QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -24,7 +24,7 @@ QUIET: dict[str, Any] = {
 
 
 class Unmeasured(PassThroughProfiler):
-    """Lightning's profiler that measures nothing, without the generator that it makes some twenty times a step."""
+    """Lightning's profiler that measures nothing, without the generator that it makes about twenty times a step."""
 
     _nothing: AbstractContextManager[None] = nullcontext()
 
@@ -32,7 +32,7 @@ class Unmeasured(PassThroughProfiler):
         return self._nothing
 
 
-# What Lightning calls at every step, of each callback and of the module.
+# The hooks that Lightning calls at every step, for each callback and the module.
 EACH_STEP = (
     "on_train_batch_start",
     "on_train_batch_end",
@@ -44,10 +44,10 @@ EACH_STEP = (
 
 
 def lean(*hooked: lightning.Callback | lightning.LightningModule) -> None:
-    """Let Lightning call no hook of theirs at each step that does nothing.
+    """Remove the hooks of `EACH_STEP` that do nothing, so that Lightning does not call them.
 
-    It skips a hook that is no callable, and else spends more on the call (a profiler's context, a note of the hook's
-    name) than a small network's layer takes.
+    A call (with a profiler's context and a note of the hook's name) takes longer than a layer of a small network.
+    Lightning skips a hook that is not callable.
     """
     for one in hooked:
         base = lightning.Callback if isinstance(one, lightning.Callback) else lightning.LightningModule
@@ -57,13 +57,13 @@ def lean(*hooked: lightning.Callback | lightning.LightningModule) -> None:
 
 
 def metrics(trainer: lightning.Trainer) -> dict[str, float]:
-    """All that is logged now, as numbers."""
+    """Return the currently logged metrics as numbers."""
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what Lightning says to people who wrote a Trainer by hand: devices, tips, workers."""
+    """Silence Lightning's messages on devices, tips and workers."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -134,7 +134,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Lines of a run, its settings and its page: names of files and of data come from outside, too."""
     pytest.importorskip("lightning")
     from onnxgen.training.config import write_config
-    from onnxgen.training.report import Ending, Facts, finish
+    from onnxgen.training.report import Facts, Outcome, finish
     from onnxgen.training.report.metrics import Metrics, write_rows
     from onnxgen.training.report.shown import Lines
     from onnxgen.training.settings import Settings
@@ -148,7 +148,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tomllib.loads(text)["data"].endswith(HOSTILE) and "model" not in tomllib.loads(text)
     assert obeyed(text) == set()
     write_rows(tmp_path / "metrics.csv", [{"epoch": 1.0, "step": 1.0, "train_loss": 1.0}])
-    finish(settings, facts, Ending(1.0, SURROGATE))
+    finish(settings, facts, Outcome(1.0, SURROGATE))
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert obeyed(page) == set() and "PWNED" in page
 

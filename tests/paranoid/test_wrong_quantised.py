@@ -202,7 +202,7 @@ CASES: list[tuple[str, str, str, Wrong, str]] = [
     ("no pair is one", FLOAT, "layer", nothing(package, "pairs", []), "need not be integers"),
     ("an output of integers", FLOAT, "integers", nothing(package, "float_outputs", {}), "floats, but is UINT8"),
     ("weights of integers", FLOAT, "layer", nothing(package, "weights"), "need not be integers|written back"),
-    ("a name of no file", FLOAT, "layer", nothing(weights._Names, "take_over", "weight"), "are called 'weight'"),
+    ("a name of no file", FLOAT, "layer", nothing(weights, "_take_over", "weight"), "are called 'weight'"),
     ("another tensor of the file", FLOAT, "layer", how(tensor="w_quantised"), "for the file's 'w_quantised'"),
     ("a name with a line behind it", FLOAT, "layer", nothing(weights, "_take_over", "w_"),
      "are called 'w_'"),

@@ -1,4 +1,4 @@
-"""Twenty classifiers of many kinds, and where the head of each is: in the original network, as its author named it."""
+"""Twenty classifiers of many kinds, with the path of the head in the original network."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Classifier:
     """One network.
 
     Attributes:
-        entry: how it is built and exported.
-        head: the path of its last layer in the original, whose rows are the classes.
-        axis: of the classes in the output.
+        entry: builds and exports it.
+        head: the path of the last layer in the original; its rows are the classes.
+        axis: the axis of the classes in the output.
         exporter: "legacy" or "dynamo".
         also: paths of norms over the classes.
     """
@@ -98,7 +98,7 @@ class NormedMLP(nn.Module):
 
 
 class Inception(nn.Module):
-    """Branches that are put together, an auxiliary-free head (Szegedy et al. 2014, arXiv 1409.4842)."""
+    """Parallel branches, and a head without auxiliary outputs (Szegedy et al. 2014, arXiv 1409.4842)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Inception(nn.Module):
 
 
 class TextCNN(nn.Module):
-    """Convolutions of several widths over words, the largest of each over time (Kim 2014, arXiv 1408.5882)."""
+    """Convolutions of several widths over words, with a maximum over time (Kim 2014, arXiv 1408.5882)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class FullyConvolutional(nn.Module):
 
 
 class Transformers(nn.Module):
-    """One of transformers' classifiers, as people export it."""
+    """A classifier of transformers, in its usual form for export."""
 
     def __init__(self, kind: str, config: str, **options: Any) -> None:
         super().__init__()

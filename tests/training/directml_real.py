@@ -1,12 +1,12 @@
-"""Run by hand, in an environment of its own: what is there of the true torch_directml, and that we survive it.
+"""Run by hand in its own environment: asks the real torch_directml, and checks that onnxgen survives it.
 
     python3.11 -m venv dml && . dml/bin/activate
     pip install torch-directml lightning scikit-learn matplotlib platformdirs pytest && pip install -e .
     LD_LIBRARY_PATH=$(python -c "import sysconfig as s; print(s.get_paths()['purelib'])")/torch_directml \\
         python tests/training/directml_real.py
 
-The library path is needed on Linux only, where there is no device (outside WSL): asking for one raises, or kills the
-process, so each question is asked by a process of its own. With a device, a small network is trained on it.
+Only Linux needs the library path. Outside WSL it has no device, and asking for one raises or kills the process. So each
+question is asked in its own process. With a device, a small network is trained on it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One process of a distributed run: python -m tests.training.distributed_run MODEL.py DATA.npz OUT SETTINGS-AS-JSON
 
-The weights at the end are written to OUT/end.safetensors, by the first process; those that `fit` handed back to
-OUT/result<rank>.safetensors, by each. Of the settings, `stop_at` is a step at which the processes are asked to stop,
-`wait_at` one at which they wait to be killed.
+The first process writes the weights after the last step to OUT/end.safetensors. Each process writes the weights that
+`fit` returned to OUT/result<rank>.safetensors. In the settings, `stop_at` is the step at which the processes get a
+signal to stop, and `wait_at` the step at which they wait to be killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnxgen.training import fit
 
 
 class End(lightning.Callback):
-    """Writes the weights as they are after the last step."""
+    """Writes the weights after the last step."""
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         found = pl_module.model.state_dict()
@@ -33,7 +33,7 @@ class End(lightning.Callback):
 
 
 class Stop(lightning.Callback):
-    """Asks this process to stop."""
+    """Sends this process a signal to stop."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -44,7 +44,7 @@ class Stop(lightning.Callback):
 
 
 class Wait(lightning.Callback):
-    """Trains no further, and dies with the launcher: torchrun's processes have sessions of their own."""
+    """Stops training, and ends with the launcher: torchrun's processes have their own sessions."""
 
     def __init__(self, step: int) -> None:
         self.step, self.launcher = step, os.getppid()

@@ -1,7 +1,7 @@
-"""A small run in which everything is random that can be: order, augmentation, Dropout; with state in all its parts.
+"""A small run with random order, augmentation and Dropout, and with state in all its parts.
 
-As a script, it lives several times: each life is a fork that trains, and is killed (SIGKILL) at a random moment; the
-next goes on. Starting Python and importing torch once is what makes twenty lives quick.
+As a script it runs several times. Each time a fork trains and is killed (SIGKILL) at a random moment; the next one
+resumes. Forks are quick, since Python and torch are loaded only once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from onnxgen.training.trainer import QUIET, quiet
 
 
 class Noisy:
-    """Two classes of points, each with a little noise that depends on seed and index alone."""
+    """Two classes of points, with a little noise that depends only on seed and index."""
 
     def __init__(self, count, seed, in_memory=True):
         generator = torch.Generator().manual_seed(seed)
@@ -57,8 +57,8 @@ def net():
 
 
 def configure(schedule):
-    def made(task):
-        optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05, momentum=0.9)
+    def made(model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         if schedule == "plateau":
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.05)
             scheduler = {"scheduler": plateau, "monitor": "val_loss", "interval": "epoch"}
@@ -71,7 +71,7 @@ def configure(schedule):
 
 def train(out, *, resume=False, minutes=1e9, schedule="plateau", lr=None, model=None, data=None, say=print, more=(),
           workers=0, **options):  # fmt: skip
-    """One run, as `fit` makes it; `options` are the Trainer's."""
+    """Train as `fit` does; `options` are the Trainer's."""
     with quiet():
         lightning.seed_everything(3, verbose=False)
         model, data = model or net(), data or Noisy(150, 0)
@@ -89,7 +89,7 @@ def train(out, *, resume=False, minutes=1e9, schedule="plateau", lr=None, model=
 
 
 def fitted(out, *, resume=False, minutes=1e9, **options):
-    """One run by `fit` itself."""
+    """Train with `fit` itself."""
     data = Data(train=Noisy(150, 0), val=Noisy(40, 1), target="y")
     given = {"epochs": 5, "batch_size": 8, "optimizer": "sgd", "lr": 0.05, "optimizer_args": {"momentum": 0.9}}
     given |= {"seed": 3, "schedule": "reducelronplateau", "early_stop": 9, "monitor": "val_loss"}
@@ -97,7 +97,7 @@ def fitted(out, *, resume=False, minutes=1e9, **options):
 
 
 def state(out):
-    """All that must be equal at the end, by file and by place in it, bit for bit; not how long it took."""
+    """Return everything that must be equal at the end, bit for bit, by file and place; durations are left out."""
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     for row in checkpoint["callbacks"].get("Metrics", {}).get("rows", ()):
         del row["seconds"]
@@ -110,7 +110,7 @@ def state(out):
 
 
 def leaves(path, value):
-    """What is in a value, by where it is in it."""
+    """Yield the contents of a nested value, with their places."""
     if isinstance(value, (dict, list, tuple)):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves(f"{path}/{key}", inner)
@@ -122,7 +122,7 @@ def leaves(path, value):
 
 
 def life(seconds, out, **options):
-    """One life of a run, at most `seconds` long. True if it was killed, False if it came to its end."""
+    """Run a fork for at most `seconds`. Return True if it was killed, False if it ended by itself."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -156,7 +156,7 @@ CASES = (
 
 
 def main(folder: Path, kills: int, seed: int) -> None:
-    """For each case, print how often it was killed, and how many runs left just what an uninterrupted one leaves."""
+    """Print for each case how often it was killed, and how many runs ended exactly like an uninterrupted one."""
     moments = random.Random(seed)
     torch.set_num_threads(1)
     for number, options in enumerate(CASES):

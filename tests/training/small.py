@@ -1,4 +1,4 @@
-"""Small generated models with whatever inputs a test needs."""
+"""Small generated models with the inputs that a test needs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Dims = Sequence[int | str]
 
 
 def network(folder: Path, *, classes: int = 3, rows: int = 7, **inputs: tuple[str, Dims]) -> nn.Module:
-    """A generated model of `inputs`, (dtype, dims) by name: the mean of each, in a linear layer of so many classes.
+    """Return a generated model with `inputs`, (dtype, dims) by name: a linear layer over the mean of each.
 
-    An int64 input called `ids` goes through an embedding of so many rows. The output is `scores` [n, classes].
+    An int64 input called `ids` goes through an embedding with `rows` rows. The output is `scores` [n, classes].
     """
     rng, nodes, means = np.random.default_rng(0), [], []
     weights = {"fc.weight": rng.normal(size=(classes, len(inputs))), "fc.bias": rng.normal(size=classes)}

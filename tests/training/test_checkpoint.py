@@ -1,4 +1,4 @@
-"""Checkpoints and weights on disk: whole or not there, whatever happens."""
+"""Checkpoint and weight files are complete or absent, whatever happens."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.checkpoint.store import Store, ours, peek
+from onnxgen.training.checkpoint.store import Store, own_part, peek
 from onnxgen.training.checkpoint.weights import finite, save_weights
 from tests.training.runs import state, train
 
@@ -27,7 +27,7 @@ def save(store, number):
     store.save_checkpoint({"number": number, "weights": torch.full((1000,), float(number))}, store.last)
 
 
-def test_last_and_the_one_before(store):
+def test_the_last_and_the_previous_checkpoint_are_kept(store):
     assert store.read() is None
     for number in range(3):
         save(store, number)
@@ -38,7 +38,7 @@ def test_last_and_the_one_before(store):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other"])
-def test_a_damaged_one_is_named_and_the_one_before_taken(store, damage):
+def test_the_previous_checkpoint_replaces_a_damaged_one(store, damage):
     save(store, 0), save(store, 1)
     content = bytearray(store.last.read_bytes())
     at = content.index(torch.full((9,), 1.0).numpy().tobytes())  # in a tensor, where torch itself sees nothing
@@ -65,7 +65,7 @@ def test_code_in_a_checkpoint_is_not_run(store, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_torch_that_could_run_code_reads_none(store, monkeypatch):
+def test_unsafe_torch_versions_read_no_checkpoint(store, monkeypatch):
     """CVE-2025-32434: before 2.6 `weights_only=True` was no protection."""
     save(store, 0)
     for version in ("2.5.1+cu124", "2.4.1"):
@@ -78,13 +78,13 @@ def test_torch_that_could_run_code_reads_none(store, monkeypatch):
 
 
 @pytest.mark.parametrize("found", [{}, {"onnxgen": 5}, {"onnxgen": {}}, {"onnxgen": {"identity": []}}])
-def test_a_checkpoint_of_another_program(found):
+def test_a_checkpoint_of_another_program_is_refused(found):
     with pytest.raises(OnnxgenError, match="the checkpoint was not written by onnxgen"):
-        ours(found)
+        own_part(found)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "link"])
-def test_an_error_of_the_system_keeps_the_old_ones(store, call, monkeypatch):
+def test_system_errors_keep_the_old_checkpoints(store, call, monkeypatch):
     save(store, 0), save(store, 1)
 
     def full(*args, **options):
@@ -140,14 +140,14 @@ class Tied(nn.Module):
         self.turned = nn.Parameter(torch.randn(3, 5).T)
 
 
-def test_weights_load_into_any_model_of_the_kind(tmp_path):
+def test_weights_load_into_another_model_of_the_class(tmp_path):
     model, other = Tied(), Tied()
     save_weights(model, tmp_path / "new/weights.safetensors")
     other.load_state_dict(load_file(tmp_path / "new/weights.safetensors"))
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def test_weights_of_a_compiled_model_have_its_own_names(tmp_path):
+def test_weights_of_a_compiled_model_have_the_original_names(tmp_path):
     model = nn.Sequential(nn.Linear(2, 2))
     save_weights(torch.compile(model), tmp_path / "weights.safetensors")
     assert load_file(tmp_path / "weights.safetensors").keys() == model.state_dict().keys()

@@ -1,9 +1,10 @@
-"""What does not fit is said before the first epoch, with the way out."""
+"""Data that does not fit is reported before the first epoch, with a way out."""
 
 from __future__ import annotations
 
 import random
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,11 @@ X, Y = np.random.default_rng(0).normal(size=(10, 5)), np.arange(10) % 3
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A model of these inputs; one is made only once."""
-    made: dict[str, nn.Module] = {}
+    """Return a model with these inputs; each is made once."""
 
+    @cache
     def of(classes: int = 3, rows: int = 7, **inputs: Any) -> nn.Module:
-        key = f"{classes} {rows} {inputs}"
-        if key not in made:
-            made[key] = network(tmp_path_factory.mktemp("check"), classes=classes, rows=rows, **inputs)
-        return made[key]
+        return network(tmp_path_factory.mktemp("check"), classes=classes, rows=rows, **inputs)
 
     return of
 
@@ -59,7 +57,7 @@ def test_shapes(shape: tuple[int, ...], dims: tuple[Any, ...], gives: str | None
     takes = f"[{', '.join(map(str, ('batch', *dims)))}]"
     gives = gives or "[n, 2, 3]"
     assert said({"x": np.zeros(shape), "y": Y}, network) == (
-        f"input 'x' takes {takes}, and column 'x' gives {gives}"
+        f"input 'x' takes {takes}, but column 'x' gives {gives}"
         " -> change the data, or generate the model for this shape with --input-shape"
     )
 
@@ -67,7 +65,7 @@ def test_shapes(shape: tuple[int, ...], dims: tuple[Any, ...], gives: str | None
 def test_images_of_floating_point_are_not_resized(model: Any) -> None:
     network = model(image=("float32", ("batch", 1, 6, 5)))
     assert said((np.zeros((10, 7, 7)), Y), network) == (
-        "input 'image' takes [batch, 1, 6, 5], and column '0' gives [n, 7, 7]"
+        "input 'image' takes [batch, 1, 6, 5], but column '0' gives [n, 7, 7]"
         " -> images as uint8 are resized and converted; or generate the model with --input-shape"
     )
 
@@ -84,7 +82,7 @@ def test_images_of_floating_point_are_not_resized(model: Any) -> None:
         ((10, 5), ("length",)),
     ],
 )
-def test_axes_of_one_are_no_misfit(shape: tuple[int, ...], dims: tuple[Any, ...], model: Any) -> None:
+def test_axes_of_size_one_are_added_and_removed(shape: tuple[int, ...], dims: tuple[Any, ...], model: Any) -> None:
     x = np.random.default_rng(0).normal(size=shape)
     data = checked({"x": x, "y": Y}, model(x=("float32", ("batch", *dims))), val=0)
     assert data.train is not None
@@ -103,11 +101,11 @@ def test_axes_of_one_are_no_misfit(shape: tuple[int, ...], dims: tuple[Any, ...]
 )
 def test_dtypes(column: Any, dtype: str, has: str, way: str, model: Any) -> None:
     network = model(x=(dtype, ("batch",)))
-    assert said({"x": column, "y": Y}, network) == f"input 'x' takes {dtype}, and column 'x' holds {has} -> {way}"
+    assert said({"x": column, "y": Y}, network) == f"input 'x' takes {dtype}, but column 'x' holds {has} -> {way}"
 
 
 @pytest.mark.parametrize("stored", ["uint8", "int16", "int32", "int64", "uint16", "bool", "float64", "float16"])
-def test_numbers_are_held_in_the_dtype_of_the_input(stored: str, model: Any) -> None:
+def test_numbers_are_converted_to_the_dtype_of_the_input(stored: str, model: Any) -> None:
     for dtype in ("float32", "float64") if stored in ("bool", "float64", "float16") else ("float32", "int64", "int32"):
         data = checked({"x": np.arange(10).astype(stored), "y": Y}, model(x=(dtype, ("batch",))), val=0)
         assert data.train is not None
@@ -115,7 +113,7 @@ def test_numbers_are_held_in_the_dtype_of_the_input(stored: str, model: Any) -> 
         assert fed.dtype == getattr(torch, dtype) and fed.tolist() == np.arange(10).astype(stored).tolist()
 
 
-def test_whole_numbers_that_the_input_can_not_hold(model: Any) -> None:
+def test_integers_too_large_for_the_input_are_refused(model: Any) -> None:
     x = np.arange(10)
     x[7] = 2**40
     assert said({"x": x, "y": Y}, model(x=("int32", ("batch",))), val=0) == (
@@ -128,7 +126,7 @@ def test_whole_numbers_that_the_input_can_not_hold(model: Any) -> None:
 
 
 @pytest.mark.parametrize("value, shown", [(np.nan, "nan"), (-np.inf, "-inf")])
-def test_values_that_are_not_finite(value: float, shown: str, model: Any) -> None:
+def test_inputs_that_are_not_finite_are_refused(value: float, shown: str, model: Any) -> None:
     x = X.copy()
     x[8, 2] = value
     message = f"has {shown} in row 8 -> remove the sample, or fill in the value"
@@ -141,7 +139,7 @@ def test_values_that_are_not_finite(value: float, shown: str, model: Any) -> Non
     )
 
 
-def test_targets_that_are_not_finite(model: Any) -> None:
+def test_targets_that_are_not_finite_are_refused(model: Any) -> None:
     y = np.zeros((10, 3))
     y[4, 1] = np.nan
     network = model(x=("float32", ("batch", 5)))
@@ -193,14 +191,14 @@ def test_fewer_classes_are_a_note(model: Any) -> None:
     assert not any("replace-head" in note for note in checked((X, Y), network).notes)
 
 
-def test_numbers_to_be_met_are_no_classes(model: Any) -> None:
+def test_regression_targets_are_not_taken_for_classes(model: Any) -> None:
     network = model(x=("float32", ("batch", 5)))
     checked((X, np.random.default_rng(0).normal(size=(10, 3))), network, loss="mse_loss")
     checked((X, np.full((10, 3), 7)), network, loss="mse_loss")
 
 
 class Positions(nn.Module):
-    """Classes of each position; [n, length, classes]."""
+    """Scores for each position, [n, length, classes]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +211,7 @@ class Positions(nn.Module):
 def test_classes_of_positions() -> None:
     ids = np.random.default_rng(0).integers(0, 7, (10, 5))
     labels = ids % 4
-    labels[:, 0] = -100  # counts nowhere, as torch has it
+    labels[:, 0] = -100  # ignored, as in torch
     checked((ids, labels), Positions())
     labels[3, 2] = 4
     assert said((ids, labels), Positions(), val=0) == (
@@ -221,7 +219,7 @@ def test_classes_of_positions() -> None:
     )
 
 
-def test_numbers_that_no_embedding_has(model: Any) -> None:
+def test_indices_out_of_range_of_an_embedding_are_refused(model: Any) -> None:
     ids = np.random.default_rng(0).integers(0, 7, (10, 5))
     network = model(ids=("int64", ("batch", "length")), mask=("int64", ("batch", "length")))
     mask = np.ones_like(ids)
@@ -248,20 +246,20 @@ def test_numbers_that_no_embedding_has(model: Any) -> None:
 # ---- batches and parts -----------------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_the_file_fixes(model: Any) -> None:
+def test_a_fixed_batch_size(model: Any) -> None:
     network = model(x=("float32", (4, 5)))
     checked((X, Y), network, val=0)
     again = "generate the model again with --dynamic-batch"
     assert said((X, Y), network, val=0, batch_size=8) == (
-        f"input 'x' [4, 5] fixes the batch at 4, and --batch-size is 8 -> --batch-size 4, or {again}"
+        f"input 'x' [4, 5] fixes the batch at 4, but --batch-size is 8 -> --batch-size 4, or {again}"
     )
     given = {"train": (X, Y), "val": (X[:6], Y[:6])}
-    assert said(given, network) == f"input 'x' [4, 5] fixes the batch at 4, and the val part has 6 samples -> {again}"
+    assert said(given, network) == f"input 'x' [4, 5] fixes the batch at 4, but the val part has 6 samples -> {again}"
     held = checked((X, Y), network, val=0.2).val
     assert held is not None and len(held) == 4, "what is drawn is a whole batch"
 
 
-def test_parts_without_samples(model: Any) -> None:
+def test_empty_parts_are_refused(model: Any) -> None:
     network = model(x=("float32", ("batch", 5)))
     assert said({"train": (X, Y), "val": (X[:0], Y[:0])}, network) == (
         "the val part of data is empty -> add samples to it, or remove the part"
@@ -273,14 +271,14 @@ def test_fewer_samples_than_a_batch_are_a_note(model: Any) -> None:
     assert "a batch has only 8 samples: the train part has no more" in data.notes
 
 
-def test_all_that_is_wrong_is_said_together(model: Any) -> None:
+def test_all_problems_are_reported_together(model: Any) -> None:
     network = model(x=("float32", (4, 5)), t=("int64", (4,)))
     message = said({"x": X[:, :3], "t": X[:, 0], "y": Y}, network, batch_size=2, val=0)
     assert [line.split(" -> ")[0] for line in message.splitlines()] == [
-        "input 'x' [4, 5] fixes the batch at 4, and --batch-size is 2",
-        "input 't' [4] fixes the batch at 4, and --batch-size is 2",
-        "input 'x' takes [4, 5], and column 'x' gives [n, 3]",
-        "input 't' takes int64, and column 't' holds float32",
+        "input 'x' [4, 5] fixes the batch at 4, but --batch-size is 2",
+        "input 't' [4] fixes the batch at 4, but --batch-size is 2",
+        "input 'x' takes [4, 5], but column 'x' gives [n, 3]",
+        "input 't' takes int64, but column 't' holds float32",
     ]
 
 
@@ -288,7 +286,7 @@ def test_all_that_is_wrong_is_said_together(model: Any) -> None:
 
 
 class Odd(nn.Module):
-    """Of a model that onnxgen did not write nothing is known but its code."""
+    """A model that onnxgen did not write, so its inputs are unknown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,12 +297,12 @@ class Odd(nn.Module):
         return found
 
 
-def test_a_batch_that_the_model_fails_on() -> None:
+def test_an_error_of_the_model_is_reported() -> None:
     message = said((X, Y), Odd())
     assert message.startswith("the model fails on a batch of 0 [2, 5] float32: RuntimeError: mat1 and mat2 shapes")
 
 
-def test_the_model_stays_as_it_was() -> None:
+def test_checking_does_not_change_the_model() -> None:
     network = Odd().train()
     network.norm.eval()
     before = {k: v.clone() for k, v in network.state_dict().items()}
@@ -317,7 +315,7 @@ def test_the_model_stays_as_it_was() -> None:
     assert not network.fc._forward_pre_hooks and network.fc.weight.grad is None
 
 
-def test_a_head_that_was_replaced_counts(model: Any, tmp_path: Path) -> None:
+def test_the_classes_of_a_replaced_head_count(model: Any, tmp_path: Path) -> None:
     changed = network(tmp_path, x=("float32", ("batch", 5)))
     changed.fc = nn.Linear(1, 5)  # type: ignore[assignment]
     checked((X, np.arange(10) % 5), changed)

@@ -1,4 +1,4 @@
-"""Classes by name: which output each is, in whatever data there is of them."""
+"""Class names are numbered in the order of the model's outputs, in all kinds of data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings, evaluate, fit, open_model, replace_head
 from onnxgen.training.config import read_config
 from onnxgen.training.data import check, feed, open_data
-from onnxgen.training.data.classes import order
+from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.columns import from_columns
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.prepare import prepare
@@ -38,12 +38,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
 
 
 def fresh(model: torch.nn.Module) -> torch.nn.Module:
-    """The same file opened anew: nothing is remembered of it."""
+    """Open the same file again, without what was remembered for the model."""
     return open_model(Path(str(sys.modules[type(model).__module__].__file__)))
 
 
 def photos(folder: Path, **images: int) -> dict[str, torch.Tensor]:
-    """Class folders of so many images; their pixels from 0 to 1, by class."""
+    """Write class folders with `images` images each. Return the pixels, from 0 to 1, by class."""
     made = {}
     for name, count in images.items():
         (folder / name).mkdir(parents=True)
@@ -55,7 +55,7 @@ def photos(folder: Path, **images: int) -> dict[str, torch.Tensor]:
 
 
 def by_hand(model: torch.nn.Module, images: dict[str, torch.Tensor], order: tuple[str, ...]) -> tuple[float, float]:
-    """Loss and accuracy where the outputs are in this order."""
+    """Return loss and accuracy if the outputs are in this order."""
     scores = torch.cat([model(x).detach() for x in images.values()])
     wanted = torch.cat([torch.full((len(x),), order.index(name)) for name, x in images.items()])
     return float(F.cross_entropy(scores, wanted)), float((scores.argmax(1) == wanted).float().mean())
@@ -72,7 +72,7 @@ def said(*arguments: Any, **given: Any) -> str:
 
 
 @pytest.mark.parametrize("there", [{"owl": 3, "cat": 4, "ant": 2}, {"cat": 4}, {"ant": 5, "owl": 3}])
-def test_a_folder_of_some_classes_is_numbered_as_the_model(
+def test_a_folder_with_some_classes_is_numbered_like_the_model(
     there: dict[str, int], model: torch.nn.Module, tmp_path: Path
 ) -> None:
     images = photos(tmp_path, **there)
@@ -81,7 +81,7 @@ def test_a_folder_of_some_classes_is_numbered_as_the_model(
     assert found["loss"] == pytest.approx(loss, rel=1e-5) and found["accuracy"] == pytest.approx(accuracy)
 
 
-def test_some_classes_alone_are_refused(model: torch.nn.Module, tmp_path: Path) -> None:
+def test_some_classes_without_their_order_are_refused(model: torch.nn.Module, tmp_path: Path) -> None:
     photos(tmp_path, cat=4, owl=3)
     message = said(fresh(model), tmp_path, **RAW)
     assert message.startswith(f"{tmp_path.name} has classes cat, owl, but the model has 3 classes: which are they? -> ")
@@ -98,13 +98,13 @@ def test_one_class_of_two_with_one_output_is_refused(tmp_path: Path) -> None:
     assert found["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_class_that_is_not_named(model: torch.nn.Module, tmp_path: Path) -> None:
+def test_an_unknown_class_is_refused(model: torch.nn.Module, tmp_path: Path) -> None:
     photos(tmp_path, cat=2, dog=2)
     message = said(fresh(model), tmp_path, classes=ORDER, **RAW)
     assert message.startswith(f"{tmp_path.name} has class dog, but classes= has owl, cat, ant -> ")
 
 
-def test_more_classes_than_outputs(model: torch.nn.Module, tmp_path: Path) -> None:
+def test_more_classes_than_outputs_are_refused(model: torch.nn.Module, tmp_path: Path) -> None:
     photos(tmp_path, cat=2)
     assert "has 4 classes" in said(fresh(model), tmp_path, classes=(*ORDER, "dog"), **RAW)
 
@@ -120,7 +120,7 @@ def table(path: Path, names: list[str]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["csv", "arrays"])
-def test_text_of_some_classes(kind: str, tmp_path: Path) -> None:
+def test_text_with_some_classes(kind: str, tmp_path: Path) -> None:
     vector = network(tmp_path, x=("float32", ("batch", 2)))
     names = ["cat", "ant", "cat", "cat", "ant"]
     x = table(tmp_path / "some.csv", names)
@@ -131,10 +131,10 @@ def test_text_of_some_classes(kind: str, tmp_path: Path) -> None:
     assert evaluate(vector, data, classes=ORDER, **CPU)["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_two_targets_of_names_are_not_of_one_list() -> None:
+def test_classes_for_two_targets_with_names_are_refused() -> None:
     source = from_columns({"x": np.zeros((2, 2)), "a": ["cat", "owl"], "b": ["red", "red"]}, "both")
     with pytest.raises(OnnxgenError, match="classes= names the classes of one target, but a, b all hold names"):
-        order(source, Feeding(("x",), {0: "a", 1: "b"}), ORDER)
+        number_classes(source, Feeding(("x",), {0: "a", 1: "b"}), ORDER)
 
 
 # ---- what numbers its classes itself ---------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Named(Dataset):  # type: ignore[type-arg]
         return torch.zeros(1, 4, 4), index % len(self.classes)
 
 
-def test_a_dataset_has_to_be_in_the_order(model: torch.nn.Module) -> None:
+def test_a_dataset_must_have_the_order_of_classes(model: torch.nn.Module) -> None:
     def opened(data: Any) -> None:
         settings = Settings(val=0, batch_size=2, classes=ORDER)
         found = open_data(data, model, settings)
@@ -164,7 +164,7 @@ def test_a_dataset_has_to_be_in_the_order(model: torch.nn.Module) -> None:
         opened(Named("cat", "owl"))
 
 
-def test_numbers_are_no_names(tmp_path: Path) -> None:
+def test_class_indices_are_not_names(tmp_path: Path) -> None:
     vector = network(tmp_path, x=("float32", ("batch", 2)))
     data = {"x": np.ones((4, 2), np.float32), "label": np.array([1, 2, 2, 1])}
     assert "holds class indices, but classes= is for names" in said(vector, data, classes=("1", "2", "3"), **CPU)
@@ -202,7 +202,7 @@ def test_training_with_some_classes(model: torch.nn.Module, tmp_path: Path) -> N
     assert sorted(plan.data.train.take(range(8), 0)["label"].tolist()) == [1] * 4 + [2] * 4
 
 
-def test_a_new_head_is_of_other_classes(model: torch.nn.Module, tmp_path: Path) -> None:
+def test_a_new_head_has_no_class_names(model: torch.nn.Module, tmp_path: Path) -> None:
     photos(tmp_path / "old", owl=2, cat=2, ant=2)
     images = photos(tmp_path / "new", bee=3, fly=2)
     settings = Settings(val=0.0, device="cpu", batch_size=4)
@@ -212,7 +212,7 @@ def test_a_new_head_is_of_other_classes(model: torch.nn.Module, tmp_path: Path) 
     assert evaluate(network, tmp_path / "new", **RAW)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_numbers_are_not_written_down(tmp_path: Path) -> None:
+def test_numbers_are_not_saved_as_class_names(tmp_path: Path) -> None:
     vector = network(tmp_path, x=("float32", ("batch", 2)))
     data = {"x": np.ones((4, 2), np.float32), "label": np.array([0, 1, 2, 1])}
     assert prepare(vector, data, Settings(val=0.0, device="cpu", batch_size=4)).settings.classes == ()
@@ -237,7 +237,7 @@ def test_the_option(text: str, value: tuple[str, ...]) -> None:
         ("cat,dog", "classes must be a list of names, not the text 'cat,dog' -> give it like classes=('cat', 'dog')"),
     ],
 )
-def test_what_is_no_list_of_classes(classes: Any, what: str) -> None:
+def test_invalid_lists_of_classes(classes: Any, what: str) -> None:
     with pytest.raises(OnnxgenError) as caught:
         Settings(classes=classes)
     assert str(caught.value.problems[0]) == what

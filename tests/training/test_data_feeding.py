@@ -1,4 +1,4 @@
-"""Which columns go where, and what is said when that is open."""
+"""Columns are assigned to inputs and targets, or the open question is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Anything(nn.Module):
 
 @pytest.fixture
 def ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Gives a model the inputs and outputs of some names."""
+    """Return a function that makes a model with named inputs and outputs."""
 
     def give(inputs: str, outputs: str) -> nn.Module:
         made = [tuple(Port(name, None, None) for name in side.split()) for side in (inputs, outputs)]
@@ -57,7 +57,7 @@ def fed(model: nn.Module, columns: str, targets: bool = True, **settings: Any) -
         ("x", "", "p label", {}, (("p",), {0: "label"})),
     ],
 )
-def test_said_or_the_only_way(
+def test_columns_are_assigned(
     ports: Any, inputs: str, outputs: str, columns: str, settings: Any, expected: Any
 ) -> None:
     found = fed(ports(inputs, outputs), columns, **settings)
@@ -127,7 +127,7 @@ def test_without_targets_one_column_is_enough(ports: Any) -> None:
         ),
     ],
 )
-def test_what_is_open_is_asked(
+def test_open_assignments_are_refused(
     ports: Any, inputs: str, outputs: str, columns: str, settings: Any, message: str
 ) -> None:
     with pytest.raises(OnnxgenError) as caught:

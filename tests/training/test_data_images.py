@@ -1,10 +1,11 @@
-"""Images as the model's input wants them, held against PIL and hand-written numpy."""
+"""Images are converted for the model's input; compared with PIL and hand-written numpy."""
 
 from __future__ import annotations
 
 import pickle
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,17 @@ Model = Callable[..., nn.Module]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A model whose only input has these dims; one is made only once."""
-    made: dict[Any, nn.Module] = {}
+    """Return a model with one input of these dims; each is made once."""
 
+    @cache
     def of(*dims: int | str, dtype: str = "float32") -> nn.Module:
-        if (dims, dtype) not in made:
-            made[dims, dtype] = network(tmp_path_factory.mktemp("image"), image=(dtype, ("batch", *dims)))
-        return made[dims, dtype]
+        return network(tmp_path_factory.mktemp("image"), image=(dtype, ("batch", *dims)))
 
     return of
 
 
 def fed(spec: Any, network: nn.Module, settings: Settings = RAW) -> torch.Tensor:
-    """All that the training part feeds to the model."""
+    """Return everything that the training part feeds to the model."""
     data = open_data(spec, network, settings)
     check(network, data, feed(data, network, settings), settings)
     assert data.train is not None
@@ -100,13 +99,13 @@ def test_gray_images_for_a_flat_input_are_made_square(model: Model) -> None:
     assert torch.equal(fed(labelled(x), model(784)), fed(labelled(x), model(1, 28, 28)).reshape(2, 784))
 
 
-def test_a_model_of_bytes_gets_bytes(model: Model) -> None:
+def test_a_uint8_input_gets_uint8(model: Model) -> None:
     x = pixels(2, 6, 5, 3)
     found = fed(labelled(x), model(6, 5, 3, dtype="uint8"), Settings(val=0, batch_size=1))
     assert found.dtype == torch.uint8 and np.array_equal(found.numpy(), x)
 
 
-def test_half_and_double(model: Model) -> None:
+def test_float16_and_float64_inputs(model: Model) -> None:
     x = pixels(2, 6, 5)
     assert fed(labelled(x), model(1, 6, 5, dtype="float64")).dtype == torch.float64
     assert fed(labelled(x), model(1, 6, 5, dtype="float16")).dtype == torch.float16
@@ -135,13 +134,13 @@ def test_files_of_all_modes(mode: str, channels: int, model: Model, tmp_path: Pa
     assert np.array_equal(found.numpy(), expected)
 
 
-def test_sixteen_bits_are_not_cut_off(model: Model, tmp_path: Path) -> None:
+def test_16_bit_images_are_scaled(model: Model, tmp_path: Path) -> None:
     deep = (pixels(6, 5).astype(np.uint16)) * 257
     found = fed(saved(tmp_path, Image.fromarray(deep)), model(1, 6, 5))[1, 0]
     assert np.array_equal(found.numpy(), (deep / 257).astype(np.float32))
 
 
-def test_photos_stand_upright(model: Model, tmp_path: Path) -> None:
+def test_exif_orientation_is_applied(model: Model, tmp_path: Path) -> None:
     x = pixels(5, 6)
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter, clockwise
@@ -150,14 +149,14 @@ def test_photos_stand_upright(model: Model, tmp_path: Path) -> None:
     assert np.array_equal(found.numpy(), np.rot90(x, -1).astype(np.float32))
 
 
-def test_the_size_of_the_files_is_kept_where_the_model_takes_any(model: Model, tmp_path: Path) -> None:
+def test_the_size_of_the_files_is_kept_for_an_input_of_any_size(model: Model, tmp_path: Path) -> None:
     assert fed(saved(tmp_path, Image.fromarray(pixels(9, 7))), model(3, "h", "w")).shape == (2, 3, 9, 7)
 
 
 # ---- scale -----------------------------------------------------------------------------------------------------------
 
 
-def test_normalised_by_what_the_training_part_has(model: Model) -> None:
+def test_normalisation_by_the_training_part(model: Model) -> None:
     x = np.concatenate([pixels(8, 6, 5, 3) // 2, np.zeros((2, 6, 5, 3), np.uint8)])
     settings = Settings(val=0.2, batch_size=1)
     data = open_data((x, np.zeros(10)), model(3, 6, 5), settings)
@@ -180,7 +179,7 @@ def test_normalised_by_what_the_training_part_has(model: Model) -> None:
 
 
 @pytest.mark.parametrize("text, mean, std", [("0,1", 0, 1), ("0.5/0.5/0.5,0.25/0.25/0.25", 0.5, 0.25)])
-def test_normalised_as_said(text: str, mean: float, std: float, model: Model) -> None:
+def test_normalisation_as_given(text: str, mean: float, std: float, model: Model) -> None:
     x = pixels(2, 3, 6, 5)
     found = fed(labelled(x), model(3, 6, 5), Settings(val=0, normalize=text, batch_size=1))
     np.testing.assert_allclose(found.numpy(), (x.astype(np.float32) / 255 - mean) / std, atol=1e-6)
@@ -191,7 +190,7 @@ def test_images_of_one_value_are_not_divided_by_zero(model: Model) -> None:
     assert fed((x, np.zeros(3)), model(1, 6, 5), Settings(val=0, batch_size=1)).abs().max() < 1e-3
 
 
-def test_numbers_that_are_no_bytes_are_left_alone(model: Model) -> None:
+def test_floating_point_arrays_are_not_normalised_by_default(model: Model) -> None:
     x = RNG.normal(size=(2, 3, 6, 5))
     found = fed(labelled(x), model(3, 6, 5), Settings(val=0, batch_size=1))
     assert np.array_equal(found.numpy(), x.astype(np.float32))
@@ -201,7 +200,7 @@ def test_numbers_that_are_no_bytes_are_left_alone(model: Model) -> None:
     np.testing.assert_allclose(said.numpy(), (x - 0.5) / 2, atol=1e-6)
 
 
-def test_bytes_that_are_no_images_are_a_note(model: Model) -> None:
+def test_bytes_that_are_not_images_are_noted(model: Model) -> None:
     x = pixels(4, 30)
     data = open_data(labelled(x), model(30), Settings(val=0))
     assert data.train is not None and data.train.take([2], 0)["0"].tolist() == [x[2].tolist()]
@@ -217,7 +216,7 @@ def augmented(names: str, network: nn.Module, x: np.ndarray[Any, Any] | None = N
 
 
 @pytest.mark.parametrize("names", [*RECIPES, ",".join(RECIPES), "auto"])
-def test_a_sample_is_changed_alike_in_any_batch_order_and_process(names: str, model: Model) -> None:
+def test_augmentation_depends_only_on_seed_and_sample(names: str, model: Model) -> None:
     data = augmented(names, model(3, 16, 16))
     assert data.train is not None
     whole = data.train.take(range(12), 7)["0"]
@@ -230,14 +229,14 @@ def test_a_sample_is_changed_alike_in_any_batch_order_and_process(names: str, mo
     assert whole.shape == (12, 3, 16, 16) and whole.min() >= 0 and whole.max() <= 255
 
 
-def test_a_large_image_alone_is_as_it_is_in_a_batch(model: Model) -> None:
-    """Sums over a whole image would be split among threads when it is alone."""
+def test_a_large_image_is_augmented_the_same_in_any_batch(model: Model) -> None:
+    """A sum over a whole image could be split among threads if the batch is one image."""
     data = augmented(",".join(RECIPES), model(3, 224, 224), pixels(3, 224, 224, 3))
     assert data.train is not None
     assert torch.equal(data.train.take([1], 7)["0"][0], data.train.take([0, 1, 2], 7)["0"][1])
 
 
-def test_every_second_one_is_mirrored(model: Model) -> None:
+def test_half_of_the_images_are_mirrored(model: Model) -> None:
     x = pixels(200, 5, 6, 1)
     for name, axis in (("flip", 2), ("vflip", 1)):
         samples = augmented(name, model(5, 6, 1), x).train
@@ -248,7 +247,7 @@ def test_every_second_one_is_mirrored(model: Model) -> None:
         assert all(t or s for t, s in zip(turned, same)) and 70 < sum(turned) < 130
 
 
-def test_shifts_and_turns_are_as_large_as_they_say(model: Model) -> None:
+def test_the_sizes_of_shifts_and_rotations(model: Model) -> None:
     x = np.zeros((300, 41, 41), np.uint8)
     x[:, 20, 30] = 255  # ten pixels right of the middle
     rows, columns = np.mgrid[:41, :41]
@@ -268,7 +267,7 @@ def test_shifts_and_turns_are_as_large_as_they_say(model: Model) -> None:
     assert abs(angles.mean()) < 1.5
 
 
-def test_what_is_measured_and_validated_is_not_augmented(model: Model) -> None:
+def test_measuring_and_validation_do_not_augment(model: Model) -> None:
     x = (pixels(40, 6, 5), np.zeros(40))
     plain = open_data(x, model(1, 6, 5), Settings(val=0.5))
     noisy = open_data(x, model(1, 6, 5), Settings(val=0.5, augment="noise"))
@@ -278,13 +277,13 @@ def test_what_is_measured_and_validated_is_not_augmented(model: Model) -> None:
     assert not torch.equal(plain.train.take(range(20), 0)["0"], noisy.train.take(range(20), 0)["0"])
 
 
-def test_nothing_is_drawn_to_predict(model: Model) -> None:
+def test_prediction_does_not_augment(model: Model) -> None:
     data = open_data(pixels(4, 6, 5), model(1, 6, 5), Settings(augment="noise"), targets=False)
     assert data.train is not None
     assert torch.equal(data.train.take(range(4), 0)["0"], data.train.take(range(4), 1)["0"])
 
 
-def test_characters_are_not_mirrored_by_themselves(model: Model) -> None:
+def test_automatic_augmentation_does_not_mirror_characters(model: Model) -> None:
     data = open_data("digits", model(1, 28, 28), Settings(augment="auto"))
     assert "augmented with rotate, shift; not mirrored, since these are characters" in data.notes
     photos = augmented("auto", model(3, 16, 16))
@@ -293,7 +292,7 @@ def test_characters_are_not_mirrored_by_themselves(model: Model) -> None:
     assert "not augmented: the data has no images" in numbers.notes
 
 
-def test_noise_is_normal(model: Model) -> None:
+def test_noise_is_normally_distributed(model: Model) -> None:
     samples = augmented("noise", model(1, 40, 40), np.full((50, 40, 40), 128, np.uint8)).train
     assert samples is not None
     noise = (samples.take(range(50), 0)["0"] - 128).flatten().double()
@@ -303,7 +302,7 @@ def test_noise_is_normal(model: Model) -> None:
 
 @pytest.mark.parametrize("kind", ["files", "dataset"])
 def test_workers_prepare_the_same_batches(kind: str, model: Model, tmp_path: Path) -> None:
-    """Augmented images of files, and a dataset that draws from the global generators."""
+    """For augmented image files, and for a dataset that uses the global generators."""
     network, settings = model(3, 16, 16), Settings(val=0, augment="crop,flip,noise", batch_size=3)
     if kind == "files":
         for i, label in enumerate(("cat", "owl") * 4):

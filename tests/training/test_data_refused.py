@@ -1,4 +1,4 @@
-"""Data that can't be read: what is said, and the way out."""
+"""Errors for data that can't be read, with a way out."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def idx(folder: Path, images: int = 2, labels: int = 2, cut: int = 0, gz: bool =
     return folder
 
 
-def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> None:
+def test_damaged_idx_files(gray: torch.nn.Module, tmp_path: Path) -> None:
     images = tmp_path / "train-images-idx3-ubyte"
     assert said(idx(tmp_path, cut=7), gray) == (
         f"{images} is truncated: 53 bytes of data, 60 by its header -> download it again"
@@ -95,7 +95,7 @@ def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> No
     assert said(tmp_path, gray) == f"{images} is too long: 64 bytes of data, 60 by its header -> download it again"
     images.write_bytes(b"\x89PNG")
     assert said(tmp_path, gray) == (
-        f"{images} is not an idx file -> an idx file begins with two bytes of 0, then type and rank"
+        f"{images} is not an idx file -> an idx file begins with 0, 0, its type and its rank"
     )
     images.write_bytes(b"")
     assert said(images, gray).startswith(f"{images} is not an idx file")
@@ -104,7 +104,7 @@ def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> No
     assert said(tmp_path, gray) == f"the file of labels for {images} is missing -> put it into {tmp_path}"
 
 
-def test_a_packed_idx_file_that_is_cut_off(gray: torch.nn.Module, tmp_path: Path) -> None:
+def test_a_truncated_gzipped_idx_file(gray: torch.nn.Module, tmp_path: Path) -> None:
     message = said(idx(tmp_path, cut=5, gz=True), gray)
     assert message.startswith(f"{tmp_path / 'train-images-idx3-ubyte.gz'} is truncated or not a gzip file (")
     assert message.endswith(") -> download it again")
@@ -123,7 +123,7 @@ def test_idx_files_of_several_sets(gray: torch.nn.Module, tmp_path: Path) -> Non
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def test_arrays_that_are_no_samples(vector: torch.nn.Module, tmp_path: Path) -> None:
+def test_arrays_that_are_not_samples(vector: torch.nn.Module, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=np.arange(5))
     assert said(tmp_path / "a.npz", vector) == (
         "a.npz: columns are of different length: x 4, y 5 -> the first axis of each must be the samples"
@@ -152,7 +152,7 @@ def test_python_objects_are_not_unpickled(vector: torch.nn.Module, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.safetensors"])
-def test_arrays_that_are_cut_off(name: str, vector: torch.nn.Module, tmp_path: Path) -> None:
+def test_truncated_array_files(name: str, vector: torch.nn.Module, tmp_path: Path) -> None:
     np.savez(tmp_path / "whole.npz", x=X, y=Y)
     whole = (tmp_path / "whole.npz").read_bytes()
     (tmp_path / name).write_bytes(whole[: len(whole) // 2] if name == "a.npz" else b"\x93NUMPY\x01\x00")
@@ -179,8 +179,8 @@ LEAVE = "fill it in, drop the row, or name only the columns to use: --inputs INP
         ("", "{path} is empty"),
         ("a,b,label\n", "{path} has no rows"),
         ("1,2,0\n3,4,1\n", "{path} has no line of column names -> put a line of names at the top"),
-        ("a,a,label\n1,2,0\n", "{path} has two columns called 'a' -> give each column a name of its own"),
-        ("a,,label\n1,2,0\n", "{path} has no name for column 2 -> give each column a name of its own"),
+        ("a,a,label\n1,2,0\n", "{path} has two columns called 'a' -> give each column a different name"),
+        ("a,,label\n1,2,0\n", "{path} has no name for column 2 -> give each column a different name"),
         ("a,b,label\n1,2,0\n3,4\n", "{path}, line 3: 2 values, but 3 columns"),
         ("a,b,label\n1,,0\n3,nan,1\n", "{path}, line 2: column 'b' has no value, and 1 more -> " + LEAVE),
         ("a,b,label\n1,2,0\n3,4,\n", "{path}, line 3: column 'label' has no value -> " + LEAVE),
@@ -202,7 +202,7 @@ def test_tables(text: str, message: str, vector: torch.nn.Module, tmp_path: Path
     assert said(path, vector) == message.format(path=path)
 
 
-def test_columns_that_a_table_has_not(vector: torch.nn.Module, tmp_path: Path) -> None:
+def test_missing_columns_of_a_table(vector: torch.nn.Module, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b,c,label\n1,2,,0\n")
     path = tmp_path / "t.csv"
     assert said(path, vector, inputs={"x": "a+z"}) == ("--inputs: the data has no column 'z' (it has a, b, label)")
@@ -269,7 +269,7 @@ def test_corrupt_images(gray: torch.nn.Module, tmp_path: Path) -> None:
     assert said(tmp_path, gray) == f"none of the images of 'cat' in {tmp_path} can be read"
 
 
-def test_an_image_that_goes_bad_later(gray: torch.nn.Module, tmp_path: Path) -> None:
+def test_an_image_that_disappears_later(gray: torch.nn.Module, tmp_path: Path) -> None:
     for name in ("cat/a.png", "owl/c.png"):
         image(tmp_path / name)
     data = open_data(tmp_path, gray, Settings(val=0))
@@ -279,7 +279,7 @@ def test_an_image_that_goes_bad_later(gray: torch.nn.Module, tmp_path: Path) -> 
         data.train.take([0, 1], 0)
 
 
-def test_images_of_several_sizes_for_any_size(tmp_path: Path) -> None:
+def test_images_of_different_sizes_for_an_input_of_any_size(tmp_path: Path) -> None:
     model = network(tmp_path, image=("float32", ("batch", 3, "height", "width")))
     image(tmp_path / "data/cat/a.png")
     image(tmp_path / "data/owl/b.png", (7, 7))
@@ -316,7 +316,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Odd(Dataset[Any]):
-    """Three items, of which the one that is asked for is odd."""
+    """Three items, of which the last is `odd`."""
 
     def __init__(self, odd: Any) -> None:
         self.odd = odd
@@ -330,9 +330,9 @@ class Odd(Dataset[Any]):
         return self.odd if index == 2 else (torch.zeros(2), 1)
 
 
-def test_objects_that_are_no_data(vector: torch.nn.Module) -> None:
+def test_objects_that_are_not_data(vector: torch.nn.Module) -> None:
     assert said(Stream(), vector) == (
-        "data, train is Stream, which has no length or no items by number"
+        "data, train is Stream, which lacks a length or items by index"
         " -> give a torch Dataset with __len__ and __getitem__ (an IterableDataset can't be shuffled or resumed), "
         "arrays, or a dict of columns"
     )
@@ -358,7 +358,7 @@ def test_objects_that_are_no_data(vector: torch.nn.Module) -> None:
         (KeyError("label"), "item 2 of Odd can't be read: KeyError: 'label'"),
     ],
 )
-def test_items_unlike_the_first(odd: Any, message: str, vector: torch.nn.Module) -> None:
+def test_items_that_differ_from_the_first(odd: Any, message: str, vector: torch.nn.Module) -> None:
     data = open_data(Odd(odd), vector, Settings(val=0))
     assert data.train is not None
     with pytest.raises(OnnxgenError) as caught:
@@ -391,7 +391,8 @@ def test_normalize_without_images(vector: torch.nn.Module) -> None:
 
 def test_augment(gray: torch.nn.Module, vector: torch.nn.Module) -> None:
     assert said("digits", gray, augment="flip,turn") == (
-        "there is no augmentation 'turn' -> none, auto, or of flip, vflip, rotate, shift, crop, light, noise, erase"
+        "there is no augmentation 'turn'"
+        " -> use none, auto, or some of flip, vflip, rotate, shift, crop, light, noise, erase"
     )
     assert said((X, Y), vector, augment="flip") == "--augment flip: the data has no images -> --augment none"
 

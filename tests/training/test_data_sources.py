@@ -1,4 +1,4 @@
-"""What each kind of data comes out as."""
+"""The result of opening each kind of data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def all_of(samples: Samples | None) -> Batch:
 
 
 def opened(spec: Any, model: torch.nn.Module, settings: Settings = WHOLE) -> Data:
-    """Opened, fed and checked: what is wrong with any of it raises."""
+    """Open, feed and check data."""
     data = open_data(spec, model, settings)
     check(model, data, feed(data, model, settings), settings)
     return data
@@ -121,7 +121,7 @@ X, Y = RNG.normal(size=(5, 2)), np.array([0, 2, 1, 1, 0])
     ],
 )
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "dict"])
-def test_arrays_by_name(arrays: dict[str, Any], kind: str, vector: torch.nn.Module, tmp_path: Path) -> None:
+def test_named_arrays(arrays: dict[str, Any], kind: str, vector: torch.nn.Module, tmp_path: Path) -> None:
     spec: Any = tmp_path / f"some.{kind}"
     if kind == "npz":
         np.savez(spec, **arrays)
@@ -140,7 +140,7 @@ def test_arrays_by_name(arrays: dict[str, Any], kind: str, vector: torch.nn.Modu
         assert all_of(held)[feeding.inputs[0]].tolist() == X[:2].astype(np.float32).tolist()
 
 
-def test_text_is_a_target_with_sorted_classes(vector: torch.nn.Module, tmp_path: Path) -> None:
+def test_a_target_of_text_has_sorted_classes(vector: torch.nn.Module, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=np.array(["owl", "cat", "owl", "ape", "cat"]))
     data = opened(tmp_path / "a.npz", vector)
     assert data.train is not None
@@ -252,7 +252,7 @@ def test_a_folder_with_parts(gray: torch.nn.Module, tmp_path: Path) -> None:
     assert "not part of the data, ignored: spare" in data.notes
 
 
-def test_classes_that_are_called_like_parts(gray: torch.nn.Module, tmp_path: Path) -> None:
+def test_classes_with_the_names_of_parts(gray: torch.nn.Module, tmp_path: Path) -> None:
     for name in ("train", "test", "bus"):
         picture(tmp_path / name / "a.png", 1)
     data = opened(tmp_path, gray)
@@ -279,7 +279,7 @@ def test_unlabelled_images_can_be_predicted(gray: torch.nn.Module, tmp_path: Pat
     assert all_of(data.train)["image"].amax((1, 2, 3)).tolist() == [2, 1]
 
 
-def test_what_can_be_read_is_remembered_for_large_folders(
+def test_readable_files_of_large_folders_are_cached(
     gray: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from onnxgen.training.data import folder
@@ -287,7 +287,7 @@ def test_what_can_be_read_is_remembered_for_large_folders(
     looked = []
     look = folder._look
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(folder, "REMEMBERED", 2)
+    monkeypatch.setattr(folder, "MIN_CACHED", 2)
     monkeypatch.setattr(folder, "_look", lambda path: looked.append(path.name) or look(path))
     for name in ("cat/a.png", "owl/b.png", "owl/c.png"):
         picture(tmp_path / "data" / name, 1)
@@ -306,7 +306,7 @@ def test_what_can_be_read_is_remembered_for_large_folders(
 
 
 class Drawn(Dataset[Any]):
-    """Draws from all three global generators, as transforms do."""
+    """Uses all three global generators, as transforms do."""
 
     def __len__(self) -> int:
         return 6
@@ -317,7 +317,7 @@ class Drawn(Dataset[Any]):
         return torch.tensor([random.random() + np.random.rand(), torch.rand(()).item() + 10 * index]), index % 3
 
 
-def test_what_a_dataset_draws_depends_on_seed_and_sample_alone(vector: torch.nn.Module) -> None:
+def test_random_transforms_depend_only_on_seed_and_sample(vector: torch.nn.Module) -> None:
     data = opened(Drawn(), vector)
     assert data.train is not None
     import random
@@ -367,13 +367,13 @@ def test_columns_of_a_dataset_by_name(vector: torch.nn.Module) -> None:
     assert data.train.take([4, 2], 0)["x"].tolist() == [[4, 1.5], [2, 1.5]]
 
 
-def test_data_stays_as_it_is(vector: torch.nn.Module) -> None:
+def test_data_is_returned_unchanged(vector: torch.nn.Module) -> None:
     data = opened((X, Y), vector)
     assert open_data(data, vector, WHOLE) is data
 
 
 @pytest.mark.parametrize("returns", ["(x, y)", "{'train': (x, y)}", "[(x[i], int(y[i])) for i in range(5)]"])
-def test_a_function_of_a_module_beside_us(
+def test_a_function_of_a_module_in_the_current_folder(
     returns: str, vector: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -394,7 +394,7 @@ def test_a_function_of_a_module_beside_us(
 # ---- splits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_split_takes_each_class_alike_and_depends_on_the_seed(vector: torch.nn.Module) -> None:
+def test_a_split_is_stratified_and_depends_on_the_seed(vector: torch.nn.Module) -> None:
     labels = np.array([0] * 60 + [1] * 30 + [2] * 10)
     x = np.arange(200).reshape(100, 2)
 
@@ -415,7 +415,7 @@ M, GAMMA = 2**64 - 1, 0x9E3779B97F4A7C15
 
 
 def mixed(state: int) -> int:
-    """One step of SplitMix64, in Python's own numbers."""
+    """One step of SplitMix64 in Python integers."""
     z = (state + GAMMA) & M
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & M
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & M
@@ -437,7 +437,7 @@ def test_the_split_is_the_same_everywhere() -> None:
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+def test_the_example_in_the_docs_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "DATA.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1]
     model = network(tmp_path, classes=2, wave=("float32", ("batch", 64)))
@@ -446,6 +446,6 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     assert opened(given[0], model) is given[0]
 
 
-def test_the_page_has_every_recipe() -> None:
+def test_the_docs_list_every_recipe_and_file_type() -> None:
     page = (ROOT / "docs" / "DATA.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in RECIPES) and all(f"`{ending}`" in page for ending in _FILES)

@@ -1,4 +1,4 @@
-"""Which devices are found and chosen, whatever the drivers do."""
+"""Devices are found and chosen, whatever the drivers do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import devices
-from onnxgen.training.devices import Device, choose, plugins, prepare, probe, trainer_options, verdicts
+from onnxgen.training.devices import Device, choose, plugins, prepare_for, probe, trainer_options, verdicts
 from onnxgen.training.settings import Settings
 
 GPU = SimpleNamespace(
@@ -36,7 +36,7 @@ def raising(error: BaseException) -> Any:
 
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every device passes its self-test; the list has which were tested."""
+    """Let every device pass its self-test. Return the list of tested devices."""
     asked: list[str] = []
 
     def verdict(text: str, name: str, imports: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
@@ -47,13 +47,13 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_the_cpu_is_always_there_and_needs_no_test(passing: list[str]) -> None:
+def test_the_cpu_is_always_listed_and_not_tested(passing: list[str]) -> None:
     there = devices()
     assert there[-1].kind == "cpu" and there[-1].memory and there[-1].name
     assert choose("cpu") == there[-1] and not passing
 
 
-def test_auto_without_accelerators_is_the_cpu_untested(passing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_without_accelerators_takes_the_untested_cpu(passing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "found", lambda: iter([CPU]))
     assert choose() == CPU and not passing
 
@@ -76,7 +76,7 @@ def test_the_order_of_auto(passing: list[str], monkeypatch: pytest.MonkeyPatch) 
     assert [d.name for d in devices() if d.kind == "directml"] == ["Arc"]
 
 
-def test_rocm_is_shown_as_such_and_chosen_by_either_name(passing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rocm_has_its_own_name_and_can_be_chosen_as_cuda(passing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", GPU)
     monkeypatch.setattr(torch.version, "hip", "6.2")
     for text in ("rocm:1", "cuda:1", "CUDA:1"):
@@ -88,7 +88,7 @@ def test_rocm_is_shown_as_such_and_chosen_by_either_name(passing: list[str], mon
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no adapter"), OSError("libd3d12.so"), ValueError(), KeyError("x")])
-def test_a_directml_that_raises_is_passed_over(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directml_that_raises_is_skipped(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = SimpleNamespace(is_available=raising(error), device_count=raising(error))
     monkeypatch.setitem(sys.modules, "torch_directml", broken)
     assert "directml" not in [d.kind for d in devices()]
@@ -106,7 +106,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_a_directml_that_fails_or_crashes_is_passed_over(
+def test_a_directml_that_fails_or_crashes_is_skipped(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch_directml.py").write_text(text, encoding="utf-8")
@@ -116,7 +116,7 @@ def test_a_directml_that_fails_or_crashes_is_passed_over(
     assert devices()[-1].kind == "cpu" and "directml" not in [d.kind for d in devices()]
 
 
-def test_an_accelerator_that_raises_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_that_raises_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=raising(RuntimeError("driver too old"))))
     monkeypatch.setattr(torch, "xpu", SimpleNamespace())
     monkeypatch.setattr(torch, "accelerator", SimpleNamespace(current_accelerator=raising(RuntimeError())), False)
@@ -131,7 +131,7 @@ def test_older_torch_has_no_torch_accelerator(monkeypatch: pytest.MonkeyPatch) -
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def test_auto_passes_over_what_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_skips_failing_devices_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", GPU)
     verdict = {"cuda:0": "the gradient of conv.weight is missing", "cuda:1": "ok"}
     monkeypatch.setattr(verdicts, "_verdict", lambda text, name, imports: (verdict[text], ()))
@@ -139,7 +139,7 @@ def test_auto_passes_over_what_fails_and_says_so(monkeypatch: pytest.MonkeyPatch
         assert choose().text == "cuda:1"
 
 
-def test_a_chosen_device_that_fails_is_taken_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_device_that_fails_is_used_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", GPU)
     monkeypatch.setattr(verdicts, "_verdict", lambda text, name, imports: ("it hangs", ()))
     with pytest.warns(UserWarning, match="cuda:0 .* fails its self-test: it hangs; training on it"):
@@ -150,13 +150,13 @@ def test_a_chosen_device_that_fails_is_taken_with_a_warning(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("text", ["cuda:7", "vulkan", "gpu0", "meta", "cpu:3"])
-def test_an_unknown_device_is_told_with_what_there_is(text: str) -> None:
+def test_an_unknown_device_is_refused_with_a_list(text: str) -> None:
     with pytest.raises(OnnxgenError, match=f"no device {text} on this machine -> there is: .*cpu"):
         choose(text)
 
 
 @pytest.mark.parametrize("text", ["", "cuda:", "cuda:x", ":1", "a b", "auto:1"])
-def test_a_text_that_names_no_device(text: str) -> None:
+def test_malformed_device_names(text: str) -> None:
     with pytest.raises(OnnxgenError, match="is not a device"):
         choose(text)
 
@@ -170,10 +170,8 @@ def test_an_import_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
         assert "\n" not in str(caught.value)
 
 
-def test_entry_points_are_loaded_by_the_kind_that_is_asked_for(
-    passing: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A module is imported, a function called; here each puts a back end of torch's form where torch looks."""
+def test_entry_points_are_loaded_by_kind(passing: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module is imported, and a function is called; the function here registers a back end in torch's form."""
     (tmp_path / "npu_plug.py").write_text(
         "import torch\nfrom types import SimpleNamespace\n"
         "def register():\n    torch.fake_npu = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1)\n",
@@ -184,7 +182,7 @@ def test_entry_points_are_loaded_by_the_kind_that_is_asked_for(
         EntryPoint("cuda", "npu_plug:register", plugins.GROUP),
         EntryPoint("broken", "no_such_plug", plugins.GROUP),
     ]
-    monkeypatch.setattr(plugins, "_points", lambda: points)
+    monkeypatch.setattr(plugins, "entry_points", lambda *, group: [p for p in points if p.group == group])
     monkeypatch.setattr(torch, "fake_npu", None, raising=False)
     monkeypatch.setattr(probe, "_other_types", list)
     with pytest.raises(OnnxgenError, match="no device cuda:0"):
@@ -194,10 +192,6 @@ def test_entry_points_are_loaded_by_the_kind_that_is_asked_for(
         choose("broken:0")
     with pytest.warns(UserWarning, match="plug-in 'broken' .* is skipped"):
         assert choose().kind == "cpu"
-
-
-def test_entry_points_of_other_packages_are_read() -> None:
-    assert list(plugins._points()) == [] or all(p.group == "onnxgen.devices" for p in plugins._points())
 
 
 # ---- what Lightning is given -----------------------------------------------------------------------------------------
@@ -214,17 +208,21 @@ def test_entry_points_of_other_packages_are_read() -> None:
         (Device("mps", 0, "M1", None, torch.device("mps", 0)), Settings(precision="64-true"), "MPS trains in 32-true"),
         (Device("mps", 0, "M1", None, torch.device("mps", 0)), Settings(precision="bf16-true"), "MPS trains in"),
         (Device("mps", 0, "M1", None, torch.device("mps", 0)), Settings(nodes=2), "mps trains in one process"),
-        (Device("cuda", 0, "Card", None, torch.device("cuda", 0)), Settings(devices=2), "no 2 devices"),
+        (
+            Device("cuda", 0, "Card", None, torch.device("cuda", 0)),
+            Settings(devices=2),
+            "2 devices from cuda:0 on are too many",
+        ),
         (Device("meta", 0, "x", None, torch.device("meta")), Settings(precision="bf16-mixed"), "no autocast for meta"),
     ],
 )
-def test_what_a_device_cant_do_is_told(device: Device, settings: Settings, message: str) -> None:
+def test_unsupported_settings_of_a_device_are_refused(device: Device, settings: Settings, message: str) -> None:
     with pytest.raises(OnnxgenError, match=message) as caught:
         trainer_options(device, settings)
     assert "\n" not in str(caught.value)
 
 
-def test_processes_on_the_cpu_share_by_ddp() -> None:
+def test_several_processes_on_the_cpu_use_ddp() -> None:
     assert trainer_options(CPU, Settings()) == {
         "accelerator": "cpu",
         "devices": 1,
@@ -236,7 +234,7 @@ def test_processes_on_the_cpu_share_by_ddp() -> None:
     assert trainer_options(CPU, Settings(nodes=2))["strategy"] == "ddp"
 
 
-def test_several_cuda_devices_count_from_the_chosen_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_cuda_devices_start_at_the_chosen_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     second = Device("cuda", 1, "Card", None, torch.device("cuda", 1))
     assert trainer_options(second, Settings())["devices"] == [1]
@@ -246,7 +244,7 @@ def test_several_cuda_devices_count_from_the_chosen_one(monkeypatch: pytest.Monk
     assert trainer_options(rocm, Settings())["accelerator"] == "cuda"
 
 
-# ---- prepare ---------------------------------------------------------------------------------------------------------
+# ---- prepare_for -----------------------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -258,11 +256,11 @@ class Net(nn.Module):
         self.register_buffer("index", torch.arange(4))
 
 
-def test_without_float64_what_is_float64_becomes_float32() -> None:
+def test_float64_becomes_float32_on_devices_without_it() -> None:
     for device in (DIRECTML, Device("mps", 0, "M1", None, torch.device("mps", 0))):
         model = Net()
         with pytest.warns(UserWarning, match="trained in float32"):
-            assert prepare(model, device) is model
+            assert prepare_for(model, device) is model
         assert {k: v.dtype for k, v in model.state_dict().items() if k in ("scale", "table", "index")} == {
             "scale": torch.float32,
             "table": torch.float32,
@@ -272,20 +270,20 @@ def test_without_float64_what_is_float64_becomes_float32() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "xpu"])
-def test_where_torch_has_all_kernels_nothing_changes(kind: str) -> None:
-    model = prepare(Net(), Device(kind, 0, "x", None, torch.device(kind, 0)))
+def test_models_are_not_changed_for_devices_with_all_kernels(kind: str) -> None:
+    model = prepare_for(Net(), Device(kind, 0, "x", None, torch.device(kind, 0)))
     assert type(model.rnn) is nn.LSTM and model.scale.dtype == torch.float64
 
 
-def test_an_unknown_back_end_is_prepared_by_what_its_self_test_found() -> None:
+def test_models_for_an_unknown_back_end_follow_its_self_test() -> None:
     other = Device("ocl", 0, "x", None, torch.device("cpu"), works=("recurrent", "float64"), verdict="ok")
-    model = prepare(Net(), other)
+    model = prepare_for(Net(), other)
     assert type(model.rnn) is nn.LSTM and model.scale.dtype == torch.float64
     less = Device("ocl", 0, "x", None, torch.device("cpu"), works=("lerp",), verdict="ok")
     with pytest.warns(UserWarning, match="float32"):
-        prepare(model, less)
+        prepare_for(model, less)
     assert type(model.rnn) is not nn.LSTM and model.scale.dtype == torch.float32
 
 
-def test_the_package_is_the_function_and_the_module() -> None:
+def test_the_devices_package_is_callable() -> None:
     assert isinstance(devices, ModuleType) and devices()[-1].kind == "cpu"

@@ -1,4 +1,4 @@
-"""Whole fits where DirectML's lacks are errors, and on simulated devices, where tensors must be in their place."""
+"""Fits without what DirectML lacks, and on simulated devices that check the placement of tensors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onnxgen.training import Settings, choose, report
 from onnxgen.training.checkpoint import callback
-from onnxgen.training.devices import prepare, verdicts
+from onnxgen.training.devices import prepare_for, verdicts
 from onnxgen.training.fit import run
 from onnxgen.training.meter import Meter
-from onnxgen.training.prepare import Plan
-from onnxgen.training.prepare import prepare as plan_run
+from onnxgen.training.prepare import Plan, prepare
 from tests.conftest import ROOT
 from tests.training.standin.lacking import LackedByDirectML, Lacking
 from tests.training.standin.nets import Net, data
@@ -45,7 +44,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "torch_directml", module)
     monkeypatch.setattr(verdicts, "_verdict", lambda text, name, imports: ("ok", ()))
-    # Metrics are summed and drawn on the CPU in float64; that it is not on the device, a simulated one shows below.
+    # Metrics are summed and drawn on the CPU in float64; the simulated device below shows that it is the CPU.
     monkeypatch.setattr(callback, "_sums", _disable_current_modes()(callback._sums))
     for name in ("__init__", "add", "means"):
         monkeypatch.setattr(Meter, name, _disable_current_modes()(getattr(Meter, name)))
@@ -53,7 +52,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "nadam"])
-def test_a_whole_fit_needs_nothing_that_directml_lacks(standin: None, tmp_path: Path, optimizer: str) -> None:
+def test_a_fit_uses_nothing_that_directml_lacks(standin: None, tmp_path: Path, optimizer: str) -> None:
     torch.manual_seed(0)
     model, before = Net(), Net().state_dict().keys()
     plan = planned(model, tmp_path, optimizer=optimizer, schedule="OneCycleLR")
@@ -65,15 +64,15 @@ def test_a_whole_fit_needs_nothing_that_directml_lacks(standin: None, tmp_path: 
 
 
 def planned(model: nn.Module, out: Path, device: str = "directml", **more: Any) -> Plan:
-    """Checked on the CPU, which has float64 and kernels of recurrent layers; from here on all is on the device."""
+    """Plan the run outside the mode: this happens on the CPU, which has float64 and recurrent kernels."""
     x, y = data(64)
     parts = {"train": (x[:48], y[:48]), "val": (x[48:], y[48:])}
     common = {"epochs": 2, "batch_size": 16, "lr": 0.01, "clip": 1.0, "workers": 0}
-    return plan_run(model, parts, Settings(device=device, out=out, **common, **more))
+    return prepare(model, parts, Settings(device=device, out=out, **common, **more))
 
 
 class Pair:
-    """What Lacking must catch: calls that need what DirectML lacks."""
+    """Calls that need what DirectML lacks, which `Lacking` must refuse."""
 
     x = torch.ones(3, 2, 4)
     w = [torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)]
@@ -100,22 +99,22 @@ class Pair:
 
 
 @pytest.mark.parametrize("name", Pair.CALLS)
-def test_the_mode_catches(name: str) -> None:
+def test_the_stand_in_refuses_what_directml_lacks(name: str) -> None:
     with pytest.raises(LackedByDirectML, match="DirectML has no"), Lacking():
         Pair.CALLS[name]()
 
 
-def test_without_our_care_the_fit_would_be_caught(standin: None, tmp_path: Path) -> None:
-    """The same fit on the plain CPU does what DirectML can't."""
+def test_the_same_fit_on_the_plain_cpu_is_refused_by_the_stand_in(standin: None, tmp_path: Path) -> None:
+    """The same fit on the plain CPU uses what DirectML lacks."""
     plan = planned(Net(), tmp_path, device="cpu")
     with pytest.raises(LackedByDirectML), Lacking():
         run(plan, ())
 
 
-def test_chosen_and_prepared(standin: None) -> None:
+def test_directml_is_chosen_and_the_model_prepared(standin: None) -> None:
     device = choose("directml")
     assert (device.text, device.name, choose("auto").kind) == ("directml:0", "Stand-in", "directml")
-    model = prepare(Net(), device)
+    model = prepare_for(Net(), device)
     assert not any(type(module) in (nn.LSTM, nn.GRU) for module in model.modules())
     assert torch.float64 not in {tensor.dtype for tensor in model.state_dict().values()}
 
@@ -139,10 +138,10 @@ def child(tmp_path: Path, *arguments: str) -> Any:
     [("directml", (), ["foreach"]), ("ocl:0", ("simulated_ocl",), ["float64", "lerp", "foreach"])],
     ids=["directml", "plug-in"],
 )
-def test_a_fit_on_a_simulated_device_is_that_on_the_cpu(
+def test_a_fit_on_a_simulated_device_matches_the_cpu(
     tmp_path: Path, device: str, imports: tuple[str, ...], works: list[str]
 ) -> None:
-    """DirectML without what it lacks, and a back end from outside, chosen, tested and trained on as a real one."""
+    """DirectML, and an external back end, are chosen, tested and trained on like real ones."""
     said = child(tmp_path, "-m", "tests.training.standin.fitting", device, str(tmp_path), *imports)
     assert (said["verdict"], said["works"]) == ("ok", works)
     assert said["auto"] == f"{device.partition(':')[0]}:0"

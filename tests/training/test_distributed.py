@@ -1,5 +1,5 @@
-"""Several processes on one machine, and two nodes that are network namespaces with addresses of their own: the weights
-must be those of one process with a batch as large as all of theirs together."""
+"""Several processes on one machine, and two nodes (network namespaces), train the same weights as one process with the
+global batch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A generated vision transformer, and images for it; their number makes a last batch of 5."""
+    """A generated vision transformer, and images for it; the last batch has 5."""
     folder = tmp_path_factory.mktemp("job")
     entry = still(ZOO["vit"])
     export(entry, folder / "vit.onnx", "legacy", 17, training=True)
@@ -74,21 +75,23 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def run(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The folder of one of the RUNS, each made once."""
-    made: dict[str, Path] = {}
+    """Return a function for the folder of one of the RUNS; each runs once."""
 
+    @cache
     def get(name: str) -> Path:
-        if name not in made:
-            launcher, given = RUNS[name]
-            out = tmp_path_factory.mktemp("run") / "out"
-            more = ("--master-port", str(free_port())) if launcher else ()
-            args = command(job, out, given, *launcher[1:], *more)
-            done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=300, cwd=out.parent)
-            assert done.returncode == 0, done.stdout + done.stderr
-            made[name] = out
-        return made[name]
+        launcher, given = RUNS[name]
+        out = tmp_path_factory.mktemp("run") / "out"
+        more = ("--master-port", str(free_port())) if launcher else ()
+        finish(command(job, out, given, *launcher[1:], *more), out.parent)
+        return out
 
     return get
+
+
+def finish(args: list[str], folder: Path) -> None:
+    """Run a process that must succeed."""
+    done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def free_port() -> int:
@@ -111,25 +114,21 @@ def rows(out: Path) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("name", ["ddp", "torchrun", "fsdp"])
-def test_processes_train_what_one_process_trains(name: str, run: Run) -> None:
+def test_several_processes_match_one_process(name: str, run: Run) -> None:
     assert difference(run(name), run("one")) < 1e-5
-    assert difference(run(name), run("ddp, 5 steps")) > 1e-3, "and not because nothing was trained"
+    assert difference(run(name), run("ddp, 5 steps")) > 1e-3, "nothing was trained"
     np.testing.assert_allclose(rows(run(name)), rows(run("one")), rtol=1e-4, atol=1e-6)
 
 
-def test_five_steps_of_fsdp_are_those_of_ddp(run: Run) -> None:
+def test_five_steps_of_fsdp_match_ddp(run: Run) -> None:
     assert difference(run("fsdp, 5 steps"), run("ddp, 5 steps")) < 1e-5
 
 
-def test_a_stopped_run_of_fsdp_goes_on_and_hands_back_whole_models(
-    job: tuple[Path, Path], run: Run, tmp_path: Path
-) -> None:
-    """Stopped in the first epoch, when there is no best one yet, and in the second."""
+def test_a_stopped_fsdp_run_resumes_and_returns_whole_models(job: tuple[Path, Path], run: Run, tmp_path: Path) -> None:
+    """The run is stopped in the first epoch, before there is a best one, and in the second."""
     out, given = tmp_path / "out", RUNS["fsdp"][1]
     for more in ({"stop_at": 0}, {"stop_at": 3, "resume": True}, {"resume": True}):
-        args = command(job, out, given | more)
-        done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=300, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
+        finish(command(job, out, given | more), tmp_path)
         kept = load_file(out / ("last.safetensors" if more == {"stop_at": 0} else "best.safetensors"))
         for rank in range(2):
             handed_back = load_file(out / f"result{rank}.safetensors")
@@ -139,7 +138,7 @@ def test_a_stopped_run_of_fsdp_goes_on_and_hands_back_whole_models(
     assert difference(out, run("fsdp")) == 0
 
 
-def test_each_generated_block_is_sharded_on_its_own(job: tuple[Path, Path]) -> None:
+def test_each_generated_block_is_sharded_separately(job: tuple[Path, Path]) -> None:
     from onnxgen.training import open_model
     from onnxgen.training.finetune.blocks import blocks
 
@@ -159,7 +158,7 @@ def test_only_the_first_process_writes(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[tuple[str, str]]:
-    """Two network namespaces, joined by a cable; 10.77.0.1 and 10.77.0.2."""
+    """Two connected network namespaces, 10.77.0.1 and 10.77.0.2."""
     ip = shutil.which("ip")
     names = (f"onnxgen{os.getpid()}a", f"onnxgen{os.getpid()}b")
     if ip is None or subprocess.run([ip, "netns", "add", names[0]], capture_output=True).returncode:
@@ -181,7 +180,7 @@ def nodes() -> Iterator[tuple[str, str]]:
 def start(
     job: tuple[Path, Path], out: Path, nodes: tuple[str, str], given: dict[str, Any]
 ) -> list[subprocess.Popen[str]]:
-    """A torchrun on each node, one process each."""
+    """Start torchrun on each node, with one process each."""
     started = []
     for rank, name in enumerate(nodes):
         launcher = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)]
@@ -207,7 +206,7 @@ def ended(processes: list[subprocess.Popen[str]]) -> None:
     assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
 
 
-def test_two_nodes_train_what_one_process_trains(run: Run, two_nodes: Path) -> None:
+def test_two_nodes_match_one_process(run: Run, two_nodes: Path) -> None:
     assert difference(two_nodes, run("one")) < 1e-5
 
 
@@ -218,7 +217,7 @@ SLURM = {"SLURM_NTASKS_PER_NODE": "4", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "t
 
 
 @pytest.mark.parametrize("environment, expected", [(TORCHRUN, (2, 3)), (SLURM, (4, 2)), ({}, (1, 1))])
-def test_processes_are_those_that_were_started(environment: dict[str, str], expected: tuple[int, int]) -> None:
+def test_the_numbers_of_started_processes_are_read(environment: dict[str, str], expected: tuple[int, int]) -> None:
     found = launched(Settings(), environment)
     assert (found.devices, found.nodes) == expected
     assert launched(found, environment) == found
@@ -227,11 +226,11 @@ def test_processes_are_those_that_were_started(environment: dict[str, str], expe
             launched(Settings(devices=7), environment)
 
 
-def test_an_interactive_shell_on_slurm_starts_nothing() -> None:
+def test_an_interactive_slurm_shell_is_ignored() -> None:
     assert launched(Settings(), {**SLURM, "SLURM_JOB_NAME": "bash"}) == Settings()
 
 
-def test_differences_are_seen(tmp_path: Path) -> None:
+def test_the_comparison_detects_differences(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     state: dict[str, Tensor] = {"w": torch.zeros(3)}
@@ -242,10 +241,10 @@ def test_differences_are_seen(tmp_path: Path) -> None:
     assert difference(tmp_path / "a", tmp_path / "b") == pytest.approx(1e-3)
 
 
-def test_a_killed_node_goes_on_from_the_checkpoint(
+def test_a_killed_node_resumes_from_the_checkpoint(
     job: tuple[Path, Path], two_nodes: Path, nodes: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Both are started again, and end as the nodes that nobody killed."""
+    """Both nodes are started again, and end like nodes that were not killed."""
     out, given = tmp_path / "out", {"batch_size": 8, "checkpoint_minutes": 0}
     processes = start(job, out, nodes, given | {"wait_at": 4})  # of six steps: it is killed while it trains
     checkpoint, deadline = out / "checkpoints" / "last.ckpt", time.monotonic() + 120

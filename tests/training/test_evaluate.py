@@ -1,4 +1,4 @@
-"""`evaluate` and `predict` against the same by hand; and what a target of zeros and ones is taken for."""
+"""`evaluate` and `predict` are compared with hand-written code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def points(count=50, seed=0):
 @pytest.mark.parametrize("shape", [(50,), (50, 1)])
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.float32, bool])
 @pytest.mark.parametrize("column", ["label", "survived"])
-def test_zeros_and_ones_are_two_classes_whatever_they_are_called(tmp_path, column, kind, shape):
+def test_a_target_of_zeros_and_ones_has_two_classes(tmp_path, column, kind, shape):
     model, x = network(tmp_path, classes=1, **FLOATS), points()
     y = (x[:, 0] > 0.2).astype(kind).reshape(shape)
     found = evaluate(model, {"x": x, column: y}, target=column, batch_size=16, **CPU)
@@ -41,7 +41,7 @@ def test_zeros_and_ones_are_two_classes_whatever_they_are_called(tmp_path, colum
     assert found["accuracy"] == pytest.approx(float(((scores > 0) == (wanted > 0)).float().mean()))
 
 
-def test_several_labels_are_yes_or_no_each(tmp_path):
+def test_several_binary_labels(tmp_path):
     model, x = network(tmp_path, **FLOATS), points()
     y = (np.random.default_rng(1).random((50, 3)) < 0.5).astype(np.int64)
     found = evaluate(model, {"x": x, "label": y}, batch_size=16, **CPU)
@@ -50,7 +50,7 @@ def test_several_labels_are_yes_or_no_each(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.float32, bool])
-def test_one_of_several_classes_as_zeros_and_a_one_is_asked_about(tmp_path, kind):
+def test_one_hot_targets_need_a_named_loss(tmp_path, kind):
     model, x, classes = network(tmp_path, **FLOATS), points(), np.arange(50) % 3
     data = {"x": x, "label": np.eye(3)[classes].astype(kind)}
     with pytest.raises(OnnxgenError, match="one class of 3, or 3 yes/no labels"):
@@ -60,7 +60,7 @@ def test_one_of_several_classes_as_zeros_and_a_one_is_asked_about(tmp_path, kind
     assert found["loss"] == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_classes_counted_from_one_are_said_to_be(tmp_path):
+def test_classes_counted_from_one_are_refused(tmp_path):
     model, y = network(tmp_path, **FLOATS), np.arange(50) % 3
     with pytest.raises(OnnxgenError, match=r"classes 1 to 3.*count the classes from 0"):
         evaluate(model, {"x": points(), "label": y + 1}, **CPU)
@@ -78,7 +78,7 @@ def test_settings_take_text_for_paths_and_lists():
     assert settings.freeze == ("layer1.*",) and settings.imports == ("a", "b")
 
 
-def test_a_file_is_evaluated_with_the_weights_that_are_named(tmp_path):
+def test_a_file_is_evaluated_with_the_given_weights(tmp_path):
     model, data = network(tmp_path, **FLOATS), {"x": points(), "label": np.arange(50) % 3}
     state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
     safetensors.torch.save_file(state, tmp_path / "zeros.safetensors")
@@ -89,7 +89,7 @@ def test_a_file_is_evaluated_with_the_weights_that_are_named(tmp_path):
         evaluate(model, data, **named)
 
 
-def test_predictions_are_in_the_order_of_the_data_and_leave_the_model_as_it_was(tmp_path):
+def test_predictions_are_in_the_data_order_and_do_not_change_the_model(tmp_path):
     model, x = network(tmp_path, **FLOATS).train(), torch.tensor(points())
     found = predict(model, {"x": x}, batch_size=16, **CPU)
     assert torch.equal(found, torch.cat([model(part) for part in x.split(16)]).detach())
@@ -106,7 +106,7 @@ class Recurrent(torch.nn.Module):
         return steps[:, -1], last
 
 
-def test_predictions_are_joined_along_the_axis_of_the_samples(tmp_path):
+def test_predictions_are_joined_along_the_batch_axis(tmp_path):
     names = {"input_names": ["x"], "output_names": ["y", "last"]}
     axes = {"x": {0: "n"}, "y": {0: "n"}, "last": {1: "n"}}
     x, file = torch.randn(32, 3, 5, generator=torch.Generator().manual_seed(0)), tmp_path / "gru.onnx"
@@ -121,7 +121,7 @@ def test_predictions_are_joined_along_the_axis_of_the_samples(tmp_path):
             torch.testing.assert_close(made, expected.detach())
 
 
-def test_a_fixed_batch_is_predicted_whole(tmp_path):
+def test_predictions_with_a_fixed_batch_size(tmp_path):
     model = network(tmp_path, x=("float32", [8, 5]))
     with pytest.raises(OnnxgenError, match="batches of 8 only, but the data has 50"):
         predict(model, {"x": points(50)}, batch_size=8, **CPU)
@@ -137,7 +137,7 @@ def pictures(folder, count=12):
     return folder
 
 
-def test_other_images_are_normalised_as_those_that_were_trained_on(tmp_path):
+def test_other_images_are_normalised_as_in_training(tmp_path):
     model = network(tmp_path, classes=2, **IMAGES)
     folder = pictures(tmp_path / "all")
     one = folder / "class0" / "00.png"
@@ -157,26 +157,26 @@ def test_other_images_are_normalised_as_those_that_were_trained_on(tmp_path):
     torch.testing.assert_close(found, model.eval()((pixels - mean) / std).detach())
 
 
-def test_no_prediction_is_left_out(tmp_path):
+def test_predict_refuses_unreadable_samples(tmp_path):
     model, folder = network(tmp_path, classes=2, **IMAGES), pictures(tmp_path / "all")
     (folder / "class0" / "01.png").write_bytes(b"no image")
     with pytest.raises(OnnxgenError, match=r"class0/01\.png"):
         predict(model, folder, normalize="0,1", **CPU)
 
 
-def test_what_is_evaluated_is_not_augmented(tmp_path):
+def test_evaluation_does_not_augment(tmp_path):
     model, folder = network(tmp_path, classes=2, **IMAGES), pictures(tmp_path / "all")
     plain, drawn = (evaluate(model, folder, normalize="0,1", augment=how, **CPU) for how in ("none", "noise"))
     assert plain == drawn
 
 
-def test_a_module_that_was_generated_again_is_read_again(tmp_path):
+def test_a_module_that_was_generated_again_is_imported_again(tmp_path):
     assert predict(network(tmp_path, classes=3, **FLOATS), {"x": points()}, **CPU).shape == (50, 3)
     assert predict(network(tmp_path, classes=4, **FLOATS), {"x": points()}, **CPU).shape == (50, 4)
 
 
-def test_images_of_several_inputs_are_normalised_each_by_its_own(tmp_path):
-    """As the file of the run says it again: for other data, for another run, and for the very model."""
+def test_images_of_each_input_have_their_own_normalisation(tmp_path):
+    """The run's configuration file has the normalisation, for other data, another run, and the same model."""
     from onnxgen.training.config import read_config
 
     random = np.random.default_rng(0)

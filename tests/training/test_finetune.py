@@ -1,4 +1,4 @@
-"""The verbs of fine-tuning on generated models and on ones written by hand, in plain loops."""
+"""Fine-tuning of generated and hand-written models, in plain loops."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
 
 @pytest.fixture(scope="module")
 def mnist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], nn.Module]]:
-    """Makes the sample's generated model, in training mode."""
+    """Return a function that opens the sample's generated model, in training mode."""
     path = tmp_path_factory.mktemp("mnist") / "finetuned_mnist.py"
     generate(MNIST, path)
     yield lambda: open_model(path)
 
 
 class Tower(nn.Module):
-    """Written by hand: a stem, two layers of two blocks, a head; the class takes an argument."""
+    """A hand-written model: a stem, two layers of two blocks, a head. The class takes an argument."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def step(model: nn.Module, x: Tensor) -> None:
 # ---- param_groups ----------------------------------------------------------------------------------------------------
 
 
-def test_groups_have_every_parameter_once(mnist: Callable[[], nn.Module]) -> None:
+def test_groups_contain_every_parameter_once(mnist: Callable[[], nn.Module]) -> None:
     model = mnist()
     freeze(model, "conv1")
     groups = param_groups(model, lr=0.01, head_lr=10, weight_decay=0.1)
@@ -88,7 +88,7 @@ def test_groups_have_every_parameter_once(mnist: Callable[[], nn.Module]) -> Non
         assert len(kind(groups).param_groups) == 4
 
 
-def test_rates_fall_block_by_block() -> None:
+def test_layer_decay_lowers_the_rate_block_by_block() -> None:
     groups = param_groups(Tower(3), lr=1.0, layer_decay=0.5)
     rates = {g["name"]: g["lr"] for g in groups if not g["name"].endswith("no decay")}
     names = ["stem.0", "layer1.0.0", "layer1.1.0", "layer2.0.0", "layer2.1.0", "fc"]
@@ -103,7 +103,7 @@ def test_tied_parameters_are_in_one_group() -> None:
 
 
 class Reader(nn.Module):
-    """Reads four characters at once, and says where: two heads, one of them with its classes in two axes."""
+    """Reads four characters and their place: two heads, one with its classes along two axes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Reader(nn.Module):
         return self.characters(x).reshape(-1, 4, 36), self.place(x)
 
 
-def test_the_heads_of_all_outputs_have_the_rate() -> None:
+def test_the_heads_of_all_outputs_get_head_lr() -> None:
     found = {g["name"]: len(g["params"]) for g in param_groups(Reader(), lr=1, head_lr=10, example=torch.randn(2, 5))}
     assert found == {"body": 1, "body no decay": 1, "head": 2, "head no decay": 2}
     named = param_groups(Reader(), lr=1, head_lr=10, head="place")
@@ -128,13 +128,13 @@ def test_the_heads_of_all_outputs_have_the_rate() -> None:
         param_groups(Reader(), lr=1, head_lr=10, head="palace")
 
 
-def test_a_share_of_no_rate() -> None:
+def test_head_lr_without_lr_is_refused() -> None:
     with pytest.raises(OnnxgenError, match="give lr="):
         param_groups(Tower(3), head_lr=10)
 
 
-def test_a_loop_of_accelerate(mnist: Callable[[], nn.Module]) -> None:
-    """Head and groups in somebody else's loop: the head learns, what is frozen stays."""
+def test_a_training_loop_with_accelerate(mnist: Callable[[], nn.Module]) -> None:
+    """In another library's loop, the head learns and frozen layers don't change."""
     accelerate = pytest.importorskip("accelerate")
     model = replace_head(mnist(), 3)
     freeze(model, "conv?", "norm1")
@@ -157,8 +157,8 @@ def test_a_loop_of_accelerate(mnist: Callable[[], nn.Module]) -> None:
 # ---- replace_head ----------------------------------------------------------------------------------------------------
 
 
-def test_the_norm_over_the_classes_goes_with_it(mnist: Callable[[], nn.Module]) -> None:
-    """The sample: fc2, a BatchNorm over ten classes, log_softmax. Kept classes score what they scored."""
+def test_a_norm_over_the_classes_is_replaced_with_the_head(mnist: Callable[[], nn.Module]) -> None:
+    """The sample ends in fc2, a BatchNorm over ten classes, and log_softmax. Kept classes keep their scores."""
     model, old = mnist().eval(), mnist().eval()
     head = find_head(model)
     assert (head.path, head.classes, head.features, head.also) == ("fc2", 10, 32, ("norm2",))
@@ -206,7 +206,7 @@ def test_devices_and_dtypes(device: str, dtype: torch.dtype, mnist: Callable[[],
 
 
 class Plain(nn.Module):
-    """A head of plain parameters, with a scale a class behind it, whose module notes the number of classes."""
+    """A head of plain parameters, followed by a scale per class. The module stores the number of classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Plain(nn.Module):
 
 
 def test_a_head_of_plain_parameters() -> None:
-    """What is kept has the same odds between its classes."""
+    """Kept classes have the same odds."""
     model, x = Plain(), torch.randn(2, 3, 4)
     before = model(x)
     head = find_head(model, x)
@@ -254,7 +254,7 @@ def test_a_head_that_is_called_twice() -> None:
 
 
 class Fixed(nn.Module):
-    """The number of classes stands in its code, too."""
+    """The code contains the number of classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Fixed(nn.Module):
         return self.fc(x).reshape(-1, 10).softmax(1)
 
 
-def test_what_the_code_fixes_is_refused_and_left_alone() -> None:
+def test_a_number_of_classes_fixed_in_the_code_is_refused() -> None:
     model = Fixed()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(OnnxgenError, match="change 10 in the code"):
@@ -272,7 +272,7 @@ def test_what_the_code_fixes_is_refused_and_left_alone() -> None:
     assert model.fc.out_features == 10 and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_nonsense() -> None:
+def test_wrong_arguments_of_replace_head() -> None:
     x = images(2)
     for arguments, message in (
         ({"classes": 0}, "at least 1 class"),
@@ -290,7 +290,7 @@ def test_nonsense() -> None:
 
 
 def test_a_checkpoint_of_a_replaced_head(mnist: Callable[[], nn.Module], tmp_path: Path) -> None:
-    """It opens, and goes back to ONNX, by its file alone; what differs elsewhere is refused."""
+    """The file is enough to open the model and to export it. A file that differs elsewhere is refused."""
     model = replace_head(mnist(), 3).eval()
     file = inspect.getfile(type(model))
     save_file(model.state_dict(), tmp_path / "three.safetensors")
@@ -309,7 +309,7 @@ def test_a_checkpoint_of_a_replaced_head(mnist: Callable[[], nn.Module], tmp_pat
 # ---- reset -----------------------------------------------------------------------------------------------------------
 
 
-def test_reset_is_a_new_model(mnist: Callable[[], nn.Module]) -> None:
+def test_reset_gives_the_values_of_a_new_model(mnist: Callable[[], nn.Module]) -> None:
     model = mnist()
     parameters = list(model.parameters())
     freeze(model, "conv1")

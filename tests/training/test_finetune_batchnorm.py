@@ -1,4 +1,4 @@
-"""`calibrate_batchnorm`: statistics measured, evaluation as before, training that starts there."""
+"""`calibrate_batchnorm` measures statistics, and the output in evaluation mode stays the same."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["mnist"]  # a fixture
 
 
 @pytest.mark.parametrize("name", ["resnet18", "cnn", "mobilenet", "audio_cnn", "video_cnn", "grouped", "called"])
-def test_calibrated_norms_compute_the_same(name: str, tmp_path: Path) -> None:
-    """In evaluation what they did, to 1e-5, also written back; in training nearly that, and nothing like it before."""
+def test_calibration_does_not_change_the_output(name: str, tmp_path: Path) -> None:
+    """It is the same to 1e-5 in evaluation mode and in the exported file, and close in training mode."""
     path, _ = exported(name, "legacy", tmp_path)
     generated = generate(path, tmp_path / f"calibrated_{name}.py", Options(restore_batchnorm=True))
     model = open_model(tmp_path / f"calibrated_{name}.py").eval()
@@ -43,7 +43,7 @@ def test_calibrated_norms_compute_the_same(name: str, tmp_path: Path) -> None:
     _assert_exported(path, generated.metadata["wayback"], model, (x,))
 
 
-def test_measured_moments_are_those_of_all_data() -> None:
+def test_measured_moments_match_all_data() -> None:
     norm = nn.BatchNorm2d(3)
     x = torch.randn(50, 3, 4, 4) * 7 + 100
     (report,) = calibrate_batchnorm(norm, [x[:7], x[7:30], x[30:]])
@@ -54,15 +54,15 @@ def test_measured_moments_are_those_of_all_data() -> None:
     torch.testing.assert_close(norm.eval()(x), x / (1 + 1e-5) ** 0.5, rtol=1e-5, atol=1e-4)
 
 
-def test_batches_as_data_loaders_make_them() -> None:
+def test_batches_in_the_forms_of_data_loaders() -> None:
     x = images(8)
     for batches in ([(x, torch.zeros(8))], [{"x": x, "label": torch.zeros(8)}], [[x]], x):
         model = nn.Sequential(Tower(3)) if batches is x else Tower(3)
         assert calibrate_batchnorm(model, batches)[0].values == 8 * 36
 
 
-def test_data_as_fit_takes_it(mnist: Callable[[], nn.Module], tmp_path: Path) -> None:
-    """A file with labels: all its samples, normalised as for training."""
+def test_calibration_with_data_as_for_fit(mnist: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """All samples of a file with labels are measured, normalised as for training."""
     x = images(70, 28).numpy()
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(70) % 10)
     by_path, by_hand = mnist(), mnist()

@@ -1,4 +1,4 @@
-"""`freeze` and `unfreeze`: parameters and statistics that stay, through copies, in training mode."""
+"""`freeze` and `unfreeze` affect parameters and statistics, in training mode and in copies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.training.test_finetune import Tower, images, step
         ("**.bias", "bias"),
     ],
 )
-def test_frozen_is_what_the_pattern_says(pattern: str, expected: str) -> None:
+def test_patterns_select_what_is_frozen(pattern: str, expected: str) -> None:
     model = Tower(3)
     names = freeze(model, pattern)
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
@@ -34,8 +34,8 @@ def test_frozen_is_what_the_pattern_says(pattern: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("copied", ["itself", "deepcopy", "pickle"])
-def test_a_frozen_layer_stays_what_it_was(copied: str) -> None:
-    """Parameters and statistics, in training mode, through copies; the rest learns. Nothing in the state dict tells."""
+def test_a_frozen_layer_does_not_change(copied: str) -> None:
+    """Its parameters and statistics stay the same in training mode, also in copies. The state dict has no new keys."""
     model = Tower(3)
     keys = list(model.state_dict())
     freeze(model, "stem", "layer1.*")
@@ -59,7 +59,7 @@ def test_a_frozen_layer_stays_what_it_was(copied: str) -> None:
     torch.testing.assert_close(norm(x), F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias))
 
 
-def test_a_frozen_layer_stays_under_compile() -> None:
+def test_a_frozen_layer_does_not_change_in_a_compiled_model() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     freeze(model, "0", "1")
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -69,7 +69,7 @@ def test_a_frozen_layer_stays_under_compile() -> None:
     assert [k for k, v in model.state_dict().items() if not torch.equal(v, before[k])] == ["2.weight", "2.bias"]
 
 
-def test_unfreezing_undoes_it() -> None:
+def test_unfreezing_undoes_freezing() -> None:
     model = Tower(3)
     freeze(model)
     assert not any(p.requires_grad for p in model.parameters())
@@ -98,7 +98,7 @@ def test_a_pattern_that_matches_nothing() -> None:
     assert "\n" not in str(error.value) and all(p.requires_grad for p in model.parameters())
 
 
-def test_a_module_called_by_two_names() -> None:
+def test_a_module_with_two_names() -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
     model["c"] = model["a"]
     freeze(model, "c")

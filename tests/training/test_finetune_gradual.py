@@ -1,4 +1,4 @@
-"""Gradual unfreezing under Lightning's Trainer, with a LightningModule of one's own."""
+"""Gradual unfreezing with Lightning's Trainer and a user's LightningModule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxgen.training.trainer import QUIET, quiet  # noqa: E402
 
 
 class Mine(lightning.LightningModule):  # type: ignore[misc,name-defined]
-    """A LightningModule as a user writes it; notes what is trained in each epoch."""
+    """A user's LightningModule that records what is trained in each epoch."""
 
     def __init__(self, only_trained: bool = False) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def fit(module: Mine, callback: GradualUnfreeze, folder: Path, epochs: int = 4) 
         trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
 
 
-def test_what_is_due_is_unfrozen_and_learns(tmp_path: Path) -> None:
+def test_parts_are_unfrozen_in_their_epochs_and_learn(tmp_path: Path) -> None:
     module = Mine()
     fit(module, GradualUnfreeze({1: "2", 3: ["0", "1"]}), tmp_path)
     assert module.trained == ["33", "2233", "2233", "00112233"]
@@ -67,7 +67,7 @@ def test_a_block_every_other_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", [2, {2: "2", 4: ["0", "1"]}])
-def test_a_resumed_run_makes_up_for_it(schedule: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_catches_up(schedule: Any, tmp_path: Path) -> None:
     module = Mine()
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 4)), batch_size=4)
     with quiet():
@@ -81,7 +81,7 @@ def test_a_resumed_run_makes_up_for_it(schedule: Any, tmp_path: Path) -> None:
     assert set(module.trained[-1]) == ({"1", "2", "3"} if schedule == 2 else {"0", "1", "2", "3"})
 
 
-def test_an_optimizer_without_them(tmp_path: Path) -> None:
+def test_an_optimizer_without_the_unfrozen_parameters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OnnxgenError, match=r"no optimizer has 2\.weight.*param_groups"):
         fit(Mine(only_trained=True), GradualUnfreeze({1: "2"}), tmp_path)
 

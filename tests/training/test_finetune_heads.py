@@ -1,4 +1,4 @@
-"""`find_head` and `replace_head` on the listed classifiers, on real files, and on what is none."""
+"""`find_head` and `replace_head` with the listed classifiers, real files, and models that are not classifiers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.zoo.export import export
 
 
 def generated(entry: object, folder: Path, name: str, exporter: str = "legacy") -> tuple[nn.Module, nn.Module]:
-    """The generated model in evaluation mode, and its original."""
+    """Return the generated model in evaluation mode, and its original."""
     path = folder / f"{name}.onnx"
     original = export(entry, path, exporter, 17 if exporter == "legacy" else 18)  # type: ignore[arg-type]
     generate(path, folder / f"headed_{name}.py")
@@ -28,7 +28,7 @@ def generated(entry: object, folder: Path, name: str, exporter: str = "legacy") 
 
 
 def learn(model: nn.Module, inputs: tuple[Tensor, ...], axis: int, parameters: list[nn.Parameter]) -> list[float]:
-    """The losses of five steps of SGD on one batch."""
+    """Return the losses of five steps of SGD on one batch."""
     optimizer, losses = torch.optim.SGD(parameters, lr=0.01), []
     for _ in range(5):
         scores = model(*inputs).movedim(axis, 1)
@@ -43,7 +43,7 @@ def learn(model: nn.Module, inputs: tuple[Tensor, ...], axis: int, parameters: l
 
 @pytest.mark.parametrize("name", [*CLASSIFIERS, *MORE])
 def test_the_listed_classifiers(name: str, tmp_path: Path) -> None:
-    """Found where its author has it, replaced with 3 classes, and trained in a plain loop."""
+    """The head is found, replaced by one with 3 classes, and trained in a plain loop."""
     case: Classifier = (CLASSIFIERS | MORE)[name]
     model, original = generated(case.entry, tmp_path, name, case.exporter)
     found, layer = find_head(model), original.get_submodule(case.head)
@@ -61,7 +61,7 @@ def test_the_listed_classifiers(name: str, tmp_path: Path) -> None:
     assert all(p.grad is not None and p.grad.any() for p in (head.weight, next(model.parameters())))
 
 
-def test_the_list_is_as_long_as_it_says() -> None:
+def test_there_are_twenty_classifiers() -> None:
     assert len(CLASSIFIERS) == 20
 
 
@@ -76,8 +76,8 @@ NONE = {
 
 
 @pytest.mark.parametrize("name", NONE)
-def test_what_has_no_classifier(name: str, tmp_path: Path) -> None:
-    """It is refused, with what could be meant; nothing was changed."""
+def test_models_without_a_classifier_are_refused(name: str, tmp_path: Path) -> None:
+    """The error lists candidates, and the model is not changed."""
     model, _ = generated(ZOO[name], tmp_path, name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     for verb in (find_head, lambda m: replace_head(m, 3)):
@@ -132,7 +132,7 @@ def test_classifiers_of_real_files(name: str, shared: Path, tmp_path: Path) -> N
 
 
 def test_a_named_head(tmp_path: Path) -> None:
-    """Who names it gets it, also where every position is scored."""
+    """A named head is replaced, even if it scores every position."""
     model, _ = generated(ZOO["unet_transpose"], tmp_path, "named")
     replace_head(model, 5, head="outc")
     assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 5, 16, 16)

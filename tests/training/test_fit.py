@@ -1,4 +1,4 @@
-"""`fit` against loops written by hand, over the very batches that it took."""
+"""`fit` is compared with hand-written loops over the same batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 class Seen(lightning.Callback):
-    """Keeps what the trainer gave to the model."""
+    """Records the batches that the trainer gave to the model."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Tensor]] = []
@@ -116,7 +116,7 @@ def test_norms_and_biases_are_not_decayed(tmp_path: Path) -> None:
     same(seen.last, expected)
 
 
-def test_every_sample_is_trained_once_an_epoch_in_another_order_each(tmp_path: Path) -> None:
+def test_each_epoch_trains_every_sample_once_in_a_new_order(tmp_path: Path) -> None:
     x, y = images(50)
     seen = Seen()
     fit(net(), (x, y), callbacks=[seen], epochs=2, batch_size=16, val=0.0, out=tmp_path, monitor="train_loss")
@@ -127,7 +127,7 @@ def test_every_sample_is_trained_once_an_epoch_in_another_order_each(tmp_path: P
     assert not torch.equal(marks[0], marks[1]) and not torch.equal(marks[0], x[:, 0, 0, 0])
 
 
-def test_metrics_are_those_of_the_parts(tmp_path: Path) -> None:
+def test_metrics_match_a_hand_written_evaluation(tmp_path: Path) -> None:
     x, y = images()
     data = {"train": (x[:60], y[:60]), "val": (x[60:75], y[60:75]), "test": (x[75:], y[75:])}
     model = net()
@@ -159,18 +159,18 @@ def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"early_stop": 1}])
-def test_a_metric_that_nobody_logs_is_named(more: dict[str, Any], tmp_path: Path) -> None:
-    """Callbacks of one's own may log any: so what is missing is known only when the first epoch has ended."""
+def test_a_monitored_metric_that_is_not_logged_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
+    """A user's callbacks may log any metric, so a missing one is known only after the first epoch."""
     with pytest.raises(OnnxgenError, match="no logged value is called 'val_acuracy'.*val_accuracy"):
         fit(net(), images(), callbacks=[Seen()], out=tmp_path, monitor="val_acuracy", epochs=2, **more)
 
 
-def test_a_run_may_end_before_anything_is_validated(tmp_path: Path) -> None:
+def test_a_run_may_end_before_its_first_validation(tmp_path: Path) -> None:
     result = fit(net(), images(), out=tmp_path, batch_size=8, max_steps=2)
     assert result.stopped == "max_steps" and (tmp_path / "best.safetensors").is_file()
 
 
-def test_several_outputs_have_losses_of_their_own(tmp_path: Path) -> None:
+def test_each_output_has_its_own_loss(tmp_path: Path) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()

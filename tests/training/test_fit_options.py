@@ -1,4 +1,4 @@
-"""What `fit` leaves behind and refuses, option by option; the oracle is a loop written by hand."""
+"""The options of `fit`; the oracle is a hand-written loop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit
+from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.loader import Loader
 from tests.training.test_fit import Seen
 
@@ -29,8 +30,8 @@ def net(norm=False):
     return nn.Sequential(nn.Linear(6, 4), *([nn.BatchNorm1d(4)] if norm else []), nn.ReLU(), nn.Linear(4, 3))
 
 
-def test_the_last_step_of_an_epoch_weighs_its_samples_alike(tmp_path):
-    """Batches of 10, 10, 10 | 5 samples by three, then of 10, 5 by two."""
+def test_a_smaller_last_step_weights_all_samples_equally(tmp_path):
+    """Steps of three batches (10, 10, 10 and 5 samples), then of two batches (10 and 5)."""
     for count, accumulate in ((35, 3), (15, 2), (40, 4)):
         model, expected, seen = net(), net(), Seen()
         options = {"epochs": 2, "val": 0.0, "batch_size": 10, "optimizer": "sgd", "lr": 0.3, "weight_decay": 0.0}
@@ -47,23 +48,10 @@ def test_the_last_step_of_an_epoch_weighs_its_samples_alike(tmp_path):
             torch.testing.assert_close(seen.last[name], value)
 
 
-class Named:
-    in_memory = True
-    fields = {}
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def take(self, indices, seed):
-        return {"x": torch.as_tensor(indices)}
-
-
 @pytest.mark.parametrize("count, world, accumulate", [(35, 1, 3), (35, 2, 3), (47, 3, 2), (40, 2, 2)])
-def test_weights_add_up_to_the_mean_of_all_samples_of_a_step(count, world, accumulate):
-    loaders = [Loader(Named(count), 5, rank=r, world=world, accumulate=accumulate) for r in range(world)]
+def test_loader_weights_give_the_mean_over_all_samples_of_a_step(count, world, accumulate):
+    samples = Arrays({"x": torch.arange(count)}, {})
+    loaders = [Loader(samples, 5, rank=r, world=world, accumulate=accumulate) for r in range(world)]
     given = [[(batch["x"], loader.weight) for batch in loader] for loader in loaders]
     for start in range(0, len(loaders[0]), accumulate):
         parts = [part for rank in given for part in rank[start : start + accumulate]]
@@ -73,7 +61,7 @@ def test_weights_add_up_to_the_mean_of_all_samples_of_a_step(count, world, accum
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
-def test_a_model_comes_back_in_its_dtypes_and_in_evaluation_mode(tmp_path, precision):
+def test_the_returned_model_has_its_dtypes_and_is_in_evaluation_mode(tmp_path, precision):
     model = net(norm=True)
     result = fit(model, points(), epochs=1, val=0.0, precision=precision, out=tmp_path / "run", **CPU)
     assert {t.dtype for t in result.model.state_dict().values()} == {torch.float32, torch.int64}
@@ -83,14 +71,14 @@ def test_a_model_comes_back_in_its_dtypes_and_in_evaluation_mode(tmp_path, preci
 
 @pytest.mark.parametrize("options", [{}, {"early_stop": 1}])
 @pytest.mark.parametrize("monitor, val", [("val_acc", 0.2), ("val_loss", 0.0)])
-def test_a_metric_that_there_is_not_is_refused_before_the_first_step(tmp_path, monitor, val, options):
+def test_an_unknown_metric_is_refused_before_the_first_step(tmp_path, monitor, val, options):
     with pytest.raises(OnnxgenError, match=rf"no metric is called '{monitor}' -> there are train_loss, train_accuracy"):
         fit(net(), points(), val=val, monitor=monitor, out=tmp_path / "run", **options, **CPU)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plateau_without_validation_is_that_of_the_training_loss(tmp_path):
-    arguments = {"patience": 0, "threshold": 10.0, "factor": 0.5}  # never better by so much
+def test_a_plateau_schedule_without_validation_watches_the_training_loss(tmp_path):
+    arguments = {"patience": 0, "threshold": 10.0, "factor": 0.5}  # the loss never improves so much
     result = fit(
         net(), points(), epochs=3, val=0.0, lr=0.1, schedule="ReduceLROnPlateau", schedule_args=arguments,
         out=tmp_path / "run", **CPU,
@@ -98,7 +86,7 @@ def test_a_plateau_without_validation_is_that_of_the_training_loss(tmp_path):
     assert result.history[-1]["lr"] < 0.1
 
 
-def test_a_single_sample_has_no_statistics(tmp_path):
+def test_batchnorm_with_batches_of_one_sample_is_refused(tmp_path):
     with pytest.raises(OnnxgenError, match="batch of one sample"):
         fit(net(norm=True), points(), batch_size=1, out=tmp_path / "run", **CPU)
 
@@ -113,7 +101,7 @@ def test_a_single_sample_has_no_statistics(tmp_path):
         ({"precision": "16-true", "optimizer": "adagrad"}, "Adagrad makes weights of float16 NaN"),
     ],
 )
-def test_what_an_optimizer_cant_do_is_refused_before_an_older_run_is_replaced(tmp_path, options, message):
+def test_errors_of_the_optimizer_come_before_an_older_run_is_replaced(tmp_path, options, message):
     fit(net(), points(), epochs=1, val=0.0, out=tmp_path / "run", **CPU)
     kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(OnnxgenError, match=message):
@@ -122,14 +110,14 @@ def test_what_an_optimizer_cant_do_is_refused_before_an_older_run_is_replaced(tm
 
 
 @pytest.mark.parametrize("options", [{"optimizer": "sgd", "lr": 0.1}, {"optimizer_args": {"eps": 1e-4}, "lr": 0.01}])
-def test_float16_trains_by_what_it_has_room_for(tmp_path, options):
+def test_float16_trains_with_a_suitable_optimizer(tmp_path, options):
     result = fit(net(), points(), epochs=2, val=0.0, precision="16-true", out=tmp_path / "run", **options, **CPU)
     before, after = (row["train_loss"] for row in result.history)
     assert after < before
 
 
 class Same(lightning.Callback):
-    """Logs a metric that says nothing, and keeps the weights of each epoch."""
+    """Logs a constant metric, and keeps the weights of each epoch."""
 
     def __init__(self):
         self.weights = []
@@ -142,9 +130,9 @@ class Same(lightning.Callback):
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_of_epochs_that_are_equal_the_one_with_the_lower_loss_is_kept(tmp_path, cut):
+def test_the_loss_decides_between_equal_epochs(tmp_path, cut):
     x = points()
-    data = {"train": x, "val": {"x": -x["x"], "label": x["label"]}}  # what is learnt is wrong there
+    data = {"train": x, "val": {"x": -x["x"], "label": x["label"]}}  # the model learns the opposite
     data["val"]["x"][0] *= 50
     same, options = Same(), {"lr": 0.3, "optimizer": "sgd", "batch_size": 5, "monitor": "val_f1", "seed": 1, **CPU}
     if cut:
@@ -157,8 +145,8 @@ def test_of_epochs_that_are_equal_the_one_with_the_lower_loss_is_kept(tmp_path, 
         assert torch.equal(value, same.weights[result.best_epoch][name])
 
 
-def test_the_rate_is_written_as_it_is(tmp_path):
-    """Not as the float32 that 0.01 is nearest to, nor as that of the next epoch."""
+def test_the_exact_learning_rate_is_written(tmp_path):
+    """It is not rounded to float32, and it is not the rate of the next epoch."""
     given = {"lr": 0.01, "schedule": "StepLR", "schedule_args": {"step_size": 1, "gamma": 0.1}, "val": 0.0, **CPU}
     result = fit(net(), points(), epochs=2, out=tmp_path / "run", **given)
     assert [row["lr"] for row in result.history] == [0.01, 0.1 * 0.01]

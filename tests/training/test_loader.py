@@ -1,4 +1,4 @@
-"""The order of batches: a pure function of seed and epoch, shared out to ranks, and taken up again anywhere."""
+"""The order of batches is a pure function of seed and epoch; ranks share it, and it resumes at any batch."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 
 class Numbers:
-    """Samples that are their own index, and the seed they were taken with."""
+    """Samples whose values are their index, and the seed given to `take`."""
 
     def __init__(self, count, bad=-1):
         self.count, self.bad = count, bad
@@ -46,11 +46,11 @@ def test_each_epoch_has_every_sample_once_in_a_new_order(workers):
     assert first != second and sum(first, []) != list(range(50))
 
 
-def test_unshuffled_is_in_order():
+def test_without_shuffling_samples_are_in_order():
     assert sum(epoch(Loader(Numbers(10), 4)), []) == list(range(10))
 
 
-def test_order_depends_on_seed_and_epoch_alone():
+def test_the_order_depends_only_on_seed_and_epoch():
     wanted = [epoch(loader) for loader in [Loader(Numbers(40), 8, shuffle=True, seed=3, workers=0)] for _ in range(3)]
     torch.manual_seed(99), np.random.seed(99), random.seed(99)
     loader = Loader(Numbers(40), 8, shuffle=True, seed=3, workers=2)
@@ -63,14 +63,14 @@ def test_order_depends_on_seed_and_epoch_alone():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_global_random_states_stay_as_they_are(workers):
+def test_global_random_states_are_not_changed(workers):
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     epoch(Loader(Numbers(20), 4, shuffle=True, workers=workers))
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1], before[2]) == (np.random.get_state()[1].tolist(), random.getstate())
 
 
-def test_samples_are_drawn_anew_each_epoch_and_run():
+def test_each_epoch_and_run_has_its_own_seed_for_samples():
     def seeds(seed):
         loader = Loader(Numbers(8), 4, seed=seed)
         return [{int(s) for batch in loader for s in batch["seed"]} for _ in range(3)]
@@ -89,7 +89,7 @@ def test_ranks_share_the_batches_of_one_process(count, world):
 
 
 @pytest.mark.parametrize("count", [48, 50, 53, 47])
-def test_weights_make_the_mean_of_ranks_that_of_the_batch(count):
+def test_weighted_means_of_ranks_give_the_mean_of_the_batch(count):
     loaders = [Loader(Numbers(count), 4, rank=rank, world=3) for rank in range(3)]
     for parts in zip(*loaders, strict=True):
         whole = torch.cat([part["x"] for part in parts]).double()
@@ -97,26 +97,26 @@ def test_weights_make_the_mean_of_ranks_that_of_the_batch(count):
         torch.testing.assert_close(sum(means) / 3, whole.mean())
 
 
-def test_a_remainder_too_small_to_share_joins_the_batch_before():
+def test_a_rest_too_small_to_share_joins_the_previous_batch():
     sizes = [[len(batch) for batch in epoch(Loader(Numbers(17), 4, rank=rank, world=2))] for rank in (0, 1)]
     assert sizes == [[4, 4], [4, 5]]
     assert [len(batch) for batch in epoch(Loader(Numbers(9), 4, smallest=2))] == [4, 5]
     assert [len(batch) for batch in epoch(Loader(Numbers(1), 4, smallest=2))] == [1]
 
 
-def test_whole_batches_only():
+def test_drop_last():
     assert [len(batch) for batch in epoch(Loader(Numbers(19), 4, drop_last=True))] == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("options", [{"world": 4}, {"drop_last": True}])
 def test_too_few_samples(options):
-    with pytest.raises(OnnxgenError, match="3 samples, and one batch takes at least 4"):
+    with pytest.raises(OnnxgenError, match="3 samples, but one batch needs at least 4"):
         Loader(Numbers(3), 4, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [0, 1, 3, 6])
-def test_goes_on_after_what_was_given_out(workers, stop):
+def test_a_loader_resumes_after_the_batches_handed_out(workers, stop):
     plain = Loader(Numbers(48), 8, shuffle=True, seed=5, workers=0)
     wanted = epoch(plain) + epoch(plain)
     first = Loader(Numbers(48), 8, shuffle=True, seed=5, workers=workers)
@@ -130,7 +130,7 @@ def test_goes_on_after_what_was_given_out(workers, stop):
     assert len(again) == 6
 
 
-def test_setting_the_epoch_that_is_under_way_goes_on_in_it():
+def test_setting_the_current_epoch_does_not_restart_it():
     loader = Loader(Numbers(16), 4)
     loader.load_state_dict({"epoch": 3, "given": 3})
     loader.set_epoch(3)
@@ -140,7 +140,7 @@ def test_setting_the_epoch_that_is_under_way_goes_on_in_it():
     assert len(epoch(loader)) == 4
 
 
-def test_an_iteration_left_early_starts_again():
+def test_an_abandoned_iteration_starts_again():
     loader = Loader(Numbers(16), 4, shuffle=True)
     first = next(iter(loader))["x"].tolist()
     assert epoch(loader)[0] == first
@@ -152,7 +152,7 @@ def test_an_error_of_a_worker_is_one_line():
     assert str(caught.value) == "sample 11 can't be read"
 
 
-def test_workers(monkeypatch):
+def test_the_number_of_workers(monkeypatch):
     samples = Numbers(4)
     assert count_workers(samples, 3) == 3
     monkeypatch.setattr("onnxgen.training.loader._cores", lambda: 64)
@@ -163,7 +163,7 @@ def test_workers(monkeypatch):
     assert count_workers(samples, "auto") == 0
 
 
-def test_each_batch_counts_from_its_column_once():
+def test_no_sample_is_in_two_batches():
     counted = Counter(sum(epoch(Loader(Numbers(33), 5, shuffle=True, rank=1, world=2)), []))
     assert max(counted.values()) == 1
 
@@ -187,7 +187,7 @@ list(loader)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_worker_whose_parent_is_killed_while_it_starts_ends_too():
-    """It holds the pipes that it was given, so that what waits for their end would wait for ever."""
+def test_a_worker_ends_if_its_parent_is_killed_while_it_starts():
+    """Otherwise it would keep inherited pipes open, and their readers would wait forever."""
     done = subprocess.run([sys.executable, "-c", ORPHAN], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr

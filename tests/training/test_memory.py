@@ -1,9 +1,10 @@
-"""Batches that don't fit into memory: in parts, the result is that of whole batches."""
+"""Batches that don't fit into memory are trained in parts, with the same result."""
 
 from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def limit(x: Tensor, most: int) -> None:
 
 
 class Net(nn.Module):
-    """x [batch, 6] to logits [batch, 3]; more than `most` samples are too much."""
+    """x [batch, 6] to logits [batch, 3]. It fails with more than `most` samples."""
 
     def __init__(self, most: int = 10**6, backward: int = 10**6, middle: nn.Module | None = None) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class Net(nn.Module):
 
 
 def by_hand(batches: list[slice], accumulate: int) -> list[Tensor]:
-    """The loop that the engine's result is held against."""
+    """Train with a hand-written loop, for comparison."""
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for number, batch in enumerate(batches):
@@ -70,23 +71,25 @@ def by_hand(batches: list[slice], accumulate: int) -> list[Tensor]:
     return [p.detach() for p in net.parameters()]
 
 
-def trained(net: nn.Module, out: Path, **more: Any) -> list[Tensor]:
-    given = {
-        "epochs": 2,
-        "batch_size": 24,
-        "optimizer": "sgd",
-        "lr": 0.1,
-        "weight_decay": 0.0,
-        "workers": 0,
-        "val": 0.0,
-    }
-    options = {**given, "optimizer_args": {"momentum": 0.9}, "device": "cpu", "out": out, **more}
-    fit(net, {"train": (X, Y)}, **options)
+def trained(net: nn.Module, out: Path) -> list[Tensor]:
+    given: dict[str, Any] = {"epochs": 2, "batch_size": 24, "workers": 0, "val": 0.0, "device": "cpu", "out": out}
+    given |= {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.0, "optimizer_args": {"momentum": 0.9}}
+    fit(net, {"train": (X, Y)}, **given)
     return [p.detach() for p in net.parameters()]
 
 
+def shares(net: nn.Module) -> Callable[[dict[str, Tensor], dict[str, Tensor]], tuple[Tensor, int]]:
+    """Return the function for `Micro`: it returns a part's share of the mean loss, and its size."""
+
+    def compute(part: dict[str, Tensor], whole: dict[str, Tensor]) -> tuple[Tensor, int]:
+        share = len(part["x"]) / len(whole["x"])
+        return nn.functional.cross_entropy(net(part["x"]), part["y"]) * share, len(part["x"])
+
+    return compute
+
+
 @pytest.mark.parametrize("where", [{"most": 7}, {"backward": 7}, {"most": 11, "backward": 5}])
-def test_in_parts_the_weights_are_those_of_whole_batches(where: dict[str, int], tmp_path: Path) -> None:
+def test_weights_trained_in_parts_match_whole_batches(where: dict[str, int], tmp_path: Path) -> None:
     net = Net(**where)
     with pytest.warns(UserWarning, match="out of memory with 24 samples at once: .* parts of 12"):
         got = trained(net, tmp_path)
@@ -96,21 +99,14 @@ def test_in_parts_the_weights_are_those_of_whole_batches(where: dict[str, int], 
     assert net.seen.count(24) <= 2 and max(net.seen[-4:]) <= 6  # what was too much is not tried again
 
 
-def test_gradients_of_earlier_batches_are_neither_lost_nor_counted_twice() -> None:
-    """As Lightning does it: two batches are accumulated, the second runs out of memory half way."""
-    net = Net(backward=7)
-    micro = Micro()
-
-    def compute(part: dict[str, Tensor], whole: dict[str, Tensor]) -> tuple[Tensor, int]:
-        share = len(part["x"]) / len(whole["x"])
-        return nn.functional.cross_entropy(net(part["x"]), part["y"]) * share, len(part["x"])
-
-    found = []
+def test_accumulated_gradients_survive_a_failed_attempt() -> None:
+    """Two batches are accumulated as in Lightning, and the second runs out of memory half way."""
+    net, micro, found = Net(backward=7), Micro(), []
     for batch in (slice(0, 6), slice(6, 24)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            shown = micro.forward(net, {"x": X[batch], "y": Y[batch]}, compute)
-            found.append(micro.backward(net, shown / 2, compute))
+            shown = micro.forward(net, {"x": X[batch], "y": Y[batch]}, shares(net))
+            found.append(micro.backward(net, shown / 2, shares(net)))
     expected = Net()
     for batch in (slice(0, 6), slice(6, 24)):
         (nn.functional.cross_entropy(expected(X[batch]), Y[batch]) / 2).backward()
@@ -121,22 +117,17 @@ def test_gradients_of_earlier_batches_are_neither_lost_nor_counted_twice() -> No
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_dropout_and_running_statistics_start_over(first: bool) -> None:
-    """A failed attempt leaves no trace: what follows is as if the smaller parts had been asked for at once."""
+def test_dropout_and_running_statistics_are_restored(first: bool) -> None:
+    """After a failed attempt the result is the same as if smaller parts had been used from the start."""
     results = []
     for most in (10**6, 7):
         net = Net(backward=most, middle=nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.5))).train()
         micro = Micro()
         micro.size = 6 if most > 24 else None
         torch.manual_seed(7)
-
-        def compute(part: dict[str, Tensor], whole: dict[str, Tensor], net: nn.Module = net) -> tuple[Tensor, None]:
-            loss = nn.functional.cross_entropy(net(part["x"]), part["y"])
-            return loss * (len(part["x"]) / len(whole["x"])), None
-
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            micro.backward(net, micro.forward(net, {"x": X, "y": Y}, compute), compute, first=first)
+            micro.backward(net, micro.forward(net, {"x": X, "y": Y}, shares(net)), shares(net), first=first)
         assert (most > 24) or "BatchNorm takes its statistics from the parts" in str(said[0].message)
         results.append([*(p.grad for p in net.parameters()), *copy.deepcopy(list(net.buffers())), torch.rand(1)])
     for a, b in zip(*results, strict=True):
@@ -149,14 +140,14 @@ def test_one_sample_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
         trained(Net(backward=0), tmp_path)
 
 
-def test_evaluation_halves_too_and_counts_the_same() -> None:
+def test_evaluation_in_parts_gives_the_same_metrics() -> None:
     whole = evaluate(Net(), {"test": (X, Y)}, batch_size=24, device="cpu")
     with pytest.warns(UserWarning, match="out of memory"):
         parts = evaluate(Net(most=5), {"test": (X, Y)}, batch_size=24, device="cpu")
     assert parts == pytest.approx(whole, abs=1e-6)
 
 
-def test_any_other_error_is_left_alone() -> None:
+def test_other_errors_are_raised() -> None:
     def broken(part: Any) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -180,22 +171,16 @@ def test_any_other_error_is_left_alone() -> None:
         (ValueError("out of memory"), False),
     ],
 )
-def test_what_is_taken_for_it(error: BaseException, verdict: bool) -> None:
+def test_errors_that_mean_out_of_memory(error: BaseException, verdict: bool) -> None:
     assert is_out_of_memory(error) == verdict
 
 
-def test_a_model_whose_modules_change_between_steps_starts_over_with_those_that_it_has() -> None:
-    """As callbacks do it that prune a layer or put in another norm."""
+def test_a_model_may_change_its_modules_between_steps() -> None:
+    """Callbacks do so if they prune a layer or replace a norm."""
     results = []
     for most in (10**6, 7):
         net = Net(backward=10**6, middle=nn.BatchNorm1d(16)).train()
-        micro = Micro()
-
-        def compute(part: dict[str, Tensor], whole: dict[str, Tensor], net: nn.Module = net) -> tuple[Tensor, None]:
-            loss = nn.functional.cross_entropy(net(part["x"]), part["y"])
-            return loss * (len(part["x"]) / len(whole["x"])), None
-
-        batch = {"x": X, "y": Y}
+        micro, batch, compute = Micro(), {"x": X, "y": Y}, shares(net)
         micro.backward(net, micro.forward(net, batch, compute), compute)
         net.middle, net.last.weight = nn.BatchNorm1d(16), nn.Parameter(net.last.weight.detach() / 2)
         net.last.weight.grad = torch.ones_like(net.last.weight)  # of a batch that was accumulated before

@@ -1,10 +1,11 @@
-"""Optimizers and schedules by name; without lerp, against torch's own."""
+"""Optimizers and schedules by name; without lerp they are compared with torch's."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.devices.device import Device
-from onnxgen.training.optimizers import make_optimizer, make_schedule, optimizer_class
+from onnxgen.training.optimizers import make_optimizer, optimizer_class
+from onnxgen.training.schedules import make_schedule
 from onnxgen.training.settings import Settings
 
 CPU = Device("cpu", 0, "cpu", None, torch.device("cpu"))
@@ -64,7 +66,7 @@ def test_every_optimizer_of_torch_is_found_by_its_name(name: str, case: Callable
     assert optimizer_class(case(name)) is getattr(torch.optim, name)
 
 
-def test_an_unknown_optimizer_is_told_with_what_is_near() -> None:
+def test_an_unknown_optimizer_is_refused_with_similar_names() -> None:
     with pytest.raises(OnnxgenError, match="no optimizer is called 'adamv'.*perhaps.*Adam"):
         optimizer_class("adamv")
     with pytest.raises(OnnxgenError, match="one of ASGD"):
@@ -73,18 +75,16 @@ def test_an_unknown_optimizer_is_told_with_what_is_near() -> None:
 
 @pytest.mark.parametrize("name", DENSE)
 @pytest.mark.parametrize("device", [CPU, DIRECTML], ids=lambda d: d.kind)
-def test_each_trains_as_torchs_own(name: str, device: Device) -> None:
-    """The very same class, or on DirectML one without lerp; 50 steps, equal but for rounding."""
+def test_every_optimizer_trains_like_torchs(name: str, device: Device) -> None:
+    """50 steps with the same class, or on DirectML with one without lerp, are equal except for rounding."""
     ours, theirs = net(name), net(name)
     optimizer = make_optimizer([{"params": list(ours.parameters())}], Settings(optimizer=name), device)
     original = getattr(torch.optim, name)
     plain = {"foreach": False} if "foreach" in inspect.signature(original).parameters else {}
-    expected = train(theirs, original(theirs.parameters(), **plain), 50 if name != "LBFGS" else 3)
-    if device is DIRECTML:
-        with Lacking():
-            got = train(ours, optimizer, 50 if name != "LBFGS" else 3)
-    else:
-        got = train(ours, optimizer, 50 if name != "LBFGS" else 3)
+    steps = 50 if name != "LBFGS" else 3
+    expected = train(theirs, original(theirs.parameters(), **plain), steps)
+    with Lacking() if device is DIRECTML else nullcontext():
+        got = train(ours, optimizer, steps)
     start = list(net(name).parameters())
     assert any(not torch.equal(a, b) for a, b in zip(got, start))
     for a, b in zip(got, expected):
@@ -106,7 +106,7 @@ def test_each_trains_as_torchs_own(name: str, device: Device) -> None:
         ("sgd", {"momentum": 0.5, "dampening": 0.1, "maximize": True}),
     ],
 )
-def test_small_parameters_at_once_are_the_very_same_bits(name: str, arguments: dict[str, Any]) -> None:
+def test_foreach_on_small_parameters_gives_the_same_bits(name: str, arguments: dict[str, Any]) -> None:
     ours, theirs = net(name).float(), net(name).float()
     settings = Settings(optimizer=name, lr=0.03, optimizer_args=arguments)
     optimizer = make_optimizer([{"params": list(ours.parameters())}], settings, CPU)
@@ -137,7 +137,7 @@ def test_small_parameters_at_once_are_the_very_same_bits(name: str, arguments: d
         ("sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     ],
 )
-def test_without_lerp_the_arguments_mean_the_same(name: str, arguments: dict[str, Any]) -> None:
+def test_arguments_mean_the_same_without_lerp(name: str, arguments: dict[str, Any]) -> None:
     ours, theirs = net(name), net(name)
     settings = Settings(optimizer=name, lr=0.01, optimizer_args=arguments)
     with Lacking():
@@ -147,8 +147,8 @@ def test_without_lerp_the_arguments_mean_the_same(name: str, arguments: dict[str
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
-def test_torchs_adam_does_use_lerp() -> None:
-    """Else the tests above would prove nothing."""
+def test_torchs_adam_uses_lerp() -> None:
+    """Otherwise the tests above would prove nothing."""
     model = net("adam")
     with pytest.raises(AssertionError, match="lerp_ is called"), Lacking():
         train(model, torch.optim.Adam(model.parameters(), foreach=False), 1)
@@ -166,7 +166,7 @@ def test_hooks_of_a_step_run_once_without_lerp() -> None:
     assert calls == ["before", "after"] * 2
 
 
-def test_state_without_lerp_goes_on_in_torchs_own_and_back() -> None:
+def test_the_state_without_lerp_loads_into_torchs_optimizer() -> None:
     ours, settings = net("adamw"), Settings(lr=0.01)
     optimizer = make_optimizer([{"params": list(ours.parameters())}], settings, DIRECTML)
     train(ours, optimizer, 5)
@@ -180,14 +180,14 @@ def test_state_without_lerp_goes_on_in_torchs_own_and_back() -> None:
 # ---- groups and arguments --------------------------------------------------------------------------------------------
 
 
-def test_what_a_group_sets_goes_before_the_settings() -> None:
+def test_values_of_a_group_override_the_settings() -> None:
     model = net("sgd")
     groups = [{"params": [model[0].weight], "lr": 0.5}, {"params": [model[2].weight], "weight_decay": 0.0}]
     optimizer = make_optimizer(groups, Settings(optimizer="SGD", lr=0.1, weight_decay=0.01), CPU)
     assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.5, 0.01), (0.1, 0.0)]
 
 
-def test_without_a_rate_the_optimizers_own_default_holds() -> None:
+def test_the_default_rate_is_the_optimizers_own() -> None:
     optimizer = make_optimizer([{"params": list(net("x").parameters())}], Settings(optimizer="adadelta"), CPU)
     assert optimizer.param_groups[0]["lr"] == inspect.signature(torch.optim.Adadelta).parameters["lr"].default
 
@@ -203,7 +203,7 @@ def test_without_a_rate_the_optimizers_own_default_holds() -> None:
         (Settings(optimizer="muon"), "Muon: .*2D"),
     ],
 )
-def test_wrong_arguments_are_one_clear_line(settings: Settings, message: str) -> None:
+def test_wrong_arguments_are_refused_in_one_line(settings: Settings, message: str) -> None:
     if not hasattr(torch.optim, "Muon") and settings.optimizer == "muon":
         pytest.skip("this torch has no Muon")
     with pytest.raises(OnnxgenError, match=message) as caught:
@@ -211,7 +211,7 @@ def test_wrong_arguments_are_one_clear_line(settings: Settings, message: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_lbfgs_takes_all_groups_as_one_but_no_rate_of_their_own() -> None:
+def test_lbfgs_joins_groups_but_refuses_different_rates() -> None:
     model = net("lbfgs")
     groups = [{"params": [model[0].weight], "lr": 0.5}, {"params": [model[2].weight], "lr": 0.5, "weight_decay": 0.0}]
     assert len(make_optimizer(groups, Settings(optimizer="lbfgs"), CPU).param_groups[0]["params"]) == 2
@@ -247,7 +247,7 @@ def sgd(lr: float = 0.1, **arguments: Any) -> torch.optim.SGD:
 
 @pytest.mark.parametrize("name", sorted({*SCHEDULES, "ReduceLROnPlateau"}))
 def test_every_schedule_of_torch_runs_a_whole_run(name: str) -> None:
-    """20 steps, 5 an epoch: it is stepped as its configuration says, and the rate changes."""
+    """The rate changes over 20 steps, 5 in each epoch."""
     optimizer = sgd()
     made = make_schedule(optimizer, Settings(schedule=name.lower(), schedule_args=EXTRA.get(name, {})), 20, 5)
     assert made is not None and type(made["scheduler"]).__name__ == name
@@ -273,7 +273,7 @@ def rates(name: str, steps: int, **arguments: Any) -> tuple[list[float], str]:
     return [*found, optimizer.param_groups[0]["lr"]], made["interval"]
 
 
-def test_a_length_left_out_is_the_whole_run_by_the_step() -> None:
+def test_the_default_length_of_a_schedule_is_the_whole_run_in_steps() -> None:
     cosine, interval = rates("CosineAnnealingLR", 20)
     assert interval == "step" and cosine[10] == pytest.approx(0.05) and cosine[20] == pytest.approx(0.0)
     linear, interval = rates("LinearLR", 20, start_factor=1.0, end_factor=0.5)
@@ -282,12 +282,12 @@ def test_a_length_left_out_is_the_whole_run_by_the_step() -> None:
     assert interval == "step" and max(cycle) == pytest.approx(0.1) and cycle[-1] < 1e-4
 
 
-def test_a_length_that_is_given_counts_epochs() -> None:
+def test_a_given_length_of_a_schedule_counts_epochs() -> None:
     cosine, interval = rates("CosineAnnealingLR", 4, T_max=4)
     assert interval == "epoch" and cosine[2] == pytest.approx(0.05) and cosine[4] == pytest.approx(0.0)
 
 
-def test_each_group_keeps_its_own_highest_rate() -> None:
+def test_each_group_has_its_own_max_lr() -> None:
     model = net("sgd")
     groups = [{"params": [model[0].weight], "lr": 1.0}, {"params": [model[2].weight], "lr": 10.0}]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
@@ -301,7 +301,7 @@ def test_each_group_keeps_its_own_highest_rate() -> None:
     assert highest == pytest.approx([1.0, 10.0], rel=0.05)
 
 
-def test_the_plateau_of_an_accuracy_is_its_highest() -> None:
+def test_a_plateau_schedule_knows_that_accuracies_should_rise() -> None:
     settings = Settings(schedule="ReduceLROnPlateau", schedule_args={"patience": 0})
     for metric, falls in (("val_accuracy", False), ("val_loss", True)):
         optimizer = sgd()
@@ -329,7 +329,7 @@ def test_no_schedule_is_none() -> None:
         ("lambdalr", {"lr_lambda": 3}, "LambdaLR: "),
     ],
 )
-def test_a_wrong_schedule_is_one_clear_line(name: str, arguments: dict[str, Any], message: str) -> None:
+def test_a_wrong_schedule_is_refused_in_one_line(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(OnnxgenError, match=message) as caught:
         made = make_schedule(sgd(), Settings(schedule=name, schedule_args=arguments), 20, 5)
         assert made is not None

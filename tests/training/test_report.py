@@ -1,4 +1,4 @@
-"""What a run leaves behind and shows: numbers against a hand-written loop, files against those who read them."""
+"""The files and the output of a run."""
 
 from __future__ import annotations
 
@@ -18,57 +18,40 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 from onnxgen.training import report
 from onnxgen.training.config import read_config
+from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.samples import Feeding
+from onnxgen.training.loader import Loader
+from onnxgen.training.losses import Objective
 from onnxgen.training.report.metrics import Metrics, best_row, write_rows
 from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
 from onnxgen.training.report.progress import Progress, duration
 from onnxgen.training.report.shown import Dashboard, Lines, sparkline
 from onnxgen.training.settings import Settings
+from onnxgen.training.task import LogEpoch, Task
+from onnxgen.training.trainer import QUIET
 
 HOSTILE = "</title><script>alert(1)</script> & [bold]$x_1$"
 CLASSES = ("cat", HOSTILE, "dog")
 
 
-class Toy(lightning.LightningModule):
-    """Logs what a Task logs."""
-
-    def __init__(self, lr: float = 0.0) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net, self.lr = nn.Linear(4, 3), lr
-        self.seen = 0.0
-
-    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
-        loss = F.cross_entropy(self.net(batch[0]), batch[1])
-        self.seen += loss.item()
-        return loss
-
-    def validation_step(self, batch: list[Tensor], index: int) -> None:
-        made = self.net(batch[0])
-        self.log("val_loss", F.cross_entropy(made, batch[1]))
-        self.log("val_accuracy", (made.argmax(1) == batch[1]).float().mean())
-
-    def on_train_epoch_start(self) -> None:
-        self.seen = 0.0
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), self.lr)
+def task() -> Task:
+    """A task whose model never changes."""
+    torch.manual_seed(0)
+    objective = Objective(0, "", "y", "cross_entropy", classes=3)
+    return Task(
+        nn.Linear(4, 3), [objective], Feeding(("x",), {0: "y"}), lambda m, _: torch.optim.SGD(m.parameters(), 0)
+    )
 
 
-class LogEpoch(lightning.Callback):
-    def on_train_epoch_end(self, trainer: lightning.Trainer, toy: Toy) -> None:  # type: ignore[override]
-        toy.log("train_loss", torch.tensor(toy.seen / trainer.num_training_batches))
-
-
-def samples() -> TensorDataset:
+def samples() -> Arrays:
     torch.manual_seed(1)
-    return TensorDataset(torch.randn(40, 4), torch.randint(3, (40,)))
+    return Arrays({"x": torch.randn(40, 4), "y": torch.randint(3, (40,))}, {})
 
 
 def facts(**changed: Any) -> report.Facts:
@@ -77,44 +60,42 @@ def facts(**changed: Any) -> report.Facts:
     return report.Facts(**known | changed)
 
 
-def train(out: Path, toy: Toy, epochs: int = 3, callbacks: Any = None, **settings: Any) -> lightning.Trainer:
-    """A run of 5 batches an epoch."""
+def train(
+    out: Path, epochs: int = 3, callbacks: Any = (), show: str = "lines", checkpoint: Path | None = None
+) -> lightning.Trainer:
+    """Train with 5 batches per epoch, or resume from a checkpoint."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    asked = Settings(epochs=epochs, out=out, **settings)
+    asked = Settings(epochs=epochs, out=out, resume=checkpoint is not None)
     report.begin(asked, facts(), {"model": "model.py", "data": "toys"})
-    shown = report.callbacks(asked, facts(), show="lines")
     trainer = lightning.Trainer(
-        callbacks=[LogEpoch(), *shown, *(callbacks or [])],
-        logger=report.logger(out),
+        callbacks=[LogEpoch(), *report.callbacks(asked, facts(), show), *callbacks],
         max_epochs=epochs,
         accelerator="cpu",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
+        **{**QUIET, "logger": report.logger(out)},
     )
-    trainer.fit(toy, DataLoader(samples(), 8), DataLoader(samples(), 40))
+    trainer.fit(task(), Loader(samples(), 8), Loader(samples(), 40), ckpt_path=checkpoint)
     return trainer
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose model never changes: what it logs can be computed by hand."""
+    """The folder of a run whose model never changes, so that its metrics can be computed by hand."""
     out = tmp_path_factory.mktemp("run") / "out"
-    train(out, Toy())
+    train(out)
     counts = torch.tensor([[5, 1, 0], [0, 7, 2], [3, 0, 4]])
-    ending = report.Ending(3.0, test={"test_loss": 0.25, "test_accuracy": 0.9}, confusion=counts)
-    report.finish(Settings(epochs=3, out=out, lr=0.5), facts(notes=[HOSTILE]), ending)
+    outcome = report.Outcome(3.0, test={"test_loss": 0.25, "test_accuracy": 0.9}, confusion=counts)
+    report.finish(Settings(epochs=3, out=out, lr=0.5), facts(notes=[HOSTILE]), outcome)
     return out
 
 
 # ---- metrics.csv, TensorBoard ----------------------------------------------------------------------------------------
 
 
-def test_the_csv_has_a_row_an_epoch_with_the_true_values(run: Path) -> None:
-    toy, (x, y) = Toy(), samples().tensors
+def test_the_csv_has_a_correct_row_for_each_epoch(run: Path) -> None:
+    x, y = samples().columns.values()
     with torch.no_grad():
-        loss, right = F.cross_entropy(toy.net(x), y), (toy.net(x).argmax(1) == y).float().mean()
+        scores = task().model(x)
+    loss, right = F.cross_entropy(scores, y), (scores.argmax(1) == y).float().mean()
     rows = list(csv.DictReader(io.StringIO((run / "metrics.csv").read_text())))
     assert [row["epoch"] for row in rows] == ["1", "2", "3"] and [row["step"] for row in rows] == ["5", "10", "15"]
     for row in rows:
@@ -130,11 +111,11 @@ def test_tensorboard_has_the_values_of_the_csv(run: Path) -> None:
         assert [e.value for e in events.Scalars(name)] == [row[name] for row in rows]
 
 
-def test_a_new_run_forgets_the_old_one(tmp_path: Path) -> None:
-    train(tmp_path, Toy(), epochs=2)
+def test_a_new_run_removes_the_files_of_an_old_one(tmp_path: Path) -> None:
+    train(tmp_path, epochs=2)
     (tmp_path / "mine.txt").write_text("kept")
     (tmp_path / "loss.png").write_bytes(b"old")
-    train(tmp_path, Toy(), epochs=1)
+    train(tmp_path, epochs=1)
     assert len(report.read_rows(tmp_path / "metrics.csv")) == 1
     assert not (tmp_path / "loss.png").exists() and (tmp_path / "mine.txt").exists()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -142,24 +123,13 @@ def test_a_new_run_forgets_the_old_one(tmp_path: Path) -> None:
     assert len(events.Scalars("val_loss")) == 1
 
 
-def test_rows_travel_in_the_checkpoint(tmp_path: Path) -> None:
-    """A run that goes on has the rows up to its checkpoint, whatever a killed process had written since."""
-    trainer = train(tmp_path, Toy(), epochs=2)
+def test_rows_are_saved_in_the_checkpoint(tmp_path: Path) -> None:
+    """A resumed run has the rows up to its checkpoint, whatever a killed process had written after it."""
+    trainer = train(tmp_path, epochs=2)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     rows = report.read_rows(tmp_path / "metrics.csv")
     write_rows(tmp_path / "metrics.csv", [*rows, {"epoch": 3, "step": 15, "val_loss": 99.0}])
-    asked = Settings(epochs=4, out=tmp_path, resume=True)
-    again = lightning.Trainer(
-        callbacks=[LogEpoch(), *report.callbacks(asked, facts(), show="nothing")],
-        enable_checkpointing=False,
-        logger=report.logger(tmp_path),
-        max_epochs=4,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
-    again.fit(Toy(), DataLoader(samples(), 8), DataLoader(samples(), 40), ckpt_path=tmp_path / "two.ckpt")
+    train(tmp_path, epochs=4, show="nothing", checkpoint=tmp_path / "two.ckpt")
     found = report.read_rows(tmp_path / "metrics.csv")
     assert [row["epoch"] for row in found] == [1, 2, 3, 4] and found[:2] == rows
     assert {row["val_loss"] for row in found} == {rows[0]["val_loss"]}
@@ -186,7 +156,7 @@ def test_the_best_epoch(monitor: str, values: list[float], best: int | None) -> 
     assert (None if found is None else found["epoch"]) == best
 
 
-def test_of_epochs_that_are_equal_the_best_is_that_of_the_lower_loss() -> None:
+def test_the_loss_decides_between_equal_epochs() -> None:
     values = [(0.5, 0.1), (0.9, 0.4), (0.9, math.nan), (0.9, 0.3), (0.9, 0.3), (0.8, 0.0)]
     rows = [{"epoch": i + 1.0, "val_accuracy": a, "val_loss": loss} for i, (a, loss) in enumerate(values)]
     found = best_row(rows, "val_accuracy")
@@ -218,7 +188,7 @@ def test_confusion_of_few_and_many_classes(number: int) -> None:
 
 
 class Page(HTMLParser):
-    """The text of a page, its tags balanced."""
+    """Parses a page: its text and tags. The tags must be balanced."""
 
     VOID = {"meta", "img", "br", "hr", "link"}
 
@@ -242,7 +212,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_is_whole_by_itself_and_escapes_names(run: Path) -> None:
+def test_the_page_is_self_contained_and_escapes_names(run: Path) -> None:
     text = (run / "report.html").read_text()
     page = Page(text)
     assert {tag for tag, _ in page.tags} & {"script", "link", "iframe"} == set()
@@ -260,9 +230,9 @@ def test_the_page_is_whole_by_itself_and_escapes_names(run: Path) -> None:
         assert expected in page.text, expected
 
 
-def test_the_time_of_a_resumed_run_is_that_of_all_its_epochs(tmp_path: Path) -> None:
+def test_the_duration_of_a_resumed_run_includes_all_epochs(tmp_path: Path) -> None:
     rows = [{"epoch": 1.0, "val_loss": 2.0, "seconds": 40.0}, {"epoch": 2.0, "val_loss": 1.0, "seconds": 30.0}]
-    assert "1:10 min" in page(Settings(out=tmp_path), facts(), report.Ending(31.0), rows, {})
+    assert "1:10 min" in page(Settings(out=tmp_path), facts(), report.Outcome(31.0), rows, {})
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------
@@ -273,34 +243,28 @@ def test_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         def on_train_batch_start(self, *_: Any) -> None:
             print("a step")
 
-    train(tmp_path, Toy(), epochs=2, callbacks=[First()])
+    train(tmp_path, epochs=2, callbacks=[First()])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"training Net (15 parameters) on toys (40 train, 40 val) with cpu, to {tmp_path}"
     assert lines[1:6] == ["a step"] * 5
-    assert re.fullmatch(r"epoch 1 of 2: train loss [\d.]+; val loss [\d.]+, accuracy [\d.]+% \(best\); .* s", lines[6])
+    values = r"loss [\d.]+, accuracy [\d.]+%"
+    assert re.fullmatch(rf"epoch 1 of 2: train {values}; val {values} \(best\); .* s", lines[6])
     assert lines[12].startswith("epoch 2 of 2: ") and "best" not in lines[12] and len(lines) == 13
 
 
 def test_a_step_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a value waits for all that is queued on a GPU, so it happens by the clock and not by the step."""
+    """Reading a value waits for everything queued on a GPU, so it happens by the clock and not at every step."""
     read: list[float] = []
     now = 0.0
     monkeypatch.setattr("onnxgen.training.report.progress.time.monotonic", lambda: now)
     shown = Progress(facts(), tmp_path, Metrics(tmp_path / "metrics.csv", "val_loss"))
-    monkeypatch.setattr(shown, "_look", lambda *_: read.append(now))
-    known = {
-        "max_epochs": 1,
-        "num_training_batches": 100,
-        "current_epoch": 0,
-        "global_step": 0,
-        "world_size": 1,
-        "is_global_zero": True,
-    }
+    monkeypatch.setattr(shown, "_read_values", lambda *_: read.append(now))
+    known = {"max_epochs": 1, "num_training_batches": 100, "global_step": 0, "world_size": 1, "is_global_zero": True}
     trainer: Any = SimpleNamespace(**known)
-    shown.on_train_start(trainer, Toy())
+    shown.on_train_start(trainer, None)
     for index in range(100):
         now = index / 100
-        shown.on_train_batch_end(trainer, Toy(), None, [torch.zeros(8, 4)], index)
+        shown.on_train_batch_end(trainer, None, None, {"x": torch.zeros(8, 4)}, index)
     assert read == [0.5]
 
 
@@ -330,8 +294,8 @@ def test_the_dashboard(tmp_path: Path) -> None:
     assert text.count("[bold]") == text.count("</title>") > 1, "names are no markup"
 
 
-def test_whoever_reads_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on when the reader of its lines has gone."""
+def test_the_reader_of_the_output_may_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run continues after the reader of its lines has ended."""
     reader, writer = os.pipe()
     os.close(reader)
     shown = Lines(facts(), tmp_path, Metrics(tmp_path / "metrics.csv", "val_loss"))
@@ -341,7 +305,7 @@ def test_whoever_reads_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         shown.say("two")
 
 
-def test_words() -> None:
+def test_durations_and_sparklines() -> None:
     assert [duration(s) for s in (0.44, 12.4, 65, 7384, math.nan)] == ["0.4 s", "12 s", "1:05 min", "2:03:04 h", "?"]
     assert sparkline([]) == "" and sparkline([1.0]) == "▁" and sparkline([0.0, math.nan, 7.0]) == "▁█"
 
@@ -349,7 +313,7 @@ def test_words() -> None:
 # ---- config.toml -----------------------------------------------------------------------------------------------------
 
 
-def test_the_configuration_says_it_all(run: Path) -> None:
+def test_the_configuration_file_has_all_settings(run: Path) -> None:
     values = read_config(run / "config.toml")
     assert values.pop("model") == "model.py" and values.pop("data") == "toys"
     assert Settings(**values) == Settings(epochs=3, out=run)

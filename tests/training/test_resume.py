@@ -1,4 +1,4 @@
-"""Nothing lost: a run that is killed, and goes on, ends as if nothing had been; bit for bit."""
+"""A run that is killed and resumed ends bit for bit like an uninterrupted one."""
 
 import os
 import re
@@ -20,7 +20,7 @@ KILLS = 20
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_killed_at_random_moments(tmp_path):
+def test_a_run_killed_at_random_moments_ends_the_same(tmp_path):
     seed = secrets.randbelow(10**6)
     command = [sys.executable, "-m", "tests.training.runs", str(tmp_path), str(KILLS), str(seed)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -33,7 +33,7 @@ def test_killed_at_random_moments(tmp_path):
 
 
 class Ask(lightning.Callback):
-    """Sends this process a signal at some step."""
+    """Sends this process a signal at a step."""
 
     def __init__(self, step, number):
         self.step, self.number = step, number
@@ -58,8 +58,8 @@ def test_a_signal_stops_and_saves(tmp_path, name, step):
     assert state(tmp_path / "parts") == state(tmp_path / "whole")
 
 
-def test_a_run_of_so_many_steps_goes_on_between_two_epochs(tmp_path):
-    """Where `max_steps` is, Lightning takes any resume for one within an epoch, unless it is told otherwise."""
+def test_a_run_with_max_steps_resumes_between_two_epochs(tmp_path):
+    """With `max_steps`, Lightning would resume as if within an epoch."""
     for step in (56, 75):  # in the last batch of an epoch
         with pytest.raises(Stopped):
             train(tmp_path / "parts", resume=step > 56, more=[Ask(step, signal.SIGTERM)], schedule="step", max_steps=85)
@@ -85,7 +85,7 @@ def test_a_signal_ends_after_the_step_and_without_a_validation(tmp_path):
     assert lines == ["stopping after this step; interrupt again to stop at once"]
 
 
-def test_ctrl_c_twice_ends_at_once(tmp_path):
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -95,7 +95,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path):
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 19
 
 
-def test_starting_up_may_draw_numbers(tmp_path):
+def test_random_numbers_drawn_at_the_start_have_no_effect(tmp_path):
     class Drawing(lightning.Callback):
         def on_train_start(self, *args):
             torch.rand(3)
@@ -107,7 +107,7 @@ def test_starting_up_may_draw_numbers(tmp_path):
     assert (tmp_path / "parts/last.safetensors").read_bytes() == (tmp_path / "whole/last.safetensors").read_bytes()
 
 
-def test_the_metrics_of_an_epoch_count_what_was_before(tmp_path):
+def test_metrics_of_a_resumed_epoch_include_its_first_part(tmp_path):
     with pytest.raises(Stopped):
         train(tmp_path / "parts", more=[Ask(7, signal.SIGTERM)], max_epochs=1)
     resumed, _ = train(tmp_path / "parts", resume=True, max_epochs=1)
@@ -115,21 +115,21 @@ def test_the_metrics_of_an_epoch_count_what_was_before(tmp_path):
     assert resumed.callback_metrics == whole.callback_metrics and "train_loss" in whole.callback_metrics
 
 
-def test_more_epochs_go_on(tmp_path):
+def test_a_finished_run_resumes_with_more_epochs(tmp_path):
     train(tmp_path / "parts", max_epochs=2)
     train(tmp_path / "parts", resume=True, max_epochs=4)
     train(tmp_path / "whole", max_epochs=4)
     assert (tmp_path / "parts/last.safetensors").read_bytes() == (tmp_path / "whole/last.safetensors").read_bytes()
 
 
-def test_a_finished_run_stays_as_it_is(tmp_path):
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
     train(tmp_path, max_epochs=2)
     before = state(tmp_path)
     trainer, keep = train(tmp_path, resume=True, max_epochs=2)
     assert trainer.global_step == 38 and keep.best is not None and state(tmp_path) == before
 
 
-def test_best_weights_are_those_of_the_best_epoch(tmp_path):
+def test_the_best_weights_are_saved(tmp_path):
     class Weights(lightning.Callback):
         def __init__(self):
             self.seen = []
@@ -148,20 +148,20 @@ def test_best_weights_are_those_of_the_best_epoch(tmp_path):
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_where_there_is_no_run_none_is_resumed(tmp_path):
-    with pytest.raises(OnnxgenError, match="there is no run to go on with in .*without --resume"):
+def test_resuming_without_a_run_is_refused(tmp_path):
+    with pytest.raises(OnnxgenError, match="there is no run to resume in .*without --resume"):
         train(tmp_path, resume=True, max_epochs=1)
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
-def test_a_run_without_a_checkpoint_begins_anew(tmp_path):
+def test_resuming_without_a_checkpoint_starts_again(tmp_path):
     lines = []
     (tmp_path / "config.toml").touch()
     train(tmp_path, resume=True, max_epochs=1, say=lines.append)
-    assert lines == [f"the run in {tmp_path} has no checkpoint yet: it begins anew"]
+    assert lines == [f"the run in {tmp_path} has no checkpoint yet: it starts again"]
 
 
-def test_a_new_run_forgets_the_one_before(tmp_path):
+def test_a_new_run_removes_old_checkpoints(tmp_path):
     train(tmp_path, max_epochs=1)
     with pytest.raises(RuntimeError):
         train(tmp_path, model=torch.nn.Linear(3, 2))
@@ -181,7 +181,7 @@ def test_a_new_run_forgets_the_one_before(tmp_path):
         ),
     ],
 )
-def test_another_run_is_refused(tmp_path, options, message):
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, options, message):
     train(tmp_path, max_epochs=1)
     before = state(tmp_path)
     with pytest.raises(OnnxgenError, match=message):
@@ -189,7 +189,7 @@ def test_another_run_is_refused(tmp_path, options, message):
     assert state(tmp_path) == before
 
 
-def test_fit_goes_on_where_it_was_stopped(tmp_path):
+def test_fit_resumes_where_it_was_stopped(tmp_path):
     from onnxgen.training import fit
 
     def run(out, **options):
@@ -211,7 +211,7 @@ def test_fit_goes_on_where_it_was_stopped(tmp_path):
 
 
 class Poison(lightning.Callback):
-    """Makes the weights infinite after some step."""
+    """Makes the weights infinite after a step."""
 
     def __init__(self, step):
         self.step = step
@@ -223,8 +223,8 @@ class Poison(lightning.Callback):
 
 
 @pytest.mark.parametrize(("step", "minutes", "bad"), [(30, 1e9, 31), (38, 1e9, 38), (22, 0, 22)])
-def test_what_is_not_finite_is_never_saved(tmp_path, step, minutes, bad):
-    """Within an epoch, at its last step, and where each step is saved."""
+def test_values_that_are_not_finite_are_never_saved(tmp_path, step, minutes, bad):
+    """Tested within an epoch, at its last step, and with a checkpoint at each step."""
     with pytest.raises(OnnxgenError, match=f"infinite or NaN at step {bad};.*--lr"):
         train(tmp_path, more=[Poison(step)], minutes=minutes)
     saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
@@ -234,8 +234,8 @@ def test_what_is_not_finite_is_never_saved(tmp_path, step, minutes, bad):
     net().load_state_dict(load_file(tmp_path / "best.safetensors"))
 
 
-def test_another_model_is_named_before_what_does_not_fit_it(tmp_path):
-    """It has another number of classes, and takes other inputs."""
+def test_another_model_is_refused_before_other_checks(tmp_path):
+    """The other model has another number of classes, and other inputs."""
     from onnxgen.training import fit
 
     given = {"epochs": 1, "show": "nothing", "out": tmp_path, "device": "cpu"}

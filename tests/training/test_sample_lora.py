@@ -1,4 +1,4 @@
-"""The LoRA sample: an ONNX file, adapted with peft, merged, and written back to the same graph."""
+"""The LoRA sample adapts an ONNX file with peft, merges it, and writes it back to the same graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed: the LoRA s
 
 
 def test_the_sample(tmp_path: Path) -> None:
-    """Mirrored digits are read after a few steps, by the same nodes with other values."""
+    """After a few steps, the same nodes with other values read mirrored digits."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "samples" / "lora" / "tune.py"), "--out", str(tmp_path), "--steps", "120"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The samples of training, each on a little data; the figures of their READMEs come from whole runs."""
+"""The training samples, each on a little data. The figures in their READMEs come from complete runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Sample = Callable[..., list[list[str]]]
 
 @pytest.fixture
 def sample(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sample:
-    """Runs a sample's script, its commands in this process, and returns the cells of the table that it ends with."""
+    """Return a function that runs a sample's script in this process, and returns the cells of its final table."""
 
     def command(*arguments: object) -> None:
         assert run([str(a) for a in arguments]) == 0
@@ -48,7 +48,7 @@ def sample(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def little(name: str, shared: Path, folder: Path, train: int, test: int) -> Path:
-    """The first images of a real set, as idx files of their own."""
+    """Write the first images of a real set as idx files."""
     folder.mkdir()
     for part, count in (("train", train), ("t10k", test)):
         for kind in ("images-idx3", "labels-idx1"):
@@ -68,7 +68,7 @@ def nodes(path: Path) -> list[Any]:
 
 @pytest.mark.slow
 def test_mnist(sample: Sample, shared: Path, tmp_path: Path) -> None:
-    """Both trainings come back as the same graph with other values, and onnxruntime sees what PyTorch does."""
+    """Both trained files are the same graph with other values, and onnxruntime agrees with PyTorch."""
     data = little("mnist", shared, tmp_path / "data", 3000, 300)
     rows = sample(mnist, "--data", data, "--epochs", "3", "--out", tmp_path / "out")[1:]
     assert [row[0] for row in rows] == ["as it came", "trained from scratch", "fine-tuned"]
@@ -91,7 +91,7 @@ def test_fully_connected(sample: Sample, shared: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", [mnist, fully_connected, fashion])
-def test_without_data_the_way_out_is_said(
+def test_samples_without_data_tell_what_to_do(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["script", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
@@ -101,7 +101,7 @@ def test_without_data_the_way_out_is_said(
     assert f"in {tmp_path}: give their folder with --data" in capsys.readouterr().err
 
 
-def test_captchas_depend_on_the_seed_alone(tmp_path: Path) -> None:
+def test_captchas_depend_only_on_the_seed(tmp_path: Path) -> None:
     pictures, answers = captchas.draw(6, 1)
     again = captchas.cached(6, 1, tmp_path / "drawn.npz")
     read = captchas.cached(6, 1, tmp_path / "drawn.npz")
@@ -122,7 +122,7 @@ def test_captchas_are_read_character_by_character() -> None:
 
 @pytest.mark.slow
 def test_captcha(sample: Sample, tmp_path: Path) -> None:
-    """The loss falls, and the file that came back computes what the best weights do."""
+    """The loss falls, and the exported file computes the same as the best weights."""
     rows = sample(captcha, "--count", "128", "--epochs", "2", "--out", tmp_path)[1:]
     assert len(rows) == 4 and rows[0][1:] == rows[1][1:] and rows[2][1:] == rows[3][1:]
     metrics = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
@@ -140,8 +140,8 @@ def test_captcha(sample: Sample, tmp_path: Path) -> None:
     np.testing.assert_allclose(session.run(None, {"captcha": pictures})[0], ours, rtol=1e-3, atol=1e-4)
 
 
-def test_fashion_keeps_what_it_knew(shared: Path, tmp_path: Path) -> None:
-    """The rows of six classes stand where these are among the ten; the first layers hold still."""
+def test_fashion_keeps_the_rows_of_known_classes(shared: Path, tmp_path: Path) -> None:
+    """The rows of six known classes are at their places among the ten, and the first layers are frozen."""
     assert run([str(fashion.HERE / "fashion.onnx"), "-o", str(tmp_path / "model.py"), "-q"]) == 0
     before, tuned = open_model(tmp_path / "model.py"), fashion.pretrained(tmp_path / "model.py")
     assert torch.equal(tuned.fc2.weight[list(fashion.KNOWN)], before.fc2.weight)
@@ -152,7 +152,7 @@ def test_fashion_keeps_what_it_knew(shared: Path, tmp_path: Path) -> None:
 
 
 def test_fashion(sample: Sample, shared: Path, tmp_path: Path) -> None:
-    """Of the same few images the tuned network learns more."""
+    """The fine-tuned network learns more from the same few images."""
     data = little("fashion-mnist", shared, tmp_path / "data", 1000, 500)
     _, scratch, tuned = sample(
         fashion, "--data", data, "--images", "30", "--seeds", "1", "--epochs", "6", "--out", tmp_path / "out"
@@ -163,7 +163,7 @@ def test_fashion(sample: Sample, shared: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_speed(sample: Sample) -> None:
-    """All nine are measured, or say why not; what memory is saved does not depend on how busy the machine is."""
+    """All nine are measured or tell why not. Saved memory does not depend on the machine's load."""
     header, *rows = sample(speed, "--seconds", "0.01")
     named = [dict(zip(header, row, strict=True)) for row in rows]
     assert len(named) == 9

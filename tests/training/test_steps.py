@@ -1,4 +1,4 @@
-"""What a step of `fit` leaves out to be quick must not be missed: hooks, gradients' scale, exact sums."""
+"""Shortcuts that make a step of `fit` fast must not change hooks, the scale of gradients, or sums."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.profilers import PassThroughProfiler
-from torch import Tensor
 
 from onnxgen.training import fit
+from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
@@ -29,7 +29,7 @@ CPU: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing"}
 
 
 class Recording(lightning.Callback):
-    """Notes every hook of its own that is called, and those that it gives to the module."""
+    """Records calls of all its hooks, and of those that it sets on the module."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -45,8 +45,8 @@ class Recording(lightning.Callback):
             setattr(pl_module, name, self._noting(f"module.{name}"))
 
 
-def test_all_hooks_of_a_users_callback_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order and as often as a Trainer calls them that nothing was left out of."""
+def test_all_hooks_of_user_callbacks_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are called as often, and in the same order, as by an unchanged Trainer."""
     found = []
     for name in ("lean", "whole"):
         recording = Recording()
@@ -62,16 +62,16 @@ def test_all_hooks_of_a_users_callback_are_called(tmp_path: Path, monkeypatch: p
         assert found[0].count(name) == found[0].count(f"module.{name}") == count, name
 
 
-def test_scaled_gradients_are_those_of_a_loop_with_a_scaler(tmp_path: Path) -> None:
-    """A step in float16 divides by a scale that the backward pass multiplied by; the last batch is a smaller one."""
+def test_scaled_gradients_match_a_loop_with_a_scaler(tmp_path: Path) -> None:
+    """A float16 step divides by the scale of the backward pass; the last batch is smaller."""
     (x, y), model, seen = images(40), net(), Seen()
     twin = copy.deepcopy(model)
     objectives, feeding = [Objective(0, "", "label", "nll_loss", classes=10)], Feeding(("image",), {0: "label"})
-    task = Task(model, objectives, feeding, lambda task: torch.optim.SGD(task.model.parameters(), 0.1))
+    task = Task(model, objectives, feeding, lambda model, steps: torch.optim.SGD(model.parameters(), 0.1))
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=256.0))
     with quiet():
         trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, plugins=[plugin], callbacks=[seen], **QUIET)
-        trainer.fit(task, Loader(Columns({"image": x, "label": y}), 16, shuffle=True))
+        trainer.fit(task, Loader(Arrays({"image": x, "label": y}, {}), 16, shuffle=True))
     optimizer, scaler = torch.optim.SGD(twin.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=256.0)
     for batch in seen.batches:
         optimizer.zero_grad()
@@ -85,21 +85,8 @@ def test_scaled_gradients_are_those_of_a_loop_with_a_scaler(tmp_path: Path) -> N
         torch.testing.assert_close(seen.last[name], value, rtol=1e-6, atol=1e-7)
 
 
-class Columns:
-    in_memory = True
-
-    def __init__(self, columns: dict[str, Tensor]) -> None:
-        self.columns, self.fields = columns, dict.fromkeys(columns)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def take(self, indices: Any, seed: int) -> dict[str, Tensor]:
-        return {name: column[indices] for name, column in self.columns.items()}
-
-
-def test_means_of_outputs_that_count_differently() -> None:
-    """Classes of which some are ignored, numbers, and yes or no; against numpy over all samples at once."""
+def test_means_of_outputs_with_different_counts() -> None:
+    """Classes (some ignored), numbers and binary labels are compared with numpy over all samples."""
     random, size = np.random.default_rng(0), 4 * 2 * FLUSH + 2
     logits, numbers, chances = random.normal(size=(size, 3)), random.normal(size=size), random.normal(size=size)
     kinds = random.choice([-100, 0, 1, 2], size=size, p=[0.1, 0.3, 0.3, 0.3])
@@ -143,7 +130,7 @@ class Doubling(lightning.Callback):
         trainer.accumulate_grad_batches = trainer.current_epoch + 1
 
 
-def test_a_callback_may_change_how_many_batches_make_a_step(tmp_path: Path) -> None:
+def test_a_callback_may_change_the_accumulation(tmp_path: Path) -> None:
     x, y = images(64)
     model, seen = net(), Seen()
     twin = copy.deepcopy(model)

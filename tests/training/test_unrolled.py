@@ -1,4 +1,4 @@
-"""Unrolled recurrent layers against torch's own: outputs, states and every gradient."""
+"""Unrolled recurrent layers are compared with torch's: outputs, states and all gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pair(cls: type[nn.Module], *sizes: int, **options: Any) -> tuple[nn.Module, 
 
 
 def gradients(module: nn.Module, x: torch.Tensor, hx: Any) -> list[torch.Tensor]:
-    """Outputs, last states, and the gradients of input, first states and parameters, by a loss that all matter to."""
+    """Return outputs, last states, and the gradients of the input, the first states and the parameters."""
     x = x.clone().requires_grad_()
     states = [h.clone().requires_grad_() for h in (hx if isinstance(hx, tuple) else () if hx is None else (hx,))]
     given = None if hx is None else tuple(states) if isinstance(hx, tuple) else states[0]
@@ -61,7 +61,9 @@ OPTIONS = list(itertools.product((1, 3), (False, True), (False, True), (True, Fa
 
 @pytest.mark.parametrize("layers, bidirectional, batch_first, bias", OPTIONS)
 @pytest.mark.parametrize("kind", ["LSTM", "projected", "GRU", "tanh", "relu"])
-def test_equal_to_torchs_own(kind: str, layers: int, bidirectional: bool, batch_first: bool, bias: bool) -> None:
+def test_unrolled_layers_match_torchs(
+    kind: str, layers: int, bidirectional: bool, batch_first: bool, bias: bool
+) -> None:
     cls = {"LSTM": nn.LSTM, "projected": nn.LSTM, "GRU": nn.GRU}.get(kind, nn.RNN)
     extra: dict[str, Any] = {"projected": {"proj_size": 3}, "relu": {"nonlinearity": "relu"}}.get(kind, {})
     original, ours = pair(
@@ -86,7 +88,7 @@ def test_one_sample_without_a_batch(cls: type[nn.Module], batch_first: bool) -> 
 
 
 @pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU, nn.RNN])
-def test_dropout_between_layers_drops_the_same_and_only_in_training(cls: type[nn.Module]) -> None:
+def test_dropout_between_layers_matches_torchs(cls: type[nn.Module]) -> None:
     original, ours = pair(cls, 4, 5, num_layers=3, dropout=0.5)
     x = torch.randn(6, 2, 4, dtype=torch.float64)
     compare(original, ours, x)
@@ -117,7 +119,7 @@ def test_cells(cls: type[nn.Module], bias: bool, shape: tuple[int, ...]) -> None
                 torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_keys_parameters_and_ties_stay() -> None:
+def test_keys_and_parameters_are_kept() -> None:
     model = nn.Sequential(nn.LSTM(4, 5, num_layers=2, bidirectional=True), nn.Linear(10, 2))
     keys, parameters = list(model.state_dict()), [id(p) for p in model.parameters()]
     unroll(model)
@@ -126,7 +128,7 @@ def test_keys_parameters_and_ties_stay() -> None:
     assert type(model[0]).__name__ == "LSTM" and isinstance(model[0], nn.LSTM)
 
 
-def test_wrong_sizes_are_told_as_by_torch() -> None:
+def test_wrong_sizes_raise_torchs_errors() -> None:
     _, ours = pair(nn.LSTM, 4, 5)
     with pytest.raises(RuntimeError, match="input.size"):
         ours(torch.randn(6, 2, 3, dtype=torch.float64))
@@ -140,7 +142,7 @@ def test_packed_sequences_are_refused() -> None:
         ours(pack_padded_sequence(torch.randn(6, 2, 4, dtype=torch.float64), [6, 3]))
 
 
-def test_a_class_of_ones_own_is_refused() -> None:
+def test_subclasses_are_refused() -> None:
     class Mine(nn.LSTM):
         pass
 
@@ -148,7 +150,7 @@ def test_a_class_of_ones_own_is_refused() -> None:
         unroll(nn.ModuleDict({"rnn": Mine(4, 5)}))
 
 
-def test_torchs_own_lstm_does_call_a_kernel() -> None:
-    """Else nothing above would show that it is avoided. (GRU and RNN have one on other devices than the CPU.)"""
+def test_torchs_lstm_calls_a_kernel() -> None:
+    """Otherwise the tests above would prove nothing. (On the CPU, GRU and RNN have no such kernel.)"""
     with pytest.raises(AssertionError, match="is called"), NoKernels():
         nn.LSTM(4, 5)(torch.randn(6, 2, 4))

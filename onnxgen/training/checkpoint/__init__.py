@@ -1,1 +1,1 @@
-"""Nothing lost: stateful loading, atomic checkpoints, resuming bit for bit."""
+"""Saves a run in atomic checkpoints, and resumes it bit for bit."""

@@ -1,4 +1,4 @@
-"""Saves a run, and takes it up again where it was: bit for bit as if it had gone on."""
+"""Saves a run, and resumes it with the same result, bit for bit, as without the interruption."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
-from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run, refuse_nothing
+from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run, need_run
 from onnxgen.training.checkpoint.identity import Identity, compare
-from onnxgen.training.checkpoint.loops import go_on, settled
-from onnxgen.training.checkpoint.store import KEY, Store, ours, reason
-from onnxgen.training.checkpoint.weights import finite, plain, spare, write
+from onnxgen.training.checkpoint.loops import between_batches, resume_loops
+from onnxgen.training.checkpoint.store import KEY, Store, own_part, reason
+from onnxgen.training.checkpoint.weights import finite, plain, tied_names, write
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
 
-LOOK = 64  # batches after which the losses are looked at
-AGREE = 16  # batches after which several processes ask each other whether to save or stop
-STOPPING = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is what schedulers send before the time is up
-KEEP_ON, SAVE, STOP = 0, 1, 2
+BATCHES_PER_LOSS_CHECK = 64
+BATCHES_PER_AGREEMENT = 16  # between two questions of several processes to each other whether to save or stop
+STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")  # job schedulers send the last one before the time is up
+CONTINUE, SAVE, STOP = 0, 1, 2
 
 
 class Stopped(Exception):
-    """Training was asked to stop (Ctrl-C, SIGTERM), and has saved itself."""
+    """Training received a signal to stop (Ctrl-C, SIGTERM), and has saved a checkpoint."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -42,15 +42,14 @@ class Stopped(Exception):
 
 
 class Checkpoints(lightning.Callback):
-    """Keeps all that a run needs to go on, and its weights.
+    """Saves checkpoints and weights.
 
-    After each epoch, with its validation and all that other callbacks and schedules do then: `last.safetensors`,
-    `best.safetensors` if it is the best so far, and a checkpoint. Within an epoch: a checkpoint every `minutes`, and
-    when it is asked to stop. Nothing is saved that is not finite. Put it last among the callbacks, so that it saves
-    what they made of a batch.
+    After each epoch, including its validation, callbacks and schedules: `last.safetensors`, `best.safetensors` if it is
+    the best so far, and a checkpoint. Within an epoch: a checkpoint every `minutes`, and on a signal to stop. Values
+    that are not finite are never saved. It must be the last callback, so that it saves the state of all others.
 
     Attributes:
-        best, best_epoch: the best value of `monitor`, and the epoch (from 0) that has it; None before there is one.
+        best, best_epoch: the best value of `monitor`, and its epoch (from 0); None before there is one.
     """
 
     def __init__(
@@ -63,14 +62,14 @@ class Checkpoints(lightning.Callback):
         monitor: str,
         say: Callable[[str], None],
     ) -> None:
-        """`monitor`: the logged metric that decides what is best. `say` prints a line."""
+        """`monitor` is the logged metric that decides which epoch is best. `say` prints a line."""
         self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
         self.monitor, self.say = monitor, say
         self.best: float | None = None
         self.best_epoch: int | None = None
-        self._goodness: tuple[float, ...] | None = None  # of that epoch
-        self._losses: list[tuple[int, Tensor]] = []  # of the latest steps, as they are on the device
-        self._resumed: list[dict[str, Any]] | None = None  # by rank
+        self._goodness: tuple[float, ...] | None = None  # of the best epoch
+        self._losses: list[tuple[int, Tensor]] = []  # of the latest steps, on the device
+        self._resumed: list[dict[str, Any]] | None = None  # the state of each rank
         self._metrics: dict[str, Tensor] = {}
         self._failed: OSError | None = None
         self._signum = 0
@@ -78,32 +77,30 @@ class Checkpoints(lightning.Callback):
         self._saved = time.monotonic()
 
     def start(self, resume: bool) -> Path | None:
-        """What to give `Trainer.fit` as `ckpt_path`.
+        """Return the `ckpt_path` for `Trainer.fit`; None for a new run.
 
-        A run that was stopped before its first checkpoint begins anew.
-        A run that begins removes the checkpoints and weights of another in its folder.
+        A run that was stopped before its first checkpoint starts again. A new run removes the checkpoints and weights
+        of an earlier run in its folder.
 
         Raises:
-            OnnxgenError: there is no run; the checkpoint is of another model, data or settings, or all are damaged.
+            OnnxgenError: there is no run to resume, its model, data or settings differ, or all checkpoints are damaged.
         """
         found = self.store.read() if resume else None
         if found is None:
             if resume:
-                refuse_nothing(self.out)
-                self.say(f"the run in {self.out} has no checkpoint yet: it begins anew")
+                need_run(self.out)
+                self.say(f"the run in {self.out} has no checkpoint yet: it starts again")
             elif holds_a_run(self.out):
-                what = (
-                    f"the earlier run in {self.out} is replaced; to keep a run, give the next one another --out FOLDER"
-                )
-                rank_zero_only(self.say)(what)
+                way = "to keep a run, give the next one another --out FOLDER"
+                rank_zero_only(self.say)(f"the earlier run in {self.out} is replaced; {way}")
             self.store.clear()
             for name in (BEST, LAST):
                 (self.out / name).unlink(missing_ok=True)
             return None
-        compare(ours(found)["identity"], self.identity)
+        compare(own_part(found)["identity"], self.identity)
         return self.store.found
 
-    # What Lightning calls, in this order.
+    # Lightning's hooks, in the order in which they are called.
 
     def on_load_checkpoint(self, trainer: lightning.Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
         state = checkpoint[KEY]
@@ -113,37 +110,38 @@ class Checkpoints(lightning.Callback):
         trainer.should_stop = state["stopped"]
 
     def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
-        self._spare = spare(task.model)
+        self._tied_names = tied_names(task.model)
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self._signum = 0
         if threading.current_thread() is threading.main_thread():
-            for name in STOPPING:  # Lightning puts the handlers back that were there before
+            for name in STOP_SIGNALS:  # Lightning restores the former handlers
                 if hasattr(signal, name):
                     signal.signal(getattr(signal, name), self._asked)
         self._saved = time.monotonic()
         if self._resumed is not None:
             _put_sums(trainer, task, [state["sums"] for state in self._resumed])
-            trainer._logger_connector._callback_metrics.update(self._metrics)  # what others monitor
-            if go_on(trainer):
+            trainer._logger_connector._callback_metrics.update(self._metrics)  # monitored by other callbacks
+            if resume_loops(trainer):
                 self._put_generators(trainer, task)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         if self._trained:
             self._save_epoch(trainer, task)
-            self._stop_if_asked(trainer)
+            if _most(trainer, self._signum):
+                raise Stopped(self._signum or signal.SIGTERM)
         self._put_generators(trainer, task)
 
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int) -> None:
         self._trained = True
         if outputs:
             self._losses.append((trainer.global_step, outputs["loss"].detach()))
-        if len(self._losses) >= LOOK:
-            self._look(trainer)
-        if (wish := self._agreed(trainer, index)) == KEEP_ON:
+        if len(self._losses) >= BATCHES_PER_LOSS_CHECK:
+            self._check_finite(trainer)
+        if (wish := self._agreed(trainer, index)) == CONTINUE:
             return
         if trainer.fit_loop.epoch_loop._is_training_done or trainer.fit_loop._should_accumulate():
-            return  # the epoch's end is saved with all that belongs to it; half an accumulated step can't be
+            return  # the end of an epoch is saved later; a half accumulated step can't be saved
         self._save(trainer, task)
         if wish == STOP:
             raise Stopped(self._signum or signal.SIGTERM)
@@ -156,7 +154,7 @@ class Checkpoints(lightning.Callback):
 
     def on_save_checkpoint(self, trainer: lightning.Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
         own = {"generators": generators.capture(task.device), "sums": _sums(task)}
-        checkpoint["loops"] = {"fit_loop": settled(trainer, checkpoint["loops"]["fit_loop"])}
+        checkpoint["loops"] = {"fit_loop": between_batches(trainer, checkpoint["loops"]["fit_loop"])}
         checkpoint[KEY] = {
             "identity": self.identity,
             "best": self.best,
@@ -170,7 +168,7 @@ class Checkpoints(lightning.Callback):
     # Saving.
 
     def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
-        self._look(trainer, task)
+        self._check_finite(trainer, task)
         state = trainer.strategy.lightning_module_state_dict()
         found = self._monitored(trainer)
         good = goodness(found, self.monitor)
@@ -178,15 +176,15 @@ class Checkpoints(lightning.Callback):
         if better:
             self.best, self.best_epoch, self._goodness = found[self.monitor], trainer.current_epoch - 1, good
         if trainer.is_global_zero:
-            prefix = "model."
-            weights = plain({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}, self._spare)
+            of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
+            weights = plain(of_model, self._tied_names)
             self._write(weights, LAST)
             if better or self.best is None:
                 self._write(weights, BEST)
         self._save(trainer, task)
 
     def _monitored(self, trainer: lightning.Trainer) -> dict[str, float]:
-        """All that is logged; the value that decides is missing if `max_steps` cut the epoch short before it."""
+        """Return the logged metrics. `monitor` may be missing only if `max_steps` ended the epoch early."""
         found = metrics(trainer)
         if self.monitor not in found and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             there = ", ".join(sorted(found))
@@ -194,7 +192,7 @@ class Checkpoints(lightning.Callback):
         return found
 
     def _save(self, trainer: lightning.Trainer, task: Task) -> None:
-        self._look(trainer, task)
+        self._check_finite(trainer, task)
         trainer.save_checkpoint(self.store.last)
         self._saved, self._trained = time.monotonic(), False
 
@@ -206,8 +204,8 @@ class Checkpoints(lightning.Callback):
             self._failed = error
             self.say(f"{name} was not written: {reason(error)}; the one before it is kept")
 
-    def _look(self, trainer: lightning.Trainer, task: Task | None = None) -> None:
-        """Raise if a loss was no finite number, or (with `task`) a weight is none."""
+    def _check_finite(self, trainer: lightning.Trainer, task: Task | None = None) -> None:
+        """Raise `OnnxgenError` if a loss was not finite or, with `task`, a weight is not."""
         losses, self._losses = self._losses, []
         finite_ones = torch.stack([loss for _, loss in losses]).isfinite().tolist() if losses else []
         step = next((step for (step, _), good in zip(losses, finite_ones, strict=True) if not good), None)
@@ -221,30 +219,26 @@ class Checkpoints(lightning.Callback):
             help="train with a smaller --lr, or with --clip 1",
         )
 
-    # Stopping and going on.
+    # Stopping and resuming.
 
     def _asked(self, signum: int, frame: Any) -> None:
         if self._signum and signum == signal.SIGINT:  # a second Ctrl-C
             raise KeyboardInterrupt
         self._signum = signum
-        with suppress(RuntimeError):  # it came while a line was printed
+        with suppress(RuntimeError):  # the signal came while a line was printed
             self.say("stopping after this step; interrupt again to stop at once")
 
     def _agreed(self, trainer: lightning.Trainer, index: int) -> int:
-        """What to do after this batch: what any process wishes."""
-        if trainer.world_size > 1 and index % AGREE:
-            return KEEP_ON
+        """Return what to do after this batch: `STOP` or `SAVE` if any process asks for it."""
+        if trainer.world_size > 1 and index % BATCHES_PER_AGREEMENT:
+            return CONTINUE
         due = time.monotonic() - self._saved >= self.minutes * 60
-        return _most(trainer, STOP if self._signum else SAVE if due else KEEP_ON)
-
-    def _stop_if_asked(self, trainer: lightning.Trainer) -> None:
-        if _most(trainer, self._signum):
-            raise Stopped(self._signum or signal.SIGTERM)
+        return _most(trainer, STOP if self._signum else SAVE if due else CONTINUE)
 
     def _put_generators(self, trainer: lightning.Trainer, task: Task) -> None:
-        """Right before the first batch is taken: whatever starting up has drawn is forgotten."""
+        """Restore the generators right before the first batch, so that the start of the run has no effect on them."""
         states, self._resumed = self._resumed, None
-        if states is not None and len(states) == trainer.world_size:  # of another number of processes: drawn anew
+        if states is not None and len(states) == trainer.world_size:  # else they can't continue
             generators.restore(states[trainer.global_rank]["generators"], task.device)
 
 
@@ -255,7 +249,7 @@ def _sums(task: Task) -> Tensor:
 
 
 def _put_sums(trainer: lightning.Trainer, task: Task, sums: list[Tensor]) -> None:
-    """The training metrics of an epoch under way; of another number of processes, all at the first."""
+    """Restore the training metrics of an unfinished epoch. With another number of processes, the first gets all."""
     if len(sums) == trainer.world_size:
         task._meters["train"].sums = sums[trainer.global_rank]
     elif trainer.is_global_zero:
@@ -263,7 +257,7 @@ def _put_sums(trainer: lightning.Trainer, task: Task, sums: list[Tensor]) -> Non
 
 
 def _most(trainer: lightning.Trainer, value: int) -> int:
-    """The largest value that any process has."""
+    """Return the largest value of all processes."""
     if trainer.world_size == 1:
         return int(value)
     found = torch.tensor(int(value), device=trainer.strategy.root_device)
@@ -272,6 +266,7 @@ def _most(trainer: lightning.Trainer, value: int) -> int:
 
 
 def _gathered(trainer: lightning.Trainer, own: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the values of all processes, by rank."""
     if trainer.world_size == 1:
         return [own]
     found: list[Any] = [None] * trainer.world_size

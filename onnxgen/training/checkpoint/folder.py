@@ -1,4 +1,4 @@
-"""The folder of a run: what lies in it by which one tells that a run was there. Imports no torch."""
+"""The files in a run's folder, by which a run is recognised. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ CHECKPOINTS, CONFIG = "checkpoints", "config.toml"
 
 
 def holds_a_run(out: Path) -> bool:
-    """Whether a run has left weights or checkpoints in a folder."""
+    """Return True if the folder has the weights or checkpoints of a run."""
     return any(path.exists() for path in (out / BEST, out / LAST, *(out / CHECKPOINTS).glob("*")))
 
 
-def refuse_nothing(out: Path) -> None:
-    """Raises `OnnxgenError` where there is no run to go on with, not even one without weights yet."""
+def need_run(out: Path) -> None:
+    """Raise `OnnxgenError` if the folder has no run to resume, not even one without weights yet."""
     if not (out / CONFIG).is_file() and not holds_a_run(out):
-        way_out = "name its folder with --out, or begin one without --resume"
-        raise OnnxgenError(f"there is no run to go on with in {out}", help=way_out)
+        way_out = "name the run's folder with --out, or start a run without --resume"
+        raise OnnxgenError(f"there is no run to resume in {out}", help=way_out)

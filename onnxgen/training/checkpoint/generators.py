@@ -1,4 +1,4 @@
-"""The states of all generators that training may draw from."""
+"""Captures and restores the random number generators that training may use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """Python's, numpy's, torch's, and that of an accelerator; made of what `torch.load` reads safely."""
+    """Return the states of Python's, numpy's, torch's and the device's generator, in types that `torch.load` allows.
+
+    Lightning's states hold numpy arrays, which `torch.load` refuses with `weights_only`.
+    """
     name, keys, *rest = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "python": random.getstate(),
@@ -19,13 +22,13 @@ def capture(device: torch.device) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
     }
     if device.type != "cpu":
-        with suppress(AttributeError, RuntimeError):  # a back end without generators of its own (DirectML)
+        with suppress(AttributeError, RuntimeError):  # a back end without its own generator (DirectML)
             states[device.type] = torch.get_device_module(device).get_rng_state(device)
     return states
 
 
 def restore(states: dict[str, Any], device: torch.device) -> None:
-    """Put back what `capture` found. Without a state of this device, its generator stays as it is."""
+    """Restore the states that `capture` returned. Without a state for this device, its generator is not changed."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = states["numpy"]

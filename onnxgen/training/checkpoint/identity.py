@@ -1,4 +1,4 @@
-"""What a run is of: only the same model, data and settings that change the numbers go on from its checkpoint."""
+"""Describes model, data and settings of a run: a checkpoint may be resumed only with the same ones."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from onnxgen.training.checkpoint.weights import COMPILED
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.settings import Settings
 
-# What may differ is left out: where the run is, what it runs on, when it saves and, without a schedule, when it ends.
-COMPARED = (
+# These may differ: the folder, the device, when checkpoints are saved and, without a schedule, when the run ends.
+COMPARED_SETTINGS = (
     "accumulate", "optimizer", "optimizer_args", "lr", "weight_decay", "schedule", "schedule_args", "head_lr", "clip",
     "loss", "inputs", "target", "classes", "precision", "freeze", "normalize", "augment", "seed", "early_stop",
     "monitor",
 )  # fmt: skip
-ENDS = ("epochs", "max_steps")
-MODEL, TENSOR = "model", "tensor "  # a key, and what keys of tensors begin with
-PROBED = 8  # samples that stand for the data
+LENGTH_SETTINGS = ("epochs", "max_steps")
+MODEL, TENSOR = "model", "tensor "  # the model's key, and the prefix of the tensors' keys
+HASHED_SAMPLES = 8
 
-Identity = dict[str, str]  # what it is called in messages, and what it is
+Identity = dict[str, str]  # descriptions by name, both as they are shown in messages
 
 
 def identity(model: nn.Module, samples: Samples, settings: Settings) -> Identity:
-    """What has to be the same to go on.
+    """Return what must be the same to resume a run.
 
     Args:
-        model: its parameters and buffers count by name and shape.
-        samples: those that are trained on; they count by number, fields and the values of a few.
-        settings: of several processes, the batch of all together counts.
+        model: names and shapes of its parameters and buffers are compared.
+        samples: the training samples; their number, fields and a few values are compared.
+        settings: with several processes, the size of the global batch is compared.
     """
-    names = COMPARED + (ENDS if settings.schedule else ())
+    names = COMPARED_SETTINGS + (LENGTH_SETTINGS if settings.schedule else ())
     found = {name: _shown(getattr(settings, name)) for name in names}
     found["batch_size"] = f"{settings.batch_size * settings.devices * settings.nodes} of all processes together"
     found["data"] = f"{len(samples):,} samples ({_probe(samples)})"
@@ -50,10 +50,10 @@ def _of_model(model: nn.Module) -> Identity:
 
 
 def compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raises `OnnxgenError` that names what differs between a checkpoint's identity and this run's."""
+    """Raise `OnnxgenError` if a checkpoint's identity differs from this run's."""
     differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     tensors = [name for name in differing if name.startswith(TENSOR)]
-    others = [name for name in differing if name not in (MODEL, *tensors)]  # a class of another name is the same model
+    others = [name for name in differing if name not in (MODEL, *tensors)]  # the class's name may differ
     if tensors:
         _refuse("model", [MODEL, *tensors[:3]], then, now, len(tensors) - 3)
     if others:
@@ -61,14 +61,13 @@ def compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def compare_model(then: Mapping[str, str], model: nn.Module) -> None:
-    """As `compare`, of the model alone: before anything else turns out not to fit another one."""
+    """Like `compare`, for the model alone: its error is clearer than those of other checks for a wrong model."""
     of_model = {name: value for name, value in then.items() if name == MODEL or name.startswith(TENSOR)}
     compare(of_model, _of_model(model))
 
 
 def _refuse(what: str, shown: list[str], then: Mapping[str, str], now: Mapping[str, str], left_out: int = 0) -> None:
-    labels = {MODEL: ""}  # the message says it already
-    lines = [f"{labels.get(n, f'{n}: ')}{then.get(n, 'none')} there, {now.get(n, 'none')} here" for n in shown]
+    lines = [f"{n}: {then.get(n, 'none')} there, {now.get(n, 'none')} here".removeprefix(f"{MODEL}: ") for n in shown]
     more = f", and {counted(left_out, 'tensor')} more" if left_out > 0 else ""
     raise OnnxgenError(
         f"the checkpoint belongs to another {what}: {'; '.join(lines)}{more}",
@@ -85,9 +84,9 @@ def _shown(value: object) -> str:
 
 
 def _probe(samples: Samples) -> str:
-    """A short hash of the fields and of samples from all over."""
+    """Return a short hash of the fields and of evenly spaced samples."""
     digest = hashlib.sha256(repr([(n, str(f.dtype), f.shape, f.classes) for n, f in samples.fields.items()]).encode())
-    indices = sorted({i * (len(samples) - 1) // max(PROBED - 1, 1) for i in range(PROBED)})
+    indices = sorted({i * (len(samples) - 1) // (HASHED_SAMPLES - 1) for i in range(HASHED_SAMPLES)})
     for name, column in sorted(samples.take(indices, 0).items()):
         digest.update(name.encode() + column.cpu().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]

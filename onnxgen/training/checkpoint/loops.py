@@ -1,8 +1,8 @@
-"""Lightning's loops between two batches: the one place where a run is saved, and from where it goes on.
+"""Puts Lightning's loop counters between two batches, where a run is saved and resumed.
 
-Lightning saves counters as they happen to be within one of its hooks, and guesses from them where that was; some
+Lightning saves the counters as they are within a hook, and when it resumes it guesses from them where that was. Some
 guesses skip a scheduler's step or a validation. Here the counters are those of a run that has finished a batch, or an
-epoch with all that belongs to it, and begun nothing else.
+epoch with everything that belongs to it, and has not begun the next.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import lightning
 Counters = dict[str, Any]
 
 
-def settled(trainer: lightning.Trainer, saved: Counters) -> Counters:
-    """The state of the fit loop, as saved after a batch or epoch, put between that and the next."""
+def between_batches(trainer: lightning.Trainer, saved: Counters) -> Counters:
+    """Change the saved state of the fit loop to the state between this batch or epoch and the next."""
     batches = saved["epoch_loop.batch_progress"]
     done = batches["current"]["processed"]
     within = done < trainer.num_training_batches
     for side in ("total", "current"):
         epochs = saved["epoch_progress"][side]
-        finished = epochs["started"] - within  # max_steps may end a run within an epoch, which then is as good as open
+        finished = epochs["started"] - within  # if max_steps ended the run within an epoch, that counts as unfinished
         epochs.update(ready=epochs["started"], processed=finished, completed=finished)
         count = batches[side]["processed"] if side == "total" else done * within
         batches[side] = dict.fromkeys(batches[side], count)
@@ -32,12 +32,12 @@ def settled(trainer: lightning.Trainer, saved: Counters) -> Counters:
     return saved
 
 
-def go_on(trainer: lightning.Trainer) -> bool:
-    """At the start of a resumed training: let it be as if it had not been interrupted. True if within an epoch."""
+def resume_loops(trainer: lightning.Trainer) -> bool:
+    """Correct the loops at the start of a resumed training. Return True if it resumes within an epoch."""
     loop = trainer.fit_loop
-    loop._load_combined_loader_states()  # nobody did if a schedule asked for the number of steps before
+    loop._load_combined_loader_states()  # Lightning skips this if the number of steps was asked for before
     within = loop.epoch_loop.batch_progress.current.ready > 0
     if not within:
-        loop.epoch_loop.restarting = False  # of the fit loop it can't be set where `max_steps` is
-    loop._restarting = False  # else the schedules that watch a metric miss the end of this epoch
+        loop.epoch_loop.restarting = False  # the fit loop has no such setter with `max_steps`
+    loop._restarting = False  # else schedules that watch a metric miss the end of this epoch
     return within

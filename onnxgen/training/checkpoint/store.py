@@ -1,4 +1,4 @@
-"""Checkpoints on disk: the last and the one before it, either of them always whole."""
+"""Checkpoint files: the last one and the one before it, each of them always complete."""
 
 from __future__ import annotations
 
@@ -18,23 +18,19 @@ from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, one_line
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-KEY = "onnxgen"  # of what is ours in a checkpoint
+KEY = "onnxgen"  # the key of onnxgen's part in a checkpoint
 
 
 class Store(CheckpointIO):
-    """Reads and writes the checkpoints of one run in `folder`; Lightning's plug-in for that.
+    """Reads and writes the checkpoints of one run in `folder`, as a plug-in of Lightning.
 
-    A checkpoint is written under another name, and only when it is on disk renamed to `last.ckpt`; the one before it is
-    kept as `previous.ckpt`. Where there is no room for it the old ones stay, a line is said, and training goes on.
-
-    Attributes:
-        failed: why the latest checkpoint could not be written; None if it was.
+    A checkpoint is written under another name. When it is on disk, it is renamed to `last.ckpt`, and the former one is
+    kept as `previous.ckpt`. If it can't be written, the old ones stay, `say` gets a message, and training goes on.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self.say = folder, say
-        self.failed: OSError | None = None
-        self.found: Path | None = None  # the file of what `read` found
+        self.found: Path | None = None  # the file that `read` returned
         self._read: dict[str, Any] | None = None
 
     @property
@@ -42,10 +38,10 @@ class Store(CheckpointIO):
         return self.folder / LAST
 
     def read(self) -> dict[str, Any] | None:
-        """The newest checkpoint that is whole; None if there is none. A damaged one is named.
+        """Return the newest checkpoint that is not damaged; None if there are no checkpoints.
 
         Raises:
-            OnnxgenError: there are checkpoints, and all of them are damaged.
+            OnnxgenError: all checkpoints are damaged.
         """
         damaged = []
         if self.last.is_file():
@@ -55,7 +51,7 @@ class Store(CheckpointIO):
                 continue
             try:
                 found = _load(path)
-            except Exception as error:  # torch raises whatever the damage leads to
+            except Exception as error:  # for a damaged file torch raises any exception
                 damaged.append(f"{path} is damaged ({one_line(error, 120)})")
                 continue
             if damaged:
@@ -67,17 +63,15 @@ class Store(CheckpointIO):
         return None
 
     def clear(self) -> None:
-        """Remove what is there."""
+        """Remove all checkpoints."""
         for name in (LAST, PREVIOUS):
             (self.folder / name).unlink(missing_ok=True)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the checkpoint of Lightning's Trainer; called on rank 0 alone."""
+        """Write the checkpoint of Lightning's Trainer. It is called on rank 0 only."""
         try:
             self._save(checkpoint)
-            self.failed = None
         except OSError as error:
-            self.failed = error
             self.say(f"no checkpoint was written: {reason(error)}; the one before it is kept")
 
     def _save(self, checkpoint: dict[str, Any]) -> None:
@@ -86,24 +80,24 @@ class Store(CheckpointIO):
             with files.file(self.last) as file:
                 try:
                     torch.save(checkpoint, file)
-                except RuntimeError as error:  # torch's writer, about a file that takes no more
+                except RuntimeError as error:  # torch's writer hides the OSError of a full disk
                     raise error.__context__ if isinstance(error.__context__, OSError) else error from None
             if self.last.is_file():
                 files.keep(self.last, self.folder / PREVIOUS)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """What `read` found, whatever the path; to the CPU."""
+        """Return the checkpoint of `read`, on the CPU. The path is ignored."""
         found, self._read = self._read or self.read(), None
         if found is None:
             raise OnnxgenError(f"there is no checkpoint in {self.folder}")
         return found
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Nothing: there are two, and they are replaced."""
+        """Do nothing: `save_checkpoint` replaces the two files."""
 
 
-def ours(found: dict[str, Any]) -> dict[str, Any]:
-    """What onnxgen puts into a checkpoint. Raises `OnnxgenError` where another program wrote it."""
+def own_part(found: dict[str, Any]) -> dict[str, Any]:
+    """Return onnxgen's part of a checkpoint. Raise `OnnxgenError` if another program wrote it."""
     state = found.get(KEY)
     if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
         what = f"the checkpoint was not written by onnxgen: it has no {KEY!r}"
@@ -112,30 +106,30 @@ def ours(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def peek(folder: Path) -> dict[str, Any]:
-    """What is ours in the last checkpoint, without reading its tensors; nothing if it can't be read."""
-    with suppress(Exception):  # torch raises whatever the damage leads to
+    """Return onnxgen's part of the last checkpoint, without reading its tensors; {} if it can't be read."""
+    with suppress(Exception):  # for a damaged file torch raises any exception
         _need_safe_torch()
         found: dict[str, Any] = torch.load(folder / LAST, map_location="cpu", weights_only=True, mmap=True)
-        return ours(found)
+        return own_part(found)
     return {}
 
 
 def reason(error: OSError) -> str:
-    """What the system said, in one line."""
+    """Return the system's message in one line."""
     text = os.strerror(error.errno) if error.errno else one_line(error)
     where = f": {error.filename}" if error.filename else ""
     return f"{text}{where}" + (" (make room)" if error.errno == errno.ENOSPC else "")
 
 
 def _need_safe_torch() -> None:
-    """torch.load runs what a file says before 2.6, weights_only or not (CVE-2025-32434)."""
+    """Refuse torch before 2.6: `torch.load` may run code of a file, even with `weights_only` (CVE-2025-32434)."""
     if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < (2, 6):
         what = f"torch {torch.__version__} may run code that a checkpoint contains"
         raise OnnxgenError(what, help="install torch 2.6 or newer, or start a new run without --resume")
 
 
 def _load(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:  # torch's format; torch itself compares no checksums
+    with zipfile.ZipFile(path) as archive:  # torch's format; torch does not compare the checksums
         if (bad := archive.testzip()) is not None:
             raise ValueError(f"wrong checksum of {bad}")
     found: Any = torch.load(path, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""A model's weights as the generated file's own `from_pretrained` reads them."""
+"""Reads and writes weights in the form that the generated file's `from_pretrained` reads."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from onnxgen.verify.integrity import sidecar_of
 from onnxgen.weights.sidecar import sidecar_files
 from onnxgen.weights.streamed import read_header
 
-COMPILED = "_orig_mod."  # what torch.compile puts before the names of what it wraps
+COMPILED = "_orig_mod."  # torch.compile's prefix for the names in a module that it wraps
 
 
 def save_weights(model: nn.Module, path: Path | str) -> None:
     """Write a model's weights as safetensors, with the keys of the generated file's sidecar.
 
-    `Model.from_pretrained(path)` reads them. The file is replaced as a whole, and on disk when this returns.
+    `Model.from_pretrained(path)` reads them. The file is replaced atomically, and is on disk when this returns.
 
     Raises:
-        OSError: it can't be written; what was there before is kept.
+        OSError: it can't be written; the former file is kept.
     """
-    write(plain(model.state_dict(), spare(model)), Path(path))
+    write(plain(model.state_dict(), tied_names(model)), Path(path))
 
 
 def load_weights(model: nn.Module, path: Path | str) -> None:
-    """Put what `save_weights` wrote into a model of the same kind, in place.
+    """Load the weights that `save_weights` wrote into a model of the same class.
 
     Raises:
         OnnxgenError: the file has other names or shapes.
@@ -49,32 +49,32 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
             missing, unexpected = model.load_state_dict(state, strict=False)
     except (RuntimeError, safetensors.SafetensorError) as error:
         raise OnnxgenError(f"{path} does not fit the model: {one_line(error)}") from error
-    wrong = [*unexpected, *({*missing} - spare(model))]
+    wrong = [*unexpected, *({*missing} - tied_names(model))]
     if wrong:
         raise OnnxgenError(f"{path} does not fit the model: {wrong[0]}")
 
 
 def sharded(tensor: Tensor) -> bool:
-    """Whether other processes hold parts of it."""
+    """Return True if other processes hold parts of the tensor."""
     return hasattr(tensor, "to_local")
 
 
 def plain(state: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[str, Tensor]:
-    """The tensors of a `state_dict` on the CPU, contiguous, each by itself; without torch.compile's prefix."""
+    """Return the tensors of a `state_dict` on the CPU, contiguous, without shared memory and torch.compile's prefix."""
     found = {name.replace(COMPILED, ""): tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     places: set[int] = set()
     for name in left_out:
         found.pop(name, None)
     for name, tensor in found.items():
         storage = tensor.untyped_storage()
-        if storage.nbytes() != tensor.nbytes or storage.data_ptr() in places:  # safetensors takes no shared memory
+        if storage.nbytes() != tensor.nbytes or storage.data_ptr() in places:  # safetensors refuses shared memory
             found[name] = tensor.clone()
         places.add(storage.data_ptr())
     return found
 
 
-def spare(model: nn.Module) -> frozenset[str]:
-    """Names in a generated model's `state_dict` that `from_pretrained` ties to others; its sidecar has them not."""
+def tied_names(model: nn.Module) -> frozenset[str]:
+    """Return the names in a `state_dict` that the sidecar lacks, because `from_pretrained` ties them to others."""
     sharing: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, tensor in model.state_dict(keep_vars=True).items():
         sharing[tensor.data_ptr(), tensor.shape, tensor.stride()].append(name.replace(COMPILED, ""))
@@ -84,7 +84,7 @@ def spare(model: nn.Module) -> frozenset[str]:
 
 
 def _stored(model: nn.Module) -> frozenset[str]:
-    """The keys of a generated model's sidecar; none of any other model."""
+    """Return the keys of a generated model's sidecar; for any other model none."""
     module = sys.modules.get(type(getattr(model, "_orig_mod", model)).__module__)
     try:
         sidecar = None if module is None else sidecar_of(vars(module))
@@ -102,10 +102,10 @@ def write(found: Mapping[str, Tensor], path: Path) -> None:
 
 
 def finite(model: nn.Module) -> bool:
-    """Whether all that is trained are finite numbers; of a sharded model, those of this process."""
+    """Return True if all trained parameters are finite; of a sharded model, this process's part is checked."""
     by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            mine: Tensor = getattr(parameter, "to_local", lambda p=parameter: p)()  # of each process, what it holds
+            mine: Tensor = getattr(parameter, "to_local", lambda p=parameter: p)()
             by_device[mine.device].append(mine.detach().isfinite().all())
     return all(bool(torch.stack(found).all()) for found in by_device.values())

@@ -1,4 +1,4 @@
-"""Where the data comes from, and how it is fed to a model."""
+"""Reads data, makes it fit a model, and feeds it."""
 
 from onnxgen.training.data.checking import check
 from onnxgen.training.data.feeding import feed

@@ -1,4 +1,4 @@
-"""Samples that lie in memory, and a selection of any samples."""
+"""Samples in memory, and subsets of any samples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from onnxgen.training.data.samples import Batch, Field, Samples
 
 @dataclass(frozen=True)
 class Arrays:
-    """Whole columns in memory, first axis the samples; a batch is one indexing.
+    """Whole columns in memory; their first axis is the samples.
 
     Attributes:
-        columns: tensors of one length.
-        classes: the names of the classes of a column that holds class indices.
-        rows: [n], where each sample was in the data as it was read; None: in this order.
+        columns: tensors of the same length.
+        classes: class names of each column with class indices.
+        rows: [n], each sample's index in the data as it was read; None: samples are in that order.
     """
 
     columns: Mapping[str, Tensor]
     classes: Mapping[str, tuple[str, ...]]
     rows: Tensor | None = None
-    in_memory = True  # a batch is faster taken than handed over by a worker process
+    in_memory = True  # taking a batch is faster than receiving it from a worker process
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -42,14 +42,14 @@ class Arrays:
         return self.columns[name]
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Arrays:
-        """The same with other class indices in a column: class `i` is `places[i]` of `classes`."""
+        """Return a copy in which class index `i` of a column becomes `places[i]`, an index into `classes`."""
         moved = {**self.columns, column: places[self.columns[column]]}
         return replace(self, columns=moved, classes={**self.classes, column: classes})
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some of the samples, by their indices [n] (int64)."""
+    """A subset of samples, by their indices [n] (int64)."""
 
     samples: Samples
     indices: Tensor
@@ -75,14 +75,14 @@ class Subset:
 
 
 def column_of(samples: Samples, name: str) -> Tensor | None:
-    """A whole column [n, *shape] where it lies in memory; None where samples have to be read for it."""
+    """Return a whole column [n, *shape] if it is in memory, or None if samples must be read for it."""
     found = getattr(samples, "column", None)
     column: Tensor | None = found(name) if found is not None else None
     return column
 
 
 def row_of(samples: Samples, index: int) -> int:
-    """Where a sample was in the data as it was read, before it was split."""
+    """Return a sample's index in the data as it was read, before the split."""
     if isinstance(samples, Arrays):
         return index if samples.rows is None else int(samples.rows[index])
     inner = getattr(samples, "samples", None)
@@ -92,15 +92,15 @@ def row_of(samples: Samples, index: int) -> int:
 
 
 def spread(samples: Samples, most: int) -> list[int]:
-    """At most so many indices, evenly spaced over all samples."""
+    """Return at most `most` indices, evenly spaced over all samples."""
     count = min(len(samples), most)
     return [i * len(samples) // count for i in range(count)]
 
 
 def subset(samples: Samples, indices: np.ndarray | Sequence[int]) -> Samples:
-    """The samples of some indices, in their order."""
+    """Return the samples with these indices, in this order."""
     which = torch.as_tensor(np.asarray(indices, dtype=np.int64))
-    if isinstance(samples, Arrays):  # one indexing a batch instead of two
+    if isinstance(samples, Arrays):  # copied once, so that each batch is indexed once
         rows = which if samples.rows is None else samples.rows.index_select(0, which)
         return Arrays({n: c.index_select(0, which) for n, c in samples.columns.items()}, samples.classes, rows)
     return Subset(samples, which)

@@ -1,7 +1,7 @@
-"""Images that are a little different each time: mirrored, turned, shifted, cut out, noisy.
+"""Augments images: mirrors, rotates, shifts, crops and erases them, and adds noise.
 
-What is drawn for an image depends on the seed and its index alone, and is computed for a whole batch at once. All that
-moves pixels is one affine map, so that an image is interpolated once; what comes in from outside repeats the edge.
+The random numbers for an image depend only on the seed and its index. A whole batch is computed at once. All moves of
+pixels are one affine map, so each image is interpolated once; pixels from outside the image repeat its edge.
 """
 
 from __future__ import annotations
@@ -28,36 +28,39 @@ RECIPES = {
     "noise": "normal noise of 2 % of white on each pixel",
     "erase": "a gray rectangle of up to a third of its sides, every second",
 }
-GLYPHS, PHOTOS = ("rotate", "shift"), ("flip", "crop", "light")  # what "auto" means
-DEGREES, SHIFT, CROP, LIGHT, NOISE, ERASED = 10.0, 0.1, 0.3, 0.2, 0.02, 1 / 3
-_DRAWN = 16  # numbers an image
+FOR_GLYPHS, FOR_PHOTOS = ("rotate", "shift"), ("flip", "crop", "light")  # what "auto" means
+MAX_DEGREES, MAX_SHIFT, MAX_CROP, MAX_LIGHT, NOISE, MAX_ERASED = 10.0, 0.1, 0.3, 0.2, 0.02, 1 / 3
+_NUMBERS_PER_IMAGE = 16
 
 
 def recipes(text: str, glyphs: bool) -> tuple[str, ...]:
-    """The recipes that `--augment` asks for. Raises `OnnxgenError` for one that there is not."""
+    """Return the recipes that `--augment` names. Raises `OnnxgenError` for an unknown one."""
     if text in ("none", ""):
         return ()
     if text == "auto":
-        return GLYPHS if glyphs else PHOTOS
+        return FOR_GLYPHS if glyphs else FOR_PHOTOS
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in RECIPES:
-            raise OnnxgenError(f"there is no augmentation {name!r}", help=f"none, auto, or of {', '.join(RECIPES)}")
+            raise OnnxgenError(
+                f"there is no augmentation {name!r}", help=f"use none, auto, or some of {', '.join(RECIPES)}"
+            )
     return names
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Called with images float32 [n, C, H, W] it gives other ones, in the same shape."""
+    """Augments images, float32 [n, C, H, W]."""
 
     names: tuple[str, ...]
 
     def __call__(self, x: Tensor, indices: Sequence[int], seed: int, white: float) -> Tensor:
-        drawn = uniform(seed, indices, _DRAWN)
+        drawn = uniform(seed, indices, _NUMBERS_PER_IMAGE)
         if {"flip", "vflip", "rotate", "shift", "crop"} & set(self.names):
             x = _moved(x, self._maps(drawn, x.shape[3] / x.shape[2]))
         if "light" in self.names:
-            gain, lift = _column(1 + LIGHT * _signed(drawn[:, 7])), _column(white * LIGHT * _signed(drawn[:, 8]))
+            gain = _column(1 + MAX_LIGHT * _signed(drawn[:, 7]))
+            lift = _column(white * MAX_LIGHT * _signed(drawn[:, 8]))
             x = ((x - white / 2) * gain + white / 2 + lift).clamp_(0, white)
         if "noise" in self.names:
             noise = normal(seed, indices, x[0].numel(), stream=1).reshape(tuple(x.shape)) * (NOISE * white)
@@ -65,25 +68,25 @@ class Augment:
         return torch.where(self._erased(drawn, x), white / 2, x) if "erase" in self.names else x
 
     def _maps(self, drawn: NDArray[np.float64], aspect: float) -> NDArray[np.float64]:
-        """[n, 2, 3]: from a place in the result to one in the image, both from -1 to 1."""
+        """Return affine maps [n, 2, 3] from a place in the result to a place in the image, both from -1 to 1."""
         names, count = self.names, len(drawn)
         maps = np.zeros((count, 2, 3))
-        angle = np.deg2rad(DEGREES * _signed(drawn[:, 0])) * ("rotate" in names)
-        side = 1 - CROP * drawn[:, 1] * ("crop" in names)
+        angle = np.deg2rad(MAX_DEGREES * _signed(drawn[:, 0])) * ("rotate" in names)
+        side = 1 - MAX_CROP * drawn[:, 1] * ("crop" in names)
         across = np.where((drawn[:, 2] < 0.5) & ("flip" in names), -1, 1)
         down = np.where((drawn[:, 3] < 0.5) & ("vflip" in names), -1, 1)
         maps[:, 0, 0], maps[:, 0, 1] = across * side * np.cos(angle), -down * side * np.sin(angle) / aspect
         maps[:, 1, 0], maps[:, 1, 1] = across * side * np.sin(angle) * aspect, down * side * np.cos(angle)
         for axis in range(2):
-            shift = 2 * SHIFT * _signed(drawn[:, 4 + axis]) * ("shift" in names)
+            shift = 2 * MAX_SHIFT * _signed(drawn[:, 4 + axis]) * ("shift" in names)
             maps[:, axis, 2] = shift + (1 - side) * _signed(drawn[:, 9 + axis])
         return maps
 
     def _erased(self, drawn: NDArray[np.float64], x: Tensor) -> Tensor:
-        """bool [n, 1, H, W]: what is gray."""
+        """Return a mask [n, 1, H, W] of the erased rectangles."""
         inside = []
         for axis, size in enumerate(x.shape[2:]):
-            length = np.ceil(ERASED * drawn[:, 11 + axis] * size)
+            length = np.ceil(MAX_ERASED * drawn[:, 11 + axis] * size)
             start = np.floor((size - length + 1) * drawn[:, 13 + axis])
             places = np.arange(size)
             inside.append((places >= start[:, None]) & (places < (start + length)[:, None]))
@@ -100,12 +103,12 @@ def _column(values: NDArray[np.float64]) -> Tensor:
 
 
 def _moved(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
-    """Images seen through affine maps [n, 2, 3]."""
+    """Apply affine maps [n, 2, 3] to images."""
     height, width = x.shape[2:]
     ys = (torch.arange(height, dtype=torch.float32) * 2 + 1) / height - 1
     xs = (torch.arange(width, dtype=torch.float32) * 2 + 1) / width - 1
     m = torch.from_numpy(maps.astype(np.float32))[:, :, :, None, None]
-    # Element by element: F.affine_grid multiplies matrices, whose last digits may depend on the size of the batch.
+    # Not F.affine_grid: it multiplies matrices, and the last digits may depend on the size of the batch.
     grid = [xs[None, None, :] * m[:, k, 0] + ys[None, :, None] * m[:, k, 1] + m[:, k, 2] for k in range(2)]
     return F.grid_sample(
         x.contiguous(), torch.stack(grid, -1), mode="bilinear", padding_mode="border", align_corners=False

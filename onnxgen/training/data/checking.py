@@ -1,9 +1,9 @@
-"""Whether data fits a model, found out before the first epoch."""
+"""Checks before the first epoch that the data fits the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,23 +17,23 @@ from onnxgen.training import losses
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.images import shown
-from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
-from onnxgen.training.data.source import PARTS, listed
+from onnxgen.training.data.samples import Data, Feeding, Field, Samples
+from onnxgen.training.data.source import listed
 from onnxgen.training.data.values import Values
-from onnxgen.training.model import fixed_batch
+from onnxgen.training.model import trial_batch
 from onnxgen.training.settings import Settings
 
 
 def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) -> None:
-    """Find all that does not fit. What is odd but works becomes a note.
+    """Find everything that does not fit. Oddities that work become notes of `data`.
 
-    A few samples run through the model, in evaluation mode and where it is; it is left as it was.
+    The model runs on a few samples, in evaluation mode and on its device. It is not changed.
 
     Raises:
         OnnxgenError: a part is empty; the batch size, a shape or a dtype is not the model's; an input or a target is
             not finite; a class or an index is out of range; or the model fails on a batch.
     """
-    parts = {part: samples for part in PARTS if (samples := getattr(data, part)) is not None}
+    parts = data.parts
     problems = Problems()
     ports = signature_of(model).inputs
     for part, samples in parts.items():
@@ -62,8 +62,8 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     for index, column in feeding.targets.items():
         check_order(next(iter(parts.values())).fields[column], column, settings.classes, problems)
         name = names[index] if index < len(names) else ""
-        loss = settings.loss if isinstance(settings.loss, str) else settings.loss.get(name, "auto")
-        of_classes = loss == "auto" or losses.loss_name(loss) in losses.OF_CLASSES
+        loss = settings.loss_of(name)
+        of_classes = loss == "auto" or losses.loss_name(loss) in losses.CLASS_LOSSES
         if index < len(tried.outputs) and of_classes:
             _check_classes(tried.outputs[index], column, seen, data, problems)
     problems.raise_if_any()
@@ -87,10 +87,10 @@ def _check_size(
             way = "generate the model again with --dynamic-batch"
             if fixed != settings.batch_size:
                 problems.add(
-                    f"{what}, and --batch-size is {settings.batch_size}", help=f"--batch-size {fixed}, or {way}"
+                    f"{what}, but --batch-size is {settings.batch_size}", help=f"--batch-size {fixed}, or {way}"
                 )
-            if len(samples) < fixed or (part != "train" and len(samples) % fixed):  # training leaves the rest out
-                problems.add(f"{what}, and the {part} part has {counted(len(samples), 'sample')}", help=way)
+            if len(samples) < fixed or (part != "train" and len(samples) % fixed):  # training leaves out the rest
+                problems.add(f"{what}, but the {part} part has {counted(len(samples), 'sample')}", help=way)
     if part == "train" and len(samples) < settings.batch_size:
         data.notes.append(f"a batch has only {counted(len(samples), 'sample')}: the train part has no more")
 
@@ -104,18 +104,18 @@ def _check_input(port: Port, column: str, samples: Samples, problems: Problems) 
             way = "change the data, or generate the model for this shape with --input-shape"
             if field.dtype.is_floating_point and len(wanted) == 3 and len(given) in (2, 3):
                 way = "images as uint8 are resized and converted; or generate the model with --input-shape"
-            problems.add(f"input {port.name!r} takes {shown(port)}, and column {column!r} gives {gives}", help=way)
+            problems.add(f"input {port.name!r} takes {shown(port)}, but column {column!r} gives {gives}", help=way)
     if port.dtype not in (None, "str") and field.dtype != getattr(torch, str(port.dtype)):
         has = str(field.dtype).removeprefix("torch.")
         help = "store whole numbers" if "int" in str(port.dtype) and "float" in has else f"store it as {port.dtype}"
-        problems.add(f"input {port.name!r} takes {port.dtype}, and column {column!r} holds {has}", help=help)
+        problems.add(f"input {port.name!r} takes {port.dtype}, but column {column!r} holds {has}", help=help)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
 def _check_held(part: str, values: Values, port: Port, column: str, problems: Problems) -> None:
-    """Whole numbers in an input of fewer bits."""
+    """Check that the integers of a column fit an input with fewer bits."""
     whole = column_of(values.samples, column)
     if whole is None or whole.is_floating_point() or whole.dtype == torch.bool or "int" not in (port.dtype or ""):
         return
@@ -126,6 +126,7 @@ def _check_held(part: str, values: Values, port: Port, column: str, problems: Pr
 
 
 def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: Data, problems: Problems) -> None:
+    """Check that class indices are below the number of classes in the output."""
     field = next(iter(parts.values())).samples.fields[column]
     if field.dtype.is_floating_point or field.dtype == torch.bool:
         return
@@ -133,13 +134,11 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
     axes = [axis for axis in range(len(shape)) if shape[:axis] + shape[axis + 1 :] == list(field.shape)]
     count = shape[axes[0]] if len(axes) == 1 else 0
     if count < 2:
-        return  # no class index; or one number, of two classes the chance of the second; or the loss has to tell
+        return  # not class indices, or two classes as one number, or the axis is open and the loss will decide
     highest = max(values.highest(column) for values in parts.values())
     has = len(field.classes) or highest + 1
     if highest == count and not any(values.outside(column, 1, count) for values in parts.values()):
-        what = (
-            f"column {column!r} has classes 1 to {highest}, but the {count} classes of the model are 0 to {count - 1}"
-        )
+        what = f"column {column!r} has classes 1 to {highest}, but the model's {count} classes are 0 to {count - 1}"
         problems.add(what, help="count the classes from 0: subtract 1")
         return
     if highest >= count and (gaps := _gaps(column, field, parts, count, highest)) is not None:
@@ -151,7 +150,7 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
         problems.add(what, help=f"--replace-head {has}")
         return
     for part, values in parts.items():
-        if found := values.outside(column, 0, count - 1, losses.IGNORED if field.shape else None):
+        if found := values.outside(column, 0, count - 1, losses.IGNORED_CLASS if field.shape else None):
             what = f"column {column!r} of {part} has {found}: the model's {count} classes are 0 to {count - 1}"
             way = "count the classes from 0" if found.startswith("-") else f"--replace-head {has}"
             problems.add(what, help=way)
@@ -162,8 +161,8 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
 
 
 def _gaps(column: str, field: Field, parts: dict[str, Values], count: int, highest: int) -> Problem | None:
-    """Labels that are not all from 0 on (5, 6, 7), for a model of fewer; None where none is left out or negative."""
-    numbered = field.classes == tuple(str(i) for i in range(len(field.classes)))  # also where there are no names
+    """Return a problem if labels have gaps (such as 5, 6, 7); None if no number is left out, or some are negative."""
+    numbered = field.classes == tuple(str(i) for i in range(len(field.classes)))  # also true without names
     if field.shape or not numbered:
         return None
     there = sorted({label for values in parts.values() for label in values.distinct(column)})
@@ -183,7 +182,10 @@ def _gaps(column: str, field: Field, parts: dict[str, Values], count: int, highe
 
 @dataclass
 class Tried:
-    """What a few samples came to: the outputs; the embeddings that a column's numbers go into; what went wrong."""
+    """The result of a trial run: the outputs, or the error; and by column the embedding that looks up its numbers.
+
+    An embedding is given by its path and its number of rows.
+    """
 
     outputs: tuple[Tensor, ...]
     embeddings: dict[str, tuple[str, int]]
@@ -191,7 +193,7 @@ class Tried:
 
 
 def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> Tried:
-    batch = samples.take(range(min(fixed_batch(model) or 2, len(samples))), settings.seed)
+    batch = trial_batch(model, samples, settings.seed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     inputs = [batch[column].to(device) for column in feeding.inputs]
     tried = Tried((), {})
@@ -199,20 +201,14 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
         try:
             tried.outputs = tuple(outputs(model(*inputs)))
         except Exception as error:
-            said = typed(error)
-            tried.error = Problem(f"the model fails on a batch of {_shapes(batch, feeding)}: {said}")
+            columns = ((column, batch[column]) for column in feeding.inputs)
+            given = [f"{column} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for column, x in columns]
+            tried.error = Problem(f"the model fails on a batch of {', '.join(given)}: {typed(error)}")
     return tried
 
 
-def _shapes(batch: Batch, feeding: Feeding) -> str:
-    return ", ".join(
-        f"{column} {list(batch[column].shape)} {str(batch[column].dtype).removeprefix('torch.')}"
-        for column in feeding.inputs
-    )
-
-
 def _same(taken: Tensor, x: Tensor) -> bool:
-    """Whether an embedding takes an input's numbers, perhaps cast. Numbers that are all the same could be any's."""
+    """Return True if `taken`, the embedding's input, has the numbers of `x`, which are not all equal."""
     if taken.data_ptr() == x.data_ptr():
         return True
     return taken.shape == x.shape and bool((taken == x).all()) and bool(x.min() != x.max())
@@ -220,7 +216,7 @@ def _same(taken: Tensor, x: Tensor) -> bool:
 
 @contextmanager
 def _embeddings(model: nn.Module, inputs: dict[str, Tensor], tried: Tried) -> Iterator[None]:
-    """Note which embeddings are looked up by an input's own numbers."""
+    """Record the embeddings that look up an input's own numbers."""
     whole = {column: x for column, x in inputs.items() if not x.is_floating_point()}
     names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
 
@@ -232,9 +228,7 @@ def _embeddings(model: nn.Module, inputs: dict[str, Tensor], tried: Tried) -> It
                 if known is None or module.num_embeddings < known[1]:
                     tried.embeddings[column] = (names[module], module.num_embeddings)
 
-    handles = [module.register_forward_pre_hook(note) for module in names]
-    try:
+    with ExitStack() as hooks:
+        for module in names:
+            hooks.enter_context(module.register_forward_pre_hook(note))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

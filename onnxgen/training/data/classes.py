@@ -1,4 +1,4 @@
-"""Which output a class is: names are numbered in the order of `Settings.classes`, or sorted."""
+"""Numbers class names in the order of `Settings.classes`, or in sorted order."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.folder import Files
-from onnxgen.training.data.samples import Data, Feeding, Field, Samples
-from onnxgen.training.data.source import PARTS, DataSource, listed
+from onnxgen.training.data.samples import Data, Feeding, Field
+from onnxgen.training.data.source import DataSource, listed
 
 
-def order(source: DataSource, feeding: Feeding, classes: tuple[str, ...]) -> frozenset[str]:
-    """Number the targets that are names by their place in `classes`; without those they keep that among the sorted.
+def number_classes(source: DataSource, feeding: Feeding, classes: tuple[str, ...]) -> frozenset[str]:
+    """Renumber targets that hold class names by the position in `classes`. Without `classes` they stay sorted.
 
     Returns:
-        The targets that are names.
+        The targets that hold class names.
 
     Raises:
-        OnnxgenError: the data has a class that is not in `classes`; or several targets are names, which may differ.
+        OnnxgenError: the data has a class that is not in `classes`, or several targets hold names.
     """
     named = [column for column in feeding.targets.values() if column in source.text]
     if classes and len(named) > 1:
@@ -34,13 +34,13 @@ def order(source: DataSource, feeding: Feeding, classes: tuple[str, ...]) -> fro
             raise OnnxgenError(what, help="remove these samples, or add the class to classes=")
         places = torch.tensor([classes.index(name) for name in has])
         for part, samples in source.parts.items():
-            assert isinstance(samples, (Arrays, Files))  # what makes text of a column
+            assert isinstance(samples, (Arrays, Files))  # only these have columns of text
             source.parts[part] = samples.renumbered(column, places, classes)
     return frozenset(named)
 
 
 def check_order(field: Field, column: str, classes: Sequence[str], problems: Problems) -> None:
-    """Whether class indices that the data brings are in the order of `classes`, as far as names tell."""
+    """Check that class indices stored in the data follow the order of `classes`, as far as names tell."""
     has, numbers = field.classes, [str(i) for i in range(max(len(field.classes), len(classes)))]
     if not classes or field.dtype.is_floating_point or list(has) == list(classes[: len(has)]) != []:
         return
@@ -53,8 +53,8 @@ def check_order(field: Field, column: str, classes: Sequence[str], problems: Pro
 
 
 def classes_used(data: Data, feeding: Feeding) -> tuple[str, ...]:
-    """The classes in the order of the model's outputs; none where they have no names, or several targets have some."""
-    samples: Samples = next(s for part in PARTS if (s := getattr(data, part)) is not None)
+    """Return the class names in the order of the model's outputs; () if no target or several targets have names."""
+    samples = next(iter(data.parts.values()))
     found = []
     for column in feeding.targets.values():
         has = samples.fields[column].classes

@@ -1,4 +1,4 @@
-"""Arrays by name: `.npz`, `.npy` and safetensors files, dicts of arrays and tensors, scikit-learn's digits."""
+"""Reads named arrays: `.npz`, `.npy` and safetensors files, dicts of arrays and tensors, scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import DataSource, listed, one_table, part_called, target_called
 
-MOST_CLASSES = 100_000
+MAX_NUMBERED_CLASSES = 100_000  # a column with greater integers does not hold class indices
 
 
 def read_npz(path: Path) -> dict[str, Any]:
-    """The arrays of an `.npz`, or the one of an `.npy` as column "x". Nothing is unpickled.
+    """Return the arrays of an `.npz` by name, or the array of an `.npy` as column "x". Nothing is unpickled.
 
     Raises:
-        OnnxgenError: it is damaged or holds Python objects.
+        OnnxgenError: the file is damaged or holds Python objects.
     """
     try:
         found = np.load(path, allow_pickle=False)
@@ -36,7 +36,7 @@ def read_npz(path: Path) -> dict[str, Any]:
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """The tensors of a safetensors file, first axis the samples. Raises `OnnxgenError` if it is damaged."""
+    """Return the tensors of a safetensors file. Raises `OnnxgenError` if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -47,13 +47,12 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def open_digits() -> DataSource:
-    """The 1,797 handwritten digits that scikit-learn brings, 8x8 with values from 0 to 16: "image" and "label"."""
+    """Return the 1,797 handwritten digits of scikit-learn, 8x8 with values from 0 to 16: "image" and "label"."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise OnnxgenError(
-            "the digits come with scikit-learn, which is not installed", help=installing("train")
-        ) from None
+        what = "the digits come with scikit-learn, which is not installed"
+        raise OnnxgenError(what, help=installing("train")) from None
     found = load_digits()
     columns = {"image": torch.from_numpy(found.images).float(), "label": torch.from_numpy(found.target).long()}
     classes = {"label": tuple(map(str, range(10)))}
@@ -61,12 +60,12 @@ def open_digits() -> DataSource:
 
 
 def from_columns(arrays: Mapping[str, Any], name: str, table: bool = False) -> DataSource:
-    """Arrays, tensors or lists by name; names like `x_train` or `test_images` make parts.
+    """Return the data in named arrays, tensors or lists. Names like `x_train` or `test_images` make parts.
 
-    Text becomes class indices, the classes in sorted order.
+    Text becomes class indices, with the classes in sorted order.
 
     Raises:
-        OnnxgenError: an array is not of numbers or text, or not of the length of the others.
+        OnnxgenError: an array holds neither numbers nor text, or its length differs from the others.
     """
     if not arrays:
         raise OnnxgenError(f"{name} has no arrays")
@@ -80,7 +79,7 @@ def from_columns(arrays: Mapping[str, Any], name: str, table: bool = False) -> D
 
 
 def _divided(key: str) -> tuple[str, str] | None:
-    """The part and the column that a key like `x_train` or `test_images` names."""
+    """Return the part and the column in a key like `x_train` or `test_images`."""
     for before, after in (key.split("_", 1), key.rsplit("_", 1)) if "_" in key else ():
         if part := part_called(before):
             return part, after
@@ -90,7 +89,7 @@ def _divided(key: str) -> tuple[str, str] | None:
 
 
 def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = False) -> DataSource:
-    """As `from_columns`, with the parts told apart. A `Problem` instead of a column says why it can't be used."""
+    """Like `from_columns`, for arrays of each part. A `Problem` in place of a column says why it can't be used."""
     unfit = {n: c for columns in parts.values() for n, c in columns.items() if isinstance(c, Problem)}
     made = {
         part: _tensors({n: c for n, c in columns.items() if n not in unfit}, name) for part, columns in parts.items()
@@ -116,7 +115,7 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
 
 
 def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Tensors, and numpy arrays where a column is text."""
+    """Convert columns to tensors, and columns of text to numpy arrays."""
     found = {str(column): tensor_of(values, f"{name}: column {column!r}") for column, values in columns.items()}
     lengths = {column: len(values) for column, values in found.items()}
     if len(set(lengths.values())) > 1:
@@ -128,7 +127,7 @@ def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def tensor_of(values: Any, what: str) -> Any:
-    """A tensor of at least one axis; of text a numpy array. Raises `OnnxgenError` for anything else."""
+    """Return a tensor with at least one axis, or a numpy array of text. Raises `OnnxgenError` for anything else."""
     if isinstance(values, Tensor):
         found: Any = values.detach().cpu()
     else:
@@ -149,7 +148,7 @@ def tensor_of(values: Any, what: str) -> Any:
 
 
 def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> tuple[str, ...]:
-    """The texts of a column in all parts, sorted."""
+    """Return the texts of a column in all parts, sorted."""
     found = [columns[column] for columns in parts.values() if column in columns]
     if not all(isinstance(values, np.ndarray) for values in found):
         raise OnnxgenError(f"{name}: column {printable(column)!r} is text in one part and numbers in another")
@@ -157,9 +156,9 @@ def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> 
 
 
 def _counted(targets: Sequence[Tensor]) -> tuple[str, ...]:
-    """The classes that whole numbers from 0 on stand for; none if they are something else."""
+    """Return the classes "0", "1", ... if the targets are class indices, else ()."""
     if any(t.is_floating_point() or t.ndim != 1 for t in targets) or not sum(map(len, targets)):
         return ()
     filled = [t.long() for t in targets if len(t)]
     lowest, highest = min(int(t.min()) for t in filled), max(int(t.max()) for t in filled)
-    return tuple(map(str, range(highest + 1))) if lowest >= 0 and highest < MOST_CLASSES else ()
+    return tuple(map(str, range(highest + 1))) if lowest >= 0 and highest < MAX_NUMBERED_CLASSES else ()

@@ -1,7 +1,7 @@
-"""Random numbers that are a pure function of seed and sample: the same on every machine, in every process and order.
+"""Random numbers as a pure function of seed and sample: the same on every machine, in every process and order.
 
-The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), as a hash:
-numpy's and torch's own methods may draw other numbers in another version.
+The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), used as a
+hash. The methods of numpy and torch may draw other numbers in another version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def bits(seed: int, indices: Sequence[int] | NDArray[np.int64], count: int, stream: int = 0) -> NDArray[np.uint64]:
-    """[n, count] random 64-bit numbers: row i depends on `seed`, `stream` and `indices[i]` alone."""
+    """Return random 64-bit numbers [n, count]. Row i depends only on `seed`, `stream` and `indices[i]`."""
     start = _mixed(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(stream % 2**64)
     rows = _mixed(_mixed(start) + np.asarray(indices, dtype=np.int64).astype(np.uint64))
     columns: NDArray[np.uint64] = np.arange(count, dtype=np.uint64)
@@ -30,12 +30,12 @@ def bits(seed: int, indices: Sequence[int] | NDArray[np.int64], count: int, stre
 
 
 def uniform(seed: int, indices: Sequence[int] | NDArray[np.int64], count: int, stream: int = 0) -> NDArray[np.float64]:
-    """[n, count] numbers from 0 up to 1."""
+    """Return uniformly distributed numbers [n, count] from 0 up to 1."""
     return (bits(seed, indices, count, stream) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def normal(seed: int, indices: Sequence[int] | NDArray[np.int64], count: int, stream: int = 0) -> NDArray[np.float64]:
-    """[n, count] numbers of mean 0 and variance 1 (Box and Muller, 1958)."""
+    """Return normally distributed numbers [n, count] with mean 0 and variance 1 (Box and Muller, 1958)."""
     half = (count + 1) // 2
     drawn = uniform(seed, indices, 2 * half, stream)
     radius, angle = np.sqrt(-2 * np.log1p(-drawn[:, :half])), 2 * np.pi * drawn[:, half:]

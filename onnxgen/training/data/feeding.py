@@ -1,4 +1,4 @@
-"""Which columns go to which inputs, and which are the targets: said, or the only way; never guessed."""
+"""Assigns columns to inputs and targets: as the settings say, or in the only possible way; it never guesses."""
 
 from __future__ import annotations
 
@@ -17,28 +17,25 @@ from onnxgen.training.settings import Settings
 
 
 def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = True) -> Feeding:
-    """The columns of each input and target.
+    """Return the column of each input and target.
 
-    An input gets the column that `settings.inputs` names, else that of its own name, else the only one that is left
-    for the only input that is left. An output's target is what `settings.target` names, else the column of its name,
-    else, for an only output, what the data says is the target (`label`, `y`, ...) or the only column left. Outputs
+    An input gets the column that `settings.inputs` names, else the column with its own name. If one input and one
+    column are left, they belong together. An output's target is the column that `settings.target` names, else the
+    column with its name. A single output gets the data's target (`label`, `y`, ...), or the only column left. Outputs
     without a target are not trained.
 
     Args:
-        data: with the columns of its parts.
-        model: as `signature_of` knows it.
-        settings: `inputs` and `target`.
-        targets: False: only inputs are needed (to predict).
+        settings: only `inputs` and `target` are read.
+        targets: False if only inputs are needed (to predict).
 
     Raises:
-        OnnxgenError: a name is unknown, or something is left open. It names inputs, outputs, columns, and the option.
+        OnnxgenError: a name is unknown, or an assignment is open. The message lists the names and the option.
     """
-    samples = next(part for part in (data.train, data.val, data.test) if part is not None)
-    return matched(samples, data.target, signature_of(model), settings, targets)
+    return matched(next(iter(data.parts.values())), data.target, signature_of(model), settings, targets)
 
 
 def matched(samples: Samples, known: str, ports: Signature, settings: Settings, targets: bool) -> Feeding:
-    """`feed`, for samples whose target is `known` ("" if it isn't)."""
+    """Like `feed`, for samples whose target is `known` ("" if it isn't)."""
     columns = list(samples.fields)
     problems = Problems()
     inputs = _inputs_named(columns, ports, settings, problems)
@@ -64,7 +61,7 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
 
 
 def _inputs_named(columns: list[str], ports: Signature, settings: Settings, problems: Problems) -> dict[str, str]:
-    """The columns of inputs that are said, or that have an input's name."""
+    """Return the columns that the settings name for inputs, and those with an input's name."""
     names = [port.name for port in ports.inputs]
     found = {name: name for name in names if name in columns}
     for name, column in settings.inputs.items():
@@ -77,15 +74,13 @@ def _inputs_named(columns: list[str], ports: Signature, settings: Settings, prob
     for port in ports.inputs:
         if port.kind != "tensor" or port.dtype == "str":
             kind = "text" if port.dtype == "str" else f"of kind {port.kind}"
-            problems.add(
-                f"input {port.name!r} is {kind}, which no column can feed",
-                help="wrap the model in one that takes tensors",
-            )
+            what = f"input {port.name!r} is {kind}, but a column holds tensors"
+            problems.add(what, help="wrap the model in one that takes tensors")
     return found
 
 
 def _targets_named(columns: list[str], ports: Signature, settings: Settings, problems: Problems) -> dict[int, str]:
-    """The columns of targets that are said, or that have an output's name."""
+    """Return the columns that the settings name as targets, else those with an output's name."""
     names = [port.name for port in ports.outputs]
     if isinstance(settings.target, str) and len(names) > 1:
         help = f"--target {','.join(f'{name}=COLUMN' for name in names[:2])}"
@@ -121,7 +116,7 @@ def _open(names: list[str], ports: Signature, columns: list[str]) -> Problem:
 
 
 def no_target(ports: Signature, columns: list[str]) -> Problem:
-    """No column is known to be the target."""
+    """Return the problem that no column is known to be the target."""
     several = [f"{printable(port.name)}=COLUMN" for port in ports.outputs]
     outputs = _ports(ports.outputs) or "not named"
     return Problem(

@@ -1,10 +1,12 @@
-"""Samples as they are read, made into what a model takes: only the columns it needs, in its dtypes and shapes."""
+"""Converts samples to the columns that a model needs, in its dtypes and shapes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from onnxgen.output.signature import Port
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, recipes
-from onnxgen.training.data.classes import order
+from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.feeding import matched
 from onnxgen.training.data.images import (
     CHANNELS,
@@ -27,19 +29,17 @@ from onnxgen.training.data.images import (
     parse_scale,
     scale_text,
 )
-from onnxgen.training.data.samples import Batch, Data, Field, Samples
-from onnxgen.training.data.source import PARTS, DataSource
+from onnxgen.training.data.samples import PARTS, Batch, Data, Field, Samples
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
 
-Step = Callable[[Tensor, Sequence[int], int], Tensor]
-
 
 @dataclass(frozen=True)
 class Plain:
-    """A column that is no image: its axes in another order, other axes of size 1, another dtype."""
+    """Converts a column without images: permutes and reshapes its axes, and changes its dtype."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -50,9 +50,12 @@ class Plain:
         return x.reshape(len(x), *self.shape).to(self.dtype)
 
 
+Step: TypeAlias = Plain | ToInput
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """Samples whose columns went through a step each; other columns are left out."""
+    """Samples whose columns are converted by a step each. Other columns are left out."""
 
     samples: Samples
     steps: Mapping[str, Step]
@@ -70,12 +73,12 @@ class Prepared:
         return {name: step(batch[name], indices, seed) for name, step in self.steps.items()}
 
     def column(self, name: str) -> Tensor | None:
-        """As it is stored: before the step."""
+        """Return the column as it is stored, before the step."""
         return column_of(self.samples, name)
 
 
 def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targets: bool) -> Data:
-    """Split what was read, and let its columns go through the steps that the model's inputs need.
+    """Split the data, and convert its columns to the model's inputs and targets.
 
     Raises:
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
@@ -93,7 +96,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         c: _image_step(source, c, port, whites[c]) for port, c in zip(ports.inputs, feeding.inputs) if c in whites
     }
     target = next(iter(feeding.targets.values()), "")
-    named = order(source, feeding, settings.classes)
+    named = number_classes(source, feeding, settings.classes)
     if targets:
         split(source, target, settings, fixed_batch(model) or 1)
     fields = next(iter(source.parts.values())).fields
@@ -101,62 +104,47 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     for output, column in feeding.targets.items():
         wanted = ports.outputs[output] if output < len(ports.outputs) else None
         steps.setdefault(column, _target(fields[column], wanted))
-    source.notes += _bytes(fields, {c: step for c, step in steps.items() if c not in images})
+    source.notes += [
+        f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
+        for name, step in steps.items()
+        if name not in images and step.dtype.is_floating_point and fields[name].dtype == torch.uint8
+    ]
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named)
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
     if settings.normalize not in ("auto", "none") and not images:
         raise OnnxgenError(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
     augment = _augment(source, settings, found, bool(images))
     for part, samples in source.parts.items():
-        drawn = augment if part == "train" and targets else None  # to predict, nothing is drawn
+        drawn = augment if part == "train" and targets else None  # not in `predict`
         here = steps | {c: replace(step, augment=drawn) for c, step in scaled.items()}
-        setattr(found, part, Prepared(samples, here, _fields(samples, here)))
+        made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
+        setattr(found, part, Prepared(samples, here, made))
     return found
-
-
-def _bytes(fields: Mapping[str, Field], steps: Mapping[str, Step]) -> list[str]:
-    """Notes of bytes that are not taken for images."""
-    return [
-        f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
-        for name, step in steps.items()
-        if isinstance(step, Plain) and step.dtype.is_floating_point and fields[name].dtype == torch.uint8
-    ]
-
-
-def _fields(samples: Samples, steps: Mapping[str, Step]) -> dict[str, Field]:
-    made = {}
-    for name, step in steps.items():
-        assert isinstance(step, (Plain, ToInput))
-        shape = step.shape if isinstance(step, Plain) else step.frame.shape
-        made[name] = Field(step.dtype, shape, samples.fields[name].classes)
-    return made
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
 def _white(source: DataSource, column: str, port: Port, settings: Settings, normalize: Mapping[str, str]) -> float:
-    """The value of white where a column holds images for this input; 0 where it holds none."""
+    """Return the value of white if the column holds images for this input, else 0."""
     if column in source.whites:
         return source.whites[column]
     field = next(iter(source.parts.values())).fields[column]
-    rank = 4 if port.dims is None else len(port.dims)
-    if axes_of(field.shape, port) is None or rank not in (2, 3, 4):
+    size, rank = _size(field.shape, port), 4 if port.dims is None else len(port.dims)
+    if size is None or rank not in (2, 3, 4):
         return 0.0
     if field.dtype == torch.uint8 and (port.dtype in (None, "uint8") or "float" in (port.dtype or "")):
         return 255.0
     asked = normalize[port.name] not in ("auto", "none") or settings.augment != "none"
     if asked and rank == 4 and field.dtype.is_floating_point:
-        try:
-            made = frame(port, _size(field.shape, port))
-        except OnnxgenError:
-            return 0.0
-        return 1.0 if (made.channels, made.height, made.width) == _size(field.shape, port) else 0.0
+        with suppress(OnnxgenError):  # the input takes no images
+            made = frame(port, size)
+            return float((made.channels, made.height, made.width) == size)
     return 0.0
 
 
 def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
-    """Channels, height and width of a stored image."""
+    """Return channels, height and width of a stored image; None if it is not an image."""
     axes = axes_of(shape, port)
     if axes is None:
         return None
@@ -168,17 +156,15 @@ def _image_step(source: DataSource, column: str, port: Port, white: float) -> To
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
     wanted = frame(port, _size(shape, port))
-    for part, samples in source.parts.items():  # files are decoded in the size that is wanted
+    for part, samples in source.parts.items():  # files are decoded in the wanted size
         sized: Callable[[int, int, int], Samples] | None = getattr(samples, "sized", None)
         if sized is not None:
             source.parts[part] = sized(wanted.channels, wanted.height, wanted.width)
     shape = next(iter(source.parts.values())).fields[column].shape
     axes = axes_of(shape, port)
     if axes is None:
-        raise OnnxgenError(
-            f"column {column!r} has shape {list(shape)}, which is not an image",
-            help="images are [H, W], [C, H, W] or [H, W, C]",
-        )
+        what = f"column {column!r} has shape {list(shape)}, which is not an image"
+        raise OnnxgenError(what, help="images are [H, W], [C, H, W] or [H, W, C]")
     dtype = torch.float32 if port.dtype is None else getattr(torch, port.dtype)
     return ToInput(axes, white, wanted, dtype=dtype)
 
@@ -186,11 +172,11 @@ def _image_step(source: DataSource, column: str, port: Port, white: float) -> To
 def _normalised(
     source: DataSource, images: Mapping[str, ToInput], columns: Mapping[str, str], asked: Mapping[str, str], known: str
 ) -> tuple[dict[str, ToInput], str]:
-    """The steps with their scales, by column, and these as `Settings.normalize` takes them.
+    """Return the steps with their scales, by column; and the scales as text, as in `Settings.normalize`.
 
     Args:
-        columns, asked: by input, what feeds it and how that is to be normalised.
-        known: how the model's images were normalised when it was trained; "auto" is that.
+        columns, asked: by input: its column, and the normalisation that the settings ask for.
+        known: the normalisation with which the model was trained; "auto" uses it.
     """
     before, steps, scales = by_input(known, [*asked]), dict(images), {}
     for name, column in columns.items():
@@ -201,7 +187,7 @@ def _normalised(
 
 
 def _scaled(source: DataSource, column: str, step: ToInput, asked: str, known: str) -> ToInput:
-    """The step with the mean and deviation that are asked for, of which a note tells."""
+    """Return the step with mean and deviation as asked for, and note them."""
     if not step.dtype.is_floating_point or "none" in (asked, known if asked == "auto" else ""):
         source.notes.append(f"{column} is fed as it is stored, from 0 to {step.white:g}")
         return step
@@ -235,11 +221,11 @@ def _augment(source: DataSource, settings: Settings, data: Data, images: bool) -
     return Augment(names)
 
 
-# ---- what is no image ------------------------------------------------------------------------------------------------
+# ---- other columns ---------------------------------------------------------------------------------------------------
 
 
 def _plain(field: Field, port: Port) -> Plain:
-    """Only what changes no value: another dtype that holds the same numbers, axes of size 1, one axis for several."""
+    """Return a step that changes no value: a dtype that holds the same numbers, and the input's shape."""
     dtype = torch.float32 if field.dtype == torch.float64 else field.dtype
     if port.dtype is not None and port.dtype != "str":
         wanted: torch.dtype = getattr(torch, port.dtype)
@@ -257,12 +243,15 @@ def _target(field: Field, port: Port | None) -> Plain:
 
 
 def _shaped(shape: tuple[int, ...], port: Port) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape that a sample gets, and the order of axes that comes first; as it is where none is sure to be meant."""
+    """Return the shape for a sample, and the permutation of axes before it.
+
+    The shape stays as it is unless the port's dims leave only one way to change it.
+    """
     wanted = tuple(port.dims[1:]) if port.dims else shape
     sizes = tuple(size for size in wanted if isinstance(size, int))
     if wanted == shape:
         return shape, ()
-    if len(sizes) < len(wanted):  # one free axis takes what is left of ones: (5,) for [n, length, 1]
+    if len(sizes) < len(wanted):  # some axes are free: only axes of size 1 may be added, as (5,) for [n, length, 1]
         if len(wanted) == len(shape):
             return shape, ()
         rest = [size for size in shape if size != 1]

@@ -1,4 +1,4 @@
-"""Images in a folder for each class, decoded when they are taken."""
+"""Images in one folder for each class, decoded when they are taken."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-REMEMBERED = 2_000  # files from which on it is worth while to remember which ones can be read
+MIN_CACHED = 2_000  # with at least so many files, the result of decoding them is cached
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-_ORIENTATION = 0x0112  # the EXIF tag; from 5 on height and width change places
+_ORIENTATION = 0x0112  # the EXIF tag; for values of 5 and more, height and width are swapped
 _THREADS = 8
 
 Seen = tuple[int, int, int] | str  # channels, height and width of a file, or why it can't be read
@@ -34,10 +34,10 @@ Seen = tuple[int, int, int] | str  # channels, height and width of a file, or wh
 
 @dataclass(frozen=True)
 class Files:
-    """Image files: "image" as uint8 [H, W] or [H, W, C], and "label" where there are classes.
+    """Image files: "image" as uint8 [H, W] or [H, W, C], and "label" if there are classes.
 
     Attributes:
-        size: channels, height and width that every image gets; None where the files differ and none is set.
+        size: channels, height and width that every image gets; None if the files differ and no size is set.
     """
 
     paths: tuple[Path, ...]
@@ -56,7 +56,7 @@ class Files:
         return len(self.paths)
 
     def sized(self, channels: int, height: int, width: int) -> Files:
-        """The same images in another size: each is stretched to it."""
+        """Return the same images, stretched to another size."""
         return replace(self, size=(channels, height, width))
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
@@ -71,29 +71,33 @@ class Files:
         return self.labels if name == "label" else None
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Files:
-        """As of `Arrays`."""
+        """See `Arrays.renumbered`."""
         assert column == "label" and self.labels is not None
         return replace(self, labels=places[self.labels], classes=classes)
 
 
 def decoded(path: Path, size: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """An image as uint8 [H, W] or [H, W, C], upright, its first frame. Raises `OnnxgenError` if it can't be read."""
+    """Decode the first frame of an image as uint8 [H, W] or [H, W, C], upright.
+
+    Raises:
+        OnnxgenError: it can't be read.
+    """
     from PIL import Image, ImageOps
 
     channels, height, width = size
     try:
         with Image.open(path) as image:
-            image.draft(None, (2 * width, 2 * height))  # a JPEG of twice the size and more is decoded smaller
+            image.draft(None, (2 * width, 2 * height))  # a JPEG of more than twice the size is decoded smaller
             upright = _eight_bits(ImageOps.exif_transpose(image)).convert(_MODES[channels])
             if upright.size != (width, height):
                 upright = upright.resize((width, height), Image.Resampling.BILINEAR)
             return np.asarray(upright)
-    except Exception as error:  # PIL's plug-ins raise what they like
+    except Exception as error:  # PIL's plug-ins raise any exception
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}") from None
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """PIL would cut 16 bits off at 255; and a palette's transparency is lost but by way of RGBA."""
+    """Convert 16-bit images and transparent palettes: PIL would clip at 255, and lose the transparency."""
     from PIL import Image
 
     if image.mode == "F":
@@ -104,17 +108,17 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSource:
-    """`folder/class/*.png`, or `folder/train/class/*.png` with `val`, `valid`, `validation` and `test` beside it.
+    """Open `folder/class/*.png`, or `folder/train/class/*.png` beside `val`, `valid`, `validation` or `test`.
 
-    All files are decoded once, to know which can be read; of large folders that is remembered in the user's cache.
+    All files are decoded once, to find those that can't be read. For large folders the result is cached.
 
     Args:
-        folder: with a folder for each class; the classes are in sorted order (`order` can give them another).
-        strict: an image that can't be read is an error, not skipped.
-        labelled: False: images may lie in the folder itself, and have no label then.
+        folder: has a folder for each class. The classes are numbered in sorted order (see `number_classes`).
+        strict: raise an error for an image that can't be read, instead of skipping it.
+        labelled: False allows images in the folder itself, without labels.
 
     Raises:
-        OnnxgenError: there are no images, or a class has none; PIL is missing.
+        OnnxgenError: there are no images, a class has none, or PIL is missing.
     """
     inner = _folders(folder)
     parts = {part: path for path in inner if (part := part_called(path.name)) and _folders(path)}
@@ -183,20 +187,20 @@ def _skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]
 
 
 def _seen(folder: Path, paths: Sequence[Path]) -> dict[Path, Seen]:
-    """What each file is, found by decoding it, unless that is remembered and the file is the same."""
+    """Return the size of each file, or why it can't be read. Files are decoded unless the cache knows them."""
     try:
         import PIL  # noqa: F401
     except ImportError:
         raise OnnxgenError("images need Pillow, which is not installed", help=installing("train")) from None
     cache, name = Cache(), str(folder.resolve())
-    fact = cache.get("images", name) if len(paths) >= REMEMBERED else None
+    fact = cache.get("images", name) if len(paths) >= MIN_CACHED else None
     known: dict[str, Seen] = {k: v if isinstance(v, str) else tuple(v) for k, v in (fact or {}).items()}
     stamps = {path: f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths}
     new = [path for path in paths if stamps[path] not in known]
     with ThreadPoolExecutor(_THREADS) as pool:
         found = dict(zip(new, pool.map(_look, new)))
     seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
-    if new and len(paths) >= REMEMBERED:
+    if new and len(paths) >= MIN_CACHED:
         cache.put("images", name, {stamps[path]: seen[path] for path in paths})
     return seen
 
@@ -212,6 +216,6 @@ def _look(path: Path) -> Seen:
             if image.getexif().get(_ORIENTATION, 1) >= 5:
                 width, height = height, width
             return 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3, height, width
-    except Exception as error:  # PIL's plug-ins raise what they like
+    except Exception as error:  # PIL's plug-ins raise any exception
         said = one_line(error, 100) or type(error).__name__
-        return said.replace(repr(str(path)), "").strip()  # the file is named beside it
+        return said.replace(repr(str(path)), "").strip()  # the message names the file already

@@ -1,4 +1,4 @@
-"""The idx files of MNIST and the sets that took its form (http://yann.lecun.com/exdb/mnist describes it)."""
+"""Reads idx files, the format of MNIST and similar data sets (see http://yann.lecun.com/exdb/mnist)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _NAME = re.compile(r"(?P<set>.*?)(?P<part>train|t10k|test|val)?[-_.](?P<what>ima
 
 
 def is_idx(path: Path) -> bool:
-    """Whether a file is called like an idx file of images or labels, or a folder has one."""
+    """Return True if the file has the name of an idx file with images or labels, or the folder has such a file."""
     if path.is_dir():
         return any(_NAME.fullmatch(p.name) for p in path.iterdir())
     return _NAME.fullmatch(path.name) is not None
 
 
 def read_idx(path: Path) -> NDArray[np.generic]:
-    """The array of one file, which may be gzipped; of the file's own type in native byte order.
+    """Return the array of one file, which may be gzipped, in the file's dtype and native byte order.
 
     Raises:
-        OnnxgenError: it is no idx file, or has more or fewer bytes than its header says.
+        OnnxgenError: it is not an idx file, or it has more or fewer bytes than its header says.
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -39,37 +39,33 @@ def read_idx(path: Path) -> NDArray[np.generic]:
     axes = data[3] if len(data) >= 4 else 0
     kind = _TYPES.get(data[2]) if len(data) >= 4 + 4 * axes and data[:2] == b"\0\0" else None
     if kind is None or axes == 0:
-        raise OnnxgenError(
-            f"{path} is not an idx file", help="an idx file begins with two bytes of 0, then type and rank"
-        )
+        raise OnnxgenError(f"{path} is not an idx file", help="an idx file begins with 0, 0, its type and its rank")
     shape = tuple(int(n) for n in np.frombuffer(data, ">u4", axes, 4))
     size, has = int(np.prod(shape, dtype=object)) * np.dtype(kind).itemsize, len(data) - 4 - 4 * axes
     if size != has:
         state = "truncated" if has < size else "too long"
-        raise OnnxgenError(
-            f"{path} is {state}: {has:,} bytes of data, {size:,} by its header", help="download it again"
-        )
+        what = f"{path} is {state}: {has:,} bytes of data, {size:,} by its header"
+        raise OnnxgenError(what, help="download it again")
     found = np.frombuffer(data, kind, offset=4 + 4 * axes).reshape(shape)
     return found.astype(found.dtype.newbyteorder("="))
 
 
 def open_idx(path: Path) -> DataSource:
-    """A folder of idx files, or the file of images beside its labels: columns "image" and "label".
+    """Open a folder of idx files, or a file of images beside its labels: columns "image" and "label".
 
     Raises:
-        OnnxgenError: a file is missing or damaged, or there are not as many labels as images.
+        OnnxgenError: a file is missing or damaged, or the numbers of labels and images differ.
     """
     folder = path if path.is_dir() else path.parent
     files: dict[tuple[str, str, str], Path] = {}
-    for file in sorted(folder.iterdir(), reverse=True):  # of a pair packed and unpacked the unpacked one
+    for file in sorted(folder.iterdir(), reverse=True):  # a file that is not gzipped replaces its gzipped copy
         if found := _NAME.fullmatch(file.name):
             files[found["set"], found["part"] or "", found["what"]] = file
     wanted = None if path.is_dir() else _NAME.fullmatch(path.name)
     sets = sorted({s for s, part, _ in files if wanted is None or (wanted["set"], wanted["part"] or "") == (s, part)})
     if len(sets) > 1:
-        raise OnnxgenError(
-            f"{folder} has idx files of several sets: {listed(sets)}", help="name one of the files of images"
-        )
+        what = f"{folder} has idx files of several sets: {listed(sets)}"
+        raise OnnxgenError(what, help="name one of the files of images")
     pairs = {
         part: (files.get((s, part, "images")), files.get((s, part, "labels")))
         for s, part, _ in sorted(files)
@@ -77,9 +73,11 @@ def open_idx(path: Path) -> DataSource:
     }
     read = {part: _pair(folder, *both) for part, both in pairs.items()}
     classes = tuple(str(i) for i in range(1 + max(int(y.max()) for _, y in read.values() if y.size)))
-    parts = {} if len(read) > 1 else {"train": _arrays(*next(iter(read.values())), classes)}
-    for part, (x, y) in read.items() if len(read) > 1 else ():
-        parts[part_called(part) or "train"] = _arrays(x, y, classes)
+    parts = {}
+    for part, (x, y) in read.items():
+        columns = {"image": torch.from_numpy(x), "label": torch.from_numpy(y.astype(np.int64))}
+        name = part_called(part) if len(read) > 1 else None
+        parts[name or "train"] = Arrays(columns, {"label": classes})
     white = {"image": 255.0} if all(x.dtype == np.uint8 for x, _ in read.values()) else {}
     return DataSource(dict(parts), folder.name if path.is_dir() else path.name, "label", white, glyphs=True)
 
@@ -90,13 +88,8 @@ def _pair(folder: Path, images: Path | None, labels: Path | None) -> tuple[NDArr
         raise OnnxgenError(f"the file of {missing} for {there} is missing", help=f"put it into {folder}")
     x, y = read_idx(images), read_idx(labels)
     if len(x) != len(y) or y.ndim != 1:
-        raise OnnxgenError(
-            f"{images.name} has {len(x):,} images, but {labels.name} has {len(y):,} labels", help="download both again"
-        )
+        what = f"{images.name} has {len(x):,} images, but {labels.name} has {len(y):,} labels"
+        raise OnnxgenError(what, help="download both again")
     if len(x) == 0:
         raise OnnxgenError(f"{images} has no images")
     return x, y
-
-
-def _arrays(x: NDArray[np.generic], y: NDArray[np.generic], classes: tuple[str, ...]) -> Arrays:
-    return Arrays({"image": torch.from_numpy(x), "label": torch.from_numpy(y.astype(np.int64))}, {"label": classes})

@@ -1,4 +1,4 @@
-"""Images as a model's input wants them: channels, size, axes and scale."""
+"""Converts images to the channels, size, axes and scale of a model's input."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.samples import Samples
 
 CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
-MEASURED = 10_000  # images that mean and deviation are measured on
-_CHUNK = 500
+MAX_MEASURED = 10_000  # images from which mean and deviation are computed
+_MEASURED_AT_ONCE = 500
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL converts to gray
+_GIVE_ARRAYS = "give floating-point arrays of exactly that shape (.npz)"
+
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel, of values 0 to 1
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What a model wants of an image: `axes` is "CHW", "HWC", "HW" or "flat" (the elements of CHW in one axis)."""
+    """The image that a model takes: `axes` is "CHW", "HWC", "HW" or "flat" (the elements of CHW in one axis)."""
 
     channels: int
     height: int
@@ -39,7 +42,10 @@ class Frame:
 
 
 def axes_of(shape: Sequence[int], port: Port | None = None) -> str | None:
-    """How one stored image lies: "HW", "CHW" or "HWC"; None if it is no image. What could be both is as the input."""
+    """Return the axes of a stored image: "HW", "CHW" or "HWC"; None if it is not an image.
+
+    If a shape could be "CHW" or "HWC", the input decides.
+    """
     if len(shape) == 2:
         return "HW"
     if len(shape) != 3:
@@ -49,7 +55,7 @@ def axes_of(shape: Sequence[int], port: Port | None = None) -> str | None:
         wanted = "CHW" if port is None else _wanted_axes(port)
         if wanted in ("CHW", "HWC") and port is not None and port.dims is not None:
             channels = port.dims[wanted.index("C") + 1]
-            if (shape[0] == channels) != (shape[2] == channels):  # four rows are no RGBA where RGB is wanted
+            if (shape[0] == channels) != (shape[2] == channels):  # [4, W, 3] is not RGBA if the input is RGB
                 return "CHW" if shape[0] == channels else "HWC"
         return "HWC" if wanted == "HWC" else "CHW"
     return "CHW" if first else "HWC" if last else None
@@ -64,14 +70,14 @@ def _wanted_axes(port: Port) -> str:
 
 
 def frame(port: Port, stored: tuple[int, int, int] | None) -> Frame:
-    """The image that an input takes.
+    """Return the image that an input takes.
 
     Args:
         port: the input.
-        stored: channels, height and width of the data's images; None where they differ.
+        stored: channels, height and width of the data's images; None if they differ.
 
     Raises:
-        OnnxgenError: it takes no images, or any size and the images have several.
+        OnnxgenError: the input takes no images, or it takes any size and the images differ in size.
     """
     axes = _wanted_axes(port)
     dims = list(port.dims or ())[1:]
@@ -84,59 +90,59 @@ def frame(port: Port, stored: tuple[int, int, int] | None) -> Frame:
     if axes == "HW":
         sizes["C"] = 1
     if len(sizes) < 3 and stored is None:
+        shape = ",".join(["-1", *("224" if axis in "HW" else "3" for axis in axes)])
         raise OnnxgenError(
             f"input {port.name!r} takes images of any size {shown(port)}, but those of the data differ in size",
-            help="resize them to one size, or generate with --input-shape "
-            + f"{port.name}={','.join(str(-1 if a == 'N' else 224 if a in 'HW' else 3) for a in 'N' + axes)}",
+            help=f"resize them to one size, or generate with --input-shape {port.name}={shape}",
         )
     for axis, size in zip("CHW", stored or (), strict=False):
         sizes.setdefault(axis, size)
     if sizes["C"] not in CHANNELS:
-        raise OnnxgenError(
-            f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image",
-            help="give floating-point arrays of exactly that shape (.npz)",
-        )
+        what = f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image"
+        raise OnnxgenError(what, help=_GIVE_ARRAYS)
     return Frame(sizes["C"], sizes["H"], sizes["W"], axes)
 
 
 def _flat(port: Port, size: int | str, stored: tuple[int, int, int] | None) -> Frame:
-    """Images laid into one axis: of the data's own size if that fits, else square ones."""
+    """Return the frame for an input with flattened images: of the data's own size if that fits, else square."""
     if stored is not None and (not isinstance(size, int) or math.prod(stored) == size):
         return Frame(*stored, "flat")
     for channels in CHANNELS if isinstance(size, int) else ():
         side = math.isqrt(int(size) // channels)
         if channels * side * side == size:
             return Frame(channels, side, side, "flat")
-    raise OnnxgenError(
-        f"input {port.name!r} is {shown(port)}, which is not a square gray, RGB or RGBA image",
-        help="give floating-point arrays of exactly that shape (.npz)",
-    )
+    what = f"input {port.name!r} is {shown(port)}, which is not a square gray, RGB or RGBA image"
+    raise OnnxgenError(what, help=_GIVE_ARRAYS)
 
 
 def shown(port: Port) -> str:
-    """An input's dims as a person reads them: `[batch, 1, 28, 28]`."""
+    """Return an input's dims for a message: `[batch, 1, 28, 28]`."""
     return "of unknown shape" if port.dims is None else f"[{', '.join(map(str, port.dims))}]"
 
 
 @dataclass(frozen=True)
 class ToInput:
-    """Stored images [n, ...] to the model's input [n, *frame.shape].
+    """Converts stored images [n, ...] to the model's input [n, *shape].
 
     Attributes:
-        axes: of a stored image: "HW", "CHW" or "HWC".
+        axes: axes of a stored image: "HW", "CHW" or "HWC".
         white: the stored value of white.
-        frame: what the model wants; `fixed` images are neither resized nor given other channels.
-        scale: mean and standard deviation a channel, of values from 0 to 1; None leaves values as they are stored.
-        augment: what is drawn for each image, before it is normalised.
+        frame: the image that the model takes.
+        scale: None leaves values as they are stored.
+        augment: augmentation, before images are normalised.
         dtype: of the result.
     """
 
     axes: str
     white: float
     frame: Frame
-    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    scale: Scale | None = None
     augment: Augment | None = None
     dtype: torch.dtype = torch.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.frame.shape
 
     def __call__(self, x: Tensor, indices: Sequence[int], seed: int) -> Tensor:
         x = self.pixels(x)
@@ -148,10 +154,10 @@ class ToInput:
         if not self.dtype.is_floating_point:
             x = x.round().clamp_(0, self.white)
         x = x.permute(0, 2, 3, 1) if self.frame.axes == "HWC" else x
-        return x.reshape(len(x), *self.frame.shape).to(self.dtype)
+        return x.reshape(len(x), *self.shape).to(self.dtype)
 
     def pixels(self, x: Tensor) -> Tensor:
-        """float32 [n, C, H, W] in the frame's channels and size, values as stored."""
+        """Return float32 images [n, C, H, W] in the frame's channels and size, with the stored values."""
         x = x.to(torch.float32)
         x = x.unsqueeze(1) if self.axes == "HW" else x.permute(0, 3, 1, 2) if self.axes == "HWC" else x
         x = _channels(x, self.frame.channels, self.white)
@@ -162,7 +168,7 @@ class ToInput:
 
 
 def _channels(x: Tensor, count: int, white: float) -> Tensor:
-    """[n, C, H, W] with as many channels; gray is repeated or weighted, alpha is opaque or left out."""
+    """Return images [n, C, H, W] with `count` channels. Gray is repeated or computed, alpha is opaque or dropped."""
     if x.shape[1] == count:
         return x
     if count == 1:
@@ -172,26 +178,26 @@ def _channels(x: Tensor, count: int, white: float) -> Tensor:
     return rgb if count == 3 else torch.cat([rgb, torch.full_like(rgb[:, :1], white)], 1)
 
 
-def measured(samples: Samples, column: str, step: ToInput) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation a channel, of values from 0 to 1, to four digits; of at most 10,000 images."""
-    indices = spread(samples, MEASURED)
+def measured(samples: Samples, column: str, step: ToInput) -> Scale:
+    """Return mean and standard deviation, to four digits, of at most `MAX_MEASURED` images."""
+    indices = spread(samples, MAX_MEASURED)
     total = squares = np.zeros(step.frame.channels)
-    for start in range(0, len(indices), _CHUNK):
-        x = step.pixels(samples.take(indices[start : start + _CHUNK], 0)[column]) / step.white
+    for start in range(0, len(indices), _MEASURED_AT_ONCE):
+        x = step.pixels(samples.take(indices[start : start + _MEASURED_AT_ONCE], 0)[column]) / step.white
         wide = x.transpose(0, 1).flatten(1).numpy().astype(np.float64)
         total, squares = total + wide.sum(1), squares + np.square(wide).sum(1)
     count = len(indices) * step.frame.height * step.frame.width
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    # An image that is all of one value has no deviation to divide by.
+    # Images of one value have a deviation of 0, which can't be divided by.
     return tuple(round(float(m), 4) for m in mean), tuple(round(float(s), 4) or 1.0 for s in std)
 
 
-def parse_scale(text: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation from "0.1307,0.3081" or "0.485/0.456/0.406,0.229/0.224/0.225", one a channel.
+def parse_scale(text: str, channels: int) -> Scale:
+    """Parse mean and deviation: "0.1307,0.3081", or for each channel "0.485/0.456/0.406,0.229/0.224/0.225".
 
     Raises:
-        OnnxgenError: it is none of these, not as many numbers as channels, or a deviation is not positive.
+        OnnxgenError: the text has another form, the wrong number of channels, or a deviation that is not positive.
     """
     way = "--normalize takes auto, none, or mean,std such as 0.1307,0.3081 (a channel each: 0.5/0.5/0.5,0.2/0.2/0.2)"
     try:
@@ -205,30 +211,29 @@ def parse_scale(text: str, channels: int) -> tuple[tuple[float, ...], tuple[floa
     return (mean * channels)[:channels], (std * channels)[:channels]
 
 
-def scale_text(scale: tuple[tuple[float, ...], tuple[float, ...]]) -> str:
-    """What `parse_scale` reads."""
+def scale_text(scale: Scale) -> str:
+    """Write a scale as `parse_scale` reads it."""
     return ",".join("/".join(repr(n).removesuffix(".0") for n in part) for part in scale)
 
 
 def by_input(text: str, inputs: Sequence[str]) -> dict[str, str]:
-    """What a text such as `Settings.normalize` says of each input: the same of all, or "left=0.1,0.3;right=none".
+    """Parse `Settings.normalize` into a text for each input: "left=0.1,0.3;right=none", or one text for all.
 
     Raises:
-        OnnxgenError: it names an input that there is not.
+        OnnxgenError: it names an unknown input.
     """
     if "=" not in text:
         return dict.fromkeys(inputs, text)
     said = {name.strip(): how.strip() for name, _, how in (part.rpartition("=") for part in text.split(";"))}
     for name in said:
         if name not in inputs:
-            raise OnnxgenError(
-                f"normalize {text!r}: the model has no input {name!r}", help=f"there are {', '.join(inputs)}"
-            )
+            what = f"normalize {text!r}: the model has no input {name!r}"
+            raise OnnxgenError(what, help=f"there are {', '.join(inputs)}")
     return {name: said.get(name, "auto") for name in inputs}
 
 
 def of_inputs(scales: Mapping[str, str], inputs: Sequence[str]) -> str:
-    """What `by_input` reads: short where all inputs have the same; empty without any."""
+    """Write scales as `by_input` reads them: one text if all inputs have the same; empty without any."""
     if scales.keys() == {*inputs} and len(set(scales.values())) == 1:
         return scales[inputs[0]]
     return ";".join(f"{name}={how}" for name, how in scales.items())

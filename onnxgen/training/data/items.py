@@ -1,4 +1,4 @@
-"""Samples of a torch `Dataset`, or of anything else with a length and items."""
+"""Samples of a torch `Dataset`, or of any object with a length and items."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import torch
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError, typed
+from onnxgen.training.checkpoint import generators
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import target_called
 
-TARGET = "target"  # the last of several things in a tuple
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Items:
-    """Items that are read when they are taken: a tensor, a tuple (the last is the target), or a dict.
+    """Items that are read when they are taken: each is a tensor, a tuple (see `by_position`), or a dict.
 
-    The columns of a tuple are "0", "1", ... and "target". What an item's transforms draw from Python's, numpy's or
-    torch's global generator is made a function of seed and index; the generators are left as they were.
+    An item's transforms may draw from the global generators of Python, numpy and torch. These are seeded by seed and
+    index for each item, and restored afterwards.
     """
 
     dataset: Any
@@ -44,7 +45,7 @@ class Items:
         return {name: _stacked([item.get(name) for item in read], name, indices) for name in self.fields}
 
     def column(self, name: str) -> Tensor | None:
-        """The targets, where the dataset lists them (as torchvision's do) and they are what its items have."""
+        """Return the dataset's own list of targets (torchvision's have one), if some items agree with it."""
         listed = getattr(self.dataset, "targets", None)
         if name != target_called(self.fields) or self.fields[name].shape or listed is None:
             return None
@@ -58,14 +59,14 @@ class Items:
 
 
 def items(dataset: Any, what: str) -> Items:
-    """A dataset with a length and items, whose columns are those of its first item.
+    """Return the samples of a dataset, with the columns of its first item.
 
     Raises:
-        OnnxgenError: it has none of both, or its first item can't be read.
+        OnnxgenError: the dataset has no length or no items, or its first item can't be read.
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise OnnxgenError(
-            f"{what} is {type(dataset).__name__}, which has no length or no items by number",
+            f"{what} is {type(dataset).__name__}, which lacks a length or items by index",
             help="give a torch Dataset with __len__ and __getitem__ (an IterableDataset can't be shuffled or "
             "resumed), arrays, or a dict of columns",
         )
@@ -90,12 +91,15 @@ def _read(dataset: Any, index: int) -> dict[str, Tensor]:
         raise OnnxgenError(f"item {index} of {type(dataset).__name__} can't be read: {said}") from error
     if isinstance(item, Mapping):
         named = {str(k): v for k, v in item.items()}
-    elif isinstance(item, (tuple, list)):
-        last = len(item) - 1
-        named = {TARGET if 0 < i == last else str(i): value for i, value in enumerate(item)}
     else:
-        named = {"0": item}
+        named = by_position(item if isinstance(item, (tuple, list)) else [item])
     return {name: _tensor(value, name, index) for name, value in named.items()}
+
+
+def by_position(values: Sequence[Any]) -> dict[str, Any]:
+    """Name the values of a tuple: "0", "1", ...; the last of several is "target"."""
+    last = len(values) - 1
+    return {"target" if 0 < i == last else str(i): value for i, value in enumerate(values)}
 
 
 def _tensor(value: Any, name: str, index: int) -> Tensor:
@@ -136,11 +140,9 @@ def _seed(seed: int) -> None:
 
 @contextmanager
 def _own_generators() -> Iterator[None]:
-    """Whatever the global generators are seeded with inside, outside they go on as if nothing had been."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    """Restore the global generators afterwards, even after an error (Lightning's `isolate_rng` does not)."""
+    states = generators.capture(_CPU)
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        generators.restore(states, _CPU)

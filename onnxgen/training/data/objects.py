@@ -1,4 +1,4 @@
-"""Data that is given as Python objects, or by a function that makes them."""
+"""Opens data given as Python objects, or by a function that returns them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from onnxgen.errors import OnnxgenError, typed
 from onnxgen.training.data.columns import from_columns, from_parts
-from onnxgen.training.data.items import TARGET, items
-from onnxgen.training.data.samples import Data, Samples
-from onnxgen.training.data.source import PARTS, DataSource, one_table, part_called, target_called
-from onnxgen.training.data.table import frame_columns
+from onnxgen.training.data.items import by_position, items
+from onnxgen.training.data.samples import PARTS, Data, Samples
+from onnxgen.training.data.source import DataSource, one_table, part_called, target_called
 
 
 def call(spec: str) -> Any:
-    """What the function of "module:function" returns; the current folder is searched for the module, too.
+    """Return the result of "module:function". The module may also be in the current folder.
 
     Raises:
         OnnxgenError: there is no such module or function, or it fails.
@@ -35,17 +34,15 @@ def call(spec: str) -> Any:
     except OnnxgenError:
         raise
     except Exception as error:
-        said = typed(error)
-        raise OnnxgenError(
-            f"data {spec}: {said}", help=f"a function {function}() of {name}.py is called without arguments"
-        ) from error
+        way = f"a function {function}() of {name}.py is called without arguments"
+        raise OnnxgenError(f"data {spec}: {typed(error)}", help=way) from error
     finally:
         if here in sys.path:
             sys.path.remove(here)
 
 
 def from_object(given: Any, name: str) -> DataSource | Data:
-    """A Dataset, arrays (x, y), parts (train, val[, test]), a dict of columns or of parts; `Data` stays as it is.
+    """Open a Dataset, arrays (x, y), parts (train, val[, test]), a dict of columns or of parts. Return `Data` as it is.
 
     Raises:
         OnnxgenError: it is none of these.
@@ -57,8 +54,8 @@ def from_object(given: Any, name: str) -> DataSource | Data:
         if given and None not in parts:
             return _parts({str(part): value for part, value in parts.items()}, name)
         return from_columns(given, name)
-    if hasattr(given, "columns") and hasattr(given, "to_numpy"):
-        return from_columns(frame_columns(given), name, table=True)
+    if hasattr(given, "columns") and hasattr(given, "to_numpy"):  # a pandas DataFrame, or similar
+        return from_columns({str(column): np.asarray(given[column]) for column in given.columns}, name, table=True)
     if isinstance(given, (tuple, list)) and 1 < len(given) <= 3 and not any(map(_is_array, given)):
         return _parts(dict(zip(PARTS, given)), name)
     return _parts({"train": given}, name)
@@ -76,24 +73,20 @@ def _parts(given: Mapping[str, Any], name: str) -> DataSource:
 
 
 def _columns(given: Any) -> Mapping[str, Any] | None:
-    """Columns that lie in memory; None if they don't."""
+    """Return the columns of arrays in memory; None for any other object."""
     if isinstance(given, Mapping):
         return given
     if isinstance(given, TensorDataset):
         given = given.tensors
     if isinstance(given, (tuple, list)) and given and all(map(_is_array, given)):
-        last = len(given) - 1
-        return {TARGET if 0 < i == last else str(i): value for i, value in enumerate(given)}
+        return by_position(given)
     return {"0": given} if _is_array(given) else None
 
 
 def _samples(given: Any, what: str) -> Samples:
     if isinstance(given, DataLoader):
         raise OnnxgenError(f"{what} is a DataLoader", help="give its dataset: the trainer makes the batches")
-    if hasattr(given, "take") and hasattr(given, "fields") and hasattr(given, "__len__"):
-        found: Samples = given
-        return found
-    return items(given, what)
+    return given if isinstance(given, Samples) else items(given, what)
 
 
 def _is_array(value: Any) -> bool:

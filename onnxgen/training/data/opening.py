@@ -1,4 +1,4 @@
-"""From what a person names as data to `Data` that fits a model."""
+"""Opens data of any kind, and makes it fit a model."""
 
 from __future__ import annotations
 
@@ -24,24 +24,20 @@ KINDS = (
     "data is a folder of images, idx files, .npz, .npy, .csv, .tsv, .parquet, .safetensors, the word digits, "
     "or module:function"
 )
-_TABLES: dict[str, Callable[[Path], dict[str, Any]]] = {
-    ".csv": read_csv,
-    ".tsv": read_csv,
-    ".parquet": read_parquet,
-}
+_TABLES: dict[str, Callable[[Path], dict[str, Any]]]
+_TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet}
 _FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
 
 
 def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool = True) -> Data:
-    """Data that fits a model: read, split, its images resized and normalised, its columns in the model's dtypes.
+    """Return data that fits a model: read, split, with images resized and normalised, in the model's dtypes.
 
     Args:
         spec: a path (a folder of images or of idx files, `.npz`, `.npy`, `.csv`, `.tsv`, `.parquet`, `.safetensors`);
             "digits"; "module:function"; or an object: a torch Dataset, arrays `(x, y)`, datasets `(train, val, test)`,
-            a dict of columns or of parts, or `Data`, which is taken as it is.
-        model: as `signature_of` knows it.
+            a dict of columns or of parts, or `Data`, which is returned as it is.
         settings: `inputs`, `target`, `classes`, `val`, `test`, `seed`, `normalize`, `augment` and `strict` are read.
-        targets: False: no target is needed, and nothing is held back (to predict).
+        targets: False if no target is needed and the data must not be split (to predict).
 
     Raises:
         OnnxgenError: there is no such data, it is damaged, or it can't be made to fit.
@@ -74,12 +70,12 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
 
 
 def _parts(folder: Path) -> dict[str, Path]:
-    """The files `train.csv`, `val.csv` and so on of a folder, all of one kind; none if there is no such file."""
+    """Return the files `train.csv`, `val.csv` and so on of a folder by part, all of one kind; {} without `train`."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         part = part_called(path.stem) if path.suffix.lower() in _FILES else None
         if part in found:
-            raise OnnxgenError(f"{folder} has two files of {part}: {found[part].name} and {path.name}")
+            raise OnnxgenError(f"{folder} has two files for {part}: {found[part].name} and {path.name}")
         if part:
             found[part] = path
     if len({path.suffix.lower() for path in found.values()}) > 1:

@@ -1,25 +1,27 @@
-"""What training reads: samples of named columns, taken a batch at a time."""
+"""The interface of data: samples with named columns, taken in batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-Batch = dict[str, Tensor]  # a column's samples, stacked: [batch, *shape]
+PARTS = ("train", "val", "test")
+
+Batch = dict[str, Tensor]  # by column, the stacked samples [batch, *shape]
 
 
 @dataclass(frozen=True)
 class Field:
-    """One column.
+    """The type of a column.
 
     Attributes:
-        dtype: of its tensors.
-        shape: of one sample.
-        classes: where it holds class indices, the name of each (of digits: "0" to "9").
+        dtype: dtype of its tensors.
+        shape: shape of one sample.
+        classes: the class names, if the column holds class indices (for digits "0" to "9").
     """
 
     dtype: torch.dtype
@@ -27,40 +29,41 @@ class Field:
     classes: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Samples(Protocol):
-    """A part of the data. Picklable: worker processes get a copy.
+    """A part of the data. It must be picklable, since worker processes get a copy.
 
-    One that has a true attribute `in_memory` is so fast that no worker processes are needed for it.
+    Set an attribute `in_memory` to true if taking samples is so fast that worker processes would not help.
     """
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """What `take` returns, by column."""
+        """The types of the columns that `take` returns."""
         ...
 
     def __len__(self) -> int: ...
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
-        """The samples of some indices, stacked by column.
+        """Return the samples with these indices, stacked by column.
 
-        What is drawn for a sample (augmentation) depends on `seed` (of run and epoch) and its index alone: not on the
-        process, the order or the batch it is in. No global random state is used or left changed.
+        Random numbers for a sample (augmentation) depend only on its index and on `seed`, which is that of run and
+        epoch: not on the process, the order or the batch. No global random state is used or changed.
         """
         ...
 
 
 @dataclass
 class Data:
-    """The parts of some data.
+    """Data in parts.
 
     Attributes:
-        train, val, test: None where there is no such part.
-        name: what it is called in reports.
-        notes: what a person should know (skipped files, how it was split and normalised).
-        target: the column that is to be predicted, where the data itself says so.
-        normalize: how images were normalised, as `Settings.normalize` takes it ("0.1307,0.3081"), so that other data
-            can be made alike; empty where none were.
-        named: the targets whose classes were given by name, and numbered when they were read.
+        train, val, test: None if there is no such part.
+        name: the data's name in reports.
+        notes: facts for the user (skipped files, how the data was split and normalised).
+        target: the column to predict, if the data itself says so.
+        normalize: how images were normalised, in the form of `Settings.normalize` ("0.1307,0.3081"), so that other data
+            gets the same; empty if no images were.
+        named: the targets that were class names, and were numbered when they were read.
     """
 
     train: Samples | None
@@ -72,14 +75,19 @@ class Data:
     normalize: str = ""
     named: frozenset[str] = frozenset()
 
+    @property
+    def parts(self) -> dict[str, Samples]:
+        """The parts that there are, by name."""
+        return {part: samples for part in PARTS if (samples := getattr(self, part)) is not None}
+
 
 @dataclass(frozen=True)
 class Feeding:
-    """Which columns go where.
+    """The columns of inputs and targets.
 
     Attributes:
-        inputs: a column for each argument of `forward`, in its order.
-        targets: a column by output, in the order of the outputs; an output without one is not trained.
+        inputs: a column for each argument of `forward`, in order.
+        targets: a column by index of the output, in order. An output without a target is not trained.
     """
 
     inputs: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Data as it is read, before it is split and made to fit a model."""
+"""Data as it was read, before it is split and made to fit a model."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.data.samples import Samples
 
-PARTS = ("train", "val", "test")
 _SPELLED = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
 _SPELLED |= {"test": "test", "testing": "test", "t10k": "test"}
-TARGETS = ("target", "targets", "label", "labels", "class", "classes", "y")  # what a target is called, in this order
+TARGETS = ("target", "targets", "label", "labels", "class", "classes", "y")  # names of a target; the first one counts
 
 
 @dataclass
 class DataSource:
-    """What one kind of data gives.
+    """The data that a reader returns.
 
     Attributes:
-        parts: the samples by part ("train", "val", "test"); what has no parts is all "train".
-        name: what it is called in reports.
-        target: the column that is to be predicted, where the kind of data says so.
-        whites: the columns that hold images, and the value of white in each (255, 16, 1).
-        glyphs: the images are characters: a mirrored one means something else.
-        table: columns are single numbers, which together may be one input.
-        text: the columns whose indices stand for text.
+        parts: the samples by part ("train", "val", "test"); data without parts is all "train".
+        name: the data's name in reports.
+        target: the column to predict, if the kind of data says so.
+        whites: the columns with images, and the value of white in each (255, 16, 1).
+        glyphs: True if the images are characters, which must not be mirrored.
+        table: True if columns are single numbers that may be joined into one input.
+        text: the columns whose class indices stand for text.
         unfit: columns that can't be used, and why.
-        notes: what a person should know.
+        notes: facts for the user.
     """
 
     parts: dict[str, Samples]
@@ -43,24 +42,24 @@ class DataSource:
 
 
 def part_called(name: str) -> str | None:
-    """The part that a folder, file or key is called after; None if it is no such name."""
+    """Return the part that is meant by the name of a folder, file or key; None if it means none."""
     return _SPELLED.get(name.lower())
 
 
 def target_called(names: Iterable[str]) -> str:
-    """The column that is called like a target, whatever its case; "" if there is none."""
+    """Return the column with the name of a target, in any case; "" if there is none."""
     by_name = {name.lower(): name for name in names}
     return next((by_name[name] for name in TARGETS if name in by_name), "")
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
-    """Names in one line, cut short where there are many."""
+    """Return names in one line, shortened if there are many."""
     found = [printable(str(n)) for n in names]
     return ", ".join(found[:most]) + (f", ... ({len(found)} in all)" if len(found) > most else "")
 
 
 def one_table(parts: Mapping[str, Samples], what: str) -> None:
-    """Raises `OnnxgenError` unless all parts have the same columns."""
+    """Raise `OnnxgenError` unless all parts have the same columns."""
     columns = {part: set(samples.fields) for part, samples in parts.items()}
     first = next(iter(columns))
     for part, names in columns.items():

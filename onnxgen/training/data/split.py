@@ -1,4 +1,4 @@
-"""What is held back for validation and test where the data has no such parts."""
+"""Splits off samples for validation and test if the data has no such parts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from numpy.typing import NDArray
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import column_of, subset
 from onnxgen.training.data.draw import bits
-from onnxgen.training.data.source import PARTS, DataSource
+from onnxgen.training.data.samples import PARTS
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.settings import Settings
 
 
 def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -> None:
-    """Take what is missing of "val" and "test" out of "train", by `settings.val` and `settings.test`.
+    """Move samples from "train" to a missing "val" or "test" part, by the shares in `settings`.
 
-    Each class gives its share, where `target` holds class indices. Which samples are taken depends on `settings.seed`
-    alone. A note says how many samples each part has. Counts are multiples of `batch`, for a model that takes no other.
+    The split is stratified if `target` holds class indices. It depends only on `settings.seed`. The new parts have a
+    multiple of `batch` samples, for a model with a fixed batch size. A note tells the sizes.
 
     Raises:
         OnnxgenError: there are too few samples.
@@ -26,10 +27,8 @@ def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -
     if missing and "train" in source.parts:
         train = source.parts["train"]
         if len(train) <= len(missing) * batch:
-            raise OnnxgenError(
-                f"{source.name} has too few samples to split: {len(train)}",
-                help="use all samples for training with --val 0",
-            )
+            what = f"{source.name} has too few samples to split: {len(train)}"
+            raise OnnxgenError(what, help="use all samples for training with --val 0")
         groups = _groups(source, target)
         for part, chosen in _drawn(groups, missing, settings.seed, batch).items():
             source.parts[part] = subset(train, chosen)
@@ -39,7 +38,7 @@ def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -
 
 
 def _groups(source: DataSource, target: str) -> list[NDArray[np.int64]]:
-    """The indices of each class; all in one group where there are no classes."""
+    """Return the indices of each class, or all indices as one group if there are no classes."""
     train = source.parts["train"]
     labels = column_of(train, target) if target and train.fields[target].classes else None
     if labels is None or labels.ndim != 1:
@@ -51,10 +50,10 @@ def _groups(source: DataSource, target: str) -> list[NDArray[np.int64]]:
 def _drawn(
     groups: list[NDArray[np.int64]], shares: dict[str, float], seed: int, batch: int
 ) -> dict[str, NDArray[np.int64]]:
-    """Indices by part, and what is left as "train", in ascending order."""
+    """Return the indices for each part, and the remaining ones as "train", in ascending order."""
     total = sum(map(len, groups))
     key = bits(seed, np.arange(total), 1)[:, 0]
-    # In the order of each sample's place within its class, as a share, a cut anywhere takes every class alike.
+    # Sort by each sample's relative position within its class: any slice has the same share of every class.
     place, drawn = np.empty(total), np.argsort(key, kind="stable")
     rank = np.empty(total, dtype=np.int64)
     rank[drawn] = np.arange(total)

@@ -1,4 +1,4 @@
-"""Columns of single numbers, joined to the one that an input takes: `--inputs features=age+height+weight`."""
+"""Joins columns of single numbers into one column for an input: `--inputs features=age+height+weight`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onnxgen.training.settings import Settings
 
 
 def stack(source: DataSource, ports: Signature, settings: Settings, targets: bool) -> None:
-    """Add a column [n, k] for each input that is fed by k columns, in their order.
+    """Add a column [n, k] for each input that takes k columns, in their order.
 
-    An input is fed by several where the settings say so, or where it is the only one that no column of a table is
-    for: then all columns feed it but for the targets.
+    An input takes several columns if the settings say so. If it is the only input without a column of a table, it takes
+    all columns except the targets.
 
     Raises:
-        OnnxgenError: a column is text, has missing values or more than one number a sample; or of a table no column
+        OnnxgenError: a column is text, has missing values, or has several numbers per sample; or no column of a table
             is known to be the target.
     """
     problems = Problems()
@@ -50,7 +50,7 @@ def stack(source: DataSource, ports: Signature, settings: Settings, targets: boo
 
 
 def _aims(source: DataSource, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
-    """The columns that are targets."""
+    """Return the columns that are targets."""
     if settings.target:
         return [settings.target] if isinstance(settings.target, str) else list(settings.target.values())
     named = [p.name for p in ports.outputs if p.name in columns or p.name in source.unfit]
@@ -68,10 +68,8 @@ def _join(source: DataSource, name: str, members: Sequence[str], problems: Probl
         elif member in source.text:
             problems.add(text_input(member))
         elif fields[member].shape:
-            problems.add(
-                f"column {printable(member)!r} has {list(fields[member].shape)} numbers a sample: only single numbers "
-                "can be joined"
-            )
+            has = f"column {printable(member)!r} has {list(fields[member].shape)} numbers per sample"
+            problems.add(f"{has}, but only single numbers can be joined")
     for part, samples in source.parts.items() if not problems.found else ():
         assert isinstance(samples, Arrays)
         columns = [samples.columns[member] for member in members]
@@ -81,7 +79,7 @@ def _join(source: DataSource, name: str, members: Sequence[str], problems: Probl
 
 
 def text_input(column: str) -> Problem:
-    """Text where an input wants numbers."""
+    """Return the problem that an input takes numbers, but its column holds text."""
     return Problem(
         f"column {printable(column)!r} holds text, but only a target may",
         help="convert it to numbers, or name the columns to use: --inputs INPUT=COLUMN+COLUMN",

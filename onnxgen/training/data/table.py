@@ -1,9 +1,9 @@
-"""Tables: CSV, TSV and Parquet, a column each; numbers stay numbers, text can be a target."""
+"""Reads tables: CSV, TSV and Parquet."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,17 @@ import numpy as np
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted, one_line
 
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # in a column of numbers; text is missing where it is empty
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
 _DELIMITERS = ",;\t|"
 
 
 def read_csv(path: Path) -> dict[str, Any]:
-    """The columns of a table whose first line names them: int64, float64, bool or text; a `Problem` for one that has
-    missing values.
+    """Return the columns of a table by name: arrays of int64, float64, bool or text.
+
+    A column with missing values is a `Problem` instead.
 
     Raises:
-        OnnxgenError: it is no UTF-8 text, has no names, no rows, or rows of different length.
+        OnnxgenError: the file is not UTF-8 text, has no names or no rows, or its rows differ in length.
     """
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -50,7 +51,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     for i, name in enumerate(names):
         if not name or name in names[:i]:
             what = f"has two columns called {printable(name)!r}" if name else f"has no name for column {i + 1}"
-            raise OnnxgenError(f"{path} {what}", help="give each column a name of its own")
+            raise OnnxgenError(f"{path} {what}", help="give each column a different name")
 
 
 def _is_number(text: str) -> bool:
@@ -79,14 +80,14 @@ def _column(path: Path, name: str, texts: list[str], lines: Sequence[int]) -> An
 
 
 def missing(where: str, name: str, count: int) -> Problem:
-    """A value that is not there, in a column that is needed."""
+    """Return the problem that a column has missing values."""
     others = f", and {count - 1} more" if count > 1 else ""
     way = "fill it in, drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
     return Problem(f"{where}: column {printable(name)!r} has no value{others}", help=way)
 
 
 def read_parquet(path: Path) -> dict[str, Any]:
-    """As `read_csv`; a column of lists of one length has an axis more. Rows are counted from 0."""
+    """Like `read_csv`. A column of lists, all of one length, has one more axis. Rows are counted from 0."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -122,8 +123,3 @@ def _arrow(path: Path, name: str, column: Any) -> Any:
         return found
     way = "store numbers, text, or lists of numbers of one length"
     return Problem(f"{path}: column {printable(name)!r} is of type {kind}", help=way)
-
-
-def frame_columns(frame: Any) -> Mapping[str, Any]:
-    """The columns of a pandas DataFrame (or what looks like one)."""
-    return {str(name): np.asarray(frame[name]) for name in frame.columns}

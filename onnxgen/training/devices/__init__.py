@@ -1,4 +1,4 @@
-"""What this machine can train on.
+"""Lists the devices that this machine can train on.
 
 from onnxgen.training import devices
 for device in devices(test=True):
@@ -13,19 +13,19 @@ from onnxgen._callable import callable_module
 from onnxgen.training.devices import plugins, probe
 from onnxgen.training.devices.choice import choose
 from onnxgen.training.devices.device import FEATURES, Device
-from onnxgen.training.devices.prepared import prepare
+from onnxgen.training.devices.prepared import prepare_for
 from onnxgen.training.devices.trainer import trainer_options
 from onnxgen.training.devices.verdicts import tested
 
-__all__ = ["FEATURES", "Device", "choose", "devices", "prepare", "trainer_options"]
+__all__ = ["FEATURES", "Device", "choose", "devices", "prepare_for", "trainer_options"]
 
 
 def devices(imports: Sequence[str] = (), *, test: bool = False) -> list[Device]:
-    """Every device there is, in the order in which `choose("auto")` prefers them; the CPU is last.
+    """Return all devices, in the order in which `choose("auto")` prefers them; the CPU is last.
 
     Args:
-        imports: modules to import first, which bring devices of their own.
-        test: run the self-test on each, in a process of its own: seconds a device, the first time.
+        imports: modules to import first, which register devices.
+        test: run the self-test for each device in a process of its own. The first time it takes seconds per device.
 
     Raises:
         OnnxgenError: one of `imports` can't be imported.

@@ -1,4 +1,4 @@
-"""A Python process of its own, for what may crash or hang."""
+"""Runs code that may crash or hang in a separate Python process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 
 
 def python(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run this Python, which can import there what can be imported here.
+    """Run Python with these arguments and this process's import path.
 
     Raises:
-        subprocess.TimeoutExpired: it was not done in `timeout` seconds.
+        subprocess.TimeoutExpired: it did not end within `timeout` seconds.
         OSError: it could not be started.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}

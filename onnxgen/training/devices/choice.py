@@ -1,4 +1,4 @@
-"""One device, by the text that asks for it."""
+"""Finds the device that a text such as "cuda:1" names."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onnxgen.training.devices.verdicts import tested
 
 
 def choose(text: str = "auto", imports: Sequence[str] = ()) -> Device:
-    """The device that `text` asks for.
+    """Return the device that `text` names.
 
-    "auto" takes the first that passes its self-test, in the order cuda (NVIDIA and ROCm), xpu, mps, DirectML, any other
-    accelerator that PyTorch knows, cpu; one that fails is named in a warning and passed over. A device that is asked
-    for by name is taken even if it fails, with a warning. The CPU is not tested.
+    "auto" takes the first device that passes its self-test, in the order cuda (NVIDIA and ROCm), xpu, mps, DirectML,
+    any other accelerator of PyTorch, cpu. A device that fails is skipped with a warning. A device that is named is
+    taken even if it fails, with a warning. The CPU is not tested.
 
     Args:
-        text: "auto", "cpu", "cuda", "cuda:1", "xpu", "mps", "directml", or what a plug-in calls its own ("ocl:0").
-        imports: modules to import first, which bring devices of their own.
+        text: "auto", "cpu", "cuda", "cuda:1", "xpu", "mps", "directml", or a plug-in's device ("ocl:0").
+        imports: modules to import first, which register devices.
 
     Raises:
-        OnnxgenError: there is no such device (the error lists what there is), or a module can't be imported.
+        OnnxgenError: there is no such device (the error lists all), or a module can't be imported.
     """
     kind, _ = _parsed(text)
     plugins.import_all(imports)
@@ -44,10 +44,10 @@ def choose(text: str = "auto", imports: Sequence[str] = ()) -> Device:
 
 
 def named(text: str) -> Device:
-    """The device of that name, untested.
+    """Return the device with this name, untested.
 
     Raises:
-        OnnxgenError: there is none.
+        OnnxgenError: there is no such device.
     """
     kind, index = _parsed(text)
     if (kind, index) == ("cpu", 0):
@@ -59,11 +59,10 @@ def named(text: str) -> Device:
             return device
     unlisted = probe.named(kind, index) if kind not in {d.kind for d in there} else None
     if unlisted is None:
-        listed = ", ".join(d.text for d in there)
-        raise OnnxgenError(
-            f"no device {text.strip()} on this machine",
-            help=f"there is: {listed}; a device of another back end may need its module (--import)",
+        way = (
+            f"there is: {', '.join(d.text for d in there)}; a device of another back end may need its module (--import)"
         )
+        raise OnnxgenError(f"no device {text.strip()} on this machine", help=way)
     return unlisted
 
 

@@ -1,4 +1,4 @@
-"""A device, as `devices()` lists it."""
+"""The facts about a device."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-# Devices whose recurrent kernels are PyTorch's own; of any other it takes a self-test to know.
-OWN_KERNELS = ("cpu", "cuda", "rocm", "xpu", "mps")
-# What a self-test can find to work (`Device.works`), and why it matters.
+# PyTorch itself has recurrent kernels for these devices. For any other device the self-test finds out.
+RECURRENT_KERNELS = ("cpu", "cuda", "rocm", "xpu", "mps")
+# The features that the self-test looks for (`Device.works`), and what they are needed for.
 FEATURES = {
     "float64": "double precision",
     "bf16": "autocast to bfloat16 (precision bf16-mixed)",
     "fp16": "autocast to float16 (precision 16-mixed)",
-    "lerp": "optimizers as torch has them; without it Adam and its like compute the same without lerp",
+    "lerp": "torch's own optimizer kernels; without it Adam and similar optimizers compute the same without lerp",
     "foreach": "optimizers that update all parameters in few calls",
     "recurrent": "LSTM, GRU and RNN kernels; without them these layers are unrolled",
     "distributed": "several processes (a torch.distributed back end for it is built in)",
@@ -26,11 +26,11 @@ class Device:
 
     Attributes:
         kind: "cuda", "rocm" (of torch type "cuda"), "xpu", "mps", "directml", "cpu", or the name of another back end.
-        index: its number among those of its kind.
-        name: as the driver calls it.
+        index: its number among the devices of its kind.
+        name: the driver's name for it.
         memory: bytes of its own memory; None if the driver doesn't tell.
-        torch_device: what tensors are moved to.
-        works: what the self-test found to work, by the names of `FEATURES`; empty if it was not tested.
+        torch_device: the device for tensors.
+        works: the `FEATURES` that passed the self-test; empty if it was not tested.
         verdict: "ok", or why the self-test failed; None if it was not tested.
     """
 
@@ -44,7 +44,7 @@ class Device:
 
     @property
     def text(self) -> str:
-        """As it is chosen by: "cuda:0", or "cpu" and "mps", of which there is one."""
+        """The name to choose it by: "cuda:0"; "cpu" and "mps" have no number."""
         return self.kind if self.kind in ("cpu", "mps") else f"{self.kind}:{self.index}"
 
     @property
@@ -54,17 +54,17 @@ class Device:
 
     @property
     def float64(self) -> bool:
-        """Whether float64 may be used on it; taken as given where PyTorch itself has the kernels, until tested."""
+        """True if float64 may be used. An untested device is assumed to have it, except MPS and DirectML."""
         if self.kind in ("mps", "directml"):
             return False
         return "float64" in self.works or (self.verdict is None or not self.works)
 
     @property
     def recurrent(self) -> bool:
-        """Whether it runs LSTM, GRU and RNN itself."""
-        return self.kind in OWN_KERNELS or (self.kind != "directml" and "recurrent" in self.works)
+        """True if it has kernels for LSTM, GRU and RNN."""
+        return self.kind in RECURRENT_KERNELS or (self.kind != "directml" and "recurrent" in self.works)
 
     @property
     def plain_optimizers(self) -> bool:
-        """Whether optimizers must do without lerp and without foreach and fused kernels."""
+        """True if optimizers must not use lerp, foreach and fused kernels."""
         return self.kind == "directml" or (bool(self.works) and not {"lerp", "foreach"} <= set(self.works))

@@ -1,4 +1,4 @@
-"""Lightning's parts for devices that it has none for: one device, moved to and trained in what the device can hold."""
+"""Lightning's accelerator, strategy and precision for devices that it does not know."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CPU = torch.device("cpu")
 
 
 class AnyAccelerator(Accelerator):
-    """A device that Lightning has no accelerator for. Which one it is, is the strategy's business."""
+    """An accelerator for any device. The strategy knows which one."""
 
     def setup_device(self, device: torch.device) -> None:
-        """Nothing to set up: tensors are moved to the device by its name."""
+        """Do nothing: tensors are moved to the device by its name."""
 
     def teardown(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing."""
 
     def get_device_stats(self, device: _DEVICE) -> dict[str, Any]:
         return {}
@@ -54,9 +54,9 @@ class AnyAccelerator(Accelerator):
 
 
 class OneDevice(SingleDeviceStrategy):
-    """Trains on one device, whatever it is; checkpoints hold CPU tensors, which load anywhere.
+    """Trains on one device of any kind. Checkpoints hold CPU tensors, which load anywhere.
 
-    Where the device has no float64, what is moved there becomes float32 first: the model, and every batch.
+    If the device has no float64, model and batches are converted to float32 before they are moved to it.
     """
 
     strategy_name = "onnxgen_one_device"
@@ -85,7 +85,7 @@ class OneDevice(SingleDeviceStrategy):
 
 
 class PlainPrecision(Precision):
-    """float32, and gradients clipped without foreach kernels."""
+    """Trains in float32, and clips gradients without foreach kernels."""
 
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
         torch.nn.utils.clip_grad_norm_(self.main_params(optimizer), clip_val, foreach=False)

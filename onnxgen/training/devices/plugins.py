@@ -1,11 +1,11 @@
-"""Devices that come from outside: modules to import by name, and entry points of the group `onnxgen.devices`."""
+"""Loads plug-ins that register devices: modules by name, and entry points of the group `onnxgen.devices`."""
 
 from __future__ import annotations
 
 import importlib
 import warnings
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from types import ModuleType
 
 from onnxgen.errors import OnnxgenError, typed
@@ -14,10 +14,10 @@ GROUP = "onnxgen.devices"
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import modules that bring devices of their own.
+    """Import modules that register devices.
 
     Raises:
-        OnnxgenError: one can't be imported; the reason is the module's own.
+        OnnxgenError: a module can't be imported.
     """
     for name in names:
         try:
@@ -30,12 +30,12 @@ def import_all(names: Iterable[str]) -> None:
 
 
 def load(kind: str | None = None) -> None:
-    """Load the entry points, or only that of one kind: a module to import, or a function to call.
+    """Load all entry points, or only the one of a kind: a module to import, or a function to call.
 
     Raises:
-        OnnxgenError: the one of `kind` fails. Of all of them, one that fails is named in a warning.
+        OnnxgenError: the entry point of `kind` fails. When all are loaded, those that fail are skipped with a warning.
     """
-    for point in _points():
+    for point in entry_points(group=GROUP):
         if kind is not None and point.name != kind:
             continue
         try:
@@ -47,7 +47,3 @@ def load(kind: str | None = None) -> None:
             if kind is not None:
                 raise OnnxgenError(text, help="reinstall the package it comes with") from None
             warnings.warn(f"{text}; it is skipped", stacklevel=3)
-
-
-def _points() -> Iterable[EntryPoint]:
-    return entry_points(group=GROUP)

@@ -1,4 +1,4 @@
-"""A model as a device can train it."""
+"""Changes a model so that a device can train it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.devices.device import Device
 from onnxgen.training.devices.unrolled import UNROLLED
 
-# Each in half the bits, for devices without float64.
+# The dtype of half the size, for devices without float64.
 SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
-def prepare(model: nn.Module, device: Device) -> nn.Module:
-    """Change a model in place so that `device` can train it; the state-dict keys stay.
+def prepare_for(model: nn.Module, device: Device) -> nn.Module:
+    """Change a model in place so that `device` can train it. The keys of its state dict stay.
 
-    Where the device has no float64, parameters and buffers of it become float32 (parameters with a warning). Where its
-    LSTM, GRU and RNN kernels are not known to work, those layers compute step by step. Nothing is moved.
+    If the device has no float64, such parameters and buffers become float32 (parameters with a warning). If its LSTM,
+    GRU and RNN kernels are not known to work, these layers are unrolled. Nothing is moved to the device.
 
     Returns:
         the same model.
 
     Raises:
-        OnnxgenError: a recurrent layer is of a class of its own, so that it can't be unrolled.
+        OnnxgenError: a recurrent layer is of a subclass, so it can't be unrolled.
     """
     if not device.float64:
         if any(p.dtype in SINGLE for p in model.parameters()):
@@ -37,15 +37,15 @@ def prepare(model: nn.Module, device: Device) -> nn.Module:
 
 
 def single(tensor: Tensor) -> Tensor:
-    """The tensor in float32 if it is float64 (complex64 if complex128), else itself."""
+    """Convert float64 to float32 and complex128 to complex64. Return any other tensor unchanged."""
     return tensor.to(SINGLE[tensor.dtype]) if tensor.dtype in SINGLE else tensor
 
 
 def unroll(model: nn.Module) -> None:
-    """Let every LSTM, GRU, RNN and cell of torch compute step by step.
+    """Make every LSTM, GRU, RNN and cell of torch compute step by step.
 
     Raises:
-        OnnxgenError: one is of a subclass, whose `forward` may be its own.
+        OnnxgenError: one is of a subclass, which may have its own `forward`.
     """
     for name, module in model.named_modules():
         if type(module) in UNROLLED:

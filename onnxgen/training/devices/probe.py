@@ -1,4 +1,4 @@
-"""What devices there are. Asking never fails: drivers that are absent, broken or half installed are passed over."""
+"""Finds the devices of this machine. It never raises: absent or broken drivers are skipped."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from onnxgen.training.devices.child import python
 from onnxgen.training.devices.device import Device
 
-UNNAMED = "privateuseone"  # PyTorch's name for a back end from outside that gave itself none, such as DirectML
+UNNAMED = "privateuseone"  # PyTorch's name for an external back end without its own name, such as DirectML
 
 
 def found() -> Iterator[Device]:
-    """Every device, in the order in which `auto` prefers them; the CPU is last, and always there.
+    """Yield all devices, in the order in which `auto` prefers them; the CPU is always there, and last.
 
-    It is a generator so that what comes first spares importing what comes after.
+    It is a generator, so that modules for later devices are imported only if they are needed.
     """
     yield from _of_torch("rocm" if getattr(torch.version, "hip", None) else "cuda", torch.cuda)
     yield from _of_torch("xpu", getattr(torch, "xpu", None))
@@ -33,7 +33,7 @@ def found() -> Iterator[Device]:
 
 
 def named(type_: str, index: int) -> Device | None:
-    """A device that PyTorch can hold tensors on though nothing lists it; None if it can't."""
+    """Return a device that is not listed, if PyTorch can hold tensors on it, else None."""
     try:
         device = torch.device(type_, index)
         kept = torch.ones(1).to(device)
@@ -50,7 +50,7 @@ def cpu() -> Device:
 
 
 def quietly(ask: Callable[[], Any], otherwise: Any = None) -> Any:
-    """What `ask` returns, or `otherwise` if it raises anything: drivers raise whatever they like (OSError, too)."""
+    """Return the result of `ask`, or `otherwise` if it raises: drivers may raise any exception."""
     try:
         return ask()
     except Exception:
@@ -58,7 +58,7 @@ def quietly(ask: Callable[[], Any], otherwise: Any = None) -> Any:
 
 
 def _of_torch(kind: str, module: Any) -> Iterator[Device]:
-    """The devices behind a module of torch's usual form: `is_available`, `device_count`, `get_device_name`, ..."""
+    """Yield the devices of a module with torch's usual functions: `is_available`, `device_count`, and so on."""
     if not _ask(module, "is_available"):
         return
     type_ = "cuda" if kind == "rocm" else kind
@@ -70,14 +70,14 @@ def _of_torch(kind: str, module: Any) -> Iterator[Device]:
 
 def _mps() -> Iterator[Device]:
     if _ask(torch.backends.mps, "is_available"):
-        # Read when torch is first asked for an operator that Metal lacks: it then runs on the CPU.
+        # torch reads this when it first needs an operator that Metal lacks, which then runs on the CPU.
         os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
         memory = _ask(torch.mps, "recommended_max_memory")
         yield Device("mps", 0, platform.processor() or "Apple GPU", memory, torch.device("mps", 0))
 
 
 def _directml() -> Iterator[Device]:
-    """DirectML's devices. Without a driver `torch_directml.is_available()` itself raises, or kills the process."""
+    """Yield DirectML's devices. Without a driver, `torch_directml.is_available()` raises or kills the process."""
     if "torch_directml" not in sys.modules and not _directml_answers():
         return
     module = quietly(lambda: importlib.import_module("torch_directml"))
@@ -87,12 +87,12 @@ def _directml() -> Iterator[Device]:
         device = _ask(module, "device", index)
         if device is not None:
             name = str(_ask(module, "device_name", index) or "DirectML").rstrip("\0 ")
-            yield Device("directml", index, name, None, torch.device(device))  # of memory it tells only what is in use
+            yield Device("directml", index, name, None, torch.device(device))  # it tells only the memory in use
 
 
 @cache
 def _directml_answers() -> bool:
-    """Whether asking for DirectML's devices does no harm, as a process of its own finds out."""
+    """Return True if DirectML's devices can be listed without a crash. A separate process tries it."""
     if quietly(lambda: importlib.util.find_spec("torch_directml")) is None:
         return False
     question = "import torch_directml as d; print('answers', d.is_available() and d.device_count())"
@@ -101,12 +101,12 @@ def _directml_answers() -> bool:
 
 
 def _ask(module: Any, function: str, *arguments: Any) -> Any:
-    """What a function of a module returns; None if it raises, or the module has none."""
+    """Return the result of a module's function; None if it raises or does not exist."""
     return quietly(lambda: getattr(module, function)(*arguments))
 
 
 def _other_types() -> list[str]:
-    """Device types of other back ends that PyTorch knows: built in, or from outside under a name of their own."""
+    """Return the device types of PyTorch's other back ends: built in, or external with their own name."""
     types = []
     accelerator = getattr(torch, "accelerator", None)  # from torch 2.6 on
     if accelerator is not None:

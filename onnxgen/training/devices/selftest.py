@@ -1,10 +1,10 @@
-"""One batch through a small network on a device, against the CPU.
+"""Trains a small network for one batch on a device, and compares it with the CPU.
 
     python -m onnxgen.training.devices.selftest cuda:0
 
-prints one line of JSON: the verdict, and what works. DirectML is known to return missing gradients and stale BatchNorm
-statistics without an error, so everything that training reads is compared: the loss, every gradient, the running
-statistics, and the weights after a step.
+prints one line of JSON: the verdict, and the features that work. DirectML may return missing gradients and stale
+BatchNorm statistics without an error. So everything that training reads is compared: the loss, all gradients, the
+running statistics, and the weights after a step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnxgen.training.devices import plugins, probe
 from onnxgen.training.devices.device import Device
 from onnxgen.training.devices.prepared import unroll
 
-# Of float32, relative to the largest element of a tensor: sums in another order differ by some 1e-6.
+# Relative to the largest element of a tensor. In float32, sums in another order differ by about 1e-6.
 TOLERANCE = 1e-3
 
 
@@ -32,7 +32,7 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)  # before a norm, a bias has no gradient but noise
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)  # a bias before a norm would have only noise as gradient
         self.norm = nn.BatchNorm2d(8)
         self.lstm = nn.LSTM(8, 8, batch_first=True, bidirectional=True)
         self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
@@ -47,8 +47,8 @@ class Small(nn.Module):
 
 
 def run(device: Device) -> tuple[str, tuple[str, ...]]:
-    """The verdict ("ok", or what went wrong) and what works, by the names of `device.FEATURES`."""
-    # no rounding of inputs to fewer bits, as some GPUs do for speed
+    """Return the verdict ("ok", or what is wrong), and the names of the `device.FEATURES` that work."""
+    # TF32 would round inputs to fewer bits.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     works = tuple(n for n, test in _FEATURES.items() if probe.quietly(partial(test, device.torch_device), False))
     torch.manual_seed(0)
@@ -58,12 +58,12 @@ def run(device: Device) -> tuple[str, tuple[str, ...]]:
         wrong = _compared(copy.deepcopy(model), x, target, device, expected)
         if wrong is None:
             return "ok", (*works, "recurrent")
-    unroll(model)  # which is how it is trained where the kernels fail
+    unroll(model)  # recurrent layers are trained unrolled if their kernels fail
     return _compared(model, x, target, device, expected) or "ok", works
 
 
 def _compared(model: nn.Module, x: Tensor, target: Tensor, device: Device, expected: dict[str, Tensor]) -> str | None:
-    """What is wrong on the device; None if nothing is."""
+    """Return what is wrong on the device; None if nothing is."""
     try:
         found = _trained(model, x, target, device.torch_device)
     except Exception as error:
@@ -72,13 +72,13 @@ def _compared(model: nn.Module, x: Tensor, target: Tensor, device: Device, expec
         if name not in found:
             return f"{name} is missing"
         difference = (found[name] - want).abs().max().item()
-        if not difference <= TOLERANCE * max(want.abs().max().item(), 1e-3):  # NaN is wrong, too
+        if not difference <= TOLERANCE * max(want.abs().max().item(), 1e-3):  # also true for NaN
             return f"{name} differs from the CPU's by {difference:.3g}"
     return None
 
 
 def _trained(model: nn.Module, x: Tensor, target: Tensor, device: torch.device) -> dict[str, Tensor]:
-    """One training step; all that it changes, by name, on the CPU."""
+    """Run one training step. Return everything that it changes, by name, on the CPU."""
     model, x, target = model.to(device).train(), x.to(device), target.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     loss = nn.functional.cross_entropy(model(x), target)
@@ -128,7 +128,7 @@ _FEATURES: dict[str, Callable[[torch.device], bool]] = {
 
 
 def main(arguments: list[str]) -> None:
-    """The device's text, then the modules to import for it."""
+    """Test a device. The arguments are its text, and the modules to import for it."""
     from onnxgen.training.devices.choice import named
 
     text, *imports = arguments

@@ -1,4 +1,4 @@
-"""What Lightning's `Trainer` is given for a device."""
+"""The arguments of Lightning's `Trainer` for a device."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.devices.device import Device
 from onnxgen.training.settings import Settings
 
-_LIGHTNINGS = {"cuda": "cuda", "rocm": "cuda", "mps": "mps", "cpu": "cpu"}  # devices it has an accelerator for
-
 
 def trainer_options(device: Device, settings: Settings) -> dict[str, Any]:
-    """Arguments of Lightning's `Trainer`: accelerator, devices, num_nodes, strategy, and precision or plugins.
+    """Return arguments of Lightning's `Trainer`: accelerator, devices, num_nodes, strategy, precision or plugins.
 
     Raises:
-        OnnxgenError: the device can't do the precision or the strategy, or there are not as many devices.
+        OnnxgenError: the device does not support the precision or the strategy, or there are too few devices.
     """
     check_precision(device, settings.precision)
     processes = settings.devices * settings.nodes
     if device.kind in ("cuda", "rocm", "cpu"):
-        options = _by_lightning(device, settings, processes)
+        options = _options_of_lightning(device, settings, processes)
     else:
-        options = _by_ours(device, settings, processes)
+        options = _own_options(device, settings, processes)
     return {**options, "num_nodes": settings.nodes}
 
 
 def check_precision(device: Device, precision: str) -> None:
-    """See that the device can train in this precision.
+    """Check that the device supports the precision.
 
     Raises:
-        OnnxgenError: it can't; the error says which it can.
+        OnnxgenError: it does not (the error names one that it supports).
     """
     mixed, way_out = precision.endswith("-mixed"), "--precision 32-true"
     if device.kind == "directml" and precision != "32-true":
@@ -47,31 +45,30 @@ def check_precision(device: Device, precision: str) -> None:
         raise OnnxgenError(f"PyTorch {torch.__version__} has no autocast for {device.text}", help=way_out)
 
 
-def _by_lightning(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
-    """On what Lightning has an accelerator and several processes for."""
-    accelerator, strategy = _LIGHTNINGS[device.kind], _strategy(settings.strategy, processes)
+def _options_of_lightning(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
+    """Return options for the devices on which Lightning itself can run one or several processes."""
     devices: int | list[int] = settings.devices
-    if accelerator == "cuda":
+    if device.kind != "cpu":
         there = torch.cuda.device_count()
         if device.index + settings.devices > there:
-            asked = f"{settings.devices} devices from {device.text} on"
-            raise OnnxgenError(f"no {asked}: this machine has {there}", help="ask for fewer")
+            what = f"{settings.devices} devices from {device.text} on are too many: this machine has {there}"
+            raise OnnxgenError(what, help="use fewer --devices")
         devices = list(range(device.index, device.index + settings.devices))
-    return {"accelerator": accelerator, "devices": devices, "strategy": strategy, "precision": settings.precision}
+    strategy = _strategy(settings.strategy, processes)
+    return {"accelerator": device.type, "devices": devices, "strategy": strategy, "precision": settings.precision}
 
 
 def _strategy(name: str, processes: int) -> Any:
     if name == "fsdp" and processes > 1:
-        from lightning.pytorch.strategies import (
-            ModelParallelStrategy,  # `FSDPStrategy`, of the older API, insists on CUDA
-        )
+        # `FSDPStrategy`, with torch's older API, needs CUDA.
+        from lightning.pytorch.strategies import ModelParallelStrategy
 
         return ModelParallelStrategy(processes, 1, save_distributed_checkpoint=False)
     return "ddp" if processes > 1 else "auto"
 
 
-def _by_ours(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
-    """On a single device by our own strategy."""
+def _own_options(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
+    """Return options for a single device with our own strategy."""
     from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 
     from onnxgen.training.devices.engine import AnyAccelerator, OneDevice, PlainPrecision

@@ -1,7 +1,7 @@
-"""Recurrent layers step by step, in products and activations that every device has.
+"""Recurrent layers that compute step by step, with operations that every device has.
 
-Each class is torch's own with another `forward`: parameters, names, initialisation and checks are inherited, and so an
-instance of torch's class becomes one of these by changing its `__class__`. The formulas are those in torch's
+Each class is a subclass of torch's with another `forward`; parameters, names, initialisation and checks are inherited.
+So an instance of torch's class can be converted by changing its `__class__`. The formulas are those in torch's
 documentation of `nn.LSTM`, `nn.GRU` and `nn.RNN`.
 """
 
@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from onnxgen.errors import OnnxgenError
 
 State = tuple[Tensor, ...]  # (h,) or (h, c), each [batch, hidden]
-Step = Callable[[Tensor, Tensor, State], State]  # from the input's and the state's share of the gates
+Step = Callable[[Tensor, Tensor, State], State]  # takes the input's and the state's contributions to the gates
 
 
 def _lstm(x: Tensor, h: Tensor, state: State) -> State:
@@ -34,23 +34,19 @@ def _gru(x: Tensor, h: Tensor, state: State) -> State:
     return (n + z * (state[0] - n),)
 
 
-def _tanh(x: Tensor, h: Tensor, state: State) -> State:
-    return ((x + h).tanh(),)
-
-
-def _relu(x: Tensor, h: Tensor, state: State) -> State:
-    return ((x + h).relu(),)
-
-
-_STEPS: dict[str, Step] = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu, "tanh": _tanh}
-_STEPS["relu"] = _relu
+_STEPS: dict[str, Step] = {
+    "LSTM": _lstm,
+    "GRU": _gru,
+    "RNN_TANH": lambda x, h, state: ((x + h).tanh(),),
+    "RNN_RELU": lambda x, h, state: ((x + h).relu(),),
+}
 
 
 class _Unrolled(nn.RNNBase):
-    """The `forward` that all three share."""
+    """The `forward` of LSTM, GRU and RNN."""
 
     def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        """Same as torch's: `input` [length, batch, features], batch first if so made, or of one sample.
+        """Compute the same as torch's `forward`.
 
         Raises:
             OnnxgenError: the input is a packed sequence.
@@ -81,7 +77,7 @@ class _Unrolled(nn.RNNBase):
         return tuple(x.new_zeros(count, x.shape[1], size) for size in sizes)
 
     def _layers(self, x: Tensor, states: State) -> tuple[Tensor, State]:
-        """All layers over x [length, batch, features]; the last states are stacked as torch stacks them."""
+        """Run all layers over x [length, batch, features]. The last states are stacked in torch's order."""
         directions, last = 2 if self.bidirectional else 1, []
         for index, weights in enumerate(self.all_weights):
             layer, backward = divmod(index, directions)
@@ -97,11 +93,11 @@ class _Unrolled(nn.RNNBase):
         return x, tuple(torch.stack(part) for part in zip(*last))
 
     def _layer(self, x: Tensor, state: State, weights: Sequence[Tensor], backward: bool) -> tuple[Tensor, State]:
-        """One direction of one layer over x [length, batch, features]."""
+        """Run one direction of one layer over x [length, batch, features]."""
         w_ih, w_hh, *rest = weights
         b_ih, b_hh = rest[:2] if self.bias else (None, None)
         step, outputs = _STEPS[self.mode], []
-        inputs = F.linear(x, w_ih, b_ih).unbind(0)  # of all steps at once
+        inputs = F.linear(x, w_ih, b_ih).unbind(0)  # computed for all steps at once
         for gates in reversed(inputs) if backward else inputs:
             state = step(gates, F.linear(state[0], w_hh, b_hh), state)
             if self.proj_size:
@@ -110,23 +106,17 @@ class _Unrolled(nn.RNNBase):
         return torch.stack(outputs[::-1] if backward else outputs), state
 
 
-class LSTM(_Unrolled, nn.LSTM):  # type: ignore[misc]
-    """`nn.LSTM`, unrolled."""
+class LSTM(_Unrolled, nn.LSTM): ...  # type: ignore[misc]
 
 
-class GRU(_Unrolled, nn.GRU):  # type: ignore[misc]
-    """`nn.GRU`, unrolled."""
+class GRU(_Unrolled, nn.GRU): ...  # type: ignore[misc]
 
 
-class RNN(_Unrolled, nn.RNN):  # type: ignore[misc]
-    """`nn.RNN`, unrolled."""
+class RNN(_Unrolled, nn.RNN): ...  # type: ignore[misc]
 
 
 class LSTMCell(nn.LSTMCell):
-    """`nn.LSTMCell` in single operators."""
-
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Same as torch's: `input` [batch, features] or [features]."""
         if hx is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
             hx = (zeros, zeros)
@@ -135,32 +125,20 @@ class LSTMCell(nn.LSTMCell):
 
 
 class GRUCell(nn.GRUCell):
-    """`nn.GRUCell` in single operators."""
-
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Same as torch's: `input` [batch, features] or [features]."""
         hx = input.new_zeros(*input.shape[:-1], self.hidden_size) if hx is None else hx
         return _gru(*_shares(self, input, hx), (hx,))[0]
 
 
 class RNNCell(nn.RNNCell):
-    """`nn.RNNCell` in single operators."""
-
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Same as torch's: `input` [batch, features] or [features]."""
         hx = input.new_zeros(*input.shape[:-1], self.hidden_size) if hx is None else hx
-        return _STEPS[self.nonlinearity](*_shares(self, input, hx), (hx,))[0]
+        return _STEPS[f"RNN_{self.nonlinearity.upper()}"](*_shares(self, input, hx), (hx,))[0]
 
 
 def _shares(cell: nn.RNNCellBase, input: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return F.linear(input, cell.weight_ih, cell.bias_ih), F.linear(h, cell.weight_hh, cell.bias_hh)
 
 
-UNROLLED: dict[type[nn.Module], type[nn.Module]] = {
-    nn.LSTM: LSTM,
-    nn.GRU: GRU,
-    nn.RNN: RNN,
-    nn.LSTMCell: LSTMCell,
-    nn.GRUCell: GRUCell,
-    nn.RNNCell: RNNCell,
-}
+# By torch's class.
+UNROLLED = {getattr(nn, kind.__name__): kind for kind in (LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell)}

@@ -1,10 +1,11 @@
-"""The self-test's verdict on a device, from a process of its own: a broken driver may crash or hang.
+"""Runs the self-test of a device in a process of its own, since a broken driver may crash or hang.
 
-What passed is remembered, for this device, driver and PyTorch; what failed is tried again the next time.
+A test that passed is cached for this device, driver and PyTorch. One that failed is run again the next time.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import signal
 import subprocess
@@ -25,7 +26,7 @@ TIMEOUT = 180.0  # seconds; a first run may compile kernels
 
 
 def tested(device: Device, imports: Sequence[str] = ()) -> Device:
-    """The device with what its self-test found."""
+    """Return the device with the result of its self-test."""
     verdict, works = _verdict(device.text, device.name, tuple(imports))
     return replace(device, verdict=verdict, works=works)
 
@@ -53,7 +54,7 @@ def _run(text: str, imports: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
             said = json.loads(line)
             if isinstance(said, dict) and "verdict" in said:
                 return str(said["verdict"]), tuple(said["works"])
-    return f"the test {_ended(done.returncode)}: {' '.join(done.stderr.split())[-300:] or 'no word'}", ()
+    return f"the test {_ended(done.returncode)}: {' '.join(done.stderr.split())[-300:] or 'no message'}", ()
 
 
 def _ended(code: int) -> str:
@@ -65,12 +66,12 @@ def _ended(code: int) -> str:
 
 
 def _versions() -> tuple[str, ...]:
-    """What a verdict depends on besides the device."""
+    """Return the versions of everything that a verdict depends on besides the device."""
     cuda = [str(part) for part in (torch.version.cuda, getattr(torch.version, "hip", None)) if part]
     driver = (
         probe.quietly(lambda: str(torch._C._cuda_getDriverVersion()), "")  # type: ignore[attr-defined]
         if torch.cuda.is_available()
         else ""
     )
-    directml = probe.quietly(lambda: __import__("importlib.metadata").metadata.version("torch-directml"), "")
+    directml = probe.quietly(lambda: importlib.metadata.version("torch-directml"), "")
     return (__version__, torch.__version__, *cuda, driver, directml)

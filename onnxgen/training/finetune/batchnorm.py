@@ -1,13 +1,13 @@
-"""`calibrate_batchnorm`: statistics for norms that have none yet, without changing what the network computes."""
+"""`calibrate_batchnorm`: measures statistics for BatchNorms without changing what the network computes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +15,22 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError, typed
 from onnxgen.surgery.example import undisturbed
 from onnxgen.training.data.samples import Data
+from onnxgen.training.loader import Loader
 from onnxgen.training.settings import Settings
 
-SETTINGS = Settings()  # of data that is opened: all of it is measured, as it is
+SETTINGS = Settings()  # for opening data
 NORM = nn.modules.batchnorm._BatchNorm
 Batches: TypeAlias = Iterable[Tensor | Sequence[Tensor] | Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What was measured at one norm, by channel.
+    """The measurements at one norm.
 
     Attributes:
-        path: of the norm.
-        values: how many a channel were measured; 0 where the data never came by, and nothing was changed.
-        mean, std: of its input, float64 on the CPU.
+        path: the norm's path.
+        values: number of values measured per channel; 0 if no data reached the norm, which then was not changed.
+        mean, std: of its input, by channel; float64 on the CPU.
     """
 
     path: str
@@ -39,31 +40,33 @@ class Calibrated:
 
 
 def calibrate_batchnorm(model: nn.Module, batches: Batches | Path | Data, *, every: bool = False) -> list[Calibrated]:
-    """Measure what BatchNorms see, and let them normalise with it; what the model computes in evaluation stays.
+    """Measure the inputs of BatchNorms, and make these their running statistics.
 
-    `--restore-batchnorm` puts a folded norm back as the identity: mean 0, variance 1, scale 1. In training it would
-    normalise with the batch, and compute something else than the network that the file holds. With the mean and
-    variance of its input over all batches as running statistics, `sqrt(variance + eps)` in the scale and the mean in
-    the shift, it computes the same in evaluation, and nearly the same in training.
+    The model's outputs in evaluation mode stay the same. `--restore-batchnorm` restores a folded norm as the identity:
+    mean 0, variance 1, scale 1. In training this norm would normalise with the batch, so the network would compute
+    something else. With measured running statistics, `sqrt(variance + eps)` in the scale and the mean in the shift, the
+    norm computes the same in evaluation, and nearly the same in training.
 
     Args:
-        model: any module; measured in evaluation mode.
-        batches: a tensor each, or the arguments of `forward` (what comes after them, such as labels, is ignored), or a
-            dict of them by name; a `DataLoader` will do. Or data as `fit` takes it: a path, or `Data`, of which the
-            training part is measured. The more, the better: a few hundred samples at least.
-        every: all norms, not only those that are the identity.
+        model: any module; it runs in evaluation mode.
+        batches: each is a tensor, the arguments of `forward` (later items, such as labels, are ignored), or a dict of
+            arguments. A `DataLoader` is fine. Or data as for `fit`: a path, or `Data`; its training part is measured.
+            Use a few hundred samples or more.
+        every: measure all norms, not only those that are the identity.
 
     Returns:
-        what was measured, norm by norm.
+        the measurements of each norm.
 
     Raises:
-        OnnxgenError: there is no such norm, no batch, or a batch that the model can't take.
+        OnnxgenError: there is no such norm, there is no batch, or the model fails on a batch.
     """
     measured = {path: _Moments() for path in _norms(model, every)}
     if not measured:
-        way_out = "generate with --restore-batchnorm, or measure every=True"
+        way_out = "generate with --restore-batchnorm, or measure all with every=True"
         raise OnnxgenError("no BatchNorm of the model is the identity", help=way_out)
-    with undisturbed(model), _watched(model, measured):
+    with undisturbed(model), ExitStack() as hooks:
+        for path, moments in measured.items():
+            hooks.enter_context(model.get_submodule(path).register_forward_pre_hook(moments.hook))
         count = 0
         for count, batch in enumerate(_opened(model, batches), 1):
             _run(model, batch, count)
@@ -83,8 +86,9 @@ class _Moments:
     mean: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     squares: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
-    def add(self, x: Tensor) -> None:
-        """One more batch [n, channels, ...]."""
+    def hook(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        """Add a batch [n, channels, ...], the norm's input."""
+        x = arguments[0]
         count = x.numel() // x.shape[1]
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         variance, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
@@ -98,7 +102,7 @@ class _Moments:
         self.count = total
 
     def variance(self) -> Tensor:
-        """Unbiased, as BatchNorm's running variance."""
+        """Return the unbiased variance, like BatchNorm's running variance."""
         return self.squares / max(self.count - 1, 1)
 
 
@@ -112,11 +116,8 @@ def _opened(model: nn.Module, batches: Batches | Path | Data) -> Batches:
 
     data = open_data(batches, model, SETTINGS, targets=False)
     inputs = feed(data, model, SETTINGS, targets=False).inputs
-    samples = next(part for part in (data.train, data.val, data.test) if part is not None)
-    starts = range(0, len(samples), SETTINGS.batch_size)
-    chunks = (range(start, min(start + SETTINGS.batch_size, len(samples))) for start in starts)
-    taken = (samples.take(chunk, SETTINGS.seed) for chunk in chunks)
-    return ([batch[column] for column in inputs] for batch in taken)
+    samples = next(iter(data.parts.values()))
+    return ([batch[column] for column in inputs] for batch in Loader(samples, SETTINGS.batch_size, workers=0))
 
 
 def _norms(model: nn.Module, every: bool) -> Iterator[str]:
@@ -127,23 +128,10 @@ def _norms(model: nn.Module, every: bool) -> Iterator[str]:
 
 
 def _is_identity(norm: NORM) -> bool:
-    """Whether a norm is what `--restore-batchnorm` makes; its shift is the convolution's bias."""
+    """Return True if the norm is as `--restore-batchnorm` makes it, apart from its shift (the convolution's bias)."""
     assert norm.running_mean is not None and norm.running_var is not None
     near_one = (norm.running_var - 1).abs() < 1e-3
     return bool((near_one & (norm.running_mean == 0) & (norm.weight == 1)).all())
-
-
-@contextmanager
-def _watched(model: nn.Module, measured: Mapping[str, _Moments]) -> Iterator[None]:
-    def watch(moments: _Moments) -> Any:
-        return lambda _, arguments: moments.add(arguments[0])
-
-    hooks = [model.get_submodule(p).register_forward_pre_hook(watch(m)) for p, m in measured.items()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _run(model: nn.Module, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor], number: int) -> None:
@@ -155,16 +143,14 @@ def _run(model: nn.Module, batch: Tensor | Sequence[Tensor] | Mapping[str, Tenso
         else:
             given = [batch] if isinstance(batch, Tensor) else batch[: len(names)]
             model(*[x.to(device) for x in given])
-    except Exception as error:  # whatever a model's own code raises
-        reason = typed(error, 200)
-        raise OnnxgenError(
-            f"the model fails on batch {number}: {reason}", help=f"forward takes {', '.join(names)}"
-        ) from error
+    except Exception as error:  # the model's code may raise anything
+        what = f"the model fails on batch {number}: {typed(error, 200)}"
+        raise OnnxgenError(what, help=f"forward takes {', '.join(names)}") from error
 
 
 @torch.no_grad()
 def _adopt(norm: nn.Module, moments: _Moments) -> None:
-    """New statistics, and the scale and shift with which it computes what it did."""
+    """Set new statistics, and the scale and shift with which the norm computes the same as before."""
     assert isinstance(norm, NORM) and norm.running_mean is not None and norm.running_var is not None
     mean, variance = norm.running_mean.cpu().double(), norm.running_var.cpu().double()
     slope = norm.weight.cpu().double() / (variance + norm.eps).sqrt()

@@ -1,4 +1,4 @@
-"""The blocks of a network in their order, from the input to the head."""
+"""Finds the blocks of a network, in order from the input to the head."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import nn
 
 
 def blocks(model: nn.Module) -> list[str]:
-    """Paths of the modules that are frozen and given rates as one, in order of registration.
+    """Return the paths of the model's blocks, in order of registration. A block is frozen, or has a rate, as a whole.
 
-    They are the children of the model; lists (`nn.Sequential`, `nn.ModuleList`), and a module that has all there is in
-    it, count by their own children. Each holds parameters; those of the model itself belong to none.
+    Blocks are the children of the model that have parameters. A list (`nn.Sequential`, `nn.ModuleList`), or an only
+    child, is replaced by its own children. Parameters of the model itself belong to no block.
     """
     return _below(model, "")
 

@@ -1,4 +1,4 @@
-"""`freeze` and `unfreeze`: what is trained, and what is not."""
+"""`freeze` and `unfreeze` choose what is trained."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from onnxgen.training.finetune.blocks import blocks
 
 
 def freeze(model: nn.Module, *patterns: str) -> list[str]:
-    """Train neither parameters nor statistics of what patterns name.
+    """Stop training the parameters and statistics that match the patterns.
 
-    A pattern is the path of a module, with all that is in it, or of a parameter: "layer1", "layer1.*",
-    "encoder.layers.?.attn", "**.bias" (`*` and `?` stand within one part, `**` for any number of parts). Without a
-    pattern it is the whole model. Normalisations with running statistics (BatchNorm) stay in evaluation mode,
-    `model.train()` or not: they normalise with their statistics, and don't change them. Dropout stays as it is.
+    A pattern is the path of a parameter, or of a module with everything in it: "layer1", "layer1.*",
+    "encoder.layers.?.attn", "**.bias" (`*` and `?` match within one part, `**` any number of parts). Without a pattern
+    the whole model is frozen. Norms with running statistics (BatchNorm) stay in evaluation mode even after
+    `model.train()`: they use their statistics, and don't change them. Dropout is not affected.
 
     Returns:
         the names of the parameters that the patterns match.
 
     Raises:
-        OnnxgenError: a pattern matches nothing; what is like it is listed.
+        OnnxgenError: a pattern matches nothing (the error lists similar names).
     """
     check_patterns(model, patterns)
     for norm in _norms(model, patterns):
@@ -33,7 +33,7 @@ def freeze(model: nn.Module, *patterns: str) -> list[str]:
 
 
 def unfreeze(model: nn.Module, *patterns: str) -> list[str]:
-    """Train again what patterns name; see `freeze`. Without a pattern it is the whole model.
+    """Train again what matches the patterns; see `freeze`. Without a pattern it is the whole model.
 
     Raises:
         OnnxgenError: a pattern matches nothing.
@@ -46,10 +46,10 @@ def unfreeze(model: nn.Module, *patterns: str) -> list[str]:
 
 
 def unfreeze_next(model: nn.Module) -> list[str]:
-    """Unfreeze the last block (see `blocks`) of which something is frozen; one more at each call.
+    """Unfreeze the last block (see `blocks`) that has frozen parameters. Each call unfreezes one more.
 
     Returns:
-        the names of the parameters that are trained now and were not; empty once nothing is frozen.
+        the names of the parameters that were unfrozen; empty if nothing was frozen.
     """
     for block in reversed(blocks(model)):
         frozen = [f"{block}.{n}" for n, p in model.get_submodule(block).named_parameters() if not p.requires_grad]
@@ -61,12 +61,12 @@ def unfreeze_next(model: nn.Module) -> list[str]:
 
 
 def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
-    """In place of `train`: a held norm stays in evaluation mode. Copies and pickles of a model keep it."""
+    """Replace `train` of a frozen norm, which stays in evaluation mode. Copies and pickles of the model keep this."""
     return module
 
 
 def _norms(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[nn.Module]:
-    """Those with running statistics."""
+    """Yield the norms with running statistics."""
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             if not patterns or is_below(path, patterns):

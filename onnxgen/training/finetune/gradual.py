@@ -13,33 +13,33 @@ from onnxgen.training.finetune.freezing import unfreeze, unfreeze_next
 
 
 class GradualUnfreeze(Callback):
-    """Unfreezes parts of a network at the beginning of epochs.
+    """Unfreezes parts of a network at the start of epochs.
 
         freeze(model, "stem", "layer*")
         Trainer(callbacks=[GradualUnfreeze({3: "layer4", 6: ["layer3", "layer2"]})])
 
     Args:
-        schedule: patterns (see `freeze`) by epoch, counted from 0; or a number: every so many epochs one more block,
-            the last first (see `unfreeze_next`).
-        attribute: where the LightningModule has the network; paths are the network's.
+        schedule: patterns (see `freeze`) by epoch, counted from 0. Or a number N: every N epochs one more block, the
+            last one first (see `unfreeze_next`).
+        attribute: the LightningModule's attribute with the network; patterns are paths in the network.
     """
 
     def __init__(self, schedule: Mapping[int, str | Sequence[str]] | int, attribute: str = "model") -> None:
         super().__init__()
         self.schedule = schedule
         self.attribute = attribute
-        self._done = 0  # blocks unfrozen so far; a resumed run begins anew, and makes up for it
+        self._done = 0  # blocks unfrozen so far; a resumed run starts at 0 and catches up
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse what would fail only at a later epoch."""
+        """Refuse now what would fail at a later epoch."""
         if trainer.world_size > 1:
-            what = "gradual unfreezing needs one process: several do not average the gradients of layers unfrozen later"
+            what = "gradual unfreezing needs one process: several would not average gradients of layers unfrozen later"
             raise OnnxgenError(what, help="use one device")
         if not isinstance(self.schedule, int):
             check_patterns(self._model(pl_module), [p for patterns in self.schedule.values() for p in _list(patterns)])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What is due; after a resume also what was due before."""
+        """Unfreeze what is due; after a resume also what was due before."""
         model, epoch = self._model(pl_module), trainer.current_epoch
         changed: list[str] = []
         if isinstance(self.schedule, int):
@@ -52,7 +52,7 @@ class GradualUnfreeze(Callback):
         missing = [name for name in changed if id(model.get_parameter(name)) not in held]
         if missing:
             what = f"no optimizer has {', '.join(missing[:4])}, which epoch {epoch} unfreezes"
-            raise OnnxgenError(what, help="give it all parameters, frozen ones too (param_groups does)")
+            raise OnnxgenError(what, help="give the optimizer all parameters, also frozen ones (as param_groups does)")
 
     def _model(self, module: LightningModule) -> nn.Module:
         found = getattr(module, self.attribute, module)

@@ -1,4 +1,4 @@
-"""`param_groups`: what an optimizer gets, with rates and decay of their own."""
+"""`param_groups`: parameter groups for an optimizer, with their own learning rates and weight decay."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def param_groups(
     head: str | None = None,
     example: Example | None = None,
 ) -> list[dict[str, Any]]:
-    """All parameters, once each, in groups for any optimizer of `torch.optim`.
+    """Return all parameters, once each, in groups for any optimizer of `torch.optim`.
 
-    Norms, biases and whatever else has one dim are not decayed. Frozen parameters are in it, too: they have no
-    gradient, so that an optimizer leaves them alone until they are unfrozen.
+    Norms, biases and other parameters with one dim get no weight decay. Frozen parameters are included: they have no
+    gradient, so an optimizer does not change them until they are unfrozen.
 
     Args:
         model: any module.
-        lr: the rate; None: the optimizer's.
-        head_lr: the classifier's rate as a multiple of `lr`; of several outputs, that of all their heads.
-        weight_decay: of all others; None: the optimizer's.
-        layer_decay: each block (see `blocks`) has this share of the rate of the one behind it.
-        head: the path of what gets `head_lr`, if it is not the last layer with weights.
+        lr: the learning rate; None: the optimizer's.
+        head_lr: the rate of the head, or the heads of several outputs, as a multiple of `lr`.
+        weight_decay: None: the optimizer's.
+        layer_decay: the rate of each block (see `blocks`) as a multiple of the next block's rate.
+        head: the path of the module that gets `head_lr`, if it is not the last layer with weights.
         example: see `find_head`; the model is run only if `head_lr` is not 1.
 
     Returns:
-        dicts with "params", "name" ("head", "body no decay", "layer1 no decay"), and what else was said.
+        dicts with "params", "name" ("head", "body no decay", "layer1 no decay"), and "lr" and "weight_decay" if given.
 
     Raises:
-        OnnxgenError: a rate is asked for that depends on `lr`, and there is none; the head can't be found.
+        OnnxgenError: a rate depends on `lr`, which is missing, or the head can't be found.
     """
     if lr is None and (head_lr != 1 or layer_decay is not None):
         raise OnnxgenError("head_lr and layer_decay are factors of lr, which is missing", help="give lr=")
@@ -73,7 +73,7 @@ def _head(model: nn.Module, head: str | None, example: Example | None) -> tuple[
 
 
 def _without_decay(model: nn.Module) -> set[str]:
-    """Names of norms' parameters, of biases, and of all that has no more than one dim longer than 1."""
+    """Return the names of norms' parameters, of biases, and of parameters with at most one dim longer than 1."""
     found = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):

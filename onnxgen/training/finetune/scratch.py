@@ -1,9 +1,9 @@
-"""`reset`: train from scratch."""
+"""`reset`: initialises a model again, to train it from scratch."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +13,17 @@ from onnxgen.surgery.owners import owners
 
 
 def reset(model: nn.Module) -> nn.Module:
-    """Forget what was learnt: values as those of a new model, in the same parameters.
+    """Give the parameters of a model the values of a new model, in place.
 
-    Devices, dtypes, `requires_grad`, hooks and optimizers that hold the parameters stay. What is drawn is what
-    `type(model)()` draws: `torch.manual_seed(0)` before gives the very values. A model whose class needs arguments, or
-    that has other parameters than a new one, is initialised layer by layer (`reset_parameters`), as is a replaced head.
+    Devices, dtypes, `requires_grad`, hooks and optimizers stay. After the same `torch.manual_seed`, the values are
+    those of `type(model)()`. A replaced head is initialised by its layers' `reset_parameters`. So is the whole model,
+    if its class needs arguments or a new one has other parameters.
 
     Returns:
         the model.
 
     Raises:
-        OnnxgenError: the model has plain parameters that nothing tells how to initialise.
+        OnnxgenError: a module has parameters, but no method that initialises them.
     """
     fresh = _fresh(model)
     if fresh is None:
@@ -39,7 +39,7 @@ def reset(model: nn.Module) -> nn.Module:
 
 
 def _fresh(model: nn.Module) -> dict[str, Tensor] | None:
-    """Parameters of a new model of the class, if it can be built and has the same ones."""
+    """Return the parameters of a new model of the class; None if it can't be built or has other parameters."""
     kinds = inspect.signature(type(model)).parameters.values()
     if any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in kinds):
         return None
@@ -49,7 +49,7 @@ def _fresh(model: nn.Module) -> dict[str, Tensor] | None:
     state = torch.get_rng_state()
     try:
         fresh: dict[str, Tensor] = dict(type(model)().named_parameters(remove_duplicate=False))
-    except Exception:  # what it needs is no longer there: arguments under `**kwargs`, a sidecar with constants
+    except Exception:  # it needs arguments in `**kwargs`, or a sidecar that no longer exists
         fresh = {}
     if fresh.keys() != names:
         torch.set_rng_state(state)
@@ -66,13 +66,15 @@ def _copy(model: nn.Module, fresh: dict[str, Tensor]) -> None:
         else:
             resized.add(name)
     for module, names in _by_module(model, resized):
-        if not _reset_layer(module):
+        if initialise := _initialiser(module):
+            initialise()
+        else:
             for name in names:
                 _like(getattr(module, name.rpartition(".")[2]), fresh[name])
 
 
 def _like(parameter: Tensor, fresh: Tensor) -> None:
-    """As generated code starts a plain parameter: with ones, with zeros, or normally distributed."""
+    """Initialise a plain parameter as generated code does: constant (ones, zeros) or normally distributed."""
     if bool((fresh == fresh.flatten()[0]).all()):
         parameter.fill_(fresh.flatten()[0].item())
     else:
@@ -89,22 +91,21 @@ def _by_module(model: nn.Module, names: set[str]) -> list[tuple[nn.Module, list[
 
 
 def _reset_layers(model: nn.Module) -> None:
-    plain = []
+    initialisers, plain = [], []
     for path, module in model.named_modules():
-        own = list(module.named_parameters(recurse=False))
-        if own and not _reset_layer(module, try_only=True):
-            plain += [f"{path}.{name}" if path else name for name, _ in own]
+        own = [f"{path}.{name}" if path else name for name, _ in module.named_parameters(recurse=False)]
+        if own and (initialise := _initialiser(module)):
+            initialisers.append(initialise)
+        else:
+            plain += own
     if plain:
         what = f"onnxgen does not know how to initialise {', '.join(plain)}"
         raise OnnxgenError(what, help="add a method reset_parameters() to their module")
-    for module in model.modules():
-        if next(module.parameters(recurse=False), None) is not None:
-            _reset_layer(module)
+    for initialise in initialisers:
+        initialise()
 
 
-def _reset_layer(module: nn.Module, try_only: bool = False) -> bool:
-    """Call a layer's own initialisation; False if it has none."""
-    function: Any = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-    if callable(function) and not try_only:
-        function()
-    return callable(function)
+def _initialiser(module: nn.Module) -> Callable[[], object] | None:
+    """Return the layer's method that initialises its parameters; None if it has none."""
+    function = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    return function if callable(function) else None

@@ -1,9 +1,10 @@
-"""What a run shows while it goes on, and what it leaves in its folder.
+"""Shows a run while it trains, and writes its results to its folder.
 
-callbacks = report.begin(settings, facts, {"model": "model.py", "data": "digits"})
+callbacks = report.callbacks(settings, facts)
+report.begin(settings, facts, {"model": "model.py", "data": "digits"})
 trainer = lightning.Trainer(callbacks=callbacks, logger=report.logger(settings.out), ...)
 trainer.fit(...)
-report.finish(settings, facts, report.Ending(seconds, confusion=task.confusion))
+report.finish(settings, facts, report.Outcome(seconds, confusion=task.confusion))
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.checkpoint.folder import BEST, CONFIG, LAST
 from onnxgen.training.config import write_config
-from onnxgen.training.report.facts import Ending, Facts, facts_of
+from onnxgen.training.report.facts import Facts, Outcome, facts_of
 from onnxgen.training.report.metrics import Metrics, read_rows
 from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
@@ -31,25 +32,21 @@ from onnxgen.training.report.progress import Progress
 from onnxgen.training.report.shown import Dashboard, Lines
 from onnxgen.training.settings import Settings
 
-__all__ = ["SHOWS", "Ending", "Facts", "Metrics", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]
+__all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]
 
-SHOWS = {
-    "live": Dashboard,
-    "lines": Lines,
-    "nothing": Progress,
-}  # what is shown while it runs; "auto" is of the first two
+SHOWS = {"live": Dashboard, "lines": Lines, "nothing": Progress}  # "auto" chooses one of the first two
 PICTURES = ("loss", "accuracy", "confusion")
 _LOGS = "tensorboard"
 
 
 def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Metrics, Progress]:
-    """What writes `metrics.csv` and what shows the run.
+    """Return the callback that writes `metrics.csv`, and the one that shows the run.
 
     Args:
-        show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": what suits stdout.
+        show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": "live" on a terminal, else "lines".
 
     Raises:
-        OnnxgenError: there is no such `show`.
+        OnnxgenError: `show` has another value.
     """
     if show not in ("auto", *SHOWS):
         raise OnnxgenError(f"show must be auto or one of {', '.join(SHOWS)}, not {show!r}")
@@ -63,10 +60,10 @@ def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Met
 def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
     """Make the run's folder and write `config.toml`.
 
-    Unless the run goes on from a checkpoint, what an older run left in the folder is removed.
+    Unless the run is resumed, the files of an older run in the folder are removed.
 
     Args:
-        given: the `model` and `data` of the run, as far as they have names.
+        given: the `model` and `data` of the run, if they are files or names.
 
     Raises:
         OSError: the folder can't be made or written.
@@ -82,24 +79,24 @@ def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
 
 
 def logger(out: Path) -> TensorBoardLogger:
-    """What Lightning logs, for TensorBoard, in `out/tensorboard`."""
+    """Return the logger that writes Lightning's metrics for TensorBoard to `out/tensorboard`."""
     return TensorBoardLogger(out, name="", version=_LOGS, default_hp_metric=False)
 
 
 @rank_zero_only
-def finish(settings: Settings, facts: Facts, ending: Ending) -> None:
-    """Write the pictures and `report.html`, from `metrics.csv` and what else is known of a run.
+def finish(settings: Settings, facts: Facts, outcome: Outcome) -> None:
+    """Write the pictures and `report.html`, from `metrics.csv` and the facts about the run.
 
     Raises:
-        OSError: they can't be written; the older ones stay.
+        OSError: they can't be written; the older files stay.
     """
     out = settings.out
     rows = read_rows(out / "metrics.csv")
     pictures = {name: curves(rows, name, facts.monitor) for name in ("loss", "accuracy")}
-    if ending.confusion is not None:
-        pictures["confusion"] = confusion_matrix(ending.confusion, facts.classes, ending.confused)
+    if outcome.confusion is not None:
+        pictures["confusion"] = confusion_matrix(outcome.confusion, facts.classes, outcome.confused)
     drawn = {name: png for name, png in pictures.items() if png is not None}
-    text = visible(page(settings, facts, ending, rows, drawn))
+    text = visible(page(settings, facts, outcome, rows, drawn))
     with replacing([out]) as files:
         for name, png in drawn.items():
             with files.file(out / f"{name}.png") as file:

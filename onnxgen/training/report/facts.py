@@ -1,4 +1,4 @@
-"""What a report says of a run besides its numbers."""
+"""Facts about a run for its report."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known before the first step.
+    """The facts that are known before the first step.
 
     Attributes:
-        model: the class's name.
-        file: the generated module's file, where the model comes from one.
-        parameters, trained: how many numbers the model learns with, and how many of them are trained now.
-        data: what it is called.
-        sizes: number of samples of each part there is ("train", "val", "test").
-        notes: what a person should know.
+        model: name of the model's class.
+        file: the generated file, if the model comes from one.
+        parameters, trained: number of all parameters, and of those that are trained.
+        data: the data's name.
+        sizes: number of samples by part ("train", "val", "test").
+        notes: facts for the user.
         device: in words: "cpu", "cuda:0 (NVIDIA H100)", "2 x cpu".
-        classes: names, of a classifier.
+        classes: class names of a classifier.
         monitor: the metric that decides which epoch is best.
     """
 
@@ -46,7 +46,7 @@ class Facts:
     monitor: str = "val_loss"
 
     def line(self, out: Path) -> str:
-        """The first line of a run."""
+        """Return the first line that a run shows."""
         few = "" if self.trained == self.parameters else f", {self.trained:,} trained"
         sizes = ", ".join(f"{size:,} {part}" for part, size in self.sizes.items())
         return (
@@ -56,15 +56,15 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """What is known after the last step.
+class Outcome:
+    """The facts that are known after the last step.
 
     Attributes:
-        seconds: of the training, validation included.
-        stopped: why, where it was before the last epoch.
-        test: the test part's metrics, by name.
-        confusion: how often a class (row) was taken for another (column): integers, [classes, classes].
-        confused: what `confusion` counts: "test", or "validation, best epoch".
+        seconds: duration of training and validation.
+        stopped: why the run ended before the last epoch; else empty.
+        test: the metrics of the test part, by name.
+        confusion: the confusion matrix [classes, classes], integers; rows are the true classes.
+        confused: the data of `confusion`: "test", or "validation, best epoch".
     """
 
     seconds: float
@@ -75,27 +75,26 @@ class Ending:
 
 
 def facts_of(plan: Plan) -> Facts:
-    """What a report says of what is about to be trained."""
+    """Return the facts about a planned run."""
     sizes = [(p.numel(), p.requires_grad) for p in plan.model.parameters()]
-    parts = {name: getattr(plan.data, name) for name in ("train", "val", "test")}
+    parts = plan.data.parts
     classifier = next((o for o in plan.objectives if o.classes), None)
-    fields = parts["train"].fields
     return Facts(
         model=type(plan.model).__name__,
         file=file_of(plan.model),
         parameters=sum(number for number, _ in sizes),
         trained=sum(number for number, trained in sizes if trained),
         data=plan.data.name,
-        sizes={name: len(samples) for name, samples in parts.items() if samples is not None},
+        sizes={name: len(samples) for name, samples in parts.items()},
         notes=tuple(plan.notes),
         device=_worded(plan.device, plan.settings),
-        classes=fields[classifier.column].classes if classifier is not None else (),
+        classes=parts["train"].fields[classifier.column].classes if classifier is not None else (),
         monitor=plan.monitor[0],
     )
 
 
 def file_of(model: nn.Module) -> Path | None:
-    """The file that the model's class stands in, relative to the working directory where it lies in it."""
+    """Return the file of the model's class, relative to the current folder if it is in there."""
     found: str | None = getattr(sys.modules.get(type(model).__module__), "__file__", None)
     if found is None:
         return None
@@ -104,7 +103,7 @@ def file_of(model: nn.Module) -> Path | None:
 
 
 def _worded(device: Device, settings: Settings) -> str:
-    """`cpu`, `cuda:0 (NVIDIA H100), bf16-mixed`, `2 x 4 x cuda:0 (...)`."""
+    """Return the device in words: `cpu`, `cuda:0 (NVIDIA H100), bf16-mixed`, `2 x 4 x cuda:0 (...)`."""
     several = [str(number) for number in (settings.nodes, settings.devices) if number > 1]
     name = f" ({device.name})" if device.name and device.name != device.text else ""
     precision = "" if settings.precision == "32-true" else f", {settings.precision}"

@@ -1,4 +1,4 @@
-"""`metrics.csv`: a row an epoch, whatever happens between."""
+"""Writes `metrics.csv`, which has a row for each epoch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from torch import Tensor
 
 from onnxgen.common.atomic import replacing
 from onnxgen.training.best import goodness
+from onnxgen.training.task import Task
+from onnxgen.training.trainer import metrics
 
 Row = dict[str, float]
-FIRST = ("epoch", "step")  # epochs count from 1; steps are the optimizer's
+FIRST_COLUMNS = ("epoch", "step")  # epochs from 1; optimizer steps
 
 
 class Metrics(lightning.Callback):
-    """Keeps a row of every finished epoch, and writes `metrics.csv` anew after each.
+    """Keeps a row for every finished epoch, and writes `metrics.csv` again after each.
 
-    The rows travel in the checkpoints: a run that goes on from one has exactly the rows up to there, whatever the file
-    had. What belongs to an epoch must be logged by a callback before this one, since Lightning asks the module last.
+    The rows are saved in checkpoints. A resumed run has exactly the rows up to its checkpoint, even if the file has
+    more. An epoch's metrics must be logged by a callback before this one: Lightning calls the module's hook last.
 
     Attributes:
-        rows: of all epochs so far.
-        confusion: what the module's `confusion` was in the best of them by `monitor`.
+        rows: the rows of all epochs so far.
+        confusion: the task's `confusion` in the best epoch.
     """
 
     def __init__(self, path: Path, monitor: str) -> None:
@@ -46,7 +48,7 @@ class Metrics(lightning.Callback):
 
     @property
     def best(self) -> int:
-        """Which of the rows is the best, from 0; the last where none is."""
+        """The index of the best row; of the last row if none is best."""
         row = best_row(self.rows, self.monitor)
         return max(len(self.rows) - 1, 0) if row is None else self.rows.index(row)
 
@@ -62,25 +64,22 @@ class Metrics(lightning.Callback):
         self._begun = time.monotonic()
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
+        assert isinstance(task, Task)
         if not whole_epoch(trainer):
             return
-        found = {
-            name: float(value)
-            for name, value in sorted(trainer.callback_metrics.items(), key=lambda m: m[0][:6] != "train_")
-        }
-        if "lr" in found:  # what is logged is a float32
-            found["lr"] = getattr(task, "rate", found["lr"])
+        found = dict(sorted(metrics(trainer).items(), key=lambda item: not item[0].startswith("train_")))
+        found["lr"] = task.rate  # the logged value is a float32
         row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
         row["seconds"] = round(time.monotonic() - self._begun, 3)
         self.rows = [r for r in self.rows if r["epoch"] < row["epoch"]] + [row]
         if best_row(self.rows, self.monitor) in (row, None):
-            self.confusion = getattr(task, "confusion", None)
+            self.confusion = task.confusion
         if trainer.is_global_zero:
             write_rows(self.path, self.rows)
 
 
 def _forget(logger: TensorBoardLogger, step: int) -> None:
-    """Tell TensorBoard that what it has of this step and later was of a run that did not go on from there."""
+    """Make TensorBoard ignore the events of this step and later: they are from before the run was resumed."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     start = Event(step=step, wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
@@ -88,13 +87,13 @@ def _forget(logger: TensorBoardLogger, step: int) -> None:
 
 
 def whole_epoch(trainer: lightning.Trainer) -> bool:
-    """Whether all batches of the epoch were taken: a run that is stopped ends its epoch early."""
+    """Return True if all batches of the epoch were trained. A run that is stopped ends its epoch early."""
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready >= trainer.num_training_batches
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
-    """Replace a CSV file as a whole; columns in the order of their first use. Raises `OSError` as the system does."""
-    columns = list(dict.fromkeys([*FIRST, *(name for row in rows for name in row)]))
+    """Replace a CSV file atomically. Columns are in the order of their first use. Raises `OSError`."""
+    columns = list(dict.fromkeys([*FIRST_COLUMNS, *(name for row in rows for name in row)]))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
@@ -104,7 +103,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a `metrics.csv`; a value that a row lacks has no key. no rows if there is no such file."""
+    """Return the rows of a `metrics.csv`, without keys for missing values; [] if there is no such file."""
     if not path.is_file():
         return []
     with open(path, newline="", encoding="utf-8") as file:
@@ -112,6 +111,6 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def best_row(rows: Sequence[Row], monitor: str) -> Row | None:
-    """The first row that is as good as any by a metric (see `goodness`); None if none has a finite value of it."""
+    """Return the first row that is best by a metric (see `goodness`); None if no row has a finite value of it."""
     found = [(good, row) for row in rows if (good := goodness(row, monitor)) is not None]
     return max(found, key=lambda pair: pair[0])[1] if found else None

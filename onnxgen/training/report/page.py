@@ -1,4 +1,4 @@
-"""`report.html`: one page with everything in it, to be sent or kept."""
+"""Renders `report.html`, a single file with pictures included."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen._version import __version__
-from onnxgen.training.report.facts import Ending, Facts
-from onnxgen.training.report.metrics import FIRST, Row, best_row
+from onnxgen.training.report.facts import Facts, Outcome
+from onnxgen.training.report.metrics import FIRST_COLUMNS, Row, best_row
 from onnxgen.training.report.progress import duration, number
 from onnxgen.training.settings import Settings
 
 
-def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
-    """The page as text. Every name that comes from outside is escaped; nothing is loaded from anywhere."""
+def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
+    """Return the page as text. All names are escaped, and nothing is loaded from elsewhere."""
     import jinja2
     import torch
 
@@ -25,30 +25,23 @@ def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], 
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     best = best_row(rows, facts.monitor)
+    default, values = Settings(), {field.name: getattr(settings, field.name) for field in fields(settings)}
     return environment.get_template("report.html.jinja").render(
         facts=facts,
-        ending=ending,
+        outcome=outcome,
         out=settings.out,
-        settings=_changed(settings),
+        settings=[(n.replace("_", "-"), _text(value), value != getattr(default, n)) for n, value in values.items()],
         columns=list(dict.fromkeys(name for row in rows for name in row)),
-        rows=[{name: f"{v:.0f}" if name in FIRST else number(name, v) for name, v in row.items()} for row in rows],
+        rows=[
+            {name: f"{v:.0f}" if name in FIRST_COLUMNS else number(name, v) for name, v in row.items()} for row in rows
+        ],
         best=None if best is None else f"{best['epoch']:.0f}",
         best_value=None if best is None else number(facts.monitor, best[facts.monitor]),
-        test={name.removeprefix("test_"): number(name, value) for name, value in ending.test.items()},
-        duration=duration(max(ending.seconds, sum(row.get("seconds", 0.0) for row in rows))),  # what was resumed, too
+        test={name.removeprefix("test_"): number(name, value) for name, value in outcome.test.items()},
+        duration=duration(max(outcome.seconds, sum(row.get("seconds", 0.0) for row in rows))),  # with resumed epochs
         pictures={name: base64.b64encode(png).decode() for name, png in pictures.items()},
         versions=f"onnxgen {__version__}, torch {torch.__version__}",
     )
-
-
-def _changed(settings: Settings) -> list[tuple[str, str, bool]]:
-    """Name, value, and whether it is another than the default."""
-    default = Settings()
-    found = []
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        found.append((field.name.replace("_", "-"), _text(value), value != getattr(default, field.name)))
-    return found
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Curves and the confusion matrix as PNG, drawn without a screen and without pyplot's global state."""
+"""Draws curves and the confusion matrix as PNG, without a screen and without pyplot's global state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onnxgen.training.report.metrics import Row, best_row
 
 COLORS = {"train": "#4c72b0", "val": "#dd8452"}
 LABELS = {"train": "training", "val": "validation"}
-WRITTEN = 20  # classes up to which the counts are written into the confusion matrix
-NAMED = 60  # classes up to which each has its name at the axes
+MAX_CLASSES_WITH_COUNTS = 20  # in the cells of the confusion matrix
+MAX_CLASSES_WITH_NAMES = 60  # at its axes
 
 
 def curves(rows: Sequence[Row], metric: str, monitor: str) -> bytes | None:
-    """`loss` or `accuracy` of training and validation over the epochs; None if no row has it.
+    """Draw `loss` or `accuracy` of training and validation over the epochs; None if no row has it.
 
     The epoch that is best by `monitor` is marked.
     """
@@ -62,9 +62,9 @@ def _label(axes: Any, metric: str) -> None:
 
 
 def confusion_matrix(counts: Tensor, classes: Sequence[str], of: str) -> bytes:
-    """Rows are the truth, columns what was said; colours are shares of a row, so that rare classes show too.
+    """Draw a confusion matrix [classes, classes]: rows are true classes, columns are predicted ones.
 
-    Shapes: counts: integers, [classes, classes].
+    Colours are shares of a row, so that rare classes are visible too.
     """
     table = counts.double().cpu()
     shares = (table / table.sum(1, keepdim=True).clamp(min=1)).numpy()
@@ -76,16 +76,13 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], of: str) -> bytes:
     axes.set_title(f"Confusion matrix ({of})")
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
-    names = (
-        [name if len(name) <= 20 else name[:19] + "…" for name in classes]
-        if len(classes) == number
-        else [str(i) for i in range(number)]
-    )
-    if number <= NAMED:
+    names = list(classes) if len(classes) == number else list(map(str, range(number)))
+    names = [name if len(name) <= 20 else name[:19] + "…" for name in names]
+    if number <= MAX_CLASSES_WITH_NAMES:
         turned = 90 if any(len(name) > 3 for name in names) else 0
         axes.set_xticks(range(number), names, rotation=turned, fontsize=8, parse_math=False)
         axes.set_yticks(range(number), names, fontsize=8, parse_math=False)
-    if number <= WRITTEN:
+    if number <= MAX_CLASSES_WITH_COUNTS:
         _write(axes, table.long().tolist(), shares)
     return _png(figure)
 

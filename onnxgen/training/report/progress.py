@@ -1,29 +1,27 @@
-"""What a run is doing at the moment, for whatever shows it."""
+"""Follows the progress of a run, for subclasses that show it."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
-from torch import Tensor
 
+from onnxgen.training.data.samples import Batch
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics, Row, best_row, whole_epoch
 
-KEPT = 60  # losses of the sparkline
+SPARKLINE_LOSSES = 60
 
 
 class Progress(lightning.Callback):
     """Follows a run on the first process; a subclass shows it.
 
-    A step costs a look at the clock. Only when `every` seconds have gone by is a value read from the device, which
-    waits for it.
+    At most every `every` seconds a value is read from the device, which waits for it. Other steps only read the clock.
     """
 
     every = 0.5
@@ -31,28 +29,28 @@ class Progress(lightning.Callback):
     def __init__(self, facts: Facts, out: Path, metrics: Metrics) -> None:
         self.facts, self.out, self.metrics = facts, out, metrics
         self.epoch = self.epochs = self.batch = self.batches = 0
-        self.validated = 0  # batches of a validation that is going on
+        self.validated = 0  # batches of the current validation; 0 during training
         self.loss = float("nan")
         self.accuracy: float | None = None
-        self.losses: deque[float] = deque(maxlen=KEPT)
-        self.rate = 0.0  # samples a second
+        self.losses: deque[float] = deque(maxlen=SPARKLINE_LOSSES)
+        self.rate = 0.0  # samples per second
         self.gone, self.left = 0.0, float("nan")  # seconds
         self.memory = 0  # bytes
         self._samples = self._steps = 0
         self._begun = self._read = self._due = 0.0
 
-    # ---- to be shown by a subclass
+    # ---- for subclasses
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
 
     def show(self) -> None:
-        """What is going on has changed."""
+        """Show the current state."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End the display."""
 
-    # ---- what Lightning tells
+    # ---- Lightning's hooks
 
     def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero:
@@ -71,13 +69,12 @@ class Progress(lightning.Callback):
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.epoch, self.batch = trainer.current_epoch + 1, 0
 
-    def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int) -> None:
+    def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Batch, index: int) -> None:
         self.batch = index + 1
-        self._samples += samples(batch) * trainer.world_size
+        self._samples += len(next(iter(batch.values()))) * trainer.world_size
         self._steps += 1
-        now = time.monotonic()
-        if now >= self._due and trainer.is_global_zero:
-            self._look(trainer, outputs, now)
+        if time.monotonic() >= self._due and trainer.is_global_zero:
+            self._read_values(trainer, task, outputs)
             self._show()
 
     def on_validation_batch_end(
@@ -96,7 +93,7 @@ class Progress(lightning.Callback):
         row = self.metrics.rows[-1]
         best = best_row(self.metrics.rows, self.facts.monitor)
         self.say(epoch_line(row, self.epochs, best is row, self.rate))
-        if time.monotonic() >= self._due:  # epochs may be shorter than that
+        if time.monotonic() >= self._due:  # epochs may be shorter than `every`
             self._show()
 
     def on_fit_end(self, trainer: lightning.Trainer, task: Any) -> None:
@@ -111,14 +108,11 @@ class Progress(lightning.Callback):
         self.show()
         self._due = time.monotonic() + self.every
 
-    def _look(self, trainer: lightning.Trainer, outputs: Any, now: float) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, Tensor):
-            self.loss = float(loss.detach()) * trainer.accumulate_grad_batches
-            self.losses.append(self.loss)
-            so_far = getattr(trainer.lightning_module, "so_far", None)
-            self.accuracy = None if so_far is None else so_far().get("train_accuracy")
-            now = time.monotonic()  # a device may only now have done what was counted
+    def _read_values(self, trainer: lightning.Trainer, task: Any, outputs: Any) -> None:
+        self.loss = float(outputs["loss"].detach()) * trainer.accumulate_grad_batches
+        self.losses.append(self.loss)
+        self.accuracy = task.so_far().get("train_accuracy")
+        now = time.monotonic()  # after the device has done the counted steps
         rate = self._samples / max(now - self._read, 1e-9)
         self.rate = rate if not self.rate else 0.5 * self.rate + 0.5 * rate
         self._samples, self._read = 0, now
@@ -131,16 +125,8 @@ class Progress(lightning.Callback):
         self.memory = memory(trainer.strategy.root_device)
 
 
-def samples(batch: Any) -> int:
-    """Of a batch: the first dim of the first tensor in it."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    inner = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((samples(one) for one in inner), 0)
-
-
 def memory(device: torch.device) -> int:
-    """Bytes in use: of the device where it tells, else the most that this process ever had; 0 where nothing tells."""
+    """Return the bytes in use on the device, or on the CPU this process's peak; 0 if they are unknown."""
     module = getattr(torch, device.type, None)
     if device.type != "cpu":
         allocated = getattr(module, "memory_allocated", None) or getattr(module, "current_allocated_memory", None)
@@ -154,7 +140,7 @@ def memory(device: torch.device) -> int:
 
 
 def epoch_line(row: Row, epochs: int, best: bool, rate: float) -> str:
-    """`epoch 3 of 10: train loss 0.1234, accuracy 96.3 %; val loss 0.1, accuracy 97.1 % (best); 12 s`."""
+    """Return `epoch 3 of 10: train loss 0.1234, accuracy 96.3%; val loss 0.1, accuracy 97.1% (best); 12 s`."""
     parts = []
     for part in ("train", "val"):
         values = {name[len(part) + 1 :]: value for name, value in row.items() if name.startswith(f"{part}_")}
@@ -166,12 +152,12 @@ def epoch_line(row: Row, epochs: int, best: bool, rate: float) -> str:
 
 
 def number(name: str, value: float) -> str:
-    """A metric's value for people: accuracies in percent."""
+    """Return a metric's value as text; accuracies are in percent."""
     return f"{value:.2%}" if "accuracy" in name else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3:05 min`, `2:03:05 h`; nothing where it is unknown."""
+    """Return `0.4 s`, `12 s`, `3:05 min` or `2:03:05 h`; `?` for NaN."""
     if seconds != seconds:
         return "?"
     if seconds < 60:
@@ -181,5 +167,5 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """`512 MB`, `1.2 GB`."""
+    """Return `512 MB` or `1.2 GB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

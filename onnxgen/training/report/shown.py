@@ -1,4 +1,4 @@
-"""A run on the screen: a live panel on a terminal, plain lines anywhere else."""
+"""Shows a run: as a live panel on a terminal, or as plain lines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class Lines(Progress):
-    """A line an epoch, and one about every ten seconds between."""
+    """Prints a line for each epoch, and one about every ten seconds."""
 
     every = 10.0
 
     def say(self, text: str) -> None:
         try:
             print(visible(text), flush=True)
-        except BrokenPipeError:  # whoever read has gone; the run is worth more than its lines
+        except BrokenPipeError:  # the reader has ended, but the run should not
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def show(self) -> None:
@@ -37,7 +37,7 @@ class Lines(Progress):
 
 
 class Dashboard(Progress):
-    """A panel that is drawn anew twice a second, below the lines that stay."""
+    """Draws a panel twice a second, below the printed lines."""
 
     def __init__(self, facts: Facts, out: Path, metrics: Metrics) -> None:
         super().__init__(facts, out, metrics)
@@ -49,13 +49,13 @@ class Dashboard(Progress):
     def say(self, text: str) -> None:
         from rich.text import Text
 
-        self.console.print(Text(visible(text)))  # Text: names from a file are no markup
+        self.console.print(Text(visible(text)))  # a plain string could contain markup
 
     def show(self) -> None:
         from rich.live import Live
 
         if self._live is None:
-            # Drawn when we say so, from this thread: another one would read values while they change.
+            # Refreshed only from this thread: another one would read values while they change.
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
         self._live.update(self.panel(), refresh=True)
@@ -66,7 +66,7 @@ class Dashboard(Progress):
             self._live = None
 
     def panel(self) -> Any:
-        """The panel as it is now."""
+        """Return the panel for the current state."""
         from rich import box
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
@@ -86,9 +86,8 @@ class Dashboard(Progress):
             grid.add_row("accuracy", Text(f"{number('accuracy', self.accuracy)} in this epoch"))
         if self.metrics.rows:
             last = {k: v for k, v in self.metrics.rows[-1].items() if k.startswith(("train_", "val_"))}
-            grid.add_row(
-                "last epoch", Text(", ".join(f"{k.replace('_', ' ')} {number(k, v)}" for k, v in last.items()))
-            )
+            text = ", ".join(f"{name.replace('_', ' ')} {number(name, value)}" for name, value in last.items())
+            grid.add_row("last epoch", Text(text))
         memory = f", {size(self.memory)}" if self.memory else ""
         grid.add_row("speed", Text(f"{self.rate:,.0f} samples/s{memory}"))
         grid.add_row("time", Text(f"{duration(self.gone)}, {duration(self.left)} left"))
@@ -97,7 +96,7 @@ class Dashboard(Progress):
 
 
 def sparkline(values: list[float]) -> str:
-    """The course of some values, a character each; nothing of what is not finite."""
+    """Draw the finite values, a character each."""
     values = [v for v in values if v - v == 0]
     if not values:
         return ""

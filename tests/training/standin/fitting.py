@@ -1,4 +1,4 @@
-"""Run in a process of its own, since a registered device stays: a fit on a simulated device, and on the CPU.
+"""Fits on a simulated device and on the CPU. It needs its own process, since a registered device stays.
 
 python -m tests.training.standin.fitting DEVICE OUT [MODULE ...]
 """
@@ -20,7 +20,7 @@ from tests.training.standin.nets import Net, data
 
 
 class Misplaced(Net):
-    """Adds a tensor that was made on the CPU."""
+    """Adds a tensor on the CPU."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + torch.ones(3)
@@ -31,7 +31,7 @@ def trained(device: str, out: Path, imports: tuple[str, ...], net: type[nn.Modul
     model = net()
     x, y = data(32)
     given = {"epochs": 1, "batch_size": 8, "lr": 0.01, "clip": 1.0, "val": 0.25, "workers": 0}
-    given["optimizer_args"] = {"eps": 1e-2}  # else Adam makes steps of gradients that are but noise
+    given["optimizer_args"] = {"eps": 1e-2}  # else Adam amplifies gradients that are only noise
     result = fit(model, (x.double(), y), device=device, imports=imports, out=out, **given)
     saved = [torch.load(path, weights_only=False) for path in (out / "checkpoints").rglob("*.ckpt")]
     return model, result.history, saved

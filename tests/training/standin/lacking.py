@@ -1,4 +1,4 @@
-"""What DirectML lacks: float64, lerp, foreach and fused kernels, and those of recurrent layers."""
+"""Raises for what DirectML lacks: float64, and the kernels of lerp, foreach, fused and recurrent operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DTYPES = (torch.float64, torch.complex128)
 
 
 class LackedByDirectML(RuntimeError):
-    """An operator or a dtype that DirectML has not."""
+    """An operator or a dtype that DirectML lacks."""
 
 
 def check_call(name: str) -> None:
@@ -28,7 +28,7 @@ def check_tensor(tensor: torch.Tensor) -> None:
 
 
 class Lacking(TorchDispatchMode):
-    """Raises where an operator, or the dtype of one of its tensors, is one that DirectML lacks."""
+    """Raises if DirectML lacks an operator, or the dtype of one of its tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__

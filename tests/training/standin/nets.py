@@ -1,4 +1,4 @@
-"""A network with all that self-tests look at, and data it can learn."""
+"""A network with all kinds of layers that self-tests check, and data for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def data(count: int = 96) -> tuple[Tensor, Tensor]:
-    """Images whose brightest third says their class."""
+    """Images whose class is their brightest third."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(count) % 3
     x = torch.randn(count, 1, 8, 8, generator=generator) * 0.1

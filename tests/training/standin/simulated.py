@@ -1,10 +1,10 @@
-"""A device simulated on the CPU, as far as placement goes: its tensors are of its own type, and mix with no others.
+"""Simulates a device on the CPU, to test placement: its tensors can't be mixed with those of other devices.
 
-PyTorch's Python registration of a back end (PrivateUse1) makes tensors without storage of their own. What one holds is
-a CPU tensor, kept here under the address of its storage: that address stays when a tensor becomes a parameter or is
-detached, while attributes of the Python object are lost. A view gets a tensor of its own whose CPU tensor is the view,
-so that writes reach the base. Every operator runs on the CPU tensors by one fallback kernel; operators that PyTorch
-splits up above the back ends (`linear`, `lstm`, ...) are split as for any device from outside.
+PyTorch's Python registration of a back end (PrivateUse1) makes tensors without storage. The contents are a CPU tensor,
+kept here under the address of the storage. This address stays the same when a tensor becomes a parameter or is
+detached, while attributes of the Python object are lost. A view gets its own tensor, whose CPU tensor is a view, so
+that writes reach the base. One fallback kernel runs every operator on the CPU tensors. Operators that PyTorch
+decomposes above the back ends (`linear`, `lstm`, ...) are decomposed as for any external device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.training.standin.lacking import check_call, check_tensor
 
 _HELD: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
 _RESHAPES = ("view", "_unsafe_view", "_reshape_alias")  # the simulated tensors know no strides
-_OVERRIDEABLE = {  # PyTorch leaves these to each device from outside
+_OVERRIDEABLE = {  # PyTorch leaves these to each external device
     "convolution_overrideable": torch.ops.aten.convolution.default,
     "convolution_backward_overrideable": lambda grad, input, weight, *rest: torch.ops.aten.convolution_backward.default(
         grad, input, weight, [weight.shape[0]], *rest
@@ -31,14 +31,14 @@ COUNTS = {"calls": 0}
 
 
 class Module(_DummyBackendModule):
-    """What `torch.NAME` is."""
+    """The module `torch.NAME`."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
 
 def install(name: str = "privateuseone", *, lacking: bool = False) -> torch.device:
-    """Register the device; `lacking`: operators and dtypes that DirectML lacks raise."""
+    """Register the device. With `lacking`, operators and dtypes that DirectML lacks raise."""
     _setup_privateuseone_for_python_backend(name, backend_module=Module())
     library = torch.library.Library("_", "IMPL")
     fallback = Fallback(name, lacking)
@@ -61,19 +61,19 @@ def _overload(operator: str) -> Any:
 
 
 def _is_view(operator: str) -> bool:
-    """Whether PyTorch would make this view out of strides, which simulated tensors don't have."""
+    """Return True if PyTorch would make this view with strides, which simulated tensors don't have."""
     if operator == "aten::_unsafe_view":
         return True
     if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CompositeExplicitAutograd"):
         return False
-    if operator == "aten::detach":  # shares the storage; and a parameter must be made of what is no Python object yet
+    if operator == "aten::detach":  # shares the storage; and parameters are made before there is a Python object
         return False
     returns = [r.alias_info for r in _overload(operator)._schema.returns]
     return any(alias is not None and not alias.is_write for alias in returns)
 
 
 def held(tensor: torch.Tensor) -> torch.Tensor:
-    """The CPU tensor behind a simulated one."""
+    """Return the CPU tensor behind a simulated one."""
     found = _HELD[tensor.untyped_storage()._cdata][1]
     if found.shape != tensor.shape and found.numel() == tensor.numel():
         return found.view(tensor.shape)  # PyTorch itself made another shape of the same storage
@@ -81,7 +81,7 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def hold(tensor: torch.Tensor) -> torch.Tensor:
-    """A simulated tensor for a CPU tensor."""
+    """Return a simulated tensor for a CPU tensor."""
     made: torch.Tensor = torch._C._acc.create_empty_tensor(tuple(tensor.shape), tensor.dtype)
     if len(_HELD) % 500 == 499:
         for address in [a for a, (reference, _) in _HELD.items() if reference.expired()]:
@@ -121,13 +121,13 @@ class Fallback:
             else:
                 result = func(*cpu_args, **cpu_kwargs)
         for cpu, simulated in pairs.values():
-            if simulated.shape != cpu.shape:  # it was the `out` of an operator that made it as large
+            if simulated.shape != cpu.shape:  # an operator resized its `out`
                 simulated.data = hold(cpu)
         ours = {id(cpu): simulated for cpu, simulated in pairs.values()}
         return tree_map(lambda r: self._from_cpu(r, ours), result)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        """From or to the CPU, or between simulated tensors."""
+        """Copy from or to the CPU, or between simulated tensors."""
         if self.lacking:
             check_tensor(source if source.device.type == self.type else target)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Stands in for a back end from outside under a name of its own: importing it registers the device "ocl"."""
+"""Stands in for an external back end with its own name: importing it registers the device "ocl"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for the package of that name: its device is simulated, and lacks what DirectML lacks."""
+"""Stands in for torch_directml: its simulated device lacks what DirectML lacks."""
 
 from __future__ import annotations
 
