@@ -195,7 +195,7 @@ def test_the_page_of_tests_has_the_score_of_the_mutants_and_every_room() -> None
     command, right, made, share = found.groups()
     assert all(fact in page for fact in (f"`{command}`", f"Of {made} wrong", f"{right} were", f"({share})"))
     rooms = {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))} | {"golden"}
-    table = page.partition("## The rooms")[2].partition("## ")[0]
+    table = page.partition("## The folders")[2].partition("## ")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(rooms)
 
