@@ -40,7 +40,7 @@ PAGES = [
 GIVEN = {
     "README.md": "samples",
     "docs/BUILDING.md": "project",
-    "docs/CHECKPOINTS.md": "model.py",
+    "docs/CHECKPOINTS.md": "runs/digits",
     "docs/CONVERT.md": "mnist.onnx bert.onnx",
     "docs/DATA.md": "model.py bert.py text.npz detector.py boxes.npz wave.py",
     "docs/DEVICES.md": "model.py",
