@@ -30,27 +30,27 @@ COLUMNS = ("domain", "operator", "from opset", "newest", "backend tests", "gradi
 HEAD = """\
 # Operators
 
-Printed by `python docs/operators.py > docs/OPERATORS.md`; `onnxgen ops` lists those that have a function of their own.
+`python docs/operators.py > docs/OPERATORS.md` prints this page. `onnxgen ops` lists the operators that have a function.
 
-- **from opset**: from the first number on onnxgen's function has the operator's meaning, and at a further one the
-  meaning changed and another function begins. "by its body": onnxgen has no function of its own, and puts the nodes by
-  which the ONNX standard defines the operator in its place. "written out": operators of onnxruntime and ones that the
-  standard dropped, for which onnxgen puts the standard's (`onnxgen/passes/contrib`).
+- **from opset**: the first opset for which onnxgen has a function. A further number is the opset in which the meaning
+  changed, and another function begins. "by its body": onnxgen has no function, and writes the nodes by which the ONNX
+  standard defines the operator. "written out": an operator of onnxruntime, or one that the standard dropped, for which
+  onnxgen writes standard nodes (`onnxgen/passes/contrib`).
 - **newest**: the operator's newest schema in onnx {version}.
-- **backend tests**: how many of the {total} tests of ONNX's own runner whose model has the operator pass, of how many
-  (`tests/backend`); {passed} pass in all, and `tests/backend/exclusions.py` says why the others do not count.
-  Operators without such a test are compared with onnxruntime, or with a definition in numpy, in `tests/ops`.
-- **gradients**: `tests/gradients` compares them with differences of the function in float64, for every operator with
-  "yes" and by each input of floating point; and holds what is said of the others (`onnxgen/graph/gradients.py`) to it.
-- **kind**: what the operator says of itself (`onnxgen/graph/traits.py` explains the words); passes ask for this.
-- **notes**: what the function does, and what it refuses, with the node's name, rather than guess.
+- **backend tests**: of the {total} tests of ONNX's own runner, how many with this operator pass, and how many there are
+  (`tests/backend`). {passed} pass in all. `tests/backend/exclusions.py` says why the others do not count. An operator
+  without such a test is compared with onnxruntime, or with a definition in numpy, in `tests/ops`.
+- **gradients**: "yes" if `tests/gradients` compares them with finite differences in float64, for each input of floating
+  point. Otherwise the reason why there are none (`onnxgen/graph/gradients.py`), which a test also checks.
+- **kind**: properties that passes ask for (`onnxgen/graph/traits.py` explains the words).
+- **notes**: what the function does, and what it refuses instead of guessing.
 """
 
 OWN = f"""
-## Operators of onnxgen's own
+## Private operators
 
-Passes write them where PyTorch has a layer or a function and ONNX has several nodes. No file has them: their domain is
-`{DOMAIN}`.
+Passes write these where PyTorch has a layer or a function and ONNX has several nodes. They are in no file. Their domain
+is `{DOMAIN}`.
 
 | operator | inputs and attributes | kind | notes |
 |---|---|---|---|"""

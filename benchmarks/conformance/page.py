@@ -14,13 +14,13 @@ from onnxgen import __version__
 
 HEAD = """# Conformance
 
-This page is written by a command; `--check` says what a new run would change:
+A command writes this page. `--check` says what a new run would change:
 
     python -m benchmarks.conformance --write
 
 onnxgen {version} runs the tests of ONNX {onnx} by ONNX's own runner, through `onnxgen.backend`. Each test is a model
-with inputs and the outputs that it states. It is right if shapes and dtypes are the same and values are as close as the
-test asks. [`onnx.csv`](../benchmarks/conformance/onnx.csv) has every test.
+with inputs and expected outputs. It is right if shapes and dtypes are equal and the values are within the test's
+tolerance. [`onnx.csv`](../benchmarks/conformance/onnx.csv) has every test.
 
 | tests | {verdicts} |
 |---|{rules}|
@@ -28,16 +28,15 @@ test asks. [`onnx.csv`](../benchmarks/conformance/onnx.csv) has every test.
 """
 CONTRIB = """# onnxruntime's own operators
 
-This page is written by a command; `--check` says what a new run would change:
+A command writes this page. `--check` says what a new run would change:
 
     python -m benchmarks.conformance --contrib --write
 
 Every node of the domain `com.microsoft` that `tests/ops` compares with onnxruntime {onnxruntime}, optimisations off,
-once for each operator, set of attributes, types and sizes. It is right if shapes and dtypes are the same and values are
-as close as its test asks. [`contrib.csv`](../benchmarks/conformance/contrib.csv) has every case. Where a processor has
-no kernel (MatMulFpQ4 needs AVX512), cases stay as the last run that had one found them, and the table notes it.
-Operators that run on GPUs only are held to their documentation instead (`tests/ops/test_documented*.py`), and are not
-here.
+once for each operator, set of attributes, types and sizes. It is right if shapes and dtypes are equal and the values
+are within the test's tolerance. [`contrib.csv`](../benchmarks/conformance/contrib.csv) has every case. If the processor has
+no kernel (MatMulFpQ4 needs AVX512), cases keep the result of the last run with a kernel, and the table notes it.
+Operators that run only on GPUs are not here. `tests/ops/test_documented*.py` compares them with their documentation.
 
 | cases | {verdicts} |
 |---|{rules}|
@@ -46,10 +45,10 @@ here.
 TABLE = """
 ## By operator
 
-**Tests**: those whose only operator it is; `several` are those with more, `network` those of whole networks. **Exact**:
-every element is the one that the test states. **ULP**: the largest difference in units in the last place; a difference
-of at most the type's epsilon counts 0, since near zero the units are tiny. Many tests state what numpy computes in
-single precision, with rounding errors of its own.
+**Tests**: tests with this operator alone. `several` are tests with more operators, `network` those of whole networks.
+**Exact**: every element equals the expected one. **ULP**: the largest difference in units in the last place. A
+difference of at most the type's epsilon counts as 0, since the units are tiny near zero. The expected values of many
+tests were computed by numpy in single precision, with rounding errors of their own.
 
 | operator | tests | right | exact | largest ULP | in test |
 |---|---|---|---|---|---|

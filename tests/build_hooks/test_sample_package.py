@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 from tests.build_hooks.projects import make_venv, pip, run
 from tests.build_hooks.wheelhouse import clean_environment, environment
 from tests.conftest import ROOT
+from tests.docs.blocks import blocks
 
 SAMPLE = ROOT / "samples" / "package"
 README = (SAMPLE / "README.md").read_text(encoding="utf-8")
@@ -46,8 +47,8 @@ def test_it_is_installed_and_reads(wheelhouse: Path, tmp_path: Path) -> None:
     paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]  # torch of the test environment
     env = {**clean_environment(), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     printed = run(python, "-m", "digits", cwd=tmp_path, env=env)
-    shown = [line.strip() for line in README.split("python -m digits\n", 1)[1].split("\n`pip", 1)[0].splitlines()]
-    assert printed.split() == " ".join(shown).split() and "This is a 4." in printed
+    (shown,) = (block.text for block in blocks(SAMPLE / "README.md") if block.kind == "text")
+    assert printed.split() == shown.split() and "This is a 4." in printed
 
     images = (load_digits().images / 16).astype(np.float32)[:200]
     done = subprocess.run(
@@ -62,6 +63,6 @@ def test_it_is_installed_and_reads(wheelhouse: Path, tmp_path: Path) -> None:
 
 def test_the_settings_are_those_of_the_readme() -> None:
     settings = (SAMPLE / "pyproject.toml").read_text(encoding="utf-8")
-    (table,) = (part for part in README.split("\n\n") if "[[tool.onnxgen.models]]" in part)
-    assert "\n".join(line.strip() for line in table.splitlines()) in settings
+    (table,) = (block.text for block in blocks(SAMPLE / "README.md") if block.kind == "toml")
+    assert table in settings
     assert f"{(SAMPLE / 'models/digits.onnx').stat().st_size / 1000:.0f} KB" in README

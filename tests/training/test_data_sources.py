@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 import struct
 import sys
 from pathlib import Path
@@ -435,15 +434,6 @@ def test_the_split_is_the_same_everywhere() -> None:
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
-
-
-def test_the_example_in_the_docs_runs(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "DATA.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1]
-    model = network(tmp_path, classes=2, wave=("float32", ("batch", 64)))
-    given: list[Any] = []
-    exec(code, {"torch": torch, "model": model, "fit": lambda model, data: given.append(data)})
-    assert opened(given[0], model) is given[0]
 
 
 def test_the_docs_list_every_recipe_and_file_type() -> None:

@@ -32,7 +32,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names that the page's code leaves behind."""
     shutil.copy(ROOT / "samples/mnist/mnist.onnx", tmp_path)
     generate(tmp_path / "mnist.onnx", tmp_path / "model.py")
-    (command,) = re.findall(r"^    onnxgen (.*)", PAGE, re.MULTILINE)
+    (command,) = re.findall(r"^onnxgen (.*)", PAGE, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert run(command.split()) == 0

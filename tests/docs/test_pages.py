@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +19,7 @@ from onnxgen.cli import app as cli
 from onnxgen.options import Options
 from onnxgen.pipeline import build
 from tests.conftest import ROOT
+from tests.docs.blocks import blocks
 
 DOCS = ROOT / "docs"
 ROOT_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -30,8 +30,8 @@ COMMANDS = (DOCS / "COMMANDS.md").read_text(encoding="utf-8")
 
 
 def test_it_opens_with_the_two_commands() -> None:
-    blocks = re.findall(r"(?:^ {4}\S.*\n)+", README, re.MULTILINE)
-    assert [line.split()[:2] for line in blocks[0].splitlines()] == [["make", "demo"], ["make", "test"]]
+    first = blocks(ROOT / "README.md")[0]
+    assert [line.split()[:2] for line in first.commands()] == [["make", "demo"], ["make", "test"]]
 
 
 def test_the_readme_is_short() -> None:
@@ -61,17 +61,6 @@ def test_the_session_has_the_commands_and_what_generating_prints(tmp_path: Path)
     said = pictures.run(pictures.COMMANDS[0], str(tmp_path))
     shown = re.sub(r"<[^>]+>", "", (DOCS / "images" / "session.svg").read_text(encoding="utf-8")).replace("&#160;", " ")
     assert said and all(line in shown for line in (*pictures.COMMANDS, *said.splitlines(), "equal, to rtol"))
-
-
-@pytest.mark.parametrize("page", [README, START], ids=["README", "GETTING_STARTED"])
-def test_commands_of_the_first_pages_parse(page: str) -> None:
-    blocks = "".join(re.findall(r"^```sh$.*?^```|^ {4}\S[^\n]*\n", page, re.DOTALL | re.MULTILINE))
-    found = re.findall(r"^ *onnxgen (.*)$", blocks, re.MULTILINE)
-    assert len(found) == 4
-    for line in found:
-        args = shlex.split(line, comments=True)
-        first = args[0] if args[0] in cli.app.commands else cli.DEFAULT
-        cli.app.commands[first].make_context(first, args[first != cli.DEFAULT :])
 
 
 def section(command: str) -> str:
@@ -206,7 +195,7 @@ def test_the_page_of_tests_has_the_score_of_the_mutants_and_every_room() -> None
     command, right, made, share = found.groups()
     assert all(fact in page for fact in (f"`{command}`", f"Of {made} wrong", f"{right} were", f"({share})"))
     rooms = {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))} | {"golden"}
-    table = page.partition("## The rooms")[2].partition("## ")[0]
+    table = page.partition("## The folders")[2].partition("## ")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(rooms)
 

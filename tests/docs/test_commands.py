@@ -1,0 +1,200 @@
+"""Every command and every block of Python of every page runs, in the order of the page, in a folder of its own.
+
+A page finds the files that it speaks of (`given.py`). Trainings end after two steps; nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import tomllib
+import torch
+
+import onnxgen.training
+from onnxgen.cli import app as cli
+from onnxgen.cli import run
+from tests.conftest import ROOT
+from tests.docs.blocks import COMMAND, KINDS, Block, blocks, indented
+from tests.docs.given import give, objects
+
+# What a command writes (docs/*.py, benchmarks), or mkdocstrings; it shows generated code, and the commands below.
+PRINTED = {"API.md", "API_TRAINING.md", "CONFORMANCE.md", "CONTRIB.md", "GALLERY.md", "OPERATORS.md"}
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in PRINTED),
+    *sorted((ROOT / "samples").glob("*/README.md")),
+]
+
+# What a page speaks of and does not make, and the folder in which its commands are typed, if that is not the root.
+GIVEN = {
+    "README.md": "samples",
+    "docs/BUILDING.md": "project",
+    "docs/CHECKPOINTS.md": "runs/digits",
+    "docs/CONVERT.md": "mnist.onnx bert.onnx",
+    "docs/DATA.md": "model.py bert.py text.npz detector.py boxes.npz wave.py",
+    "docs/DEVICES.md": "model.py",
+    "docs/EDIT.md": "model.py mine.safetensors",
+    "docs/EVALUATE.md": "runs/digits",
+    "docs/EXPORT.md": "runs/digits",
+    "docs/EXTENDING.md": "acme.onnx",
+    "docs/FINETUNING.md": "model.py",
+    "docs/GETTING_STARTED.md": "samples",
+    "docs/LARGE_MODELS.md": "llm.onnx mnist.onnx",
+    "docs/QUANTIZED.md": "mnist-int8.onnx",
+    "docs/TRAINING.md": "mnist.onnx photos",
+    "docs/VERIFY.md": "model.py",
+    "samples/lightning_module/README.md": "samples",
+    "samples/mnist/README.md": "samples",
+    "samples/plugin/README.md": "samples",
+}
+TYPED_IN = {f"samples/{name}/README.md": f"samples/{name}" for name in ("lightning_module", "mnist")}
+
+# What is not run: a pattern of a command, or of a block that is no shell, and why.
+NOT_RUN = {
+    r"pip (install|wheel) ": "needs the network",
+    r"make (demo|test|long|slowest|docs)\b": "sets up an environment from the network; CI runs them",
+    r"(?s)py -3.11 .*": "Windows",
+    r"onnxgen train .* --device (cuda:1|ocl:0)": "needs the device",
+    r"python -m samples.captcha.draw": "needs a package that no extra names",
+    r"python -m tests.bombs --count 100": "takes minutes; tests/bombs runs a short part",
+    r"layer = b\.module\(": "two lines out of functions; samples/plugin/ops has these functions whole",
+}
+
+# What another test runs, and that test: a whole page, or what matches.
+ELSEWHERE = {
+    ("CONTRIBUTING.md", r"(?s)\s*(@|_to|\(|python ).*"): "tests/whole/test_contributing.py",
+    ("docs/USES.md", r"(?s).*"): "tests/whole/test_uses.py",
+    ("docs/BUILDING.md", r"from setuptools import setup"): "tests/build_hooks/test_setuptools_layouts.py",
+    ("docs/TESTING.md", r"python -m pytest tests/zoo/test_zoo.py"): "tests/zoo/test_zoo.py",
+    ("samples/captcha/README.md", r"python -m samples.captcha.train"): "tests/training/test_samples.py",
+    ("samples/fashion/README.md", r"python -m samples.fashion.train"): "tests/training/test_samples.py",
+    ("samples/fully_connected/README.md", r".*"): "tests/training/test_samples.py",
+    ("samples/lora/README.md", r"python tune.py"): "tests/training/test_sample_lora.py",
+    ("samples/mnist/README.md", r"python -m samples.mnist.train|onnxgen (tr|exp)"): "tests/training/test_samples.py",
+    ("samples/package/README.md", r"python -m digits"): "tests/build_hooks/test_sample_package.py",
+    ("samples/plugin/README.md", r"python samples/plugin/tune.py"): "tests/plugins/test_sample.py",
+    ("samples/speed/README.md", r"python -m samples.speed.run"): "tests/training/test_samples.py",
+}  # fmt: skip
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def left_out(page: str, code: str) -> bool:
+    patterns = [*NOT_RUN, *(pattern for (name, pattern) in ELSEWHERE if name == page)]
+    return any(re.match(pattern, code) for pattern in patterns)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to work in. What was imported from it is forgotten at the end."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("onnxgen.training.fit", functools.partial(onnxgen.training.fit, max_steps=2))
+    before, path = set(sys.modules), sys.path[:]
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = name_of(page)
+    for file in GIVEN.get(name, "").split():
+        give(folder / file)
+    monkeypatch.chdir(folder / TYPED_IN.get(name, ""))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    space: dict[str, Any] = {**objects(), "__name__": "page", "__file__": str(Path.cwd() / "page.py")}
+    for block in blocks(page):
+        if block.kind == "sh":
+            for command in block.commands():
+                if not left_out(name, command):
+                    typed(command, monkeypatch)
+        elif block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        elif block.kind == "toml":
+            assert tomllib.loads(block.text)
+        elif block.kind == "python" and not left_out(name, block.text) and not is_generated(block):
+            torch.manual_seed(0)
+            exec(compile(block.text, space["__file__"], "exec", dont_inherit=True), space)
+
+
+def is_generated(block: Block) -> bool:
+    """The page shows a part of a module that it has generated."""
+    lines = [line.strip() for line in block.text.splitlines()]
+    text = "\n".join(lines)
+    return any(
+        text in "\n".join(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+        for path in Path().glob("*.py")
+    )
+
+
+def typed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run one command, in this process if it is onnxgen's or Python's."""
+    if command.startswith("if "):
+        shell = f'onnxgen() {{ echo onnxgen "$@"; }}\n{command}'
+        command = subprocess.run(["sh", "-ec", shell], capture_output=True, text=True, check=True).stdout
+    stated = re.search(r"# exit code (\d+)", command)
+    words = shlex.split(command, comments=True)
+    if words[0] == "onnxgen":
+        limit = ["--max-steps", "2"] if words[1] == "train" and "--resume" not in words else []
+        assert run([*words[1:], *limit]) == int(stated[1] if stated else 0), command
+    elif words[0] == "python":
+        monkeypatch.setattr(sys, "argv", words[1:])
+        monkeypatch.syspath_prepend(str(Path(words[1]).resolve().parent))
+        runpy.run_path(words[1], run_name="__main__")
+    else:
+        subprocess.run(words, check=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_block_says_what_it_is(page: Path) -> None:
+    """No command hides in a block that is not run; each word in prose that looks like a command is one."""
+    assert not indented(page)
+    found = blocks(page)
+    assert {block.kind for block in found} <= KINDS
+    shown = [line for block in found if block.kind == "text" for line in block.text.splitlines() if COMMAND.match(line)]
+    assert all(re.search(r"\[|[A-Z]{4}", line) for line in shown), "a synopsis has brackets or words in capitals"
+
+
+def test_what_is_left_out_is_there() -> None:
+    """No row of the tables is about nothing; the test that is named runs what the page says."""
+    every = {
+        name_of(page): [c for b in blocks(page) for c in (b.commands() if b.kind == "sh" else [b.text])]
+        for page in PAGES
+    }
+    codes = [code for of_page in every.values() for code in of_page]
+    assert all(any(re.match(pattern, code) for code in codes) for pattern in NOT_RUN)
+    assert all(any(re.match(pattern, code) for code in every[page]) for page, pattern in ELSEWHERE)
+    assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
+    assert set(GIVEN) | set(TYPED_IN) <= set(every)
+
+
+def test_commands_in_prose() -> None:
+    """A command in a line or a table has options that exist; a module that `python -m` names is there."""
+    for page in (*PAGES, *(ROOT / "docs" / name for name in PRINTED), *(ROOT / "benchmarks").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        modules = set(re.findall(r"python -m (\w+(?:\.\w+)*)", text)) - {"digits"}  # of a package that is installed
+        assert not [name for name in modules if importlib.util.find_spec(name) is None], page.name
+        for line in re.findall(r"`onnxgen ([^`]+)`", text):
+            words = line.split()
+            command = cli.app.commands[words[0] if words[0] in cli.app.commands else cli.DEFAULT]
+            known = {o for p in command.params if isinstance(p, click.Option) for o in (*p.opts, *p.secondary_opts)}
+            options = {word.split("=")[0] for word in words if word.startswith("-")}
+            assert options <= {*known, "-h", "--help", "--version"}, (page.name, line)
