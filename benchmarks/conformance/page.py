@@ -34,8 +34,8 @@ A command writes this page. `--check` says what a new run would change:
 
 Every node of the domain `com.microsoft` that `tests/ops` compares with onnxruntime {onnxruntime}, optimisations off,
 once for each operator, set of attributes, types and sizes. It is right if shapes and dtypes are equal and the values
-are within the test's tolerance. [`contrib.csv`](../benchmarks/conformance/contrib.csv) has every case. If the processor has
-no kernel (MatMulFpQ4 needs AVX512), cases keep the result of the last run with a kernel, and the table notes it.
+are within the test's tolerance. [`contrib.csv`](../benchmarks/conformance/contrib.csv) has every case. If the processor
+has no kernel (MatMulFpQ4 needs AVX512), cases keep the result of the last run with a kernel, and the table notes it.
 Operators that run only on GPUs are not here. `tests/ops/test_documented*.py` compares them with their documentation.
 
 | cases | {verdicts} |
