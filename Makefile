@@ -1,6 +1,6 @@
 # make demo: everything set up, the sample network generated, verified, used, and trained.
 # make test: everything set up, the suite. Both are quick when nothing has changed.
-# make long: what CI runs after that: ONNX's own tests once more, each model compiled as one graph.
+# make long: the files named tests/*/long_*.py, which CI runs after that: mostly models that torch.compile compiles.
 # make slowest: the suite, and then the fifty tests that take the most of the processor's time.
 # make docs: the pages of docs/ as a site, in build/site; a link that leads nowhere is an error.
 # Without make (Windows): see CONTRIBUTING.md.
@@ -33,7 +33,7 @@ pytest: $(VENV)/.test
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 long: $(VENV)/.test
-	ONNXGEN_LONG=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal tests/backend/test_compiled.py
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal -o python_files="long_*.py"
 
 slowest: $(VENV)/.test
 	$(RUN) -m tests.support.slowest -n $(JOBS)

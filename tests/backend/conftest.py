@@ -1,14 +1,10 @@
-"""What takes minutes runs by `make long`, as CI does after `make test`."""
+"""The passes of a few of ONNX's own tests are not checked."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
 from tests.backend.exclusions import UNCHECKED
-
-collect_ignore = [] if os.environ.get("ONNXGEN_LONG") else ["test_compiled.py"]
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,34 +15,14 @@ import pytest
 import torch
 
 from onnxgen.cli import run
-from onnxgen.training import devices, open_model
+from onnxgen.training import open_model
 from samples.captcha import draw as captchas
 from samples.captcha import train as captcha
 from samples.fashion import train as fashion
 from samples.fully_connected import train as fully_connected
 from samples.mnist import train as mnist
 from samples.mnist.make_onnx import read_idx
-from samples.speed import run as speed
-
-Sample = Callable[..., list[list[str]]]
-
-
-@pytest.fixture
-def sample(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sample:
-    """Return a function that runs a sample's script in this process, and returns the cells of its final table."""
-
-    def command(*arguments: object) -> None:
-        assert run([str(a) for a in arguments]) == 0
-
-    def script(module: ModuleType, *arguments: object) -> list[list[str]]:
-        monkeypatch.setattr(module, "onnxgen", command)
-        monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
-        capsys.readouterr()
-        module.main()
-        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-    return script
+from tests.training.conftest import Sample
 
 
 def little(name: str, shared: Path, folder: Path, train: int, test: int) -> Path:
@@ -159,20 +137,3 @@ def test_fashion(sample: Sample, shared: Path, tmp_path: Path) -> None:
     )
     assert (scratch[0], tuned[0]) == ("from scratch", "fine-tuned")
     assert float(tuned[1].rstrip("%")) > float(scratch[1].rstrip("%")) + 1
-
-
-@pytest.mark.slow
-def test_speed(sample: Sample) -> None:
-    """All nine are measured or tell why not. Saved memory does not depend on the machine's load."""
-    header, *rows = sample(speed, "--seconds", "0.01")
-    named = [dict(zip(header, row, strict=True)) for row in rows]
-    assert len(named) == 9
-    for row in named:
-        if row["speed-up"] == "device" and len(devices()) == 1:
-            assert row["after"] == "not run: no such device" and not row["ratio"]
-        else:
-            assert float(row["ratio"]) > 0
-    for name in ("accumulation", "detached losses"):
-        memory = next(row["memory"] for row in named if row["speed-up"] == name)
-        before, after = (float(m.replace(",", "")) for m in re.findall(r"[\d,]+", memory))
-        assert before > 2 * after

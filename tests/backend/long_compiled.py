@@ -7,7 +7,7 @@ Where names of inputs follow a test's name, the values of these inputs decide wh
 exporters have them, they are known, and the model must compile.
 
 The tests called `..._expanded` are the bodies of operators that stand before them here. `test_backend.py` runs them.
-This file does so with `ONNXGEN_ALL_COMPILED=1`. `make long` runs it, which sets `ONNXGEN_LONG`.
+This file does so with `ONNXGEN_ALL_COMPILED=1`.
 """
 
 from __future__ import annotations

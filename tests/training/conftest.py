@@ -1,0 +1,31 @@
+"""A sample's script, run in the test's own process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from onnxgen.cli import run
+
+Sample = Callable[..., list[list[str]]]
+
+
+@pytest.fixture
+def sample(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sample:
+    """Return a function that runs a sample's script in this process, and returns the cells of its final table."""
+
+    def command(*arguments: object) -> None:
+        assert run([str(a) for a in arguments]) == 0
+
+    def script(module: ModuleType, *arguments: object) -> list[list[str]]:
+        monkeypatch.setattr(module, "onnxgen", command)
+        monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
+        capsys.readouterr()
+        module.main()
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+    return script
