@@ -43,7 +43,7 @@ def free_inputs(model: ir.Model, freed: Freed) -> None:
 
 
 class Stacked:
-    """Runs the file as often as the batch needs, and concatenates the results."""
+    """Runs the file once per portion of the batch, and concatenates the results."""
 
     def __init__(self, oracle: Oracle, freed: Freed, outputs: list[str]) -> None:
         self.oracle, self.freed, self.outputs = oracle, freed, outputs
@@ -67,9 +67,7 @@ class Stacked:
             }
 
     def _joined(self, name: str, parts: list[Any], count: int) -> Any:
-        """Return an output of all runs: the rows of each sample. An output without a batch must be equal in
-        all runs.
-        """
+        """Return the rows of an output from all runs. An output without a batch must be equal in all runs."""
         axis = self.freed.outputs.get(name)
         if axis is None:
             return parts[0]
