@@ -28,7 +28,7 @@ MAX_FIELDS = 1_000_000  # fields; a file with more is parsed whole, since its we
 _MARK = secrets.token_bytes(16)  # random, so that no file can contain it
 _PLACE = struct.Struct("<16sQQ")
 
-Table = dict[int, Any]  # maps the tags of a message's fields that lead to tensors to the tables of those fields
+Table = dict[int, Any]  # by tag, the tables of a message's fields; only fields that lead to tensors
 _RAW: Table = {}
 _TENSOR: Table = {onnx.TensorProto.RAW_DATA_FIELD_NUMBER << 3 | 2: _RAW}
 _GRAPH: Table = {onnx.GraphProto.INITIALIZER_FIELD_NUMBER << 3 | 2: _TENSOR}

@@ -120,7 +120,7 @@ def _is_measured(value: ir.Value) -> bool:
 
 
 def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
-    """Return True for a number or mask without a parameter's name that is added or multiplied somewhere."""
+    """Return True for a number or mask that only elementwise operators use and that has no parameter's name."""
     if not NAMELESS.match(value.name or "") or value.metadata_props.get(KIND) == "PARAMETER":
         return False
     uses = list(value.uses())
@@ -129,7 +129,7 @@ def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
         return False
     if any(maker is not None and maker.op_type in ("MatMul", "Identity") for maker in makers):
         return False  # a vector may be a bias
-    numbers = np.unique(tensor.numpy())  # a tensor of one number is a mask, or a layer's initial value
+    numbers = np.unique(tensor.numpy())  # a tensor with one distinct number is a mask, or a layer's initial value
     return tensor.size == 1 or bool(
         numbers.size > 1 and np.isin(numbers, (0, 1, -np.inf)).all() and len(tensor.shape) > 1
     )

@@ -1,6 +1,6 @@
 """Execute a generated file on symbols: its classes are instantiated and called as Python would.
 
-The checker follows constructor arguments, flags, `nn.Sequential`, module lists and the loops over them, `nn.Identity`
+The checker follows constructor arguments, flags, `nn.Sequential`, lists and the loops over them, `nn.Identity`
 for a layer that an instance lacks, and tied weights.
 """
 

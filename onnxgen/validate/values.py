@@ -73,7 +73,7 @@ class Graph:
         return len(self._nodes)
 
     def since(self, count: int) -> Iterator[Node]:
-        """Yield the nodes that were made after there were `count`."""
+        """Yield the nodes after the first `count`."""
         for i, node in enumerate(self._nodes.values()):
             if i >= count:
                 yield node

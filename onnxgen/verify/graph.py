@@ -45,7 +45,7 @@ class Role:
     """The use of an input's elements.
 
     Attributes:
-        bounds: dims that the elements index; they must be smaller than each.
+        bounds: dims that the elements index; each element must be below all of them.
         indexes: they are indices.
         size: they act as a size or a count.
         mode: they switch training mode.

@@ -197,7 +197,8 @@ class _Had:
 def _first(last: onnx.NodeProto, had: _Had, strange: Event | None) -> onnx.NodeProto:
     """Return the first node, in graph order, whose result the module lacks, on the path to the last one.
 
-    A correct module may compute several nodes in one call. So the path begins after the values that the module has.
+    The module may compute nodes one by one that a correct module computes in one call. So the path begins after the
+    values that the module has.
     """
     todo, region = [last], [last]
     while todo:

@@ -158,7 +158,7 @@ def _session_options(path: Path | None, *, optimised: bool, alone: bool, exact: 
 
 
 def _maps(value: Any) -> Any:
-    """Return a value whose maps hold arrays: onnxruntime returns their numbers as Python numbers."""
+    """Return a value with the numbers of its maps as arrays; onnxruntime returns Python numbers."""
     if isinstance(value, dict):
         kinds = {float: np.float32, int: np.int64, str: object}
         return {key: np.asarray(held, kinds.get(type(held))) for key, held in value.items()}

@@ -25,7 +25,7 @@ def freed_of(space: Mapping[str, Any]) -> Freed | None:
 
 
 def is_free(model: ir.Model, freed: Freed) -> bool:
-    """Return True if a model, as it was read, already has a free batch."""
+    """Return True if a freshly read model already has a free batch."""
     shapes = {value.name or "": value.shape for value in model.graph.inputs}
     return all(
         (shape := shapes.get(name)) is None or not isinstance(shape[axis], int) for name, axis in freed.inputs.items()
@@ -33,7 +33,7 @@ def is_free(model: ir.Model, freed: Freed) -> bool:
 
 
 def free_inputs(model: ir.Model, freed: Freed) -> None:
-    """Give the inputs of a model, as it was read, a free batch, to draw samples for."""
+    """Give the inputs of a freshly read model a free batch, to draw samples for."""
     for value in model.graph.inputs:
         axis = freed.inputs.get(value.name or "")
         if axis is not None and value.shape is not None:
