@@ -38,20 +38,21 @@ __all__ = ["param_path", "read"]
 def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     """Read an ONNX file.
 
-    Nodes are sorted, local functions inlined (a node of a function that imports another opset carries its own
-    `version`), inputs with an initializer are inputs no longer, named dims have the sizes that `options.input_shapes`
-    gives them. Of the graph there is the part that `options.inputs` and `options.outputs` bound.
-    `SCOPE` and `CLASSES` say where nodes came from.
-    `rehearsed`: this is the process that reads a large file first (see `reader.rehearsal`).
-    No weight is read: inline tensors stay in the protobuf, or if they are large in the file, which is held open;
-    external ones are mapped when first used.
+    Nodes are sorted, and local functions are inlined. A node of a function that imports another opset carries its own
+    `version`. Inputs with an initializer are no longer inputs. Named dims get their sizes from `options.input_shapes`.
+    The graph is reduced to the part between `options.inputs` and `options.outputs`. `SCOPE` and `CLASSES` record the
+    origin of nodes.
+    No weight is read. Inline tensors stay in the protobuf; large ones stay in the file, which is held open. External
+    ones are mapped when first used.
+
+    Args:
+        rehearsed: this is the process that reads a large file first (see `reader.rehearsal`).
 
     Raises:
-        OnnxgenError: anything is wrong with the file or with these options; all of it at once where the
-            file could be parsed.
+        OnnxgenError: something is wrong with the file or these options; all of it at once if the file can be parsed.
     """
     proto, source = parse(path, options.limits, None if rehearsed else lambda: rehearse(path, options))
-    # Not resolved: external data lies beside the name that the user gave, even if that is a link.
+    # Links are not resolved: external data lies beside the path that the user gave.
     folder = Path(os.path.abspath(path)).parent
     drop_duplicates(proto)
     sorted_already = check(proto, folder, options.limits)
@@ -93,9 +94,7 @@ def _input_types(path: Path, options: Options) -> dict[str, onnx.TypeProto]:
 
 
 def _leave_to_plugins(model: ir.Model) -> None:
-    """Remove the local functions that a plugin implements, so that they are not inlined: a plugin that is
-    named wins.
-    """
+    """Remove the local functions that a named plugin implements, so that they are not inlined: the plugin wins."""
     for key, function in list(model.functions.items()):
         if named(function.domain, function.name, model.opset_imports.get(function.domain, 1)) is not None:
             del model.functions[key]
@@ -112,7 +111,7 @@ def _deserialize(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _data_files(graph: ir.Graph) -> set[Path]:
-    """Return the files that external tensors lie in."""
+    """Return the files that hold external tensors."""
     attributes = (a for node in all_nodes(graph) for a in node.attributes.values())
     tensors = [value.const_value for g in (graph, *graph.subgraphs()) for value in g.initializers.values()]
     # not `as_tensor`: its protocol check takes longer than everything else here
@@ -121,13 +120,11 @@ def _data_files(graph: ir.Graph) -> set[Path]:
 
 
 def _drop_default_inputs(graph: ir.Graph) -> None:
-    """Remove graph inputs that have an initializer: they are weights (before IR version 4 every initializer was also an
-    input).
-    """
+    """Remove graph inputs with an initializer, which are weights (before IR version 4 each one was also an input)."""
     for value in [value for value in graph.inputs if value.is_initializer()]:
         graph.inputs.remove(value)
     for value in graph.initializers.values():
         if value.const_value is not None:
-            # The stored data decides the type, not what the file declares.
+            # The stored data decides the type, not the declaration.
             value.shape = ir.Shape(value.const_value.shape.numpy())
             value.type = ir.TensorType(value.const_value.dtype)

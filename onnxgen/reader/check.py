@@ -1,9 +1,9 @@
 """Checks of the protobuf's structure, before onnx_ir sees it.
 
-onnx_ir is lenient: it invents undeclared inputs and only logs it, skips nameless initializers, takes the last of two
-initializers. Each of those would be a silent wrong answer, so the structure is checked on the protobuf, by the rules
-of https://onnx.ai/onnx/repo-docs/IR.html, with the tolerance of onnxruntime: nodes may stand in any order, and an
-inner graph's initializers may hide outer names.
+onnx_ir is lenient: it adds undeclared inputs and only logs it, skips nameless initializers, and takes the last of two
+initializers. Each of these would make the result silently wrong. So the structure is checked on the protobuf, by the
+rules of https://onnx.ai/onnx/repo-docs/IR.html. Two things are allowed, as in onnxruntime: nodes in any order, and
+initializers of an inner graph that hide outer names.
 """
 
 from __future__ import annotations
@@ -52,13 +52,11 @@ class GraphNames:
     def __init__(self, outer: GraphNames | None) -> None:
         self.outer = outer
         self.names: set[str] = set()  # every name that the graph defines, at any position
-        self.before: set[str] = set()  # the names defined before the node at hand
+        self.before: set[str] = set()  # the names defined before the current node
         self.unsorted = False
 
     def use(self, name: str) -> bool:
-        """Return True if this graph or one around it defines `name`. A graph that defines it only later is marked
-        `unsorted`.
-        """
+        """Return True if this graph or an outer one defines `name`. Marks the graph `unsorted` if it does so later."""
         scope: GraphNames | None = self
         while scope is not None:
             if name in scope.names:
@@ -81,10 +79,10 @@ def check(proto: onnx.ModelProto, folder: Path, limits: Limits) -> bool:
     """Check a whole model whose external data lies in `folder`.
 
     Returns:
-        Whether every graph's nodes are sorted topologically already.
+        True if the nodes of every graph are already sorted topologically.
 
     Raises:
-        OnnxgenError: with everything that is wrong.
+        OnnxgenError: something is wrong; the error lists everything.
     """
     checker = _Checker(proto, folder, limits)
     checker.model()
@@ -99,7 +97,7 @@ class _Checker:
         self.external = ExternalData(folder)
         self.problems = Problems()
         self.sorted = True
-        self.dense = 0  # number of elements that all sparse tensors have when dense
+        self.dense = 0  # number of elements of all sparse tensors when made dense
         self.opsets: dict[str, int] = {}
         self.parameters: frozenset[str] | None = None  # attributes of the local function being checked
 
@@ -296,9 +294,7 @@ class _Checker:
 
 
 def attribute_type(a: onnx.AttributeProto) -> int:
-    """Return the type of an attribute: the declared one, else the type of the only field that is set (0 if none or
-    several are).
-    """
+    """Return the declared type of an attribute, else that of the only field that is set (0 if not exactly one is)."""
     if a.type:
         return a.type
     filled = _filled(a)
@@ -324,9 +320,7 @@ def _attribute_problem(a: onnx.AttributeProto, expected: int | None) -> str | No
 
 @lru_cache(maxsize=4096)
 def attribute_types(op_type: str, domain: str, version: int) -> dict[str, int]:
-    """Return the attribute types of a standard operator by name, from its schema (empty if onnx does not know the
-    operator).
-    """
+    """Return the attribute types of a standard operator by name, from its schema; empty if onnx has no schema."""
     try:
         schema = onnx.defs.get_schema(op_type, version, domain)
     except (SchemaError, TypeError):  # TypeError: the version does not fit int32

@@ -43,8 +43,8 @@ def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypePro
     """Reduce a graph to the part between the values of these names. Graph inputs that the part needs stay inputs.
 
     Args:
-        graph: the file's, changed in place.
-        known: the types of values, those of the part's inputs at least.
+        graph: the file's graph; it is changed in place.
+        known: the types of values, at least those of the part's inputs.
 
     Raises:
         OnnxgenError: there is no such value, or the outputs don't depend on an input.

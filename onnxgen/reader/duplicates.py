@@ -1,6 +1,6 @@
-"""Remove Constant nodes that a graph has twice under one name with identical contents.
+"""Remove repeated Constant nodes: those with the same output name and the same contents in one graph.
 
-onnxruntime loads such files. It also loads files whose constants of one name differ, and silently picks one;
+onnxruntime loads such files. It also loads files where constants of one name differ, and silently picks one.
 `reader.check` refuses those.
 """
 

@@ -1,8 +1,8 @@
 """Check external tensor data: it must be a plain file in the model's own folder, and long enough.
 
-A model may come from anywhere, and its tensors name files. A location that leaves the folder (an absolute path,
-`..`, a symbolic link, a hard link to somewhere else) would copy a stranger's choice of file into the output, so it
-is refused here, before anything is opened. `onnx_ir` memory-maps the data later and checks containment again.
+A model may come from anywhere, and its tensors name files. A location outside of the folder (an absolute path, `..`, a
+symbolic link, a hard link to somewhere else) would let the model's author copy any file into the output. So it is
+refused here, before anything is opened. `onnx_ir` memory-maps the data later, and checks containment again.
 Source: https://onnx.ai/onnx/repo-docs/ExternalData.html
 """
 

@@ -1,10 +1,10 @@
 """Inline local functions: replace each call by the function's nodes (https://onnx.ai/onnx/repo-docs/IR.html#functions).
 
-How many nodes that makes is computed first, so that functions nested to make billions are refused. Where a call had a
-name, its nodes remember it (`CALLS`), for `origin` to read.
+The number of resulting nodes is computed first, so that nested functions that would make billions are refused. Nodes
+record the name of their call (`CALLS`), which `origin` reads.
 
-onnx_ir has an inlining pass of its own. It is not used: it renames a graph input that a function hands through, refuses
-functions of another opset than the model's, and takes quadratic time in the number of calls.
+onnx_ir's own inlining pass is not used. It renames a graph input that a function returns unchanged, refuses functions
+with another opset than the model's, and takes quadratic time in the number of calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_functions(proto: onnx.ModelProto, limits: Limits) -> None:
     """Refuse functions that call themselves, or whose calls make too many nodes or too deep graphs.
 
     Raises:
-        OnnxgenError: naming the functions or the limit.
+        OnnxgenError: there are such functions; the error names them or the limit.
     """
     if not proto.functions:
         return
@@ -167,7 +167,7 @@ class _Inliner:
         return new
 
     def attribute(self, a: ir.Attr, values: Values, attributes: dict[str, ir.Attr], call: ir.Node) -> ir.Attr | None:
-        """Return an attribute as it is at the call, or None if it refers to an attribute that the call omits."""
+        """Return an attribute with its value at the call, or None if it refers to one that the call omits."""
         if a.is_ref():
             found = attributes.get(a.ref_attr_name or "")
             return None if found is None else ir.Attr(a.name, found.type, found.value)

@@ -1,8 +1,8 @@
 """Rewrite unusual but unambiguous forms of the protobuf into the usual ones that onnx_ir understands.
 
-Only for a model that passed `check`. The model still computes the same. These forms are rewritten: missing attribute
-types, types that onnx_ir cannot hold, subgraphs that return an outer value, types spelled as text, a missing axis that
-was once optional, sparse constants, and a missing ai.onnx import.
+The model must have passed `check`, and still computes the same. These forms are rewritten: missing attribute types,
+types that onnx_ir cannot hold, subgraphs that return an outer value, types spelled as text, a missing axis that was
+once optional, sparse constants, and a missing ai.onnx import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxgen.reader.tensors import dense, settle_type
 def normalize(proto: onnx.ModelProto) -> None:
     """Rewrite `proto` in place (see the module docstring)."""
     if not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):
-        # Files older than IR version 3 mean opset 1. In newer files `check` has made sure that no node is of ai.onnx.
+        # Files before IR version 3 use opset 1. In newer files no node is of ai.onnx, as `check` has made sure.
         proto.opset_import.append(onnx.OperatorSetIdProto(domain="", version=1))
     _graph(proto.graph, set())
     for function in proto.functions:
@@ -43,9 +43,7 @@ def _graph(graph: onnx.GraphProto, outer: set[str]) -> None:
 
 
 def _declare_once(graph: onnx.GraphProto) -> None:
-    """Keep the first declaration of an input that is declared again as an output: onnx_ir would keep the last one,
-    which may say less.
-    """
+    """Keep the first declaration of an input that is also an output: onnx_ir would keep the last, with less detail."""
     inputs = {info.name: info.type for info in graph.input if info.type.tensor_type.HasField("shape")}
     for info in (*graph.output, *graph.value_info):
         if info.name in inputs:

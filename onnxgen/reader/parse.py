@@ -1,4 +1,4 @@
-"""Parse the file at a path as an ONNX protobuf, or say what it is instead."""
+"""Parse the file at a path as an ONNX protobuf, or name the kind of file that it is instead."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ _ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # first characters, text insi
 
 
 class Parsed(NamedTuple):
-    """A parsed protobuf. For a large file also the open file; tokens in the protobuf stand for the tensors left in it
-    (see `reader.skeleton`).
-    """
+    """A parsed protobuf, and the open file if it is large. Tokens stand for tensors left in it (`reader.skeleton`)."""
 
     proto: onnx.ModelProto
     source: SourceFile | None
@@ -57,7 +55,7 @@ class Parsed(NamedTuple):
 def parse(path: Path, limits: Limits = DEFAULTS, rehearse: Callable[[], None] | None = None) -> Parsed:
     """Read and parse `path` as a binary ONNX `ModelProto`.
 
-    `rehearse` is called first where the limits allow more than their defaults, and the file has more.
+    `rehearse` is called first if the file exceeds a default limit and `limits` allow that.
 
     Raises:
         OnnxgenError: no such file, not a regular file, not readable, not ONNX, or more than the limits allow.
@@ -113,9 +111,7 @@ def _explain(path: Path, shown: str, data: bytes, otherwise: str) -> Problem:
 
 
 def _kind(path: Path, data: bytes) -> str | None:
-    """Name the kind of file that the bytes look like, and a remedy after "; ". Returns None if it may be
-    damaged ONNX.
-    """
+    """Name the kind of file that the bytes look like, and a remedy after "; "; None if it may be damaged ONNX."""
     if data.startswith(b"PK\x03\x04"):
         return _zip_kind(path)
     for offset, magic, kind in _SIGNATURES:

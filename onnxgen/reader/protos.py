@@ -14,7 +14,7 @@ def opset_of(model: onnx.ModelProto, default: int = 1) -> int:
 
 
 def put(field: Any, items: Sequence[Any]) -> None:
-    """Set a repeated field to these items, which may be its own."""
+    """Set a repeated field to these items, which may come from the field itself."""
     copies = [type(item).FromString(item.SerializeToString()) for item in items]
     del field[:]
     field.extend(copies)

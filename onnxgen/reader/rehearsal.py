@@ -1,8 +1,8 @@
 """Read a large file in a separate process first, which may crash without harm.
 
-Protobuf's parser and onnx's shape inference are native code. Within the default limits they are trusted; a file past
-them, which the caller has allowed, is read and simplified once by a process with bounds on its memory and time. What
-that finds wrong with the file the caller finds again, and says; only how the process ended counts.
+Protobuf's parser and onnx's shape inference are native code. Within the default limits they are trusted. If the
+caller allows a file beyond them, a process with bounds on its memory and time reads and simplifies it first. Only how
+that process ends counts: the caller finds errors in the file again, and reports them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ CHILD = "onnxgen.passes.rehearsed"  # the module that the child process runs
 
 
 def rehearse(path: Path, options: Options) -> None:
-    """Read the file in a child process with the options that the caller is going to use.
+    """Read the file in a child process with the caller's options.
 
     Raises:
         OnnxgenError: the process crashed, or took more memory or time than the limits allow.
     """
     limits, shown = options.limits, printable(str(path), 200)
     command = [sys.executable, "-m", CHILD]
-    given = pickle.dumps((sys.path, path.absolute(), options))  # safe to unpickle: nothing of it comes from the file
+    given = pickle.dumps((sys.path, path.absolute(), options))  # safe to unpickle: none of it comes from the file
     try:
         done = subprocess.run(command, input=given, capture_output=True, timeout=4 * limits.seconds, check=False)
         code = done.returncode

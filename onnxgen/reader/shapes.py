@@ -12,11 +12,10 @@ from onnxgen.graph.nodes import all_nodes, subgraphs
 
 
 def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Set graph inputs to the dims in `wanted` (-1: leave the dim). A named dim gets its size wherever the model
-    declares the name.
+    """Set graph inputs to the dims in `wanted` (-1: keep the dim). A named dim gets its size in the whole model.
 
     Raises:
-        OnnxgenError: no such input, another rank, or a dim that the file fixes otherwise.
+        OnnxgenError: there is no such input, its rank differs, or the file fixes a dim to another size.
     """
     if not wanted:
         return
@@ -37,7 +36,7 @@ def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _fix(value: ir.Value, dims: Sequence[int], sizes: dict[str, int]) -> str | None:
-    """Set one input's dims and record the sizes of its named dims. Returns what is wrong, or None."""
+    """Set one input's dims and record the sizes of its named dims. Returns an error description, or None."""
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         return "the input is not a tensor"
     if any(dim < -1 for dim in dims):

@@ -1,7 +1,7 @@
 """Check that every standard node has the inputs, outputs and attributes that its operator requires.
 
-Everything behind the reader takes that for granted: `node.inputs[1]` is there. Local functions are inlined before,
-since a call may leave out what a node of the body needs. onnxruntime refuses the same nodes.
+All later code relies on this, and reads `node.inputs[1]` without a check. Local functions are inlined before, since a
+call may omit what a node of the body needs. onnxruntime refuses the same nodes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_signatures(model: ir.Model) -> None:
     """Check every node.
 
     Raises:
-        OnnxgenError: with every node that lacks something, or has too much.
+        OnnxgenError: a node lacks something, or has too much; the error lists all such nodes.
     """
     problems = Problems()
     for node in all_nodes(model.graph):
@@ -58,9 +58,7 @@ def check_signatures(model: ir.Model) -> None:
 
 @lru_cache(maxsize=4096)
 def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
-    """Return the signature of an operator in `version`, or its newest one if all versions are newer; None if onnx does
-    not know it.
-    """
+    """Return the signature of an operator in `version`, or its newest if all are newer; None if onnx has no schema."""
     try:
         if not onnx.defs.has(op_type, domain):
             return None

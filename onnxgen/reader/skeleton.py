@@ -1,8 +1,8 @@
 """Read the structure of a large file without its weights, which stay in the file until they are used.
 
-Protobuf holds a message as a whole, and copies the bytes of a tensor whenever they are looked at: a file of 440 MB took
-900 MB of memory. So the `raw_data` of large tensors never gets to it: the wire format is walked down to them
-(https://protobuf.dev/programming-guides/encoding), and in their place stands a token that says where they lie.
+Protobuf holds a whole message in memory, and copies a tensor's bytes on each access: a file of 440 MB took 900 MB of
+memory. So protobuf never gets the `raw_data` of large tensors. The wire format
+(https://protobuf.dev/programming-guides/encoding) is walked down to them, and a token with their place replaces them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_FIELDS = 1_000_000  # fields; a file with more is parsed whole, since its we
 _MARK = secrets.token_bytes(16)  # random, so that no file can contain it
 _PLACE = struct.Struct("<16sQQ")
 
-Table = dict[int, Any]  # maps the tags of a message's fields that lead to tensors to the tables of those fields
+Table = dict[int, Any]  # by tag, the tables of a message's fields; only fields that lead to tensors
 _RAW: Table = {}
 _TENSOR: Table = {onnx.TensorProto.RAW_DATA_FIELD_NUMBER << 3 | 2: _RAW}
 _GRAPH: Table = {onnx.GraphProto.INITIALIZER_FIELD_NUMBER << 3 | 2: _TENSOR}
@@ -41,9 +41,7 @@ _MODEL: Table = {onnx.ModelProto.GRAPH_FIELD_NUMBER << 3 | 2: _GRAPH}
 
 
 class Field(NamedTuple):
-    """One field of a message: its tag, the position of its length (if it has one), and where its content begins and
-    ends.
-    """
+    """One field of a message: its tag, the position of its length (if any), and the begin and end of its content."""
 
     tag: int
     length: int
@@ -60,9 +58,7 @@ class Walk:
         self._steps = 0
 
     def fields(self, begin: int, end: int) -> Iterator[Field]:
-        """Yield the fields of the message in this range. Raises `ValueError` if it is not a message, or has too many
-        fields.
-        """
+        """Yield the fields of the message in this range. Raises `ValueError` for a non-message or too many fields."""
         while begin < end:
             tag, begin = self._varint(begin)
             kind, length = tag & 7, begin
@@ -98,7 +94,7 @@ class Walk:
 
 
 def structure(path: Path) -> tuple[bytes, SourceFile | None]:
-    """Return the bytes that protobuf is to parse, and the open file if it is a large one."""
+    """Return the bytes for protobuf to parse, and the open file if it is large."""
     if path.stat().st_size < MIN_FILE_BYTES:
         return path.read_bytes(), None
     source = SourceFile(path)
@@ -108,7 +104,7 @@ def structure(path: Path) -> tuple[bytes, SourceFile | None]:
 def skeleton(source: SourceFile) -> bytes:
     """Return the file with a token in place of each large tensor's `raw_data`, or unchanged if it cannot be walked.
 
-    A length is written in as many bytes as before, so that no other moves.
+    A length keeps its number of bytes, so that the positions of others stay valid.
     """
     try:
         cuts = list(_cuts(Walk(source), _MODEL, (), 0, source.size))
@@ -151,7 +147,7 @@ def _padded(value: int, width: int) -> bytes:
 
 
 def raw_length(tensor: onnx.TensorProto) -> int:
-    """Return how many bytes of raw data a tensor has, in the protobuf or left in the file."""
+    """Return the number of bytes of a tensor's raw data, in the protobuf or left in the file."""
     raw = tensor.raw_data
     return len(raw) if (place := _place(raw)) is None else place[1]
 

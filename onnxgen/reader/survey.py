@@ -1,8 +1,7 @@
-"""Count what a file contains before protobuf parses it: its native code makes up to 85 bytes of each byte of a hostile
-file.
+"""Count a file's contents before protobuf parses it, which may need 85 bytes of memory per byte of a hostile file.
 
-The wire format is walked in Python, by the fields that hold messages
-(https://protobuf.dev/programming-guides/encoding). Invalid protobuf ends the walk: the parser refuses it there, too.
+The wire format (https://protobuf.dev/programming-guides/encoding) is walked in Python, through the fields that hold
+messages. Invalid protobuf ends the walk; the parser refuses it at the same place.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ DEFAULTS = Limits()
 
 @dataclass
 class Survey:
-    """Counts of what a file contains. Counting ends at the first limit that is passed."""
+    """Counts of a file's contents. Counting ends at the first limit that is exceeded."""
 
     fields: int = 0
     nodes: int = 0
@@ -31,7 +30,7 @@ class Survey:
 
     @property
     def is_small(self) -> bool:
-        """Return True if no count is past a default limit, whatever the caller allows."""
+        """Return True if no count exceeds a default limit, whatever the caller allows."""
         return all(DEFAULTS.past(name, found, "") is None for name, found in vars(self).items())
 
 
@@ -39,7 +38,7 @@ def survey(data: bytes, limits: Limits) -> Survey:
     """Count the fields, nodes and stored tensors of a serialised `ModelProto`.
 
     Raises:
-        OnnxgenError: there are more than the limits allow.
+        OnnxgenError: a count exceeds its limit.
     """
     found = Survey()
     with suppress(IndexError):  # the file is truncated

@@ -1,7 +1,7 @@
-"""Turn numbers that classical models (ai.onnx.ml) keep in attributes into stored tensors.
+"""Turn numbers in attributes of classical models (ai.onnx.ml) into stored tensors.
 
-A linear model's coefficients are then trained, named and written back as any weight is. The attribute becomes one more
-input of its node; `TABLE_INPUTS` has the names of those inputs, which follow the schema's own.
+The coefficients of a linear model are then trained, named and written back like any weight. The attribute becomes an
+additional input of its node, after the schema's own; `TABLE_INPUTS` has the names of these inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEWEST = 1 << 31
 
 
 def tables_of(domain: str, op_type: str) -> tuple[str, ...]:
-    """Return the attributes of an operator that its output is differentiable in, as its function says."""
+    """Return the attributes of an operator with respect to which its output is differentiable."""
     if domain in ("", "ai.onnx"):
         return ()
     operator = find(domain, op_type, NEWEST)
@@ -27,9 +27,7 @@ def tables_of(domain: str, op_type: str) -> tuple[str, ...]:
 
 
 def table_name(attribute: str, outputs: Sequence[str]) -> str:
-    """Return the name of such a tensor: its node's first named output and the attribute. An attribute has no name of
-    its own.
-    """
+    """Return the name of the tensor made from an attribute: the node's first named output, and the attribute's name."""
     return f"{next((name for name in outputs if name), '')}:{attribute}"
 
 

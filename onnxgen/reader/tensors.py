@@ -103,8 +103,8 @@ def _tensor_types(kind: onnx.TypeProto, depth: int) -> Iterator[tuple[onnx.Tenso
 def settle_type(info: onnx.ValueInfoProto) -> None:
     """Reduce a declared type to one that onnx_ir can hold, without claiming more than the file does.
 
-    Negative dims are unknown ones, as in onnxruntime; map, opaque and incomplete sequence types are dropped (what maps
-    are of is noted: see `reader.maps`).
+    Negative dims become unknown, as in onnxruntime. Map, opaque and incomplete sequence types are dropped. The types of
+    maps are recorded separately (see `graph.maps`).
     """
     kind = info.type
     while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
@@ -118,9 +118,7 @@ def settle_type(info: onnx.ValueInfoProto) -> None:
 
 
 def sparse_problem(sparse: onnx.SparseTensorProto, limits: Limits, external: ExternalData) -> str | None:
-    """Describe what is wrong with a sparse tensor. Returns None if it can be made dense (onnx.proto, message
-    SparseTensorProto).
-    """
+    """Describe what is wrong with a sparse tensor (message SparseTensorProto). Returns None if it can be made dense."""
     for part in (sparse.values, sparse.indices):
         if part.data_location == onnx.TensorProto.EXTERNAL:
             return "the tensor is sparse with external data, which is not supported; store it dense"

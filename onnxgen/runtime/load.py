@@ -28,18 +28,18 @@ def load(path: Path | str, options: Options | None = None) -> nn.Module:
     """Return the network in an ONNX file, as a PyTorch module with its trained weights, in eval mode.
 
     The source is generated in memory and registered with `linecache`: tracebacks and `inspect.getsource` show it. The
-    weights pass through a temporary sidecar, gone when this returns; so one copy of them is in memory.
+    weights are loaded from a temporary sidecar, so only one copy of them is in memory. The sidecar is then deleted.
 
     Args:
         path: the `.onnx` file.
-        options: as for `generate`; `weights` is ignored, nothing is left behind.
+        options: as for `generate`; `weights` is ignored, since no file is kept.
 
     Returns:
         an instance of the generated class. `forward` takes the graph's inputs in order, with the dtypes and dims of the
         file, and returns one tensor or a tuple in graph order.
 
     Raises:
-        OnnxgenError: everything `generate` refuses; PyTorch or safetensors missing.
+        OnnxgenError: `generate` refuses the file, or PyTorch or safetensors is missing.
     """
     need_torch("load")
     from onnxgen import pipeline
@@ -57,9 +57,7 @@ def load(path: Path | str, options: Options | None = None) -> nn.Module:
 
 
 def _execute(source: str, file: Path, shown: str) -> ModuleType:
-    """Run generated source as a module. It stays registered, as pickle and torch.compile need, while any object of it
-    is in use.
-    """
+    """Run generated source as a module. It stays registered, for pickle and torch.compile, while an object uses it."""
     name = f"onnxgen_loaded_{shown.split()[-1].rstrip('>')}"
     module = ModuleType(name)
     module.__file__ = str(file)  # the sidecar is searched beside this path
@@ -73,9 +71,7 @@ def _execute(source: str, file: Path, shown: str) -> ModuleType:
 
 
 class _Registered(ModuleType):
-    """An entry of `sys.modules` that does not keep its module alive. Otherwise each `load` would keep one more network
-    in memory.
-    """
+    """An entry of `sys.modules` that does not keep its module, and thus the network of each `load`, in memory."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__(module.__name__)
@@ -99,7 +95,7 @@ def imported(path: Path) -> Iterator[ModuleType]:
     """Import a generated file as a module for the block. It leaves no `.pyc` and no entry in `sys.modules`.
 
     Raises:
-        OnnxgenError: no such file, none of Python's, or running it fails; the message has the reason.
+        OnnxgenError: there is no such file, it is not Python, or it fails; the message has the reason.
     """
     try:
         source = python_file(path).read_bytes()

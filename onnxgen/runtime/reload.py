@@ -32,14 +32,13 @@ def reload(what: Network) -> Network: ...
 def reload(what: Any) -> Any:
     """Load the current version of a generated module, or of a model made from one.
 
-    A module is run again in place if its code is another one now, whoever changed it; so whoever imported it has the
-    new classes. Models that exist already keep their class: reload them, too.
+    A module is run again in place if its code has changed, so all code that imported it has the new classes. Existing
+    models keep their class: reload them, too.
 
-    A model comes back as a new instance of the new class. Where name and shape of a parameter or buffer are as they
-    were, the new model has the *same tensor* as the old one: what was trained stays, an optimizer goes on with these,
-    and nothing is copied. The rest has the weights of the file; a warning lists it. Device, dtype, and which parts are
-    in training mode are taken over; hooks and whatever else was put into the old model are not. If nothing has changed,
-    the model itself comes back.
+    For a model, the result is a new instance of the new class. A parameter or buffer with the same name and shape is
+    the *same tensor* in both models: trained values stay, an optimizer can continue, and nothing is copied. All others
+    have the weights of the file; a warning lists them. Device, dtype and the training mode of each part are kept; hooks
+    and other additions to the old model are not. If nothing has changed, the result is the model itself.
 
     Args:
         what: a module that was imported from a generated file (or, with `onnxgen.importer`, from an ONNX file), or a
@@ -49,8 +48,8 @@ def reload(what: Any) -> Any:
         the same module; for a model, a model.
 
     Raises:
-        OnnxgenError: neither of the two, or the new file can't be run: then the module is as it was. Or, for a model,
-            the weights of the new file can't be loaded: then the model is as it was.
+        OnnxgenError: `what` is neither of the two; or the new file can't be run, and the module is unchanged; or the
+            weights of the new file can't be loaded, and the model is unchanged.
     """
     if isinstance(what, ModuleType):
         return _module(what)
@@ -99,7 +98,7 @@ def _found(module: ModuleType) -> ModuleSpec:
 def _code(spec: ModuleSpec) -> tuple[str, CodeType]:
     """Return the module's file and its code, compiled from the source.
 
-    A `.pyc` is told from a stale one by size and whole seconds, which is too coarse for a file that is generated anew.
+    A `.pyc` is not used: it is checked by size and whole seconds, which may be equal after a file is generated again.
     """
     loader: Any = spec.loader
     file = loader.get_filename(spec.name)
@@ -151,10 +150,10 @@ def _model(model: nn.Module) -> nn.Module:
 
 
 def _carry_over(old: Mapping[str, Tensor], new: Any) -> None:
-    """Copy the tensors of `old` to those of `new` with equal names and shapes. Warns of all others."""
+    """Put the tensors of `old` into `new` where names and shapes are equal. Warns of all others."""
     fresh = new.state_dict()
     carried = {key: old[key] for key in fresh if key in old and old[key].shape == fresh[key].shape}
-    trained = {key: tensor.requires_grad for key, tensor in carried.items()}  # torch would set that of the new ones
+    trained = {key: tensor.requires_grad for key, tensor in carried.items()}  # torch would take it from the new ones
     new.load_state_dict(carried, strict=False, assign=True)
     for key, tensor in carried.items():
         tensor.requires_grad_(trained[key])

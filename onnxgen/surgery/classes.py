@@ -1,4 +1,4 @@
-"""The class labels of a model's outputs, as far as this process knows them."""
+"""The class labels of a model's outputs, if they were set in this process."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def set_classes(model: nn.Module, classes: tuple[str, ...]) -> None:
 
 
 def classes_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the labels that `set_classes` stored for this very object; empty if none were."""
+    """Return the labels that `set_classes` stored for this object; empty if there are none."""
     return _CLASSES.get(model, ())

@@ -67,7 +67,7 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
     """Return the caller's example, or make one with which the model runs: floats are random, integers are ones.
 
     Raises:
-        OnnxgenError: the model tells too little of its inputs, or runs with none of the sizes tried.
+        OnnxgenError: the model's signature says too little about its inputs, or no tried size works.
     """
     if example is not None:
         return example

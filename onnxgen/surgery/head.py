@@ -1,8 +1,8 @@
-"""The classifier of a network: the last layer with weights, whose rows are the classes that come out.
+"""Find the classifier of a network: the last layer with weights, which has one row for each class.
 
-Names don't tell. So the model is run once on a small input, and its result is followed back: through softmax, a norm
-over the classes, pooling and changes of layout, to a product with a parameter. Whatever else stands in between means
-that the network ends in something that is no classifier.
+Names are not reliable. So the model is run once on a small input, and its result is traced back to a product with a
+parameter: through softmax, a norm over the classes, pooling and changes of layout. If any other operation is in
+between, the network does not end in a classifier.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Head:
     """A classifier.
 
     Attributes:
-        path: of its module ("fc2"), or of a plain parameter ("head.weight").
-        classes: how many there are.
-        features: what it takes, a class: of a Linear its `in_features`.
-        output: which of the model's outputs it makes.
-        also: paths of what else holds a value a class: a norm behind it, a scale.
+        path: the path of its module ("fc2"), or of a plain parameter ("head.weight").
+        classes: the number of classes.
+        features: the number of weights per class: `in_features` of a Linear.
+        output: the index of the model output that it computes.
+        also: paths of other modules or tensors with a value per class: a norm after it, a scale.
     """
 
     path: str
@@ -67,9 +67,9 @@ def find_head(
 
     Args:
         model: any module; it is run once in evaluation mode, and left as it was.
-        example: what `forward` takes: a tensor, a tuple, or a dict by argument. A generated model needs none.
-        head: the path of the layer, where it can't be told.
-        output: of several outputs the one that it makes, by number or name.
+        example: the input of `forward`: a tensor, a tuple, or a dict by argument. A generated model needs none.
+        head: the path of the layer, if it can't be found automatically.
+        output: the number or name of the output that it computes, if there are several.
 
     Raises:
         OnnxgenError: the network does not end in a classifier, or in several; the candidates are listed.
@@ -81,7 +81,7 @@ def last_layers(model: nn.Module, example: Example) -> tuple[str, ...]:
     """Return the paths of the heads of all outputs, of any size, and of the layers that belong to them.
 
     Raises:
-        OnnxgenError: no output does.
+        OnnxgenError: no output has a head.
     """
     search = _Search(model, trace(model, example))
     found: list[str] = []
@@ -144,7 +144,7 @@ class _Search:
         self.parts = Parts(model, traced)
 
     def behind(self, index: int, any_size: bool = False) -> Found:
-        """Find the classifier that computes an output. `any_size`: the classes need not be an axis of the output."""
+        """Find the classifier that computes an output. `any_size`: no axis of the output need have the class count."""
         shape = self.traced.outputs[index].shape
         made = self._last_product(self.traced.outputs[index])
         found = self._checked(made, index, any_size)
@@ -176,7 +176,7 @@ class _Search:
 
     def _last_product(self, value: Value) -> Operation:
         """Return the product that computes a value, skipping operations that may follow a classifier."""
-        # Set where pooling or softmax follows: a ReLU is then part of the head (SqueezeNet), not the end of an encoder.
+        # True if pooling or softmax follows: a ReLU is then part of the head (SqueezeNet), not the end of an encoder.
         final = False
         while (made := value.made_by) is not None:
             varying = [v for v in made.inputs if v.varies]
@@ -191,9 +191,7 @@ class _Search:
         raise _NoHead("no layer with weights computes it")
 
     def _checked(self, made: Operation, index: int, any_size: bool = False) -> Found:
-        """Return the head for a product. Its classes must be an axis of the output, and its weight must not be
-        shared.
-        """
+        """Return the head for a product. Its classes must be an axis of the output; its weight must not be shared."""
         parts = self.parts.of(made)
         path, weight, shape = self._path(made), _tensor(parts[0]), self.traced.outputs[index].shape
         classes = weight.shape[parts[0].axis]

@@ -54,7 +54,7 @@ def check_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
     """Check that every pattern matches a module or a parameter.
 
     Raises:
-        OnnxgenError: listing, for each that doesn't, paths that are like it.
+        OnnxgenError: a pattern matches nothing; the error lists paths similar to each.
     """
     modules = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
     paths = [*modules, *(path for path, _ in model.named_parameters(remove_duplicate=False))]

@@ -29,8 +29,8 @@ class ClassTensor:
     """A tensor with one entry for each class.
 
     Attributes:
-        axis: of the classes.
-        fill: how a new class starts: "weight", "bias" (as the initialisation says), "zeros", "ones".
+        axis: the axis of the classes.
+        fill: the initial values of a new class: "weight", "bias" (both by the chosen initialisation), "zeros", "ones".
     """
 
     owner: Owner

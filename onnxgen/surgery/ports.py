@@ -15,8 +15,8 @@ from onnxgen.verify.integrity import metadata_of
 def signature_of(model: nn.Module) -> Signature:
     """Return the inputs and outputs of a model, in the order of `forward`.
 
-    Of a generated module its sidecar knows. Of any other, only the names of the arguments are known: dtypes and dims
-    are None, and of the outputs nothing.
+    The sidecar of a generated module has them. For any other module only the names of the arguments are known: dtypes
+    and dims are None, and there are no outputs.
     """
     module = sys.modules.get(type(model).__module__)
     if module is not None:

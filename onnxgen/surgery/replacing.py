@@ -34,25 +34,25 @@ def replace_head(
 ) -> nn.Module:
     """Give a classifier another number of classes, in place.
 
-    The layer stays the same module, with new parameters: make the optimizer afterwards. They have the old ones' dtype
-    and device, and are trained even where the old ones were frozen. A norm over the classes behind the layer gets new
+    The layer stays the same module, but its parameters are new: make the optimizer afterwards. They have the dtype and
+    device of the old ones, and are trained even if those were frozen. A norm over the classes after the layer gets new
     statistics, too.
 
     Args:
         model: any module.
-        classes: how many there will be.
-        keep: the old class for each new one: `{0: 7, 1: 3}`, or a sequence with None for what is new. Their rows,
-            biases and statistics stay.
-        init: of all other rows: "xavier" (biases zero), "default" (as a new layer has them), the name of any other
-            function of `torch.nn.init` ("kaiming_normal"), or a function of the weight.
+        classes: the new number of classes.
+        keep: the old class for each new one: `{0: 7, 1: 3}`, or a sequence with None for new classes. Rows, biases and
+            statistics of kept classes stay.
+        init: the initialisation of all other rows: "xavier" (biases zero), "default" (that of a new layer), the name of
+            another function of `torch.nn.init` ("kaiming_normal"), or a function of the weight.
         head, output, example: see `find_head`.
 
     Returns:
         the model.
 
     Raises:
-        OnnxgenError: the head can't be found, or the model's code holds the number of classes elsewhere, too; the
-            model is then what it was.
+        OnnxgenError: the head can't be found, or the model's code also uses the number of classes elsewhere. The model
+            is then unchanged.
     """
     example = example_for(model, example)
     found = find(model, example, head=head, output=output)
@@ -70,9 +70,7 @@ def replace_head(
 
 @contextmanager
 def _kept_on_error(found: Found) -> Iterator[tuple[list[tuple[ClassTensor, Tensor]], list[tuple[nn.Module, str]]]]:
-    """Yield the tensors of a head, and the attributes that hold the number of classes. An error in the block restores
-    all of them.
-    """
+    """Yield a head's tensors and the attributes with the number of classes; restore all on an error in the block."""
     before = [(part, getattr(part.owner.module, part.owner.name)) for part in found.parts]
     counts = _counts(found)
     try:
@@ -89,10 +87,10 @@ def resize_head(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool
     """Give a classifier the number of classes of a checkpoint, if that is the only difference between them.
 
     Args:
-        shapes: by key of the checkpoint's state dict; the values are to be loaded afterwards.
+        shapes: the shapes in the checkpoint's state dict, by key. The values must be loaded afterwards.
 
     Returns:
-        whether the checkpoint fits now; if not, the model is what it was.
+        True if the checkpoint fits now. Otherwise the model is unchanged.
     """
     differing = {key for key, value in model.state_dict().items() if tuple(value.shape) != shapes.get(key)}
     try:
@@ -119,9 +117,7 @@ def _kept(keep: Keep | None, classes: int, old: int) -> dict[int, int]:
 
 
 def _counts(found: Found) -> list[tuple[nn.Module, str]]:
-    """Return the attributes that hold the number of classes: torch's own, and integers of a plain parameter's
-    module.
-    """
+    """Return the attributes with the number of classes: torch's own, and integers of a plain parameter's module."""
     counts = []
     for part in found.parts:
         module, plain = part.owner.module, not isinstance(part.owner.module, (*LAYERS, nn.modules.batchnorm._NormBase))

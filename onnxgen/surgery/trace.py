@@ -21,9 +21,9 @@ class Value:
     """A tensor at one point in time. An in-place operation makes a new value.
 
     Attributes:
-        tensor: kept alive, so that its id stays its own.
-        made_by: the operation; None of inputs, parameters and constants.
-        varies: depends on the model's inputs.
+        tensor: kept alive, so that its id is not reused.
+        made_by: the operation; None for inputs, parameters and constants.
+        varies: True if it depends on the model's inputs.
     """
 
     tensor: Tensor
@@ -40,9 +40,9 @@ class Operation:
     """One call of an ATen operator.
 
     Attributes:
-        name: without its overload: "addmm", "convolution".
+        name: the name without the overload: "addmm", "convolution".
         inputs: the tensors among its arguments, in order.
-        arguments: those by position; tensors are replaced by their `Value`.
+        arguments: the positional arguments; tensors are replaced by their `Value`.
     """
 
     name: str
@@ -77,9 +77,7 @@ def trace(model: nn.Module, example: Example) -> Trace:
 
 
 def source(value: Value) -> tuple[Value, int]:
-    """Return the parameter, buffer or constant that a value is a view or cast of, and how often two axes were
-    swapped.
-    """
+    """Return the tensor that a value is a view or cast of, and the number of times that two axes were swapped."""
     turns = 0
     while (made := value.made_by) is not None and made.name in VIEWS and made.inputs:
         turns += made.name in ("t", "transpose", "permute", "numpy_T")

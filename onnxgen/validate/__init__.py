@@ -1,12 +1,11 @@
-"""Translation validation: prove that a generated file does what the flat module specifies, whatever structure made of
-it.
+"""Translation validation: prove that a generated file computes what its flat module specifies.
 
 The flat module is executed on symbols before structure (`specify`), the finished text after formatting (`validate`).
-Both make nodes of one graph, in which equal computations are one node; so they agree if the results are the same node,
-and if they register the same members with the same options. What the checker can't follow is never taken for equal.
+Both make nodes of one graph, in which equal computations are one node. They agree if their results are the same node,
+and if they register the same members with the same options. Code that the checker can't follow never counts as equal.
 
-Nothing here is shared with `onnxgen/structure` or the printer. What it relies on: dims (`shapes/dims.py`), and the
-words of a flat module (`code/module_def.py`, the placeholders of `code/quote.py`).
+Nothing here is shared with `onnxgen/structure` or the printer. The checker relies only on dims (`shapes/dims.py`) and
+on the terms of a flat module (`code/module_def.py`, the placeholders of `code/quote.py`).
 """
 
 from onnxgen.errors import WrongTranslation

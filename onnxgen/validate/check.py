@@ -20,10 +20,10 @@ class Difference:
 
 
 def validate(specification: Specification, tree: ast.Module, name: str) -> Difference | None:
-    """Return how a generated file differs from its specification, or None if it does not.
+    """Return the difference of a generated file from its specification, or None if there is none.
 
     Args:
-        specification: of the flat module (see `specify`).
+        specification: that of the flat module (see `specify`).
         tree: the whole file.
         name: the root class.
     """

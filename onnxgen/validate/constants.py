@@ -1,6 +1,6 @@
 """Recompute constants that are written as expressions, such as `torch.arange(n) * 0.5`, and compare their elements.
 
-The rules compute with numpy what torch's documentation says of each function; an expression that has no rule is wrong.
+The rules compute each function with numpy, as torch's documentation defines it. An expression without a rule is wrong.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def checked(tree: ast.expr, array: Array, dtype: ir.DataType) -> ast.expr:
     """Return `tree` if it makes exactly the elements of `array`.
 
     Args:
-        tree: the expression that `__init__` has.
-        array: what the file stores; text as an object array.
-        dtype: the type that torch is to have.
+        tree: the expression in `__init__`.
+        array: the stored elements; text is an object array.
+        dtype: the required type of the torch tensor.
 
     Raises:
-        WrongTranslation: it makes others, of another shape or type, or nobody knows what it makes.
+        WrongTranslation: the elements, shape or type differ, or no rule computes the expression.
     """
     try:
         made = np.asarray(_value(tree))
@@ -48,7 +48,7 @@ def checked(tree: ast.expr, array: Array, dtype: ir.DataType) -> ast.expr:
 
 
 def _signs(array: Array) -> list[bool]:
-    """Return which elements are negative, with -0.0 counted as negative."""
+    """Return True for each negative element. -0.0 counts as negative."""
     return [] if array.dtype == object else np.signbit(array.astype(np.float64)).reshape(-1).tolist()
 
 
@@ -75,7 +75,7 @@ def _value(tree: ast.expr) -> Any:
 
 
 def _binary(function: Callable[[Any, Any], Any], a: Array, b: Any) -> Array:
-    """Apply a function to an array and a number in torch's types: the array's, or float32 for integers with a float."""
+    """Apply a function to an array and a number. The dtype is the array's, or float32 for integers and a float."""
     kind = a.dtype if a.dtype.kind == "f" or not isinstance(b, float) else DEFAULT
     return np.asarray(function(a.astype(kind), kind.type(b)))
 
@@ -109,7 +109,7 @@ def _call(tree: ast.Call) -> Any:
 
 
 def _of_numbers(dtype: np.dtype[Any] | None, values: Any) -> Array:
-    array = np.array(values, dtype if dtype == np.uint64 else None)  # for 2**63 and 1 numpy takes floats
+    array = np.array(values, dtype if dtype == np.uint64 else None)  # numpy makes floats of 2**63 and 1
     return array.astype(dtype if dtype is not None else DEFAULT if array.dtype.kind == "f" else array.dtype)
 
 
@@ -118,7 +118,7 @@ def _full(dtype: np.dtype[Any] | None, shape: tuple[int, ...], value: Any) -> Ar
 
 
 def _windows(dtype: None, height: int, width: int) -> Array:
-    """Return the table row of each two tokens of a window: by their distance in rows, then in columns."""
+    """Return the table row for each pair of tokens of a window: by their distance in rows, then in columns."""
     place = np.array([(y, x) for y in range(height) for x in range(width)])
     apart = place[:, None] - place[None] + (height - 1, width - 1)
     return np.asarray(apart[..., 0] * (2 * width - 1) + apart[..., 1])

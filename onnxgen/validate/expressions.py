@@ -1,7 +1,7 @@
 """Evaluate Python expressions on symbols: known values are computed, everything else becomes a node.
 
-The rules know Python, not PyTorch: no operand, keyword or constant is ever left out of a node. Three things of PyTorch
-are known: `x.shape[1]` is a dim, `x.device` is the device to compute on, and `nn.ReLU()(x)` is `F.relu(x)`
+The rules know Python, not PyTorch: a node has every operand, keyword and constant. Only three facts about PyTorch are
+known: `x.shape[1]` is a dim, `x.device` is the device to compute on, and `nn.ReLU()(x)` is `F.relu(x)`
 (`layers.py`).
 """
 
@@ -67,9 +67,9 @@ class Expressions:
     """Evaluates expressions.
 
     Attributes:
-        building: in `__init__`, where calls make modules.
-        repeatable: the members of which two calls on the same values are one.
-        measuring: those that keep statistics of what they are called on.
+        building: True in `__init__`, where calls make modules.
+        repeatable: the members for which two calls on the same values count as one.
+        measuring: the members that keep statistics of their inputs.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -116,7 +116,7 @@ class Expressions:
         return rule(tree, scope)
 
     def operation(self, *key: Any) -> Node:
-        """Make a node in the current contexts: under `torch.enable_grad()` it is a different computation."""
+        """Make a node in the current contexts: `torch.enable_grad()` makes it a different computation."""
         made = self.make(*key)
         return self.make("within", self.contexts, made) if self.contexts else made
 
@@ -252,9 +252,7 @@ class Expressions:
         return self.operation("unary", kind.__name__, self.node(value))
 
     def _boolean(self, tree: ast.BoolOp, scope: LocalVariables) -> Value:
-        """Evaluate `and` or `or`. Known operands that do not decide are left out, except the last: `True and
-        x` is `x`.
-        """
+        """Evaluate `and` or `or`. Operands known not to decide are dropped, but not the last: `True and x` is `x`."""
         asked: list[Value] = []
         for i, part in enumerate(tree.values):
             value = self.evaluate(part, scope)
@@ -392,7 +390,7 @@ class Expressions:
         if self.building or not counts:
             return made
         self.seen[what] += 1
-        if function in self.measuring:  # a layer's statistics depend on the order of its calls, its results do not
+        if function in self.measuring:  # the order of calls changes a layer's statistics, but not its results
             self.seen[self.make("measures", function, self.seen[what], made, self.loop, self.under)] = 1
             return made
         return self.make("again", made, self.seen[what], self.loop, self.under)

@@ -21,12 +21,12 @@ def translated(
     """Return the first text that matches its specification.
 
     Args:
-        made: makes a text; the modules that it is given are to be left plain.
-        differs: holds a text to its specification.
-        report: gets the modules that were left plain, and a note.
+        made: makes a text in which the given modules are left plain.
+        differs: compares a text with its specification.
+        report: receives the modules that were left plain, and a note.
 
     Raises:
-        WrongTranslation: even the plain text differs; or any does, where `ONNXGEN_STRICT=1`.
+        WrongTranslation: even the plain text differs; or any text differs and `ONNXGEN_STRICT=1` is set.
     """
     plain: frozenset[ModulePath] = frozenset()
     notes = list(report.notes)

@@ -1,6 +1,6 @@
-"""Check what a generated file defines: every name once, and no name with another meaning than the network expects.
+"""Check the definitions of a generated file: every name is defined once, and has the meaning that the network expects.
 
-So the checker may look names up as if they were torch's, Python's, or a class of the file.
+So the checker may take every name as torch's, Python's, or a class of the file.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _annotations(method: ast.FunctionDef) -> list[ast.expr]:
 
 
 def check_variables(definition: ast.ClassDef, taken: frozenset[str]) -> None:
-    """Check that no method has a variable with a name that the file defines: it would be unassigned before."""
+    """Check that no method assigns a name that the file defines: the name would be unbound before the assignment."""
     for method in definition.body:
         for node in ast.walk(method) if getattr(method, "name", "") != "from_pretrained" else ():
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in taken:
@@ -93,7 +93,7 @@ def check_variables(definition: ast.ClassDef, taken: frozenset[str]) -> None:
 
 
 def _code(definition: ast.stmt) -> str:
-    """Return what a function or class does: its code without docstrings."""
+    """Return the code of a function or class, without docstrings."""
     for node in ast.walk(definition):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
@@ -105,7 +105,7 @@ def _source(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
 
 
 def check_body(definition: ast.ClassDef, stubs: set[str]) -> None:
-    """Check that a class defines only what modules have, and nothing that changes how modules work."""
+    """Check that a class defines only usual members of modules, and nothing that changes how modules work."""
     for node in definition.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue

@@ -18,14 +18,14 @@ class Specification:
     """The members that a generated file must register, and the values that it must compute.
 
     Attributes:
-        graph: has all of its nodes.
-        members: what makes each, and how it is registered, by its path.
+        graph: the graph with all nodes.
+        members: by path, the node that makes each member, and its kind of registration.
         frozen: the paths of the tensors that are not trained.
         ties: pairs of paths, (kept, tied).
-        inputs: how many arguments `forward` takes.
-        result: what `forward` returns.
-        program: what was executed: effects and loops.
-        opaque: every name that the network itself uses: none of them is a class to look into.
+        inputs: the number of arguments of `forward`.
+        result: the result of `forward`.
+        program: the executed program, with its effects and loops.
+        opaque: the names that the network itself uses: none of them is a class to look into.
     """
 
     graph: Graph
@@ -42,8 +42,8 @@ def specify(module: ModuleDef, before: Specification | None = None) -> Specifica
     """Execute the flat module. `before`: the module before `--dropout` added layers, which may change nothing else.
 
     Raises:
-        Unreadable: the module does what the checker does not understand.
-        WrongTranslation: without the layers that were added it is not what it was before.
+        Unreadable: the checker does not understand the module.
+        WrongTranslation: without the added layers it differs from `before`.
     """
     if before is not None:
         _hold_without_dropout(module, before)
@@ -51,7 +51,7 @@ def specify(module: ModuleDef, before: Specification | None = None) -> Specifica
 
 
 def _hold_without_dropout(module: ModuleDef, before: Specification) -> None:
-    """Check that the module is the former one if every new `nn.Dropout` is skipped."""
+    """Check that the module equals the former one if every new `nn.Dropout` is skipped."""
     new = {".".join(m.path): m.build for m in module.members if ".".join(m.path) not in before.members}
     after = _specified(module, before.graph, frozenset(new))
     kept = {path: made for path, made in after.members.items() if path not in new}
@@ -100,8 +100,8 @@ MAX_UNROLLED_ITERATIONS = 8  # iterations that are executed one by one; counts o
 class _Flat(Statements):
     """Executes the statements of a flat module, and records the known dims of its values.
 
-    `passed_by`: members whose call is what it is given. `whole`: the loops over a range that are executed as one, by
-    where they stand. A few turns are executed one by one, since structure writes such a loop for repeated layers, too.
+    `passed_by`: members whose call returns its argument. `whole`: the positions of loops over a range that are executed
+    as one. Loops of few turns are executed turn by turn, since structure also writes such loops for repeated layers.
     """
 
     def __init__(self, graph: Graph, module: ModuleDef, passed_by: frozenset[str]) -> None:

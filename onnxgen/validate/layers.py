@@ -1,6 +1,6 @@
 """Normalise torch layers that are functions: `nn.MaxPool2d(3, 2)(x)` is `F.max_pool2d(x, 3, 2)`.
 
-Both are brought to one form, with the names of the arguments as torch documents them.
+Both get one form, with the argument names of torch's documentation.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Layers:
         self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
 
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of a call, by name after the first if the function belongs to a layer.
+        """Return the arguments of a call. If the function belongs to a layer, all but the first are given by name.
 
-        What is given is left out where torch takes the very same if nothing is given.
+        Arguments that equal torch's default are dropped.
         """
         usual = self.defaults.get(function)
         if usual is not None:
@@ -64,7 +64,7 @@ class Layers:
 
 
 def constant(value: Any) -> tuple[str, str]:
-    """Return a constant with its type: 1, True and 1.0 differ. Floats and text may be of classes of ours."""
+    """Return a constant with its type: 1, True and 1.0 differ. Floats and text may be of onnxgen's own classes."""
     for kind in (float, str):
         if isinstance(value, kind):
             return kind.__name__, kind.__repr__(value)

@@ -18,7 +18,7 @@ def hold_shapes(members: Sequence[Member]) -> None:
     """Check that every torch layer has the tensors that it registers, with their shapes.
 
     Raises:
-        WrongTranslation: one is missing, or of another shape: the weights could not be loaded.
+        WrongTranslation: a tensor is missing, or has another shape: the weights could not be loaded.
     """
     for member in members:
         for key, wanted in registered(member.build).items():
@@ -30,9 +30,7 @@ def hold_shapes(members: Sequence[Member]) -> None:
 
 
 def registered(build: ast.expr) -> Shapes:
-    """Return the tensors that a layer registers by its call; none if it is not in the table or its sizes are
-    unknown.
-    """
+    """Return the tensors that a layer registers; none if it is not in the table or its sizes are unknown."""
     name = function_of(build)
     rule = next((rule for names, rule in TENSOR_RULES.items() if name.rstrip("123d") in names.split()), None)
     if rule is None or not isinstance(build, ast.Call):

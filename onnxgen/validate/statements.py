@@ -1,9 +1,10 @@
 """Execute Python statements on symbols: the values that a `forward` returns, as nodes.
 
-A branch whose test is known is taken. Of any other, both sides are executed, and a variable that they leave with
-different values becomes a choice. A loop over known items is executed item by item. Any other loop is executed once:
-each variable that it carries is a node (`carried`) of the loop, what it starts with and its number among its like;
-`nexts` has what a turn makes of it. Two loops are equal where equal carried values have equal nexts (coinduction).
+If the test of a branch is known, only that side is executed. Otherwise both sides are executed, and a variable with
+different values after them becomes a choice. A loop over known items is executed item by item. Any other loop is
+executed once. Each variable that it carries is a node (`carried`) of the loop, the initial value, and a number among
+equal ones. `nexts` has its value after a turn. Two loops are equal if equal carried values have equal nexts
+(coinduction).
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Statements(Expressions):
     """Executes statements.
 
     Attributes:
-        nexts: for each value that a loop carries, what a turn makes of it.
-        stops: for each loop the test before a turn, if it has one.
-        effects: what is executed for its effect alone, with the branches and the loop that it stands in.
+        nexts: the value after a turn, for each value that a loop carries.
+        stops: the test before a turn, for each loop that has one.
+        effects: the calls that are executed only for their effect, with the branches and the loop around them.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -140,7 +141,7 @@ class Statements(Expressions):
         self.turns = around
 
     def stays_whole(self, source: range) -> bool:
-        """Return True if a loop of so many iterations is executed as one symbolic loop."""
+        """Return True if a loop over this range is executed as one symbolic loop."""
         raise NotImplementedError
 
     def place(self, source: range) -> tuple[object, ...]:
@@ -152,9 +153,9 @@ class Statements(Expressions):
     ) -> None:
         """Execute a loop with an unknown number of iterations.
 
-        Loops that go through the same are told apart by what a turn does, not by which comes first: a text may have
-        two that do not need each other in another order. So each is executed on trial before, and loops in it by their
-        order then: else each level would double the work.
+        Loops over the same items are distinguished by what a turn does, not by their order: a text may have
+        independent loops in another order. So each loop is first executed on trial. During the trial, loops inside it
+        are distinguished by their order, since otherwise each level would double the work.
         """
         like = self.make("loop", self.loop, self.under, source)
         does = frozenset() if self.trying else self._does(like, target, stop, body, scope)
@@ -167,7 +168,7 @@ class Statements(Expressions):
     def _does(
         self, like: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: LocalVariables
     ) -> frozenset[tuple[Node, Node | None]]:
-        """Return what an iteration makes of each carried value, and discard this trial execution."""
+        """Return each carried value with its value after an iteration. This trial execution is discarded."""
         kept = (self.seen.copy(), self._like.copy(), self.nexts.copy(), self.stops.copy(), self.effects.copy())
         self.trying = True
         trial = self._turn(like, target, stop, body, scope)[1]
@@ -212,7 +213,7 @@ class _Carried(Lazy):
         self.next: Value = UNDEFINED
 
     def read(self) -> Node:
-        """Return its node. The initial value is read first, which another loop may have left."""
+        """Return its node. Its initial value is read first, since that may be another loop's."""
         waiting = [self] if self.own is None else []
         while waiting and (before := waiting[-1]._before()) is not None:
             waiting.append(before)

@@ -1,7 +1,7 @@
 """Check that the file's tensors are kept: a weight is in the module, is trained, and has its provenance.
 
-Which tensors are weights is read off the graph as it was read, before any pass, by rules of their own. They know less
-than `passes/trainable.py`: what they are silent on may be either.
+Separate rules find the weights in the graph before any pass. They know less than `passes/trainable.py`: a tensor that
+they do not classify may be trained or not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MEASURED = re.compile(r"\w\.running_(mean|var)$")
 MAX_MASK_NUMBERS, SAMPLED_ELEMENTS = (
     4,
     4096,
-)  # a matrix that has no more different numbers among its first ones may be a mask
+)  # a matrix with at most this many distinct numbers among its first elements may be a mask
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 
 
@@ -53,8 +53,8 @@ class Stored:
 
     Attributes:
         weights: tensors that are trained, unless an option says otherwise.
-        fixed: those that are not: what a layer measures, and constants.
-        floats: all of floating point.
+        fixed: tensors that are not trained: statistics and constants.
+        floats: all floating point tensors.
     """
 
     weights: frozenset[str]
@@ -63,7 +63,7 @@ class Stored:
 
 
 def stored_by(graph: ir.Graph) -> Stored:
-    """Return what a graph stores, as it was read."""
+    """Return the stored tensors of a graph before any pass."""
     made = (v for n in graph if n.op_type == "Constant" for v in n.outputs)
     tensors = {v: v.const_value for v in (*graph.initializers.values(), *made)}
     floats = {v: t for v, t in tensors.items() if t is not None and t.dtype in FLOATS and t.size > 0}
@@ -114,13 +114,13 @@ def _is_irregular(tensor: ir.TensorProtocol) -> bool:
 
 
 def _is_measured(value: ir.Value) -> bool:
-    """Return True for statistics, by their name: only a BatchNormalization uses them as mean or variance."""
+    """Return True for statistics: the name says so, and only a BatchNormalization uses them, as mean or variance."""
     uses = [(use.node.op_type, use.idx) for use in value.uses()]
     return bool(MEASURED.search(value.name or "")) and all(u in STATISTICS for u in uses)
 
 
 def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
-    """Return True for a number or mask without a parameter's name that is added or multiplied somewhere."""
+    """Return True for a number or mask that only elementwise operators use and that has no parameter's name."""
     if not NAMELESS.match(value.name or "") or value.metadata_props.get(KIND) == "PARAMETER":
         return False
     uses = list(value.uses())
@@ -129,7 +129,7 @@ def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
         return False
     if any(maker is not None and maker.op_type in ("MatMul", "Identity") for maker in makers):
         return False  # a vector may be a bias
-    numbers = np.unique(tensor.numpy())  # a tensor of one number is a mask, or a layer's initial value
+    numbers = np.unique(tensor.numpy())  # a tensor with one distinct number is a mask, or a layer's initial value
     return tensor.size == 1 or bool(
         numbers.size > 1 and np.isin(numbers, (0, 1, -np.inf)).all() and len(tensor.shape) > 1
     )
@@ -143,11 +143,10 @@ def _is_packed(value: ir.Value, reached: set[ir.Value]) -> bool:
 
 
 def hold_keys(module: ModuleDef, keys: Collection[str]) -> None:
-    """Check that the sidecar has a tensor for each state-dict key, of tied ones only for the first, with the layer's
-    shapes.
+    """Check that the sidecar has exactly the state-dict keys (of tied ones only the first), with the layers' shapes.
 
     Raises:
-        WrongTranslation: a key is missing, or one too many; a shape is another.
+        WrongTranslation: a key is missing or superfluous, or a shape differs.
     """
     hold_shapes(module.members)
     paths = {(*member.path, key) for member in module.members for key in (*member.keys, *member.extra)}
@@ -158,16 +157,16 @@ def hold_keys(module: ModuleDef, keys: Collection[str]) -> None:
 
 
 def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: Options) -> None:
-    """Check that the flat module has what the file stores, trained or not as it should be, with its provenance.
+    """Check that the flat module has the file's tensors, with the right trainable flags and their provenance.
 
     Args:
-        stored: by the file.
-        module: flat.
-        way_back: names of the tensors that can be made of the state dict again.
-        options: `trainable` and `frozen` decide for the names that they fit.
+        stored: the file's tensors.
+        module: the flat module.
+        way_back: names of the tensors that can be rebuilt from the state dict.
+        options: `trainable` and `frozen` decide for the names that they match.
 
     Raises:
-        WrongTranslation: something is lost, or a flag is wrong.
+        WrongTranslation: a tensor is lost, or a flag is wrong.
     """
     trained, frozen = set[str](), set[str]()
     for member in module.members:

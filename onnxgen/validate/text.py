@@ -1,7 +1,7 @@
 """Execute a generated file on symbols: its classes are instantiated and called as Python would.
 
-What stands in the place of a network's parts is followed: arguments of constructors, flags, `nn.Sequential`, lists and
-the loops over them, `nn.Identity` where an instance lacks a layer, tied weights.
+The checker follows constructor arguments, flags, `nn.Sequential`, lists and the loops over them, `nn.Identity`
+for a layer that an instance lacks, and tied weights.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Text(Statements):
     """Executes a generated file.
 
     Attributes:
-        classes: those of the network itself; helpers and plugins are names like torch's.
+        classes: those of the network itself; helpers and plugins are only names, as torch's are.
         ties: pairs of paths, (kept, tied).
-        began: how many nodes there were when `forward` began.
+        began: the number of nodes when `forward` began.
     """
 
     def __init__(self, tree: ast.Module, specification: Specification) -> None:
@@ -47,7 +47,7 @@ class Text(Statements):
         self.depth = 0
         self.began = 0
         self.containers = {self.graph.dotted(f"nn.{name}"): name for name in CONTAINERS}
-        # calls of these make a layer; those of other functions make a tensor, or whatever is registered
+        # calls of these make a layer; calls of other functions make a tensor or another value
         self.makers = {self.make("name", name) for name in defined} | {self.graph.dotted("nn.Parameter")}
         self.modules = self.make("name", "nn")
         own = ("attribute", self.make("name", "self"))
@@ -249,7 +249,7 @@ class Text(Statements):
             self.ties.add((kept, tied))
 
     def _tensor(self, tree: ast.expr, scope: LocalVariables) -> tuple[Leaf, str]:
-        """Return the registered member of a parameter in the text, and its key there."""
+        """Return the registered member that holds a parameter in the text, and the parameter's key in it."""
         parts: list[str] = []
         while not isinstance(found := self.evaluate(tree, scope), Leaf):
             if not isinstance(tree, ast.Attribute):
@@ -317,7 +317,7 @@ class Text(Statements):
         return found
 
     def _body(self, method: ast.FunctionDef, scope: LocalVariables) -> Value:
-        """Return the result of a `forward`, which its last statement returns."""
+        """Return the result of a `forward`. Only its last statement returns."""
         *body, last = method.body
         if not isinstance(last, ast.Return):
             raise Unreadable("a forward that does not end in return")

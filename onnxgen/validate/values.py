@@ -1,9 +1,9 @@
 """The values of expressions and statements that are executed on symbols instead of tensors.
 
-A `Node` is what one operation makes of other nodes. Equal nodes are one object: two programs that compute the same from
-the same inputs make the very same nodes, whatever their variables are called and in whatever order they compute.
-Besides nodes, values are plain Python (numbers, text, None, tuples, lists), dims (`int | Sym`), and the objects below,
-which stand for modules.
+A `Node` is the result of an operation on other nodes. Equal nodes are one object: two programs that compute the same
+from the same inputs make the same nodes, whatever the names of their variables and the order of their operations. Other
+values are plain Python (numbers, text, None, tuples, lists), dims (`int | Sym`), and the objects below, which stand for
+modules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Graph:
 
     Attributes:
         home: the module path that new nodes belong to.
-        shapes: the dims of nodes, where they are known; so `x.shape[1]` is a dim.
+        shapes: the known dims of nodes; so `x.shape[1]` is a dim.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Graph:
         return found
 
     def copy(self) -> Graph:
-        """Return a graph with the same nodes for another program, which does not change this one."""
+        """Return a copy with the same nodes, for another program. That program does not change this graph."""
         made = Graph()
         made.shapes, made._nodes = self.shapes, dict(self._nodes)
         return made
@@ -73,7 +73,7 @@ class Graph:
         return len(self._nodes)
 
     def since(self, count: int) -> Iterator[Node]:
-        """Yield the nodes that were made after there were `count`."""
+        """Yield the nodes after the first `count`."""
         for i, node in enumerate(self._nodes.values()):
             if i >= count:
                 yield node
@@ -81,10 +81,9 @@ class Graph:
 
 @dataclass(eq=False)
 class Leaf:
-    """A member that `__init__` registers and no class of the file makes: a torch layer, parameter, buffer or plain
-    value.
+    """A registered member that no class of the file makes: a torch layer, parameter, buffer or plain value.
 
-    `build` makes it; `kind` is "" where an assignment made it, else "persistent" or "transient" of a buffer.
+    `build`: the node that makes it. `kind`: "persistent" or "transient" for a buffer, "" for an assigned member.
     """
 
     build: Node

@@ -1,8 +1,8 @@
-"""The numeric check: a generated module against the ONNX file it came from, forward and backward.
+"""The numeric check: compare a generated module with its ONNX file, forward and backward.
 
 Each run draws seeded inputs, computes the outputs with an oracle (onnxruntime, or `onnx.reference` if that can't run
 the file), and compares shape, dtype and every element. If the oracle refuses inputs, others are drawn. If it refuses
-all, verifying fails.
+them all, the verification fails.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def verify(
     restored afterwards), and Dropout drops nothing on either side. Any other graph is compared in eval mode. Integers,
     booleans and strings must be equal; NaN equals NaN. Outputs in half precision, and all outputs of a graph that
     computes in it, get a wider tolerance, which the report names. If an output depends on random numbers, only its
-    shape and dtype are compared. A float module of a quantised file may differ by as much as rounding explains, on
-    inputs over the whole range that the file quantises. If that could hide a wrong module, `report.untold` has the
+    shape and dtype are compared. A float module of a quantised file is run on inputs over the file's whole quantised
+    range, and may differ by as much as rounding explains. If that could hide a wrong module, `report.untold` has the
     reason, and the report does not agree.
 
     Args:
         model: the ONNX file.
         module: a generated file, an `nn.Module` that takes the graph's inputs in order, or None for `load(model)`.
-        options: what the module was generated with (`input_shapes` fixes dims here too).
-        runs: how many sets of inputs; dynamic dims have other sizes in each.
+        options: the options that the module was generated with (`input_shapes` fixes dims here too).
+        runs: the number of sets of inputs; dynamic dims have other sizes in each.
         seed: for the inputs; the same seed draws the same ones on every machine.
         rtol, atol: an element agrees if `|got - expected| <= atol + rtol * |expected|`.
-        feeds: inputs of your own instead of drawn ones: for each run a numpy array by input name.
+        feeds: your own inputs instead of drawn ones: for each run, numpy arrays by input name.
         sizes: sizes of dynamic dims of inputs, by name; others are drawn.
         locate: if something differs, find the first node that does (`report.located`).
         integrity: also compare every tensor of the sidecar with the ONNX file, bit for bit.

@@ -111,7 +111,7 @@ class Check:
         return None if cut is None else ModelPart(cut, self.graph.argument_types)
 
     def _free_batch(self, space: Mapping[str, Any]) -> None:
-        """Compare with single runs of the file if the module's batch is free and the file's is not."""
+        """If only the module has a free batch, compare it with several runs of the file."""
         freed = freed_of(space)
         if freed is None and self.options.dynamic_batch:
             freed = FREED.get(read_and_simplify(self.path, self.options))
@@ -168,8 +168,8 @@ class Check:
         """Compare only the outputs of a module in memory, made from the generated file whose names are `space`.
 
         Args:
-            is_rounded: its weights need not be what the file holds, which may have had to round them.
-            is_anew: the file was exported of the module itself, and is not the one that this was generated from.
+            is_rounded: the weights may differ from the file's, which may be rounded.
+            is_anew: the file was exported from the module itself; the module was generated from another file.
         """
         self.is_rounded = is_rounded
         report = self._begun(network, space, type(network).__name__)
@@ -182,7 +182,7 @@ class Check:
         return report
 
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
-        """Return the report before the first run, and settle what is compared and how."""
+        """Return the report before the first run, and decide what is compared and how."""
         self._cut(space)
         self.notes += other_file(self.path, self.graph, space, shown)
         self._approximate(space)
@@ -193,7 +193,7 @@ class Check:
         return VerifyReport(str(self.path), shown, mode, tolerance, notes=self.notes)
 
     def _approximate(self, space: Mapping[str, Any]) -> None:
-        """Allow differences due to rounding if the module was made of a quantised file (`--quantized`)."""
+        """Allow differences due to rounding if the module was made from a quantised file (`--quantized`)."""
         self.approximation = approximation_of(space)
         if self.approximation is None and self.options.quantized != "keep":
             self.approximation = APPROXIMATED.get(read_and_simplify(self.path, self.options))
@@ -345,7 +345,7 @@ class Check:
         return OutputCheck(printable(name), describe(expected), describe(got), d.absolute, d.relative, compared, d.why)
 
     def _approximately(self, near: Approximation, name: str, expected: Any, got: Any) -> OutputCheck:
-        """Compare a float output by what quantising may change. For other outputs only shape and dtype count."""
+        """Compare a float output up to the error of quantisation. For other outputs only shape and dtype count."""
         is_float = isinstance(expected, np.ndarray) and expected.dtype.kind == "f" and name not in self.graph.random
         d = compare(expected, got, self.tolerance, values=False)
         names = printable(name), describe(expected), describe(got)
@@ -364,7 +364,7 @@ class Check:
     def _finish_gradients(
         self, network: nn.Module, backward: torch_side.Backward, record: Mapping[str, Any] | None, found: Gradients
     ) -> None:
-        """Sum up the gradients. Require none if control flow decides what is reached, or weights have no record."""
+        """Sum up the gradients. Require none if control flow decides which are reached, or weights lack a record."""
         all_reached = all(n in backward.reached for n, p in network.named_parameters() if p.requires_grad)
         is_known = record is not None and not self.graph.branches and not all_reached
         expected = gradients.expected_keys(self.path, self.options, record or {}) if is_known else set()

@@ -31,7 +31,7 @@ HALF_TOLERANCES = {
 class Tolerance:
     """The rule `|got - expected| <= atol + rtol * |expected|` for each element, as in `numpy.allclose`.
 
-    Of an output whose elements are all small, `atol` is `MAX_ATOL_PART` of the largest.
+    If all elements of an output are small, `atol` is `MAX_ATOL_PART` of the largest.
     """
 
     rtol: float = 1e-3
@@ -43,9 +43,7 @@ class Tolerance:
         return Tolerance(max(self.rtol, rtol), max(self.atol, atol))
 
     def below(self, expected: NDArray[Any]) -> float:
-        """Return the tolerance for one output: its `atol` is at most a part of the largest element, else any small
-        answer would pass.
-        """
+        """Return the tolerance for one output: `atol` is limited, since otherwise any small output would pass."""
         finite = np.abs(expected[np.isfinite(expected)])
         largest = float(finite.max()) if finite.size else 0.0
         return min(self.atol, MAX_ATOL_PART * largest) if largest else self.atol
@@ -60,9 +58,9 @@ class Difference:
 
     Attributes:
         absolute: the largest difference over elements that are finite on both sides (0 if there are none).
-        relative: the largest such difference as a part of what was expected, over those that are not 0; None where only
-            elements differ that should be 0, of which it is no part.
-        why: what is different, in words; empty if nothing is.
+        relative: the largest such difference as a part of the expected element, over those that are not 0; None if
+            only elements differ that should be 0.
+        why: the difference in words; empty if there is none.
     """
 
     absolute: float = 0.0
@@ -88,7 +86,7 @@ def compare(
 ) -> Difference:
     """Compare two ONNX values (see `convert`): floating point by tolerance, NaN equal to NaN, everything else exactly.
 
-    With `values=False` only shape and dtype count. `slack` is added to what each element of an array may differ by.
+    With `values=False` only shape and dtype count. `slack` is added to the allowed difference of each element.
     """
     if isinstance(expected, dict) and isinstance(got, dict) and expected.keys() == got.keys():
         return _nested(list(expected.values()), [got[key] for key in expected], tolerance, values)
@@ -125,11 +123,11 @@ def _nested(expected: Any, got: Any, tolerance: Tolerance, values: bool) -> Diff
 
 
 def slack_of(expected: Any, others: list[Any], change: float) -> NDArray[Any] | None:
-    """Return how far an output moves when inputs change in their last bits: the largest distance of `others` from it.
+    """Return the movement of an output when inputs change in their last bits: the largest distance of `others` from it.
 
-    0 for elements that move hardly more than the inputs, which changed by the part `change` of themselves.
+    Float elements that move hardly more than the inputs get 0. The inputs changed by the part `change` of themselves.
 
-    None where there is nothing to say it of, or where it moves so much as a whole that a wrong answer could hide in it.
+    Returns None if the values are not comparable arrays, or if they move so much that a wrong answer could pass.
     """
     numbers = [expected, *others]
     if not all(isinstance(v, np.ndarray) and v.dtype.kind in "biufV" and v.shape == expected.shape for v in numbers):
@@ -161,7 +159,7 @@ def _floats(
 
 
 def _relative(distance: NDArray[Any], expected: NDArray[Any]) -> float | None:
-    """Return the largest distance as a part of its element, or None if only elements that are exactly 0 have one."""
+    """Return the largest distance as a part of its element, or None if only elements that should be 0 differ."""
     differs = distance > 0
     of = differs & (expected != 0)
     if not of.any():

@@ -1,7 +1,7 @@
 """Convert values between ONNX (numpy) and PyTorch: every dtype, sequences, optionals and strings.
 
-A value is an array, a list of values (sequence), None (absent optional) or a dict (map). Types that torch lacks (int4,
-uint4, int2, float4) travel as generated code has them, in a wider one; strings stay numpy object arrays.
+A value is an array, a list of values (sequence), None (absent optional) or a dict (map). Values of types that torch
+lacks (int4, uint4, int2, float4) get the wider type that generated code uses. Strings stay numpy object arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RAW = {
 
 
 def widened(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in the type in which it is passed to torch (see above)."""
+    """Return an array in the type in which torch receives it (see above)."""
     if array.dtype == object or array.dtype.kind in "US":
         return array.astype(object)
     dtype = ir.DataType.from_numpy(array.dtype)
@@ -38,7 +38,7 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def to_torch(value: Any) -> Any:
-    """Convert an ONNX value to an argument of `forward`. Arrays are copied, so that the oracle's stay unchanged."""
+    """Convert an ONNX value to an argument of `forward`. Arrays are copied, so the oracle's arrays stay unchanged."""
     import torch
 
     if value is None:

@@ -1,7 +1,7 @@
-"""Compare gradients with differences: the directional derivative of backward with that of a small step.
+"""Compare gradients with finite differences: the directional derivative from backward and that from a small step.
 
-Both are of a copy of the module in float64, where a step of a millionth still leaves ten digits. At a kink (a ReLU at
-0, a tie of a maximum) the quotients of the two sides differ, and any number between them is a gradient.
+Both use a copy of the module in float64, where a step of a millionth still leaves ten digits. At a kink (a ReLU at 0, a
+tie of a maximum) the two one-sided quotients differ, and any number between them is a gradient.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MAX_SECONDS = 10.0  # time for all groups; at least one is compared
 # allowed relative difference of the two one-sided quotients, and of the gradient from a quotient
 SMOOTH, EQUAL = 1e-3, 1e-2
 ROUNDING_ERROR = 1e-14  # float64 rounding error of a run, as a part of the sum of the outputs' absolute values
-# A mask of -3e38 swallows the scores that it is added to, in float64, too: where it hides all of them alike, backward
-# sees what no difference shows. Numbers past the first are brought to the second, whose exponential is 0 all the same.
+# A score plus a mask of -3e38 is rounded to the mask, even in float64. If all scores are masked alike, backward gives
+# a gradient that no difference shows. Numbers above VAST become LARGE; the exponential of -LARGE is also 0.
 VAST, LARGE = 1e8, 1e6
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _NARROWING = {Tensor.float, Tensor.half, Tensor.bfloat16}
@@ -38,7 +38,7 @@ _Group = tuple[str, list[Tensor]]
 
 
 class _Bounded(TorchFunctionMode):
-    """Reduces huge numbers to large ones. Infinities stay."""
+    """Replaces numbers above `VAST` by `LARGE`, with their sign. Infinities stay."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -91,11 +91,11 @@ def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gr
     Args:
         module: in the mode that it is compared in; it is not changed.
         feeds: the graph's inputs, in order.
-        fixed: inputs that no step is taken along.
-        found: gets the counts, and the names of what parts.
+        fixed: inputs that are not changed by a step.
+        found: receives the counts, and the names of the groups that differ.
 
     Returns:
-        why nothing was held, for the notes; empty if something was.
+        the reason why nothing was compared, for the notes; empty if something was.
     """
     try:
         inputs = {name: to_torch(value) for name, value in feeds.items()}  # numpy bfloat16 is recognised by name

@@ -58,7 +58,7 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def named(names: Iterable[str]) -> dict[str, Dim]:
-    """Return the names of dims that spell expressions of other names, with those expressions."""
+    """Return the dim names that are expressions of other names, with those expressions."""
     plain = {name for name in names if name.isidentifier()}
     found: dict[str, Dim] = {}
     for name in names:
@@ -88,7 +88,7 @@ def _dim(tree: ast.expr) -> Dim:
     raise ValueError("no size")
 
 
-# ---- what operators ask ----------------------------------------------------------------------------------------------
+# ---- what operators require ------------------------------------------------------------------------------------------
 
 # axes of each input of onnxruntime's operators: equal letters mean equal sizes
 LETTERS = {
@@ -130,7 +130,7 @@ def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
 
 
 def _cached(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    """Yield the size of a head, and the number of keys including those of a growing cache."""
+    """Yield equations for the size of a head, and for the number of keys, including those of a growing cache."""
     x, past, heads = shapes[0], shapes[3], whole(node, "num_heads")
     if not x or not past:
         return
@@ -153,7 +153,7 @@ def _by_letters(letters: Iterable[str], shapes: Shapes) -> Iterator[Equation]:
 
 
 def _broadcast(shapes: list[Shape]) -> Iterator[Equation]:
-    """Yield that sizes along each axis, counted from the last, are equal or 1."""
+    """Yield equations: sizes along each axis, counted from the last, are equal or 1."""
     for axis in range(1, max(map(len, shapes), default=0) + 1):
         dims = [s[-axis] for s in shapes if len(s) >= axis and s[-axis] != 1]
         yield from (Equation(dims[0], dim, or_one=True) for dim in dims[1:])

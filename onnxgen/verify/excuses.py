@@ -1,4 +1,4 @@
-"""Ignore differences that the oracle's own answers show as well. Notes say where this happened."""
+"""Ignore differences that also occur between the oracle's own answers. Notes say where this happened."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ NUDGED_RUNS = 3  # runs of the oracle on changed inputs, which measure the condi
 
 
 def conditioning(check: Check, run: Run, given: Answer, expected: list[Any], got: list[Any]) -> None:
-    """Ignore differences that rounding explains: the oracle's outputs change as much when inputs change in their last
-    bits.
+    """Ignore differences as large as the oracle's own, when inputs change in their last bits.
 
     A saturated softmax, the normalisation of nearly equal numbers or a rounding to integers amplify the rounding errors
     by which any two correct implementations differ.
@@ -52,7 +51,7 @@ def conditioning(check: Check, run: Run, given: Answer, expected: list[Any], got
 
 
 def freedom(check: Check, network: nn.Module, run: Run, given: Answer, expected: list[Any], got: list[Any]) -> None:
-    """Ignore differences that other answers of onnxruntime show as well.
+    """Ignore differences that also occur between answers of onnxruntime.
 
     If these answers differ so much that they could hide a wrong module, the module is compared step by step.
     """
@@ -94,7 +93,7 @@ def freedom(check: Check, network: nn.Module, run: Run, given: Answer, expected:
 
 
 def _steps(check: Check, network: nn.Module, feeds: dict[str, Any]) -> tuple[int, list[Any]] | None:
-    """Return what `stepwise` does, or None if the file is not run as it is."""
+    """Return the result of `stepwise`, or None if the module has another dtype or batch than the file."""
     if check.cast is not None or check.freed is not None:
         return None
     return stepwise(check.path, check.proto(), check.graph, network, feeds)

@@ -52,7 +52,7 @@ def draw(
     The result depends only on the arguments: each input has a generator seeded by its name and `seed`.
 
     Args:
-        ranges: the smallest and largest number of float inputs that shall fill a range.
+        ranges: the smallest and largest number, for float inputs that must fill a range.
         unranked: index into `UNRANKED` of the shape of inputs of unknown rank, relative to the seed.
     """
     feeds: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def _filling(rng: np.random.Generator, low: float, high: float, spread: str, lik
 
 
 def _map(rng: np.random.Generator, facts: Info, role: Role, spread: str) -> dict[Any, Any]:
-    """Draw a dict with most of the keys that are looked up, and one that is not."""
+    """Draw a dict with most of the keys that the graph looks up, and one other key."""
     other: Any = "?" if facts.key == ir.DataType.STRING else 99
     keys = [key for key in role.keys if rng.random() < 0.8] + [other]
     if facts.dtype == ir.DataType.STRING:
@@ -140,9 +140,7 @@ def _array(
 
 
 def _new_shape(count: int, rank: int) -> NDArray[Any]:
-    """Return a target shape for Reshape that fits any input of a rank: its own sizes (0), one axis (-1), or
-    added axes.
-    """
+    """Return a target shape for Reshape that fits any input of a rank: its sizes (0), one axis (-1) or added axes."""
     if count > rank:
         return np.array([0] * rank + [1] * (count - rank))
     return np.array([0] * (count - 1) + [-1])

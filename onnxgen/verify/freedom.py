@@ -34,8 +34,8 @@ class Freedom:
     """The other answers of onnxruntime to one file. Sessions are made on first use."""
 
     def __init__(self, path: Path, model: onnx.ModelProto, types: Mapping[str, int], dtype: str = "") -> None:
-        """`model`: the file's graph, or the part of it that is compared. `types`: ONNX's element type of each of its
-        values, as far as it is known. `dtype`: the type that the module computes in, where it isn't the file's."""
+        """`model`: the file's graph, or the compared part of it. `types`: ONNX's element types of its values, as far as
+        they are known. `dtype`: the type that the module computes in, if it isn't the file's."""
         self.path, self.model, self.types, self.dtype = path, model, types, dtype
         self.sessions: list[tuple[str, Onnxruntime]] | None = None
 
@@ -129,7 +129,7 @@ def _with_noise(exact: str, name: str, kind: int, unit: float, seed: float) -> l
 
 
 def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Tolerance) -> float | None:
-    """Return the spread of the oracle's answers if `got` differs from the first by no more than that, else None.
+    """Return the spread of the oracle's answers if it explains the difference of `got` from the first, else None.
 
     The spread is a part of the output's size, in root mean square. A wrong answer could hide in a spread above
     `compare.MAX_SLACK_PART`. Integers must equal those of some answer, element by element. The differences of floats,

@@ -38,9 +38,10 @@ def finish(network: nn.Module, backward: Backward, expected: set[str], found: Gr
 def without_nans(
     path: Path, model: Callable[[], onnx.ModelProto], feeds: Mapping[str, Any], backward: Backward
 ) -> list[str]:
-    """Excuse gradients that are not finite because the file itself computes a NaN that a Where discards. Notes it.
+    """Excuse gradients that are not finite because the file itself computes a NaN that a Where discards.
 
-    PyTorch's derivative of what is left out is NaN there, and 0 times NaN is NaN: the author's module has it, too.
+    PyTorch multiplies the NaN derivative of the discarded value by 0, which is NaN. So the author's module has the same
+    gradient. Returns a note.
     """
     node = nan_node(path, model(), feeds) if backward.not_finite else None
     if node is None:
@@ -54,7 +55,7 @@ def without_nans(
 def excuse_idle(network: nn.Module, feeds: Mapping[str, Any], backward: Backward) -> None:
     """Excuse missing gradients of parameters whose value does not change any output.
 
-    A file may compute attention, and hand out only the cache that it fills.
+    For example, a file may compute attention, but return only the cache that it fills.
     """
     known = backward.reached | backward.not_finite | backward.excused
     for name, parameter in network.named_parameters():
@@ -80,7 +81,7 @@ def _is_idle(network: nn.Module, parameter: nn.Parameter, feeds: Mapping[str, An
 def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> set[str]:
     """Return the state-dict keys that must get a gradient: those with tensors in the graph's differentiable part.
 
-    `record`: how the file's tensors are made of the state dict (`provenance.way_back`).
+    `record`: the rules that rebuild the file's tensors from the state dict (`provenance.way_back`).
     """
     try:
         model = read_and_simplify(path, replace(options, trainable=None, frozen=None))
@@ -96,9 +97,7 @@ def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> se
 
 
 def _is_reached_everywhere(value: ir.Value, reached: set[ir.Value]) -> bool:
-    """Return True if a gradient flows to the tensor in each layer that takes it. A copy for a layer that ends in
-    integers gets none.
-    """
+    """Return True if every layer that uses the tensor gives it a gradient. A layer that ends in integers does not."""
     return all(any(o in reached for o in use.node.outputs) for use in value.uses())
 
 

@@ -45,19 +45,19 @@ class Role:
     """The use of an input's elements.
 
     Attributes:
-        bounds: dims that the elements index, so they must lie below each of them.
+        bounds: dims that the elements index; each element must be below all of them.
         indexes: they are indices.
         size: they act as a size or a count.
         mode: they switch training mode.
-        compared: integers to try, since a branch may depend on them: first constants that they are compared with, then
-            the neighbours of these.
-        keys: the keys that are looked up in a map.
+        compared: integers to try, since a branch may depend on them: the constants that the elements are compared
+            with, then the neighbours of these.
+        keys: the keys that the graph looks up in a map.
         least: lower limits of integers.
-        distinct: the axes, from one up to another, along which no two indices are equal; None if they may be.
-        categories: words or integers that an encoder knows, and others if it accepts them.
+        distinct: the range of axes along which no two indices may be equal; None if they may be.
+        categories: words or integers that an encoder knows, and unknown ones if it accepts them.
         shape: for an input of unknown rank, a shape that its operators accept; None if unknown.
         reshapes: if it is the shape input of a Reshape, the rank of the reshaped tensor; else None.
-        counted: it is a mask whose ones are counted as the keys of each row. All must be 1, or caches hold garbage.
+        counted: it is a mask, and the ones of each row are counted as its keys. All must be 1, or caches hold garbage.
     """
 
     bounds: list[Dim] = field(default_factory=list)
@@ -91,9 +91,9 @@ class Graph:
         halves: the half precision types it computes in.
         multiplies_bytes: it multiplies 8-bit integers.
         straight_through: it rounds to integers; the module passes gradients straight through.
-        windows: dynamic sizes under a pool or convolution, each with the smallest that holds its window.
+        windows: dynamic input sizes of pools and convolutions, each with the smallest size that holds the window.
         known: named dims that are expressions of others.
-        equations: other equations between its dims.
+        equations: the other equations between dims.
         argument_types: the ONNX type of each argument that is a tensor.
         types: the ONNX element type of each value of the main graph, if known.
     """
@@ -157,7 +157,7 @@ def examine(model: ir.Model, options: Options) -> Graph:
 
 
 def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equation]]:
-    """Return named dims in terms of others, and further conditions on sizes. Runs `propagate`."""
+    """Return the named dims that are expressions of others, and further conditions on sizes. Runs `propagate`."""
     names: dict[str, int] = {}
     for value in graph.inputs:
         for dim in info(value).shape or ():
@@ -188,8 +188,9 @@ def _note_mode(found: Graph, node: ir.Node, opset: int) -> None:
 
 
 def _norm_trains(node: ir.Node, opset: int) -> bool:
-    """Return True if a BatchNormalization is in training mode: an attribute in opset 14, extra outputs in 7 to 13,
-    `is_test` (default 0) before.
+    """Return True if a BatchNormalization is in training mode.
+
+    Opset 14 has an attribute for it, opsets 7 to 13 extra outputs, earlier ones `is_test` (default 0).
     """
     if opset >= 14:
         return whole(node, "training_mode") == 1
@@ -249,7 +250,7 @@ COUNTS = {"GroupQueryAttention": (5, 16), "SparseAttention": (8,)}  # inputs wit
 
 
 def _role(value: ir.Value) -> Role:
-    """Follow an input through the graph to where its elements index something or act as a size."""
+    """Follow an input through the graph to the nodes that use its elements as indices or sizes."""
     role = Role()
     seen, todo, sums = {value}, [value], set[ir.Value]()
     constants: dict[int, None] = {}
@@ -315,7 +316,7 @@ def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
 
 
 def _keys(node: ir.Node) -> list[str] | list[int]:
-    """Return the keys that an operator looks up in a map, as far as it states them."""
+    """Return the keys that an operator looks up in a map, if its attributes list them."""
     if "string_vocabulary" in node.attributes:
         return list(node.attributes["string_vocabulary"].as_strings())
     return _ints(node, "int64_vocabulary") or list(range(whole(node, "max_map") or 3))
@@ -334,7 +335,7 @@ def _categories(node: ir.Node) -> list[str] | list[int]:
     return numbers + ([] if is_strict or not numbers else [max(numbers) + 1])
 
 
-ABOUT = ("Cast", "Add", "Sub", "Min", "Max", "Clip", "Mul", "Floor", "Round")  # change numbers, but not what they are
+ABOUT = ("Cast", "Add", "Sub", "Min", "Max", "Clip", "Mul", "Floor", "Round")  # change numbers, but not their role
 
 
 def _carries_numbers(node: ir.Node, position: int) -> bool:

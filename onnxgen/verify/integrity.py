@@ -28,7 +28,7 @@ from onnxgen.weights.streamed import read_header
 
 _INDEX = ".index.json"
 Found = TypeVar("Found")
-FOLDED = 1e-5  # allowed relative difference of weights into which a norm is folded again
+FOLDED = 1e-5  # allowed relative difference of weights into which a norm was folded
 
 
 def sidecar_of(space: Mapping[str, Any]) -> Path | None:
@@ -56,8 +56,10 @@ def approximation_of(space: Mapping[str, Any]) -> Approximation | None:
 
 
 def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the metadata of a generated file's weights, empty if it has none. Raises `OnnxgenError` if they are
-    broken.
+    """Return the metadata of a generated file's weights; empty if it has none.
+
+    Raises:
+        OnnxgenError: the weights are damaged.
     """
     if METADATA in space:
         return dict(space[METADATA])
@@ -66,7 +68,7 @@ def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def other_file(path: Path, graph: Graph, space: Mapping[str, Any], module: str) -> list[str]:
-    """Return a note if a module was generated from a file with other contents than the one at `path`.
+    """Return a note if a module was generated from a file whose contents differ from the file at `path`.
 
     Raises:
         OnnxgenError: that file has other inputs or outputs, so there is nothing to compare.
@@ -107,12 +109,12 @@ def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:
-    """Compare every tensor of the sidecar of `out` with what the ONNX file says it is (`provenance.Source`).
+    """Compare every tensor of the sidecar of `out` with the ONNX file (see `provenance.Source`).
 
     Args:
         path: the ONNX file.
         out: the generated module; `space` are the names in it.
-        options: what it was generated with.
+        options: the options of its generation.
 
     Raises:
         OnnxgenError: the ONNX file can't be converted, there is no sidecar, or it is broken.
@@ -132,10 +134,10 @@ def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Op
 
 
 def compare_recorded(path: Path, space: Mapping[str, Any], options: Options) -> list[str]:
-    """Return the file's tensors that differ from a module's weights, converted back as the sidecar records.
+    """Return the names of the file's tensors that differ from those rebuilt from a module's weights.
 
-    Tensors with a folded norm are compared up to rounding, all others bit for bit. The list is empty without a sidecar
-    or a record. Nothing is generated.
+    The sidecar records how to rebuild them. Tensors with a folded norm are compared up to rounding, all others bit for
+    bit. Without a sidecar or a record the list is empty. Nothing is generated.
     """
     record, sidecar = record_of(space), sidecar_of(space)
     if record is None or sidecar is None:

@@ -1,8 +1,8 @@
 """Locate the first node where a module and its ONNX file differ, its line in the module, and the difference.
 
-A freshly generated module is right, or the file could not have been generated. It and the module that is looked into
-run on the same inputs, and what their PyTorch functions return is kept; the first result of the right one that the
-other never has is looked up among the results of the ONNX graph's nodes.
+A freshly generated module is correct, since generation validates it. It runs on the same inputs as the examined module,
+and the results of all PyTorch functions are recorded. The first result that only the correct module has is looked up
+among the results of the ONNX graph's nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxgen.verify.oracle import intermediate
 from onnxgen.verify.report import Located
 from onnxgen.verify.trace import Alike, Event, Results, alike, close, in_order, is_plain, same, traced
 
-PARTS = 1e-5  # relative difference from which results of two modules differ; equal code gives equal bits
+PARTS = 1e-5  # relative difference above which results of two modules differ; equal code gives equal bits
 
 
 def locate(
@@ -42,8 +42,8 @@ def locate(
     """Return the first place where a module differs from its ONNX file on some inputs, or None if there is none.
 
     Args:
-        model: the file's graph, or the part of it that the module is.
-        moved: initializers of which the module's weights hold other values; the first node that takes one is it.
+        model: the file's graph, or the part of it that the module was generated from.
+        moved: initializers that differ from the module's weights; the first node that uses one is the result.
         wrong: the outputs that differ.
     """
     if moved:
@@ -72,10 +72,9 @@ def _located(node: onnx.NodeProto, expected: Event | None, strange: Event | None
 
 
 def _strange(events: Sequence[Event], others: Sequence[Event], equal: Alike) -> Iterator[int]:
-    """Yield the events with a result that no other event has, in any order: two modules may compute in different
-    orders.
+    """Yield the indices of events with a result that `others` lack. The order of events does not count.
 
-    A few numbers, or zeros and ones, can be another function's by chance.
+    A result of very few distinct numbers may be equal by chance, so it must come from the same function.
     """
     known = Results(others)
     for i, event in enumerate(events):
@@ -86,11 +85,11 @@ def _strange(events: Sequence[Event], others: Sequence[Event], equal: Alike) -> 
 
 
 def _looked_up(had: _Had, expected: Sequence[Event], at: int) -> onnx.NodeProto | None:
-    """Return the last of the nodes whose result is that of the first event that the module lacks, or of the next event
-    that nodes compute.
+    """Return the node that computes the result of an event, or of the first event after it that a node computes.
 
     Args:
-        expected: what a right module computes; from the event `at` on the module does not have it.
+        expected: the events of a correct module.
+        at: the index of the first event that the module lacks.
     """
     for event in expected[at:]:
         nodes = [n for n in had.nodes if had.given(n, event) is not None]
@@ -104,7 +103,7 @@ def _looked_up(had: _Had, expected: Sequence[Event], at: int) -> onnx.NodeProto 
 
 
 def _is_others(value: NDArray[Any], event: Event, rivals: Sequence[NDArray[Any]], events: Sequence[Event]) -> bool:
-    """Return True if a value belongs to another event: that one is nearer to it than to any rival of the value."""
+    """Return True if a value belongs to another event, whose result is nearer to it than to any rival value."""
     own = min(_distance(value, r) for r in event.results if r.size == value.size)
     others = (r for e in events if e is not event for r in e.results if r.shape == value.shape)
     nearer = (r for r in others if _distance(value, r) < own)
@@ -137,7 +136,7 @@ class _Had:
         got: Sequence[Event],
         rtol: float,
     ) -> None:
-        """`expected`: what a right module computes. `rtol`: by how much two results may differ that are one."""
+        """`expected`: the events of a correct module. `rtol`: the relative difference of results that are the same."""
         self.nodes, self.values, self.same = model.graph.node, values, rtol
         self.results, self.right = Results(got, arguments=True), Results(expected, arguments=True)
         self.order = {name: i for i, node in enumerate(self.nodes) for name in node.output}
@@ -150,7 +149,7 @@ class _Had:
     def __call__(self, name: str, equal: Alike) -> bool:
         """Return True if the module has a value, or if the value cannot be compared or depends on no input.
 
-        What only arranges a value's elements a module need not do: it has the one if it has the other.
+        A module need not rearrange elements as the file does: it has a rearranged value if it has the original.
         """
         node = self.made.get(name)
         if node is None or name in self.constant or name not in self.values:
@@ -165,14 +164,12 @@ class _Had:
         return next((value for value in results if any(alike(value, r, self.same) for r in event.results)), None)
 
     def taken(self, node: onnx.NodeProto, event: Event) -> int:
-        """Return how many of a node's inputs are arguments of a function, to choose between nodes with the
-        same result.
-        """
+        """Return the number of a node's inputs that are arguments of an event. Ranks nodes with the same result."""
         inputs = [self.values[name] for name in node.input if name in self.values]
         return sum(any(alike(value, argument, self.same) for argument in event.arguments) for value in inputs)
 
     def out_of_order(self, name: str) -> bool:
-        """Return True if a correct module has the value in its order, and this module has not."""
+        """Return True if a correct module has the value with its elements in order, and this module does not."""
         return not self(name, in_order) and self.right.has(self.values[name], self.same, in_order)
 
     def fault(self, strange: Iterable[Event]) -> Event | None:
@@ -198,9 +195,10 @@ class _Had:
 
 
 def _first(last: onnx.NodeProto, had: _Had, strange: Event | None) -> onnx.NodeProto:
-    """Return the first node, in graph order, on the path to the last one whose result the module does not have.
+    """Return the first node, in graph order, whose result the module lacks, on the path to the last one.
 
-    It may compute one by one what a right module computes at once. So the way begins behind what it does have.
+    The module may compute nodes one by one that a correct module computes in one call. So the path begins after the
+    values that the module has.
     """
     todo, region = [last], [last]
     while todo:
@@ -223,7 +221,7 @@ def _arranges(node: onnx.NodeProto) -> bool:
 
 
 def _misplaced(name: str, had: _Had) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that only arrange elements on the way to a value, and arrange them otherwise in the module."""
+    """Yield the nodes on the way to a value that only rearrange elements, if the module orders them differently."""
     node = had.made.get(name)
     while node is not None and (_arranges(node) or had.out_of_order(name)):
         if had.out_of_order(name):

@@ -19,8 +19,8 @@ from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.reader.cut import Cut, cut_graph
 from onnxgen.reader.protos import every_node, opset_of
 
-# Without it, sums of products of uint8 and int8 saturate at 16 bits on processors with AVX2 but without VNNI. It
-# rewrites the graph, so it needs optimisations, and the weights in the file.
+# Without it, sums of products of uint8 and int8 saturate at 16 bits on processors with AVX2 but without VNNI.
+# onnxruntime rewrites the graph for it, which needs optimisations, and weights in the file.
 EXACT = ("session.x64quantprecision", "1")
 FOLDER = "session.model_external_initializers_file_folder_path"
 TIMEOUT_SECONDS = 300.0  # seconds for one run; a loop's trip count can be an input
@@ -96,7 +96,7 @@ class Onnxruntime:
         if changed is not None:
             model = changed.SerializeToString()
         ways = [{"optimised": optimised}]
-        if optimised or exact:  # it may make products of types that have no kernel; then do without
+        if optimised or exact:  # the rewritten graph may need kernels that do not exist; then load without `EXACT`
             ways.insert(0, {"optimised": optimised, "exact": True})
         for way in ways:
             options = _session_options(None if changed is None else path, alone=alone, **way)
@@ -142,7 +142,7 @@ class Onnxruntime:
 
 
 def _session_options(path: Path | None, *, optimised: bool, alone: bool, exact: bool = False) -> Any:
-    """Return session options. `path`: the file beside which the external data of a changed model lie."""
+    """Return session options. `path`: the ONNX file; external data of a changed model lie beside it."""
     import onnxruntime as ort
 
     options, levels = ort.SessionOptions(), ort.GraphOptimizationLevel
@@ -158,7 +158,7 @@ def _session_options(path: Path | None, *, optimised: bool, alone: bool, exact: 
 
 
 def _maps(value: Any) -> Any:
-    """Return a value whose maps hold arrays: onnxruntime returns their numbers as Python numbers."""
+    """Return a value with the numbers of its maps as arrays; onnxruntime returns Python numbers."""
     if isinstance(value, dict):
         kinds = {float: np.float32, int: np.int64, str: object}
         return {key: np.asarray(held, kinds.get(type(held))) for key, held in value.items()}
@@ -236,8 +236,8 @@ def oracles(
     Args:
         without_dropout: compare a copy of the model in which no Dropout drops anything.
         part: the part of the network that is compared.
-        exact: the model multiplies bytes by signed bytes (see `EXACT`).
-        new_ops: the references of plugins' operators (`plugins.evaluating`), for onnx's evaluator.
+        exact: the model multiplies uint8 by int8 (see `EXACT`).
+        new_ops: reference implementations of plugins' operators (`plugins.evaluating`), for onnx's evaluator.
     """
     changed = proto(path, without_dropout=without_dropout, part=part) if without_dropout or part else None
     kinds: list[tuple[str, Callable[..., Oracle]]]
@@ -293,7 +293,7 @@ def intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -
 
 
 def nan_node(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> onnx.NodeProto | None:
-    """Return the first node that makes a NaN of these inputs. The outputs need not show it."""
+    """Return the first node that computes a NaN from these inputs, or None. The outputs need not have one."""
     values = intermediate(path, model, feeds)
     bad = {name for name, value in values.items() if np.isnan(value).any()}
     return next((node for node in model.graph.node if not bad.isdisjoint(node.output)), None)

@@ -14,7 +14,7 @@ class OutputCheck:
         name: the output's name in the ONNX file.
         expected, got: dtype and shape, `float32 [2, 10]`.
         absolute: the largest difference between finite elements.
-        relative: the largest difference relative to the expected element, of elements that are not 0; None if only
+        relative: the largest difference relative to the expected element, over those that are not 0; None if only
             elements differ that should be 0, or if `limit` counts instead.
         compared: "values", or "shape and dtype" if the graph draws random numbers.
         why: the difference; empty if there is none.
@@ -70,15 +70,15 @@ class Gradients:
         parameters: the number of parameters that require a gradient.
         reached: the number of them that got a finite gradient in some run.
         missing: those that got none in any run, although the ONNX graph's differentiable part reaches them.
-        unreached: those that got none for a reason (a branch not taken, the user's choice, not in the ONNX file).
+        unreached: those that got none for a known reason (a branch not taken, the user's choice, not in the ONNX file).
         not_finite: those with an infinite or NaN gradient while every output was finite.
         error: why a backward pass failed.
         groups: the number of groups of parameters and inputs whose gradients can be compared with finite differences
             (`onnxgen.verify.directions`).
         held: the number of groups that agree.
         wrong: the groups that differ, with both numbers.
-        unclear: the groups whose differences of both sides differ, with a gradient that is not between them.
-        not_compared: the number of groups that were left out, as time ran out (`directions.MAX_SECONDS`).
+        unclear: the groups whose two one-sided differences disagree, with a gradient that is not between them.
+        not_compared: the number of groups left out because time ran out (`directions.MAX_SECONDS`).
     """
 
     parameters: int = 0
@@ -118,8 +118,8 @@ class Located:
         node: the name of the ONNX node, or of its first output if it has none.
         op_type: its operator.
         line: the line of the module; 0 if weights differ.
-        absolute: the largest difference of that result; NaN for weights and for a right result in a wrong place,
-            infinite if the shapes differ.
+        absolute: the largest difference of that result; infinite if the shapes differ; NaN for weights, and for a
+            correct result that is used in a wrong place.
     """
 
     node: str
@@ -142,8 +142,8 @@ class VerifyReport:
         moved: the file's tensors that differ from the module's weights.
         located: see `Located`; None if not asked for, or not found.
         notes: what could not be compared, what the oracle refused, and other information.
-        untold: outputs for which a wrong module could pass, with the reason: they vary no more than rounding to
-            integers explains (`onnxgen.verify.telling`), or the oracle's own rounding changes them as much.
+        untold: outputs for which a wrong module could pass, with the reason: they vary no more than quantisation
+            explains (`onnxgen.verify.telling`), or the oracle's own rounding changes them as much.
     """
 
     model: str
@@ -160,7 +160,7 @@ class VerifyReport:
 
     @property
     def agrees(self) -> bool:
-        """True if everything that was compared is equal; False if nothing was, or too little to tell."""
+        """True if everything that was compared is equal; False if nothing was compared, or runs are inconclusive."""
         return not self.differs and not self.untold
 
     @property

@@ -22,7 +22,7 @@ class Range:
     Attributes:
         least: the smallest number.
         below: the numbers are below this; None if they have no upper limit.
-        distinct: axes, from one up to another, along which numbers must differ, since else the order of writing counts.
+        distinct: range of axes along which numbers must differ, since otherwise the order of writing counts.
     """
 
     least: Dim = 0
@@ -62,7 +62,7 @@ def _of(shapes: list[Shape | None], i: int) -> Shape:
 def most_keys(node: ir.Node, shapes: list[Shape | None]) -> Dim:
     """Return the largest number of keys of a row of GroupQueryAttention: the cache is full, and no query is padding.
 
-    If there may be padding, the file says what the most is: perhaps the room of a cache that does not grow.
+    If there may be padding, the file has the largest number: for example the size of a cache that does not grow.
     """
     past, length = shapes[3], _of(shapes, 0)[1]
     total = length if past is None else past[2] + length
@@ -72,7 +72,7 @@ def most_keys(node: ir.Node, shapes: list[Shape | None]) -> Dim:
 
 
 def counts_queries(node: ir.Node) -> bool:
-    """Return True if a GroupQueryAttention has an input with the number of queries of each row without padding."""
+    """Return True if a GroupQueryAttention has the input with the number of queries of each row, without padding."""
     return node.op_type == "GroupQueryAttention" and len(node.inputs) > 16 and node.inputs[16] is not None
 
 
@@ -96,7 +96,7 @@ def _rotary(node: ir.Node, shapes: list[Shape | None]) -> Range:
 
 
 def _plane(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    """Return places in a plane, each at most once. The plane is as small as possible: the size of the input."""
+    """Return the range of places in a plane, all distinct. The plane is as small as possible: the input's size."""
     shape = _of(shapes, 0)
     return Range(0, product(shape[2:]), distinct=(2, len(shape)))
 
@@ -108,9 +108,7 @@ def _scattered(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
 
 
 def _scattered_nd(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
-    """Return row indices. With several axes each index is below the smallest one, and the first alone makes rows
-    distinct.
-    """
+    """Return the range of row indices: with several axes, below the smallest. The first index makes rows distinct."""
     data, indices = _of(shapes, 0), _of(shapes, 1)
     depth = indices[-1] if isinstance(indices[-1], int) else len(data)
     return Range(0, dim_min(*data[:depth]), distinct=(0, len(indices) - 1))

@@ -23,7 +23,7 @@ SPATIAL_SIZES = (32, 64, 128, 224, 256, 512, 2048, 16000)
 
 
 def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
-    """Check that each fixed size belongs to a dim that the file has. Raises `OnnxgenError`."""
+    """Check that each fixed size belongs to a dim of the file. Raises `OnnxgenError`."""
     names = _kinds(graph)
     unknown = sorted(said.keys() - names)
     if unknown:
@@ -34,9 +34,9 @@ def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
 def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Iterator[Sizes]:
     """Yield sizes for the dynamic dims, by symbol, in the order in which a run tries them. `fixed`: given sizes.
 
-    Sizes that contradict the graph's equations come last. The first axis counts as the batch. The first candidates give
-    different symbols different sizes, so that swapped axes show. Later ones are for graphs whose dims must be equal, or
-    large. Sizes too small for a pool's window come last too: onnxruntime shrinks the window, and torch raises.
+    The first axis counts as the batch. The first candidates give different symbols different sizes, so that swapped
+    axes show. Later ones are for graphs whose dims must be equal, or large. Sizes that contradict the graph's equations
+    come last. So do sizes too small for a pool's window: onnxruntime shrinks the window, and torch raises.
     """
     kinds = _kinds(graph)
     if not kinds:
@@ -75,7 +75,7 @@ def _kinds(graph: Graph) -> dict[str, str]:
 
 def _candidates(kinds: Mapping[str, str], training: bool) -> Iterator[Sizes]:
     """Yield sizes by the kinds of symbols. The first `USUAL_CANDIDATES` are equally good."""
-    # batch statistics of one or two examples tell little, and PyTorch refuses a single one
+    # batch statistics of two examples show little, and PyTorch refuses a single one
     batches = (4, 7, 5, 4) if training else (2, 3, 1, 2)
     yield from (_spread(kinds, *sizes) for sizes in zip(batches, (8, 5, 16, 12), (8, 33, 64, 48), (0, 1, 0, 0)))
     yield from (dict.fromkeys(kinds, size) for size in (1, 2, 4, 8))

@@ -25,7 +25,7 @@ def freed_of(space: Mapping[str, Any]) -> Freed | None:
 
 
 def is_free(model: ir.Model, freed: Freed) -> bool:
-    """Return True if a model, as it was read, already has a free batch."""
+    """Return True if a freshly read model already has a free batch."""
     shapes = {value.name or "": value.shape for value in model.graph.inputs}
     return all(
         (shape := shapes.get(name)) is None or not isinstance(shape[axis], int) for name, axis in freed.inputs.items()
@@ -33,7 +33,7 @@ def is_free(model: ir.Model, freed: Freed) -> bool:
 
 
 def free_inputs(model: ir.Model, freed: Freed) -> None:
-    """Give the inputs of a model, as it was read, a free batch, to draw samples for."""
+    """Give the inputs of a freshly read model a free batch, to draw samples for."""
     for value in model.graph.inputs:
         axis = freed.inputs.get(value.name or "")
         if axis is not None and value.shape is not None:
@@ -43,7 +43,7 @@ def free_inputs(model: ir.Model, freed: Freed) -> None:
 
 
 class Stacked:
-    """Runs the file as often as the batch needs, and concatenates the results."""
+    """Runs the file once per portion of the batch, and concatenates the results."""
 
     def __init__(self, oracle: Oracle, freed: Freed, outputs: list[str]) -> None:
         self.oracle, self.freed, self.outputs = oracle, freed, outputs
@@ -67,9 +67,7 @@ class Stacked:
             }
 
     def _joined(self, name: str, parts: list[Any], count: int) -> Any:
-        """Return an output of all runs: the rows of each sample. An output without a batch must be equal in
-        all runs.
-        """
+        """Return the rows of an output from all runs. An output without a batch must be equal in all runs."""
         axis = self.freed.outputs.get(name)
         if axis is None:
             return parts[0]

@@ -1,10 +1,10 @@
 """Compare a module with its file step by step, if one comparison from inputs to outputs is not conclusive.
 
 A network that ranks, rounds or normalises nearly equal numbers turns rounding errors into large differences. So the
-file runs on the module's intermediate results. For each value that the module computes too, the file computes it from
-the module's earlier values, and later nodes take the module's value. If every step agrees, the module's outputs are
-those of the file with at most a rounding error in each step. This holds for any choice of the module's results for a
-value: a wrong choice fails in the next comparison.
+file runs on the module's intermediate results. The file computes each such value from the module's earlier values, and
+later nodes take the module's value. If every step agrees, the module's outputs differ from the file's by at most one
+rounding error per step. It does not matter which result of the module is chosen for a value: a wrong choice fails in
+the next comparison.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onnxgen.verify.graph import Graph
 from onnxgen.verify.oracle import Onnxruntime, Refused, intermediate
 from onnxgen.verify.trace import same, traced
 
-MAX_DISTANCE = 0.5  # distance as a part of the value's size (root mean square) from which a result is another value
+MAX_DISTANCE = 0.5  # results at this distance are another value; a part of the value's size, in root mean square
 _TYPES: dict[int, type[np.floating[Any]]] = {
     onnx.TensorProto.FLOAT: np.float32,
     onnx.TensorProto.DOUBLE: np.float64,
@@ -34,9 +34,10 @@ MODULE = "/of the module"
 def stepwise(
     path: Path, model: onnx.ModelProto, graph: Graph, module: nn.Module, feeds: Mapping[str, Any]
 ) -> tuple[int, list[Any]] | None:
-    """Run the file on the module's intermediate results. Returns its outputs and the number of those results.
+    """Run the file on the module's intermediate results. `model`: the file's graph; it is changed.
 
-    None if a step differs, or there are no such results. `model`: the file's graph; it is changed.
+    Returns:
+        the number of those results and the file's outputs; None if a step differs, or there are no such results.
     """
     values = _of_module(intermediate(path, model, feeds), module, graph, feeds)
     outputs = {value.name for value in model.graph.output}
@@ -62,7 +63,7 @@ def stepwise(
 def _of_module(
     values: Mapping[str, NDArray[Any]], module: nn.Module, graph: Graph, feeds: Mapping[str, Any]
 ) -> dict[str, NDArray[Any]]:
-    """Return, for values of the file, the nearest of the module's results in the value's shape."""
+    """Return the module's nearest result for each value of the file, in the value's shape."""
     by_size: dict[int, list[NDArray[Any]]] = {}
     for event in traced(module, graph, feeds):
         for result in event.results:
@@ -77,14 +78,14 @@ def _of_module(
 
 
 def _distance(value: NDArray[Any], result: NDArray[Any]) -> float:
-    """Return the distance in root mean square, as a part of the value's size."""
+    """Return the distance relative to the value's size, both in root mean square."""
     with np.errstate(all="ignore"):
         size, far = float(np.square(value).sum()), float(np.square(value - result).sum())
     return np.inf if not np.isfinite(far) or not size else float(np.sqrt(far / size))
 
 
 def _force(model: onnx.ModelProto, steps: Mapping[str, NDArray[Any]]) -> None:
-    """Make values inputs of the main graph for the nodes that use them. The file still computes them as outputs."""
+    """Add main graph inputs for values, and let nodes use these. The file still computes the values, as outputs."""
     for node in model.graph.node:
         for i, name in enumerate(node.input):
             if name in steps:

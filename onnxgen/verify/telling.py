@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 
-# The best constant differs from the output by its standard deviation. A limit below this part of it still exposes one.
+# The best constant differs from the output by the standard deviation. A limit below this part of it still exposes one.
 TELLING_PART = 0.7
 WAY_OUT = "compare on inputs like those that the file was quantised with: onnxgen verify --inputs FILE.npz"
 
@@ -47,14 +47,12 @@ class Telling:
             self.seen.setdefault(printable(name), []).append(seen)
 
     def untold(self) -> dict[str, str]:
-        """Return the outputs for which a wrong module could not be told from a correct one, with the reason."""
+        """Return the outputs for which a wrong module could pass, with the reason."""
         return {name: _why(runs) for name, runs in self.seen.items() if not _tells(runs)}
 
 
 def _tells(runs: list[_Seen]) -> bool:
-    """Return True if runs are conclusive. A limit of 0 always is: an output that does not vary is then compared
-    exactly.
-    """
+    """Return True if runs are conclusive. With a limit of 0 they always are, since the comparison is exact."""
     alone = any(run.limit == 0 or run.limit < TELLING_PART * run.deviation for run in runs)
     return alone or max(run.limit for run in runs) < TELLING_PART * _deviation(runs)
 

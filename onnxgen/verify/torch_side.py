@@ -27,7 +27,7 @@ class Failed(Exception):
 
 
 class _NoDropout(TorchFunctionMode):
-    """Sets the ratio of every dropout to 0, whether an `nn.Dropout`, a function call or an attention makes it."""
+    """Sets the ratio of every dropout to 0: in `nn.Dropout`, in function calls and in attention."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -46,11 +46,10 @@ class _NoDropout(TorchFunctionMode):
 
 @contextmanager
 def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
-    """Put the module into the mode that the graph records. Afterwards everything is restored, running statistics
-    included.
+    """Put the module into the mode that the graph records. Afterwards all of its state is restored.
 
-    In training mode a BatchNorm uses batch statistics, unless no BatchNormalization of the graph does (an exporter that
-    trained with frozen statistics), and no Dropout drops anything.
+    In training mode no Dropout drops anything. A BatchNorm uses batch statistics, unless no BatchNormalization of the
+    graph does (the model was trained with frozen statistics). Running statistics are restored, too.
     """
     modes = {m: m.training for m in module.modules()}
     between = {m: m.dropout for m in module.modules() if isinstance(m, nn.RNNBase)}
@@ -109,10 +108,10 @@ class Backward:
     """The results of several backward passes, by parameter name.
 
     Attributes:
-        reached: parameters with a finite gradient, or with one that is not because an output is not.
-        not_finite: parameters with a gradient that is not finite, although all outputs are.
-        excused: the same, but the file itself computes a NaN on the way.
-        idle: parameters without a gradient that no output depends on.
+        reached: parameters with a finite gradient, or with any gradient if an output is not finite.
+        not_finite: parameters with a gradient that is not finite, although all outputs are finite.
+        excused: the same, but the file itself computes a NaN in between.
+        idle: parameters without a gradient, because no output depends on them.
     """
 
     reached: set[str] = field(default_factory=set)
@@ -161,7 +160,7 @@ def flat_outputs(network: nn.Module, feeds: Mapping[str, Any]) -> list[Tensor]:
 def whole_dtype(module: nn.Module, stored: set[str]) -> torch.dtype | None:
     """Return the dtype that all weights were cast to at generation (`--dtype`), or None.
 
-    `stored` are the floating point dtypes of the ONNX file's own weights.
+    `stored`: the floating point dtypes of the ONNX file's weights.
     """
     found = {p.dtype for p in (*module.parameters(), *module.buffers()) if p.is_floating_point()}
     if len(found) != 1 or not stored:

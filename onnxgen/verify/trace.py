@@ -1,4 +1,4 @@
-"""Record what a module's PyTorch functions take and return, and decide when two arrays are the same numbers."""
+"""Record arguments and results of a module's PyTorch functions, and decide if two arrays hold the same numbers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def traced(module: nn.Module, graph: Graph, feeds: Mapping[str, Any]) -> list[Ev
 
 
 def same(graph: Graph) -> float:
-    """Return by how much, relatively, results of a correct module and of onnxruntime may differ."""
+    """Return the relative difference that is allowed between results of a correct module and of onnxruntime."""
     return max([SAME_RTOL, *(HALF_RTOL.get(str(dtype.numpy()), SAME_RTOL) for dtype in graph.halves)])
 
 
@@ -98,7 +98,7 @@ class Results:
     """The arrays of a trace, searchable in any layout."""
 
     def __init__(self, events: Sequence[Event], *, arguments: bool = False) -> None:
-        """`arguments`: those that functions take are among them, too."""
+        """`arguments`: include the arguments of functions."""
         self.by_size: dict[int, dict[int, NDArray[Any]]] = {}
         self.by_function: dict[str, list[NDArray[Any]]] = {}
         for event in events:
@@ -110,7 +110,7 @@ class Results:
         return any(alike(array, result, rtol) for result in self.by_size.get(array.size, {}).values())
 
     def takes(self, function: str, array: NDArray[Any], rtol: float) -> bool:
-        """Return True if the function returned this array, which then matches no other."""
+        """Return True if the function returned this array. The match is used up: it matches no other array."""
         found = self.by_function.get(function, [])
         at = next((i for i, result in enumerate(found) if close(array, result, rtol)), None)
         if at is not None:
@@ -121,8 +121,8 @@ class Results:
 def alike(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
     """Return True if two arrays have the same numbers, perhaps in another layout.
 
-    Few numbers, and those that have their negatives beside them, are another's by chance or by a sign: of them each
-    order of axes is tried.
+    Arrays with few elements, or symmetric about 0, may have equal numbers by chance or up to sign. For these the
+    elements must also be equal in some order of the axes.
     """
     if a.size != b.size:
         return False
@@ -149,7 +149,7 @@ def in_order(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
 
 
 def close(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
-    """Return True if two arrays have the same numbers at the same places."""
+    """Return True if two arrays have the same shape and the same numbers at the same places."""
     if a.shape != b.shape:
         return False
     finite = a[np.isfinite(a)]
