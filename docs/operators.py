@@ -19,19 +19,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import onnx
 
+import onnxgen
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.gradients import BY_INPUT, NOWHERE, key
 from onnxgen.graph.operators import operators
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES
 
+ONNXGEN = Path(onnxgen.__file__).parent
 COUNTS = Path(__file__).resolve().parents[1] / "tests" / "backend" / "counts.txt"
-COLUMNS = ("domain", "operator", "from opset", "newest", "backend tests", "gradients", "kind", "notes")
+COLUMNS = ("domain", "operator", "file", "from opset", "newest", "backend tests", "gradients", "kind", "notes")
 HEAD = """\
 # Operators
 
 `python docs/operators.py > docs/OPERATORS.md` prints this page. `onnxgen ops` lists the operators that have a function.
 
+- **file**: where its function is, in `onnxgen/`.
 - **from opset**: the first opset for which onnxgen has a function. A further number is the opset in which the meaning
   changed, and another function begins. "by its body": onnxgen has no function, and writes the nodes by which the ONNX
   standard defines the operator. "written out": an operator of onnxruntime, or one that the standard dropped, for which
@@ -52,8 +55,8 @@ OWN = f"""
 Passes write these where PyTorch has a layer or a function and ONNX has several nodes. They are in no file. Their domain
 is `{DOMAIN}`.
 
-| operator | inputs and attributes | kind | notes |
-|---|---|---|---|"""
+| operator | file | inputs and attributes | kind | notes |
+|---|---|---|---|---|"""
 
 
 def main() -> None:
@@ -63,16 +66,35 @@ def main() -> None:
     print(f"{len(names)} operators.\n")
     print(_row(COLUMNS) + "\n|" + "---|" * len(COLUMNS))
     for domain, name in sorted(names):
-        cells = (domain or "ai.onnx", name, _opsets(domain, name), _newest(domain, name), _tested(domain, name))
-        print(_row((*cells, _gradients(domain, name), _kind(domain, name), _notes(domain, name))))
+        cells = (domain or "ai.onnx", name, _file(domain, name), _opsets(domain, name), _newest(domain, name))
+        more = (_tested(domain, name), _gradients(domain, name), _kind(domain, name), _notes(domain, name))
+        print(_row((*cells, *more)))
     print(OWN)
     for domain, name in sorted(pair for pair in operators() if pair[0] == DOMAIN):
         inputs = ", ".join(operators()[domain, name][-1].parameters)
-        print(_row((name, inputs, _kind(domain, name), _notes(domain, name))))
+        print(_row((name, _file(DOMAIN, name), inputs, _kind(domain, name), _notes(domain, name))))
 
 
 def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells).rstrip() + " |"
+
+
+def _functions(domain: str, name: str) -> list[Callable[..., Any]]:
+    own = [version.function for version in operators().get((domain, name), [])]
+    return own or [function for key_, function in BODIES.items() if key_ == (domain, name)]
+
+
+def _file(domain: str, name: str) -> str:
+    """Return where an operator's functions are; for a function that another one made, where the operator is named."""
+    found: dict[str, None] = {}
+    for function in _functions(domain, name):
+        own = Path(inspect.getsourcefile(function) or "")
+        named = [own]
+        if "<locals>" in function.__qualname__:
+            keys = (f'"{name}":', f'op("{name}"')
+            named = [path for path in sorted(own.parent.glob("*.py")) if any(k in path.read_text() for k in keys)]
+        found.update(dict.fromkeys(path.relative_to(ONNXGEN).as_posix() for path in named[:1] or [own]))
+    return ", ".join(found)
 
 
 def _kind(domain: str, name: str) -> str:
@@ -133,9 +155,7 @@ def _gradients(domain: str, name: str) -> str:
 
 def _notes(domain: str, name: str) -> str:
     """The first sentence of each function's docstring, and what it refuses."""
-    functions = [v.function for v in operators().get((domain, name), [])] or [
-        function for key_, function in BODIES.items() if key_ == (domain, name)
-    ]
+    functions = _functions(domain, name)
     told = dict.fromkeys((inspect.getdoc(f) or "").partition("\n")[0] for f in functions)
     refused = "; ".join(dict.fromkeys(text for f in functions for text in _refusals(f)))
     parts = [*filter(None, told), f"Refused: {refused}." if refused else ""]

@@ -1,8 +1,8 @@
 """Decide which stored tensors are trained, and note it as `TRAINABLE` of each floating-point tensor.
 
-A tensor is trained if it reaches an output differentiably, wherever the exporter put it (initializer or Constant).
-Exceptions are one-element constants without a parameter's name, masks, arange and triangles, and the mean and deviation
-of the input. The options `trainable` and `frozen` overrule all of this. The graph is not changed.
+A tensor is trained if it reaches an output differentiably, whether it is an initializer or a Constant. Exceptions are the
+Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
+parameter's name; masks, arange and triangles; and the mean and deviation of the input. The options `trainable` and `frozen` overrule all of this. The graph is not changed.
 """
 
 from __future__ import annotations

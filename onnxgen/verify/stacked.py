@@ -67,7 +67,7 @@ class Stacked:
             }
 
     def _joined(self, name: str, parts: list[Any], count: int) -> Any:
-        """Return the rows of an output from all runs. An output without a batch must be equal in all runs."""
+        """Return the rows of an output from all runs. An output without a batch is that of the first run."""
         axis = self.freed.outputs.get(name)
         if axis is None:
             return parts[0]
