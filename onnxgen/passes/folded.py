@@ -43,8 +43,8 @@ class Restored:
     Attributes:
         weight, bias: of the convolution in the file; they hold the folded norm.
         variance: the norm's running variance.
-        made: the new tensors: the norm's weight, mean, variance, and its bias if the convolution keeps its own.
-        keeps_bias: the convolution had a bias of its own beside the norm's.
+        made: the new tensors: the norm's weight, mean and variance, and its bias if the convolution keeps its own.
+        keeps_bias: True if the convolution had its own bias beside the norm's.
         axis, groups: of the weight's output channels.
     """
 
@@ -60,8 +60,8 @@ class Restored:
 def folded_layers(model: ir.Model) -> list[ir.Node]:
     """Return the layers that have a BatchNorm folded in, by the names and metadata that exporters leave.
 
-    The only weights of convolutions that the legacy exporter computes are those with a folded norm. Before PyTorch 1.12
-    it gave computed tensors a number for a name.
+    The legacy exporter computes a convolution's weight only to fold a norm. Before PyTorch 1.12 the names of computed
+    tensors were numbers.
     """
     numbered = model.producer_name == "pytorch" and any(map(param_path, model.graph.initializers))
     layers = [n for n in all_nodes(model.graph) if n.op_type in WEIGHTED and len(n.inputs) > 1]
@@ -73,12 +73,12 @@ def _is_renamed(node: ir.Node) -> bool:
 
 
 def _is_numbered(node: ir.Node) -> bool:
-    """True for a convolution whose weight has a number for a name."""
+    """True for a convolution whose weight's name is a number."""
     return (info(node.inputs[1]).rank or 0) > 2 and _stored_name(node.inputs[1]).isdigit()
 
 
 def _stored_name(value: ir.Value | None) -> str:
-    """Return the name of the stored tensor that a value is, perhaps behind nodes of one input; else ""."""
+    """Return the name of the stored tensor behind a value, perhaps through nodes of one input; else ""."""
     while value is not None and stored(value) is None:
         producer = value.producer()
         value = producer.inputs[0] if producer is not None and len(producer.inputs) == 1 else None
@@ -91,8 +91,9 @@ def _stored_name(value: ir.Value | None) -> str:
 def restore_batchnorm(model: ir.Model, options: Options) -> None:
     """Put a BatchNormalization behind every convolution that had one.
 
-    If the file does not tell which had, those are the biased convolutions that no norm follows and that are not the
-    last layer. A kind of convolution, transposed or not, is left out if the file still has norms behind that kind.
+    If the file does not tell which ones had, all convolutions with a bias are taken that no norm follows and that are
+    not the last layer. Convolutions are left out if the file still has norms behind convolutions, and transposed ones
+    if it has norms behind transposed ones.
     """
     if not options.restore_batchnorm:
         return
@@ -169,7 +170,7 @@ def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, told: bool) -
     scope, prefix = paths.of_norm(conv)
     dtype = tensor.dtype.numpy()
     one, zero = np.ones(tensor.size, dtype), np.zeros(tensor.size, dtype)
-    # exporters that leave signs of the norm keep the name of a bias that the convolution had itself
+    # an exporter that leaves traces of the norm also keeps the name of the convolution's own bias
     keeps = told and (param_path(bias.name or "") or ("",))[-1] == "bias"
     made = {"weight": one, "running_mean": zero, "running_var": (one - EPSILON).astype(dtype)}
     made |= {"bias": zero} if keeps else {}
@@ -213,7 +214,7 @@ def _insert_after(node: ir.Node, inputs: list[ir.Value], scope: ModulePath) -> N
 
 
 def folds(restored: list[Restored], keys: Mapping[str, Source]) -> dict[str, Fold]:
-    """Return how the tensors of a state dict that belong to such layers are folded again, by key."""
+    """Return the `Fold` of each state-dict tensor that belongs to such a layer, by key."""
     by_name: dict[str, list[str]] = {}
     for key, source in keys.items():
         for name in source.names:

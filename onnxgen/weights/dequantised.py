@@ -45,8 +45,7 @@ class Dequantised:
         shape: of the float tensor.
         axis: the axis along which the scale has one element for each index.
         block: the number of elements of `axis` that share a scale; 0 where each has its own.
-        form: "linear", or onnxruntime's packing of a
-            matrix [rows, columns]: "bits" (MatMulNBits), "table" (MatMulBnb4).
+        form: "linear", or onnxruntime's layout of a matrix [rows, columns]: "bits" (MatMulNBits), "table" (MatMulBnb4).
         bits: the bits of one number, if numbers are packed.
         kind: the kind of table: 0 is FP4, 1 is NF4.
         product: for a bias whose scale is stored, the ONNX tensors whose product is that scale.

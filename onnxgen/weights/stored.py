@@ -160,7 +160,7 @@ def viewed_from(value: ir.Value) -> str:
     """Return the parameter that an initializer is a folded view of, or "" if folding computed other numbers.
 
     The dynamo exporter names values after the torch function that made them (`exp_1`), or numbers those inside one
-    (`val_7`). CLIP's `logit_scale` is stored as its exponential. If it kept the name, a checkpoint's value would be loaded there.
+    (`val_7`). CLIP's `logit_scale` is stored as its exponential: with that name, it would get a checkpoint's raw value.
     """
     return folded_from(value) if _VIEW_NAME.fullmatch(value.name or "") else ""
 
