@@ -92,8 +92,7 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
     """Put a BatchNormalization behind every convolution that had one.
 
     If the file does not tell which ones had, all convolutions with a bias are taken that no norm follows and that are
-    not the last layer. Convolutions are left out if the file still has norms behind convolutions, and transposed ones
-    if it has norms behind transposed ones.
+    not the last layer. A kind of convolution (Conv or ConvTranspose) is left out if the file still has norms behind it.
     """
     if not options.restore_batchnorm:
         return

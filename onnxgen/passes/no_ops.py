@@ -22,7 +22,7 @@ from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
-# the neutral operand, and True if it may also be the first one
+# the neutral number, and True if it may also be the first operand
 NEUTRAL = {
     "Mul": (1, True),
     "Div": (1, False),
@@ -82,7 +82,7 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
 
 
 def _is(value: ir.Value | None, neutral: float) -> bool:
-    """True if all elements of a value are this number or truth value, and it is not trained."""
+    """True if a value is this single number or truth value, and is not trained."""
     if info(value).dtype == ir.DataType.BOOL:
         constant = info(value).constant
         return constant is not None and constant.size == 1 and bool(constant.all()) == neutral
