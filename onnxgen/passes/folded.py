@@ -3,8 +3,8 @@
     y = (conv(x) - mean) / sqrt(var + eps) * weight + bias         (Ioffe & Szegedy 2015, arXiv 1502.03167)
 
 Their numbers are lost: the file only has the convolution's weight times s = weight / sqrt(var + eps), and the bias
-bias + (b - mean) * s. So each norm comes back as the identity (mean 0, var 1 - eps, weight 1) with the convolution's
-bias as its own, and learns its statistics in training. Writing back folds it again (`provenance.Fold`).
+bias + (b - mean) * s. So each norm is restored as the identity (mean 0, var 1 - eps, weight 1), takes over the
+convolution's bias, and learns its statistics in training. Writing back folds it again (`provenance.Fold`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.provenance import Fold, Source
 from onnxgen.weights.stored import stored
 
-WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "Linear"}  # what exporters fold a BatchNorm into
+WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "Linear"}  # operators that exporters fold a BatchNorm into
 EPSILON = 1e-5
 MAX_FOLLOWING = 64  # nodes behind a layer that are looked at
 
@@ -160,7 +160,7 @@ def _following(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, told: bool) -> Restored:
-    """Put one BatchNorm behind the calls of one convolution. `told`: the file says that it had one."""
+    """Put one BatchNorm behind the calls of one convolution. `told`: True if the file shows that it had one."""
     conv = nodes[0]
     weight, bias = conv.inputs[1], conv.inputs[2]
     assert weight is not None and bias is not None

@@ -67,9 +67,7 @@ def _can_pool(node: ir.Node, own: list[int], total: list[int]) -> bool:
 
 
 def _sides(pad: ir.Node) -> list[int] | None:
-    """Return the padding that a constant Pad adds to each axis, all beginnings first; None for other modes or if it is
-    not known.
-    """
+    """Return the padding of a constant Pad for each axis, all beginnings first; None if unknown or of other mode."""
     rank = info(pad.inputs[0]).rank
     if pad.attributes.get_string("mode", "constant") != "constant" or not rank:
         return None

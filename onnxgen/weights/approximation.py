@@ -5,9 +5,9 @@ Over n roundings (QuantizeLinear, say) such errors add up like a random walk. A 
 divided by 2 ** bits - 1; if the output was just dequantised, the range is that of its integers. So the result of fake
 quantisation (`qat`) may differ by a step times sqrt(n + 1) in root mean square, and each element by six times that.
 
-Without fake quantisation (`float`) the module does not saturate as the file does. No scale tells how much that changes
-an output. There an output is another function if it differs by more than a part (`MAX_SATURATED_PART`) of its own
-standard deviation. The same holds if it is smaller than the file's by a factor (`MAX_MISSING_PART`): saturation can
+Without fake quantisation (`float`) the module does not saturate as the file does. Scales do not show how much that
+changes an output. There an output is another function if it differs by more than a part (`MAX_SATURATED_PART`) of its
+own standard deviation. The same holds if it is smaller than the file's by a factor (`MAX_MISSING_PART`): saturation can
 only make the file's output smaller.
 
 The comparison needs inputs that span many of the file's integers. If the file rounds an input to a few steps, any
@@ -123,7 +123,7 @@ class Approximation:
         """Clip a float output to the range that the file can represent. Fake quantisation clips by its own scales, so
         its output is returned unchanged.
 
-        Outputs in `rectified` are not clipped at 0: else the file's range would hide a missing ReLU.
+        Outputs in `rectified` are not clipped from below: else the file's range would hide a missing ReLU.
         """
         if self.mode != "float" or name not in self.ranges:
             return value

@@ -2,7 +2,7 @@
 
     float = (integer - zero point) * scale            integer = saturate(round(float / scale) + zero point)
 
-A `Dequantised` says which stored tensors make one float tensor, by their ONNX names. `DequantisedTensor` is that tensor
+A `Dequantised` has the ONNX names of the stored tensors that make one float tensor. `DequantisedTensor` is that tensor
 in the rest of the pipeline, lazy like every weight. The sidecar records the `Dequantised`, so that an export can write
 integers again.
 """
