@@ -84,7 +84,7 @@ def _copy(entry: Entry, moved: Entry, content: Content) -> str:
 
 
 def _copy_all(pairs: Sequence[tuple[Path, Path]], before: Sequence[Path]) -> None:
-    """Copy files as one, the last of them last. Files of `before` that are no longer needed are removed."""
+    """Copy all files or none, in order. Files of `before` that are no longer needed are removed."""
     targets = [target for _, target in pairs]
     for target in targets:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +97,8 @@ def _copy_all(pairs: Sequence[tuple[Path, Path]], before: Sequence[Path]) -> Non
 
 
 def build_folder(entry: Entry, cache: Cache) -> Path | None:
-    """Return where to build an entry whose own folders are read-only; None if they are writable or outside the
-    project.
+    """Return the folder to build an entry in if its own folders are read-only; None if they are writable or outside
+    the project.
     """
     files = [path for path in (entry.output, entry.weights) if path is not None]
     if all(_is_writable(folder) for folder in {path.parent for path in files}):

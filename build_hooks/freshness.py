@@ -1,13 +1,12 @@
 """Decide if a module matches its source, by content alone: time stamps never count.
 
 The *key* of an entry is a digest of everything that a generated module depends on. A build writes it into the module's
-header (`Build`), and writes the digests of the files with weights into the sidecar. A pair is fresh if both match. The
-first half of the key is of the user's choices (source, external data, options, templates, plugins, names), the second
-half of these and of onnxgen (its version, its templates). A module that was edited by hand is kept as long as the first
-half is unchanged.
+header (`Build`), and the digests of the files with weights into the sidecar. A pair is fresh if both match. The first
+half of the key covers the user's choices (source, external data, options, templates, plugins, names). The second half
+also covers onnxgen (its version and templates). A module that was edited by hand is kept while the first half stays.
 
-Nothing here imports onnx, numpy, black or jinja2, except to find the external data files of a model. These are cached
-by the model's digest.
+Nothing here imports onnx, numpy, black or jinja2, except to find the external data files of a model. Their names are
+cached by the model's digest.
 """
 
 from __future__ import annotations
@@ -54,10 +53,11 @@ class Content:
 
 
 def content_of(entry: Entry, cache: Cache | None = None) -> Content:
-    """Return what an entry's module is made of now.
+    """Return the digests of everything that an entry's module is made of now.
 
     Raises:
-        OnnxgenError: the source, its external data, a template or a plugin can't be read; named as in the settings.
+        OnnxgenError: the source, its external data, a template or a plugin can't be read. The message names it as the
+            settings do.
     """
     cache = cache or Cache()
     source = _digest(entry, "source", entry.source, cache)
@@ -74,7 +74,7 @@ def content_of(entry: Entry, cache: Cache | None = None) -> Content:
 def source_files(entry: Entry, cache: Cache | None = None) -> tuple[Path, ...]:
     """Return the ONNX file and its external data files, which need not exist.
 
-    Raises `OnnxgenError` if it can't be told which they are.
+    Raises `OnnxgenError` if the names of the data files can't be read.
     """
     cache = cache or Cache()
     source = _digest(entry, "source", entry.source, cache)
@@ -134,9 +134,7 @@ def _short(content: Any) -> str:
 
 
 def _options(entry: Entry) -> dict[str, Any]:
-    """Return the options in the form that the output depends on: without absolute paths, so that every checkout has the
-    same key.
-    """
+    """Return the options that the output depends on. No path is absolute, so that every checkout has the same key."""
     found = dict(vars(entry.options))
     del found["templates"], found["plugins"]  # their content counts instead of their paths
     found["limits"] = dict(vars(entry.options.limits))

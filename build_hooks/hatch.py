@@ -2,13 +2,13 @@
 
 | what is built | what happens |
 |---|---|
-| a wheel | modules are made in a temporary folder, and put where the wheel would have those of the source tree |
+| a wheel | modules are made in a temporary folder, and get the places that modules of the source tree would have |
 | an editable wheel | modules are written in place |
 | an sdist | nothing is generated; the files that modules are made from are added |
 
 `hatch clean` has nothing to remove: an editable install imports the modules in place.
 
-hatchling loads this module whenever it looks for any package's hook, so the builder is imported only when it is used.
+hatchling loads this module when it looks for the hook of any package, so the builder is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         return {self._file(path): os.path.relpath(path, self.root) for path in sorted(found)}
 
     def _file(self, path: Path) -> str:
-        """Return a file, or the target of a link out of the project, since an sdist would get the link itself."""
+        """Return a file, or the target of a link out of the project, since hatchling would put the link in an sdist."""
         real = path.resolve()
         return str(path if real.is_relative_to(Path(self.root).resolve()) else real)
 
@@ -139,8 +139,8 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         return self.build_config.path_is_included(os.path.relpath(path, self.root))
 
     def _onnx_files(self, entry: Entry) -> Iterator[tuple[str, str]]:
-        """Yield the ONNX file and its data, if the wheel shall have them: at their place in a package, else beside the
-        module. If not, hatchling leaves them out.
+        """Yield the ONNX file and its data if the wheel includes them: at their place in a package, else beside the
+        module. Otherwise hatchling leaves them out.
         """
         from .freshness import source_files
 

@@ -60,7 +60,7 @@ def in_memory(entry: Entry, content: Content, progress: Progress | None) -> Gene
 
 
 def look(entry: Entry, content: Content, cache: Cache) -> str:
-    """Return "kept" or "stale" for a module that does not record that it is fresh. Writes nothing.
+    """Return "kept" or "stale" for a module whose header does not match. Writes nothing.
 
     Raises `EditedError` if it was edited by hand and its source changed too.
     """
@@ -84,7 +84,7 @@ def _standing(entry: Entry, generated: Generated, content: Content, cache: Cache
 def carry(
     entry: Entry, moved: Entry, content: Content, cache: Cache, progress: Progress | None, copy: Callable[[], str]
 ) -> str:
-    """Write an edited module, which does not record what it was made of, to the place in `moved`.
+    """Copy an edited module, whose header does not record its content, to its place in `moved`.
 
     Raises `EditedError` if its source changed too.
     """
@@ -127,9 +127,7 @@ def make_folders(entry: Entry) -> None:
 
 @contextmanager
 def named(entry: Entry, key: str) -> Iterator[None]:
-    """Prefix every problem in the block with the file and key that it is about: the option's key if it names
-    an option.
-    """
+    """Prefix every problem in the block with its file and key. A problem with an option gets the option's key."""
     try:
         yield
     except OnnxgenError as error:

@@ -28,9 +28,7 @@ class Paths:
         self.root, self.inside = root, inside
 
     def _absolute(self, text: object) -> str:
-        """Return the absolute form of a path written with `/`. A path outside the project is refused if `inside` is
-        required.
-        """
+        """Return the absolute form of a path written with `/`. If `inside` is set, it must lie in the project."""
         if not isinstance(text, str) or not text:
             raise ValueError(f"must be a path, not {shown(text)}")
         if not text.isprintable():

@@ -14,11 +14,11 @@ from .settings import Entry
 
 
 def plugin_digests(entry: Entry, cache: Cache) -> list[list[object]]:
-    """Return each plugin of an entry with the digests of its files; also those of installed packages, if they may be
+    """Return each plugin of an entry with the digests of its files, and those of installed packages if they may be
     used.
 
     Raises:
-        OnnxgenError: one is not there, can't be read, or holds the module that it is to make.
+        OnnxgenError: a plugin is missing, can't be read, or contains the module that is to be written.
     """
     named = [_digests(entry, name, cache) for name in entry.options.plugins]
     if not imports_foreign(entry.source):

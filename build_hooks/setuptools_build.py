@@ -61,7 +61,7 @@ def _with_models(build: Any) -> Any:
 
         def finalize_options(self) -> None:
             super().finalize_options()
-            with _failing():  # now, since `build_py` reads which files to leave out in its own `finalize_options`
+            with _failing():  # now, because `build_py.finalize_options` reads which files to leave out
                 for entry in models(self.distribution):
                     if not entry.include_onnx:
                         leave_out(self.distribution, entry)
@@ -108,7 +108,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         self.editable_mode = False
 
     def finalize_options(self) -> None:
-        # Not that of `build_py`: without modules of its own, setuptools may leave an older folder there.
+        # Not the folder of `build_py`: if a project has no other modules, setuptools may leave an older folder there.
         self.set_undefined_options("build", ("build_lib", "build_lib"), ("build_temp", "build_temp"))
 
     def run(self) -> None:
@@ -161,7 +161,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
     def _onnx_files(self, entry: Entry) -> dict[Path, Path]:
         return onnx_files(self.distribution, entry) if entry.include_onnx else {}
 
-    # ---- called by setuptools even if nothing ran --------------------------------------------------------------------
+    # ---- called by setuptools even if `run` was not ------------------------------------------------------------------
 
     def get_source_files(self) -> list[str]:
         """Return what an sdist must have: ONNX files with their data, templates, and existing modules, which may be

@@ -14,7 +14,7 @@ def finalize(distribution: Distribution) -> None:
         _hook(distribution)
 
 
-# Run before other plugins (their order is 0): one of them may create the command that gets the sub-command.
+# Run before other plugins, whose order is 0: one of them may create the command that gets the sub-command.
 finalize.order = -100  # type: ignore[attr-defined]
 
 

@@ -1,7 +1,7 @@
 """Remove files that the last build put into setuptools' build folder and this one does not.
 
-setuptools never empties that folder, and all of it goes into the wheel. Leftovers are the weights of a module that now
-embeds them, or a module that was renamed.
+setuptools never empties that folder, and puts all of it into the wheel. Leftovers are the sidecar of a module that now
+embeds its weights, or a module that was renamed.
 """
 
 from __future__ import annotations

@@ -97,10 +97,9 @@ def onnx_files(distribution: Distribution, entry: Entry) -> dict[Path, Path]:
 
 
 def leave_out(distribution: Distribution, entry: Entry) -> None:
-    """Keep `build_py` from installing an ONNX file as data of the package that it lies in, unless `package_data` names
-    it.
+    """Keep `build_py` from installing an ONNX file as package data, unless `package_data` names it.
 
-    An sdist holds it, and by default every file of an sdist that lies in a package is data of that package.
+    An sdist contains the file, and by default every file of an sdist that lies in a package is package data.
     """
     excluded = dict(distribution.exclude_package_data or {})
     for path, becomes in onnx_files(distribution, entry).items():

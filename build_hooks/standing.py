@@ -1,4 +1,4 @@
-"""The state of an entry's files according to what they record. Nothing is generated."""
+"""Read the state of an entry's files from what they record. Nothing is generated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lacks_weights(entry: Entry) -> bool:
 
 
 def stands(entry: Entry, content: Content, cache: Cache) -> str:
-    """Return "fresh" or "kept" if nothing needs to be done for the files in place, else "".
+    """Return "fresh" or "kept" if the files in place need no work, else "".
 
     "kept" is an adopted module, or one that was edited by hand and was made from the current content, perhaps by an
     older onnxgen.

@@ -1,4 +1,4 @@
-"""What all tests share: where the collection of real ONNX files lies, and what a worker may take of the machine."""
+"""Settings shared by all tests: the folder of the real ONNX files, and the limits of a worker."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("ONNXGEN_SHARED") or ROOT.parent / "shared")
 
-os.environ.setdefault("ONNXGEN_STRICT", "1")  # a structure that changes the meaning is an error, not a plainer file
+os.environ.setdefault("ONNXGEN_STRICT", "1")  # if a structure changes the result, raise instead of writing without it
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and onnxruntime are imported: a worker a core, no more
+if "PYTEST_XDIST_WORKER" in os.environ:  # one core for each worker; must be set before torch and onnxruntime load
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -25,13 +25,13 @@ KEPT = "ONNXGEN_KEPT_EXPORTS"  # in the environment: the folder of the networks 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One folder for all workers, which have the environment of the first process."""
+    """Make one folder for all workers, which inherit the environment of the first process."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         folder = os.environ[KEPT] = tempfile.mkdtemp(prefix="onnxgen-exports-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-# Tests whose graphs are many and unlike: every rewriting of them is computed before and after (`onnxgen.paranoid`).
+# Tests with many different graphs: `onnxgen.paranoid` runs the graph before and after each rewrite.
 CHECKED = (
     "tests.backend.test_backend", "tests.ops.", "tests.passes.", "tests.properties.", "tests.quantized.",
     "tests.scopes.test_nameless",
@@ -42,22 +42,22 @@ CHECKED = (
 
 @pytest.fixture(autouse=True)
 def checked_passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ONNXGEN_PARANOID`, for some tests; what it says already counts for all: 1 is every test, 0 none."""
+    """Set `ONNXGEN_PARANOID` for some tests. If it is already set, that applies to all tests: 1 to check, 0 not to."""
     module = getattr(request, "module", None)
     if module is not None and module.__name__.startswith(CHECKED) and "ONNXGEN_PARANOID" not in os.environ:
         monkeypatch.setenv("ONNXGEN_PARANOID", "1")
 
 
 def pytest_collection() -> None:
-    """Nothing is garbage while tests are collected: the search for it took a fifth of the time."""
+    """Disable garbage collection while tests are collected: there is no garbage, and it took a fifth of the time."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected is here to stay: a search for garbage took a second, and some calls make one.
+    """Freeze the objects of imports and collected tests: a garbage collection took a second, and some calls start one.
 
-    Later ones are rarer than usual: libraries keep a million objects by the end, and looking through these again and
-    again was a twentieth of the whole time.
+    Later collections are rarer than usual: libraries keep a million objects in the end, and scanning them repeatedly
+    took a twentieth of the whole time.
     """
     gc.enable()
     gc.collect()
@@ -71,18 +71,18 @@ def _absent() -> str:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder with `models/` and `data/`; the test is skipped where there is none."""
+    """Return the folder with `models/` and `data/`. The test is skipped if there is none."""
     if not (SHARED / "models" / "manifest.json").is_file():
         pytest.skip(_absent())
     return SHARED
 
 
 def shared_models(*categories: str) -> list[Any]:
-    """Every file of the collection as a pytest parameter, a manifest entry with its absolute "path", for
+    """Return the files of these categories as pytest parameters: manifest entries with their absolute "path".
 
         @pytest.mark.parametrize("entry", shared_models("net", "graph"))
 
-    all categories if none is named. Where the collection is absent: one parameter that skips and says so.
+    Without arguments, all categories. If the collection is absent, one parameter that skips with the reason.
     """
     manifest = SHARED / "models" / "manifest.json"
     if not manifest.is_file():

@@ -1,4 +1,4 @@
-"""The rules that keep the house in order, as far as a test can hold them."""
+"""The project's rules for code, as far as a test can check them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OURS = sorted([*(ROOT / "onnxgen").rglob("*.py"), *(ROOT / "build_hooks").rglob(
 TEMPLATES = sorted((ROOT / "templates").rglob("*.jinja"))
 HELPERS = sorted((ROOT / "onnxgen" / "helpers").glob("*.py"))
 
-# Left of ops/ code speaks ONNX, and knows no PyTorch; what is here knows neither one operator nor another.
+# Code before ops/ in the pipeline uses ONNX, not PyTorch. The files listed here must not name any operator either.
 FRAMEWORK = sorted(
     [
         ROOT / "onnxgen" / "pipeline.py",
@@ -50,7 +50,7 @@ FRAMEWORK = sorted(
     ]
 )
 
-# What torch got after 2.4, which generated code must run on; from the release notes of 2.5 to 2.13.
+# APIs newer than torch 2.4, on which generated code must run; from the release notes of 2.5 to 2.13.
 NEWER_TORCH = {
     "enable_gqa": "2.5",
     "flex_attention": "2.5",
@@ -76,7 +76,7 @@ NEWER_TORCH = {
     "F.linear_cross_entropy": "2.11",
 }
 
-# A function of more than 40 lines without its docstring, and why it stays whole.
+# Functions of more than 40 lines without their docstrings, and the reason why each is not split.
 LONG_FUNCTIONS = {
     "onnxgen/ops/resize.py:resize": "a third of it is its signature, which is the operator's schema",
 }
@@ -92,7 +92,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def python(code: str, *arguments: str, **variables: str) -> str:
-    """What a child python prints."""
+    """Return the output of code in a new Python process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, env=environment
@@ -105,7 +105,7 @@ def python(code: str, *arguments: str, **variables: str) -> str:
 
 
 def test_generating_never_imports_torch(tmp_path: Path) -> None:
-    """Whatever runs: the command, the library, `--check`, `inspect`, `ops`."""
+    """Neither the command nor the library imports it, nor `--check`, `inspect` or `ops`."""
     code = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -123,18 +123,18 @@ def test_generating_never_imports_torch(tmp_path: Path) -> None:
 
 
 def test_only_what_runs_models_mentions_torch() -> None:
-    """Even inside a function: no import of torch but in helpers (copied as text) and what runs modules."""
+    """No import of torch, even inside functions, except in helpers (copied as text) and code that runs modules."""
     runs = ("helpers/", "classical/helpers/", "verify/", "runtime/", "backend.py", "surgery/", "training/", "export/")
     found = []
     for path in OURS:
-        computes = name(path) == "onnxgen/paranoid/apart.py"  # `--paranoid` alone, and what the file's operators say
+        computes = name(path) == "onnxgen/paranoid/apart.py"  # only for `--paranoid`; runs the file in onnxruntime
         heavy = ("torch",) if computes else ("torch", "onnxruntime")
         if not name(path).startswith(tuple(f"onnxgen/{place}" for place in runs)):
             found += [(name(path), m) for m in imports(tree(path)) if m.split(".")[0] in heavy]
     assert found == []
 
 
-# The floors of the house, from the ground up: a room imports from its own floor and from those below it.
+# The layers of the packages, lowest first: a package imports only from its own layer and from those below it.
 FLOORS = (
     ("_version", "common", "errors", "options"),
     ("graph",),
@@ -160,7 +160,7 @@ FLOORS = (
     ("training",),
     ("cli", "__main__"),
 )
-# An import upward, and why it is one.
+# Imports from a higher layer, each with the reason.
 UPWARD = {
     ("onnxgen.passes", "onnxgen.paranoid.check"): "`--paranoid` alone: the checker wraps each pass as it runs",
     (
@@ -168,11 +168,11 @@ UPWARD = {
         "onnxgen.validate.constants",
     ): "a constant is held to its elements where it is written",
 }
-APART = ("build_hooks", "_callable", "importer", "templates")  # they use `onnxgen` as its users do, or nothing of it
+APART = ("build_hooks", "_callable", "importer", "templates")  # they use only the public API of `onnxgen`, or nothing
 
 
 def test_rooms_import_from_below() -> None:
-    """Inside functions, too; what only a type checker imports does not count."""
+    """Imports inside functions count, too; imports only for a type checker do not."""
     floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
     found = set()
     for path in OURS:
@@ -197,8 +197,8 @@ def test_every_room_has_a_floor() -> None:
 
 
 def test_what_checks_the_passes_shares_no_code_with_them() -> None:
-    """It knows what stands in a graph and in its names, the facts of `propagate`, where no gradient flows, which
-    operators are known and what they say of themselves, and what an export takes weights back with."""
+    """The checker may use: queries about a graph and its names, the facts of `propagate`, the table of gradients, the
+    registered operators with their declared facts, and the code that writes weights back for an export."""
     checks = [path for path in OURS if path.parent.name == "paranoid"]
     found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
     shared = {
@@ -221,7 +221,7 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
 
 
 def imports(module: ast.Module) -> Iterator[str]:
-    """The modules that a module imports, anywhere in it, unless only for a type checker."""
+    """Yield the modules that a module imports, anywhere in it, unless only for a type checker."""
     skipped = set()
     for node in ast.walk(module):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -235,7 +235,7 @@ def imports(module: ast.Module) -> Iterator[str]:
 
 
 def test_nothing_uses_the_optimizer_that_folds() -> None:
-    """onnxscript's optimizer and rewriter fold BatchNorm and drop Dropout: they have no place on this road."""
+    """onnxscript's optimizer and rewriter fold BatchNorm and drop Dropout, so onnxgen must not use them."""
     users = [name(p) for p in OURS for m in imports(tree(p)) if m.split(".")[0] == "onnxscript"]
     assert users == []
 
@@ -259,7 +259,7 @@ def test_templates_and_helpers_never_import_onnxgen() -> None:
 
 
 def test_the_framework_names_no_operator() -> None:
-    """Only `Constant` is known everywhere: it is a way to store a tensor."""
+    """Only `Constant` may be named everywhere: it is a way to store a tensor."""
     known = {schema.name for schema in onnx.defs.get_all_schemas()} | {n for _, n in operators()}
     found = {}
     for path in FRAMEWORK:
@@ -269,7 +269,7 @@ def test_the_framework_names_no_operator() -> None:
 
 
 def test_facts_of_nodes_and_values_are_noted_in_one_place() -> None:
-    """`meta` takes any key and any value; `graph/annotations.py` alone uses it, and knows each fact's type."""
+    """`meta` takes any key and value, so only `graph/annotations.py` uses it. There each fact has a type."""
     found = {
         name(path)
         for path in OURS
@@ -294,7 +294,7 @@ def test_operators_see_a_builder_and_not_the_network() -> None:
 
 
 def guesses(module: ast.Module) -> Iterator[str]:
-    """Where a tree is printed for its text to be searched, or compared with a text that is spelled out."""
+    """Yield the code that unparses a tree to search its text, or to compare it with a literal text."""
 
     def is_printed(node: ast.AST) -> bool:
         return isinstance(node, ast.Call) and ast.unparse(node.func) == "ast.unparse"
@@ -312,7 +312,7 @@ def guesses(module: ast.Module) -> Iterator[str]:
 
 
 def test_what_a_tree_is_is_not_guessed_from_its_text() -> None:
-    """`code/torch_api.py` says which layer or function a tree calls, `Member.layer` which layer a member is."""
+    """`code/torch_api.py` tells which layer or function a tree calls, and `Member.layer` which layer a member is."""
     found = {name(path): list(guesses(tree(path))) for path in OURS}
     texts = {"onnxgen/code/render.py": ["ast.unparse(tree).encode"]}  # the digest of a file's code
     assert {path: lines for path, lines in found.items() if lines} == texts
@@ -321,13 +321,13 @@ def test_what_a_tree_is_is_not_guessed_from_its_text() -> None:
 
 
 def test_operators_are_found_by_that_test() -> None:
-    """The test above can fail: the families do name theirs."""
+    """`test_the_framework_names_no_operator` can fail: it would find the operators that the families name."""
     texts = {n.value for n in ast.walk(tree(ROOT / "onnxgen/ops/linear.py")) if isinstance(n, ast.Constant)}
     assert {"MatMul", "Gemm"} <= texts
 
 
 def called(module: ast.Module) -> Iterator[str]:
-    """The bare functions that an operator's pieces of code call: `helper(x)` in a piece, or `b.call("helper", x)`."""
+    """Yield the bare functions that operators' pieces of code call: `helper(x)`, or `b.call("helper", x)`."""
     for node in ast.walk(module):
         if not isinstance(node, ast.Call) or not node.args:
             continue
@@ -342,7 +342,7 @@ def called(module: ast.Module) -> Iterator[str]:
 
 
 def test_what_operators_call_exists() -> None:
-    """A helper that a piece calls and nobody wrote would be a NameError in the generated file."""
+    """A call of a missing helper would be a NameError in the generated file."""
     known = {*helper_names(), *dir(builtins), "m"}  # m: a submodule, given by value
     found = {name(path): set(called(tree(path))) - known for path in (ROOT / "onnxgen" / "ops").glob("*.py")}
     assert {path: names for path, names in found.items() if names} == {}
@@ -357,14 +357,14 @@ def test_calls_are_found_by_that_test() -> None:
 
 
 def newer(text: str) -> list[str]:
-    """The APIs in a text that torch 2.4 lacks."""
+    """Return the APIs in a text that torch 2.4 lacks."""
     return [api for api in NEWER_TORCH if re.search(rf"(?<![\w.]){re.escape(api)}\b", text)]
 
 
 def test_generated_code_runs_on_torch_2_4() -> None:
-    """Neither what is copied into a generated file nor the pieces that operators are written with need a newer one.
+    """Neither templates and helpers nor the operators' pieces of code use newer APIs.
 
-    `test_real_models.py` asks the same of what is generated from real files.
+    `test_real_models.py` checks the same for modules generated from real files.
     """
     paths = [*TEMPLATES, *HELPERS, *(ROOT / "onnxgen" / "ops").glob("*.py")]
     found = {name(path): newer(path.read_text(encoding="utf-8")) for path in paths}
@@ -386,7 +386,7 @@ def test_files_are_short() -> None:
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines without the docstring."""
+    """Return the number of lines without the docstring."""
     docstring = function.body[0] if ast.get_docstring(function) is not None else None
     return span(function) - (span(docstring) if docstring is not None else 0)
 
@@ -406,7 +406,7 @@ def long_functions() -> dict[str, int]:
 
 
 def test_functions_are_short() -> None:
-    """Forty lines as a habit; those that are longer have a reason in LONG_FUNCTIONS, and none is twice as long."""
+    """Functions have at most 40 lines. Longer ones have a reason in LONG_FUNCTIONS, and none is twice as long."""
     found = long_functions()
     assert {k: v for k, v in found.items() if k not in LONG_FUNCTIONS} == {}, "split them, or say why not"
     assert {k: v for k, v in found.items() if v > 2 * FUNCTION_LINES} == {}
@@ -416,12 +416,12 @@ def test_no_exception_outlives_its_reason() -> None:
     assert sorted(set(LONG_FUNCTIONS) - set(long_functions())) == []
 
 
-# Terms that no person calls a size or a variable of a layer by.
+# Technical terms that nobody uses to name a size or a layer's variable.
 TERMS = frozenset("dft distinct extreme float4 ordered probit requantize resize stft unordered".split())
 
 
 def test_helpers_take_no_name_that_a_person_would_choose() -> None:
-    """A helper's name is no local variable's or argument's in any generated file; those do not begin with a capital."""
+    """No local variable or argument of a generated file has a helper's name. Those do not begin with a capital."""
     assert sorted(name for name in helper_names() - TERMS if "_" not in name and not name[0].isupper()) == []
 
 
@@ -448,10 +448,10 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
         assert not re.search(r"\d{4}-\d\d-\d\d|/home/|/tmp/", source), "a time or a path"
 
 
-# ---- the tests' own rooms --------------------------------------------------------------------------------------------
+# ---- folders of tests ------------------------------------------------------------------------------------------------
 
 
 def test_tests_lie_in_rooms() -> None:
-    """Only what is about the whole project lies at the root of tests/."""
+    """Only tests of the whole project lie in tests/ itself."""
     loose = {path.name for path in (ROOT / "tests").glob("*.py")}
     assert loose == {"__init__.py", "conftest.py", "test_rules.py", "test_wheel.py"}

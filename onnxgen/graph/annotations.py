@@ -1,7 +1,7 @@
-"""The facts that are noted on nodes, values, graphs and models while one file is worked on: all of them, with types.
+"""All facts, with their types, that onnxgen notes on nodes, values, graphs and models while it works on a file.
 
-onnx_ir gives each of these objects a dict, `meta`, that no file stores. This module alone reads and writes it. Before
-each fact stands what it says, then who notes it -> who asks.
+onnx_ir gives each of these objects a dict, `meta`, which is not stored in files. Only this module reads and writes it.
+The comment before each fact describes it, and then names the modules that note it -> the modules that read it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Fact = TypeVar("Fact")
 
 
 class Annotation(Generic[Holder, Fact]):
-    """One kind of fact; where it was not noted, it is the default."""
+    """One kind of fact. Objects on which it was not noted have the default."""
 
     def __init__(self, key: str, default: Fact) -> None:
         self._key, self._default = key, default
@@ -44,13 +44,13 @@ class Annotation(Generic[Holder, Fact]):
         holder.meta[self._key] = fact
 
     def copy(self, old: Holder, new: Holder) -> None:
-        """Note it of another object, too, if it was noted."""
+        """Copy the fact to another object if it was noted."""
         if self.has(old):
             self.set(new, self.get(old))
 
 
 def copy_all(old: Holder, new: Holder) -> None:
-    """Note of another object whatever was noted of this one."""
+    """Copy all facts to another object."""
     new.meta.update(old.meta)
 
 
@@ -58,57 +58,57 @@ def copy_all(old: Holder, new: Holder) -> None:
 
 # The module path that the node was written in. scopes, reader.functions, passes -> passes, lowering
 SCOPE: Annotation[ir.Node, ModulePath] = Annotation("scope", ())
-# The scope was found by the graph's shape: a better one may replace it. scopes.scopes -> scopes.scopes
+# True if the scope was derived from the graph's structure: a better one may replace it. scopes.scopes -> scopes.scopes
 FOUND: Annotation[ir.Node, bool] = Annotation("found", False)
 # Names of the calls whose inlining made the node, outermost first. reader.functions -> scopes.origin
 CALLS: Annotation[ir.Node, tuple[str, ...]] = Annotation("calls", ())
-# What the node of a local function's body was called in there. reader.functions -> reader.functions
+# The name that a node of a local function's body had there. reader.functions -> reader.functions
 BODY_NAME: Annotation[ir.Node, str | None] = Annotation("name", None)
-# For inputs that an inlined function's call hands in, where the call's own are written. graph.sites -> graph.sites
+# For inputs that come from an inlined function's call: the sites of the call's inputs. graph.sites -> graph.sites
 CALLED: Annotation[ir.Node, Mapping[int, Site]] = Annotation("called", {})
-# What the file calls the nodes that this one stands for. passes.rewrite -> passes.rewrite
+# The file's names of the nodes that this one replaces. passes.rewrite -> passes.rewrite
 STANDS_FOR: Annotation[ir.Node, tuple[str, ...]] = Annotation("nodes", ())
 # Names of the inputs that were attributes, after the schema's own. reader.tables -> lowering.bind
 TABLE_INPUTS: Annotation[ir.Node, tuple[str, ...]] = Annotation("tables", ())
 # Inputs that training should not follow. passes.contrib, passes.quantized -> passes.trainable, paranoid.trained
 BLOCKED: Annotation[ir.Node, Set[int] | None] = Annotation("blocked", None)
-# What the node asks for that can't be written, and the way out. passes.contrib -> lowering.lower
+# The feature of the node that can't be written, and the workaround. passes.contrib -> lowering.lower
 REFUSED: Annotation[ir.Node, tuple[str, str] | None] = Annotation("refused", None)
-# Its channels' block in onnxruntime's layout. passes.contrib.nchwc -> passes.contrib.nchwc
+# The size of the blocks of channels in onnxruntime's layout. passes.contrib.nchwc -> passes.contrib.nchwc
 NCHWC_BLOCK: Annotation[ir.Node, int | None] = Annotation("nchwc_block", None)
-# Of a QuantizeLinear: no other scale would do. passes.quantized.layers -> passes.quantized.fakes
+# True if a QuantizeLinear must keep its scale. passes.quantized.layers -> passes.quantized.fakes
 FIXED: Annotation[ir.Node, bool] = Annotation("fixed scale", False)
-# Of a bias's DequantizeLinear: the tensors whose product its scale is. passes.quantized.weights -> the same
+# The tensors whose product is the scale of a bias's DequantizeLinear. passes.quantized.weights -> the same
 PRODUCT: Annotation[ir.Node, tuple[str, ...]] = Annotation("product", ())
 # The scope of the Dropout inside an attention. passes.attention -> ops.attention
 DROPOUT: Annotation[ir.Node, ModulePath | None] = Annotation("dropout", None)
-# Of a norm: it was spelled out, in a module of its own. passes.norms -> ops.norm, paranoid.run
+# True if a norm was spelled out in its own module. passes.norms -> ops.norm, paranoid.run
 OWN_NORM: Annotation[ir.Node, bool] = Annotation("own", False)
 
 # ---- of values ----
 
-# What is known of it before anything runs. shapes.info -> `shapes.info.info`, for everyone
+# The facts that are known before anything runs. shapes.info -> `shapes.info.info`, for everyone
 INFO: Annotation[ir.Value, Info | None] = Annotation("info", None)
-# The types of the map that it is. graph.maps -> shapes
+# The key and value types if the value is a map. graph.maps -> shapes
 MAP: Annotation[ir.Value, MapType | None] = Annotation("map", None)
-# Whether a stored tensor is trained, and why. passes.trainable, passes.folded -> `is_trained`, reports
+# True if a stored tensor is trained, and the reason. passes.trainable, passes.folded -> `is_trained`, reports
 TRAINABLE: Annotation[ir.Value, tuple[bool, str]] = Annotation("trainable", (False, "nobody decided"))
-# The name without a dot is one of PyTorch's state dict. passes.trainable -> passes, lowering.parameter_paths
+# True if a name without a dot is a key of PyTorch's state dict. passes.trainable -> passes, lowering.parameter_paths
 ROOT: Annotation[ir.Value, bool] = Annotation("root", False)
-# Why nothing flows to a tensor that would be trained otherwise. passes.quantized -> passes.trainable, paranoid
+# The reason why a tensor gets no gradient and so is not trained. passes.quantized -> passes.trainable, paranoid
 STILL: Annotation[ir.Value, str] = Annotation("still", "")
-# A buffer that PyTorch's state dict keeps, or no more than a view of one. passes.trainable -> passes, lowering
+# True for a buffer of PyTorch's state dict, or a view of one. passes.trainable -> passes, lowering
 KEPT: Annotation[ir.Value, bool] = Annotation("kept", False)
-# The local function that stores a tensor (3 names), and its name in there. graph.sites -> output.compose
+# The local function that stores a tensor (3 names), and the tensor's name there. graph.sites -> output.compose
 LOCAL: Annotation[ir.Value, tuple[str | None, ...]] = Annotation("local", ())
 
 # ---- of a graph ----
 
-# What exported it: the model's producer. passes.trainable -> the same
+# The exporter: the model's producer. passes.trainable -> the same
 PRODUCER: Annotation[ir.Graph, str | None] = Annotation("producer", None)
-# Its names are those of PyTorch's state dict. passes.trainable -> the same
+# True if its names are those of PyTorch's state dict. passes.trainable -> the same
 KEEPS_STATE: Annotation[ir.Graph, bool] = Annotation("state", False)
-# The exporter recorded which tensors are parameters. passes.trainable -> the same
+# True if the exporter recorded which tensors are parameters. passes.trainable -> the same
 RECORDED: Annotation[ir.Graph, bool] = Annotation("recorded", False)
 
 # ---- of the model ----
@@ -119,19 +119,19 @@ DATA_FILES: Annotation[ir.Model, Set[Path]] = Annotation("data files", frozenset
 BYTES_READ: Annotation[ir.Model, int] = Annotation("bytes read", 0)
 # The class names that an exporter recorded, or `scopes` found, by module path. scopes -> lowering, pipeline
 CLASSES: Annotation[ir.Model, Mapping[ModulePath, str]] = Annotation("classes", {})
-# By each output's name, where its node's inputs are written, and their names. graph.sites -> lowering.uses
+# For each node's output, by name: the sites of the node's inputs, and their names. graph.sites -> lowering.uses
 NODES: Annotation[ir.Model, Nodes] = Annotation("nodes", {})
 # The norms that were put back, in order. passes.folded -> output, paranoid
 RESTORED: Annotation[ir.Model, list[Restored] | None] = Annotation("restored", None)
-# What `--dynamic-batch` did. passes.batch -> output, verify, export, paranoid
+# The result of `--dynamic-batch`. passes.batch -> output, verify, export, paranoid
 FREED: Annotation[ir.Model, Freed | None] = Annotation("batch", None)
-# How far the module may differ from a quantised file. passes.quantized -> output.compose, verify
+# The allowed distance of the module from a quantised file. passes.quantized -> output.compose, verify
 APPROXIMATED: Annotation[ir.Model, Approximation | None] = Annotation("quantized", None)
-# What a person should know of integers that became floats. passes.quantized -> output.notes
+# Notes for the user about integers that became floats. passes.quantized -> output.notes
 QUANTISED_NOTES: Annotation[ir.Model, list[str]] = Annotation("quantised", [])
-# What `--paranoid` compared, in numbers. passes -> pipeline
+# The counts of what `--paranoid` compared. passes -> pipeline
 CHECKED: Annotation[ir.Model, object] = Annotation("checked", None)
-# `--paranoid` has checked which tensors are trained. paranoid.promises -> the same
+# True once `--paranoid` has checked which tensors are trained. paranoid.promises -> the same
 DECIDED: Annotation[ir.Model, bool] = Annotation("decided", False)
 
 

@@ -1,4 +1,4 @@
-"""Limit on the bytes that a generation writes: nodes that copy tensors can make a small file ask for any number."""
+"""Limit on the bytes that a generation writes. Without it, nodes that copy tensors could make a small file huge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def writable(model: ir.Model, options: Options) -> int:
 
 
 def past(size: int, most: int, what: str) -> str | None:
-    """Return a message if `size` bytes are more than `most`, else None. `what` names what has them."""
+    """Return a message if `size` bytes are more than `most`, else None. `what` names the thing of that size."""
     if size <= most:
         return None
     return f"{what} {size:,} bytes; the size of the file allows {most:,} (raise it with --limit written={size})"

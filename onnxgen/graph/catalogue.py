@@ -1,6 +1,6 @@
-"""What an operator's function declares about it with `@op(...)`, looked up by node.
+"""Look up, by node, the facts that an operator's function declares with `@op(...)`.
 
-The operators' modules are imported when the first question is asked, and not before: they import the rooms that ask.
+The operators' modules are imported at the first lookup, not before: they import the modules that look facts up.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Positions = Collection[int]
 
 @dataclass(frozen=True)
 class Known:
-    """Facts of one operator, by the newest of its functions.
+    """Facts of one operator, as its newest function declares them.
 
     Attributes:
-        traits: what kind of operator it is.
-        data: positions of the inputs that the elements of the outputs come from.
-        matrix: position of the input that makes a layer of the operator where it is stored; None if none does.
+        traits: the kinds of operator that it is.
+        data: positions of the inputs that the outputs' elements come from.
+        matrix: position of the input that makes the operator a layer if it is a stored tensor; None if none does.
         weights: positions of the inputs whose stored tensors are weights.
         still: positions of the inputs that carry no gradient, or none that training should follow.
-        least: no element of the first output is less than this; None if that is not known.
+        least: a lower bound of the first output's elements; None if none is known.
         axes: position of the input that names axes; None if none does.
     """
 
@@ -46,12 +46,12 @@ UNKNOWN = Known()
 
 
 def known(node: ir.Node) -> Known:
-    """Return what is declared about a node's operator; nothing if the operator is not registered."""
+    """Return the declared facts of a node's operator; empty ones if the operator is not registered."""
     return of(node.domain, node.op_type) or _of_plugins(node) or UNKNOWN
 
 
 def of(domain: str, name: str) -> Known | None:
-    """Return what is declared about one of onnxgen's own operators."""
+    """Return the declared facts of one of onnxgen's own operators, or None."""
     return _own().get((domain, name))
 
 

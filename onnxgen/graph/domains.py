@@ -1,6 +1,6 @@
 """Read the operator domains that a file imports, without onnx. They tell whether installed plugins may be needed.
 
-A model's `opset_import` stands beside its graph, which is skipped as a whole
+A model's `opset_import` is a field beside its graph. The graph is skipped as a whole
 (https://protobuf.dev/programming-guides/encoding/; onnx.proto: ModelProto 8 and 25, FunctionProto 9, domain 1).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-DOMAIN = "onnxgen"  # of operators of our own: what torch has and ONNX has not, and what the passes put down
+DOMAIN = "onnxgen"  # of onnxgen's own operators: those of torch that ONNX lacks, and those that passes write
 # The standard's domains, and those that onnxruntime and PyTorch import even in files that do not use them.
 KNOWN = frozenset("""
     ai.onnx ai.onnx.ml ai.onnx.training ai.onnx.preview ai.onnx.preview.training ai.onnx.contrib

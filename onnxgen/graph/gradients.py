@@ -1,8 +1,8 @@
 """The table of operators and inputs through which no gradient flows, with the reason.
 
-Whatever does not stand here is differentiable wherever it is a number of floating point: `tests/gradients` compares
-the gradients of every operator with differences of the function, and holds what stands here to it, too. Text, integers
-and truth values have no derivatives, and need no row as inputs. `docs/OPERATORS.md` prints the reasons.
+Every other floating-point input is differentiable. `tests/gradients` compares the gradients of all operators with
+finite differences, and checks that this table is right, too. Inputs of text, integers and booleans have no derivatives,
+so they need no row. `docs/OPERATORS.md` prints the reasons.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Types of maps, which onnx_ir cannot represent: the types that the file declares for its inputs and outputs.
 
-Only classical models (ai.onnx.ml) have them. At run time they are dicts, of text and numbers to numbers or text.
+Only classical models (ai.onnx.ml) have them. At run time they are dicts; keys and values are text or numbers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The registry of operators: the function that lowers each operator, by opset.
 
-An operator is one small function whose parameters are those of its ONNX schema: inputs first, then, keyword-only,
-attributes. A second function for an operator exists only where its meaning changed; `find` takes the newest one that is
-not newer than the model's opset.
+An operator is one small function with the parameters of its ONNX schema: inputs first, then attributes, keyword-only.
+An operator has a second function only if its meaning changed. `find` returns the newest one that is not newer than the
+model's opset.
 
-`op` only notes a function in the module that has it. A *layer* is what some modules have: onnxgen's own families make
-one, and the plugins of a generation another, which is looked into first and is gone after it (see `onnxgen.plugins`).
+`op` only notes a function in its module. A *layer* is a table of the functions of some modules. onnxgen's own families
+make one. The plugins of a generation make another, which is searched first and dropped after the generation (see
+`onnxgen.plugins`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from onnxgen.shapes.node_facts import Rule
 
 Lowering = Callable[..., Any]
-BUNDLED = ("onnxgen.classical",)  # plugins in this tree, which no generation has to name
+BUNDLED = ("onnxgen.classical",)  # plugins in this tree; generations need not name them
 NOTED = "__onnxgen_operators__"  # attribute of a plugin module: the operators that its functions are registered for
 
 
@@ -98,27 +99,27 @@ def op(
 ) -> Callable[[Lowering], Lowering]:
     """Register a function as the meaning of one or more operators from opset `since` on.
 
-    A plugin's function counts in generations that name its module (`onnxgen.Options.plugins`), and nowhere else.
+    A plugin's function is used only in generations that name its module (`onnxgen.Options.plugins`).
 
     Args:
         names: the operators (`op_type`).
         since: the first version of the domain that has this meaning.
         domain: the operators' domain; "" is ai.onnx.
-        renames: other names of inputs and attributes, by which the function's parameters are meant.
-        takes: says of a node whether the function can take it; default: any.
-        infer: says of a node (`shapes.node_facts.NodeFacts`) what is known of its outputs: a `shapes.info.Info`
-            each. Default: onnxgen's own rule, or what the file declares.
-        reference: what it computes, in numpy: `reference(*inputs, **attributes)`. With it `verify` and `export` have
-            something to compare with.
-        traits: what kind of operator it is (`graph.traits.Trait`). Passes ask for this instead of naming operators.
+        renames: maps schema names of inputs and attributes to the function's parameters.
+        takes: returns True if the function can lower a given node. Default: any node.
+        infer: given a node (`shapes.node_facts.NodeFacts`), returns the facts of its outputs, a `shapes.info.Info`
+            for each. Default: onnxgen's own rule, or what the file declares.
+        reference: computes the operator in numpy: `reference(*inputs, **attributes)`. `verify` and `export` compare
+            with it.
+        traits: the kinds of operator that it is (`graph.traits.Trait`). Passes use these instead of operator names.
         data: the inputs that the outputs' elements come from, by the function's parameters. Default: the
             first, or all that broadcast.
-        matrix: the input that makes a layer of the operator where it is stored: what the operator multiplies by.
+        matrix: the input that the operator multiplies by. If it is a stored tensor, the operator is a layer.
         weights: the inputs whose stored tensors are weights, whatever their names, sizes and values. Default: `tables`.
         still: the inputs that carry no gradient, or none that training should follow.
-        least: no element of the first output is less than this.
-        tables: attributes whose numbers are weights. Each becomes a stored tensor and one more input of the node: the
-            function takes it by the attribute's name, and it is trained and written back as any weight is.
+        least: a lower bound of the first output's elements.
+        tables: attributes whose numbers are weights. Each becomes a stored tensor and another input of the node. The
+            function takes it by the attribute's name, and it is trained and written back like any weight.
     """
 
     def register(function: Lowering) -> Lowering:
@@ -173,7 +174,7 @@ class Plugged:
     """The operators of plugins in one generation.
 
     Attributes:
-        named: those of the plugins that it names, which come before onnxgen's own.
+        named: the operators of the plugins that it names. They take precedence over onnxgen's own.
     """
 
     def __init__(self, named: OperatorTable, find_installed: Callable[[], OperatorTable]) -> None:

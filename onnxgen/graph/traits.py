@@ -1,4 +1,4 @@
-"""Kinds of operators, which `@op(..., traits=...)` says of each; `graph.catalogue` answers which operator is what."""
+"""Kinds of operators. `@op(..., traits=...)` declares them for each operator; `graph.catalogue` looks them up."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ class Trait(Enum):
     """A property of an operator that holds for all attributes and inputs, unless stated otherwise here.
 
     Attributes:
-        MOVES: every element of the output is an element of the operator's data, or 0 with FILLS, chosen by its place.
-        FILLS: puts zeros between its data, if it is given nothing else to put there.
-        VIEW: moves, and the output has every element once. RESHAPE: in the same order, too.
-        PASSES_ON: a stored tensor behind it is still that tensor, or a part of it, or several.
-        PICKS: every element of the first output is an element of the data, chosen by its order among others.
-        AVERAGES: every element of the first output lies between the least and the greatest of the data, or 0.
-        KEEPS_SIGN: no element of the first output is negative where none of the data is.
-        ELEMENTWISE: an element of the output depends only on the elements at the same place.
+        MOVES: copies each output element from the data, chosen by its position; with FILLS it may also be 0.
+        FILLS: moves, and puts other elements between the data: zeros by default.
+        VIEW: moves, and the output has every element exactly once. RESHAPE: also keeps their order.
+        PASSES_ON: its result still counts as the stored tensor that it takes, or a part of it, or several.
+        PICKS: copies each element of the first output from the data, chosen by its order among others.
+        AVERAGES: each element of the first output lies between the minimum and maximum of the data, or is 0.
+        KEEPS_SIGN: if no element of the data is negative, none of the first output is.
+        ELEMENTWISE: each output element depends only on the input elements at the same position.
         BROADCASTS: elementwise, and all inputs broadcast to one shape ("Multidirectional Broadcasting" in ONNX's
             Broadcasting.md).
-        COMPARISON: broadcasts two inputs to truth values, by their order.
-        ACTIVATION: elementwise, and networks have it between their layers. The further inputs are options.
-        RECTIFIER: an activation that follows a layer inside of a network, and not its last one.
-        NORM: a layer that normalises, with weights.
+        COMPARISON: compares two inputs, which broadcast, by order; the results are booleans.
+        ACTIVATION: elementwise, and used between the layers of networks. Further inputs are options.
+        RECTIFIER: an activation that follows an inner layer of a network, not its last one.
+        NORM: a normalisation layer with weights.
         NORMALISES: normalises, perhaps without weights.
         CONVOLUTION: slides a kernel over spatial axes.
-        POOL: reduces the windows along spatial axes; GLOBAL_POOL: all of each spatial axis.
-        REDUCTION: reduces along the axes that it names, all unless told.
-        RECURRENT: a layer that goes along a sequence with a state.
-        SAMPLES: the first axis is the batch, of which every sample is computed by itself, with the same further inputs.
-        RANDOM: draws its numbers anew in each run.
+        POOL: reduces windows along spatial axes; GLOBAL_POOL: reduces spatial axes as a whole.
+        REDUCTION: reduces along the axes that it names; by default along all.
+        RECURRENT: a layer that processes a sequence with a state.
+        SAMPLES: the first axis is the batch. Each sample is computed independently, with the same further inputs.
+        RANDOM: draws new numbers in each run.
     """
 
     MOVES = "moves"
@@ -56,7 +56,7 @@ class Trait(Enum):
     SAMPLES = "samples"
     RANDOM = "random"
 
-    __hash__ = object.__hash__  # Enum's own goes by the name, and is called for every node
+    __hash__ = object.__hash__  # faster than Enum's, which hashes the name; it is called for every node
 
 
 (
@@ -64,7 +64,7 @@ class Trait(Enum):
     ACTIVATION, RECTIFIER, NORM, NORMALISES, CONVOLUTION, POOL, GLOBAL_POOL, REDUCTION, RECURRENT, SAMPLES, RANDOM,
 ) = Trait  # fmt: skip
 
-# what else is true of whatever has a trait
+# the traits that each trait implies
 _IMPLIED = {
     MOVES: {KEEPS_SIGN},
     FILLS: {MOVES},

@@ -62,7 +62,7 @@ PASSES: list[Pass] = [
     gradient,  # first: it differentiates the file's own graph
     quantized,  # if asked for; before contrib, which has functions for onnxruntime's operators on integers
     contrib,  # before trainable, which knows weights by the standard's operators
-    trainable,  # before anything is folded: trained tensors must not be
+    trainable,  # before anything is folded: trained tensors must not be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
     axes,  # before anything counts axes modulo the rank
     expand,  # after propagation: a function body may depend on types
@@ -71,18 +71,18 @@ PASSES: list[Pass] = [
     dynamic_batch,  # sizes are numbers now, and operators are still the exporter's: it has a rule for each
     sequences,
     no_ops,  # casts and identities would hide a pattern
-    dropout,  # before another idiom takes its product
+    dropout,  # before another idiom takes its Mul
     recurrent,
-    roll,  # rolls and rotary embeddings start from Slices, which would be parts of an axis to unbind
-    unbind,  # after recurrent, whose states are cut up by Slices
+    roll,  # rolls and rotary embeddings start from Slices, which unbind would take
+    unbind,  # after recurrent, whose states exporters cut with Slices
     repeats,  # before views, which would merge the Reshape that ends it
     stack,
     views,  # chains of reshapes hide a transpose
     broadcasts,  # an Expand before an operator that broadcasts hides a pattern, too
     norms,
-    deviation,  # statistics that are not of a norm
+    deviation,  # statistics that no norm has taken
     group_norm,
-    pooling,  # means that are not of a norm
+    pooling,  # means that no norm has taken
     paddings,
     activations,
     softmax,  # before attention, which looks for it

@@ -3,7 +3,7 @@
 GELU: Hendrycks & Gimpel 2016, arXiv 1606.08415. Swish (SiLU): Ramachandran et al. 2017, arXiv 1710.05941; with a factor
 of 1.702 it is the quick GELU. Mish: Misra 2019, arXiv 1908.08681. HardSwish: Howard et al. 2019, arXiv 1905.02244.
 
-In floating point a spelling may overflow where the function does not: `log(1 + exp(x))` is inf from 89 on, softplus x.
+In floating point a spelling may overflow where the function does not: from 89 on `log(1 + exp(x))` is inf, softplus x.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _to(
     inputs: str = "x",
     **constants: float,
 ) -> Idiom:
-    """An idiom that has the shape and type of `x`. Its attributes are `given`, or numbers that the spelling binds.
+    """Make an idiom whose result has the shape and type of `x`. Attributes are `given`, or bound by the spelling.
 
     `inputs`: the tensors that the node takes, each one letter.
     """
@@ -92,7 +92,7 @@ def _softplus(match: Match) -> ir.Node | None:
 
 
 def _is_linear_past(match: Match) -> bool:
-    """True if softplus is x above the threshold: from 20 on to float32's precision, from 40 on to float64's."""
+    """True if softplus equals x above the threshold: from 20 on in float32, from 40 on in float64."""
     wide = info(match.tensor("x")).dtype == ir.DataType.DOUBLE
     return "threshold" not in match.bound or match.number("threshold") >= (40 if wide else 20)
 

@@ -29,7 +29,7 @@ def added_bias(model: ir.Model, options: Options) -> None:
 
 
 def added_vector(node: ir.Node, axis: int) -> tuple[ir.Node, ir.Value] | None:
-    """Return the Add that alone uses a node's result, and what it adds, if that varies along one static axis only."""
+    """Return the Add that is the only user of a node, and its other operand if that varies along one static axis."""
     result = node.outputs[0]
     shape, add = info(result).shape, only_user(result, "Add")
     vector = None if add is None else other(add, result)
@@ -44,7 +44,7 @@ def added_vector(node: ir.Node, axis: int) -> tuple[ir.Node, ir.Value] | None:
 
 
 def _may_belong_together(bias: ir.Value, weight: ir.Value | None, views: Views) -> bool:
-    """True if both are stored, and no name tells that they are of different modules (`conv.weight`, `shift.bias`)."""
+    """True if both are stored, and their names are not of different modules (`conv.weight`, `shift.bias`)."""
     source, partner = views(bias), views(weight)
     if source is None or partner is None or ROOT.has(_source(bias)):
         return False

@@ -1,4 +1,4 @@
-"""Values as sums, products and clamps: forms that do not depend on order, grouping and spelling.
+"""Express values as sums, products and clamps: forms that do not depend on order, grouping and spelling.
 
     (x + 3) / 6,  (3 + x) * (1 / 6)                   one product: 1/6, [sum: 3, [x]]
     d / sqrt(v),  d * reciprocal(sqrt(v)),  d * v ** -0.5     one product: 1, [d, v ** -0.5]
@@ -108,7 +108,7 @@ def as_sum(value: ir.Value) -> Sum:
 
 
 def as_clamp(value: ir.Value) -> tuple[ir.Value, float, float]:
-    """Return (x, low, high) of a value that is `min(max(x, low), high)`; of others the value between infinities."""
+    """Return (x, low, high) of a value that is `min(max(x, low), high)`; else the value, with infinite bounds."""
     steps: list[tuple[float, float]] = []
     x = value
     while len(steps) < MAX_NODES and (x is value or only_user(x) is not None):

@@ -4,11 +4,12 @@
 
 - The scale is applied to the product (Div or Mul), to q or k alone, or its root to both. The products may be Einsum.
 - Masks are added, or Where hides scores. A mask that is exactly causal becomes `is_causal`.
-- Between softmax and v may be Dropout, and a step that turns rows without any key into zeros: torch's own exporters
-  write `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that step such rows are NaN in the file and zeros in
-  torch's function, so that a mask of -inf is only taken if it hides no whole row.
+- Between softmax and v may be Dropout, and a step that sets rows without any key to zero: torch's exporters write
+  `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that step such rows are NaN in the file but zeros in torch's
+  function. So a mask of -inf is then only accepted if it hides no whole row.
 
-ONNX's Attention has no Dropout and no operands of other ranks: the pass writes `onnxgen.Attention(q, k, v, mask)`.
+ONNX's Attention supports neither Dropout nor operands of other ranks. So the pass writes
+`onnxgen.Attention(q, k, v, mask)`.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from onnxgen.passes.steps import insert
 from onnxgen.shapes.dims import Call, Dim, atoms, dim_min
 from onnxgen.shapes.info import Info, Shape, info
 
-HIDING = -1e30  # a score of this or less gets no weight, and neither does a score that this is added to
+HIDING = -1e30  # a score gets no weight if it is at most this, or if this is added to it
 
 
 @dataclass
 class _Logits:
-    """The input of the softmax: `q @ k^T * scale`, masks that are added to it, and conditions that hide scores.
+    """The input of the softmax: `q @ k^T * scale`, the masks added to it, and the conditions that hide scores.
 
     Attributes:
         hidden: (condition, True if the condition shows scores and False if it hides them, number for hidden scores).
@@ -103,7 +104,7 @@ def _rewrite(node: ir.Node, opset: int) -> None:
 
 
 def _with_heads(operands: list[Operand], order: Sequence[int]) -> list[Operand]:
-    """Return q, k and v before batch and heads were merged into one axis; unchanged if that is not true of all."""
+    """Return q, k and v before batch and heads were merged into one axis; unchanged unless that is true of all."""
     above = [lifted(operand) for operand in operands]
     kept = [o for o in above if o is not None and o.shape is not None]
     shapes = {(o.shape or ())[:2] for o in kept}
@@ -225,7 +226,7 @@ def _broadcasts(mask: ir.Value, full: Shape) -> bool:
 def _fills(size: Dim, length: Dim) -> bool:
     """True if an axis of a mask is as long as that of the scores, for every length that the network can take.
 
-    A slice of a stored mask has the size `min(1024, length)`: no mask fits lengths above 1024.
+    A slice of a stored mask has the size `min(1024, length)`. It fits, as the network can take no greater length.
     """
     limits = [a for atom in atoms(size) if isinstance(atom, Call) for a in atom.args if isinstance(a, int) and a > 1]
     return size == length or any(size == dim_min(limit, length) for limit in limits)

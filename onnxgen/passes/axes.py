@@ -1,8 +1,8 @@
 """Refuse files that name an axis which the tensor does not have, as onnxruntime does.
 
-Every later stage counts axes modulo the rank, so that an axis out of range would silently become another one. Nodes in
-branches of If are not held to the ranks that are found: an exporter writes both branches, and the one that is never
-taken need not fit.
+Later stages count axes modulo the rank, so an axis out of range would silently become another one. Nodes in branches of
+If are not checked against inferred ranks: an exporter writes both branches, and a branch that is never taken may not
+fit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def axes(model: ir.Model, options: Options) -> None:
 
 
 def _nodes(graph: ir.Graph, in_branch: bool = False) -> Iterator[tuple[ir.Node, bool]]:
-    """Yield every node, and whether it is in a branch of an If."""
+    """Yield every node, and True if it is in a branch of an If."""
     for node in graph:
         yield node, in_branch
         for inner in subgraphs(node):

@@ -3,8 +3,8 @@
     inside    for column j <= row i
     outside   for column j > row i
 
-Exporters store such a triangle, cut it from Trilu, or compare positions. Then casts, comparisons, arithmetic with a
-number and Where turn it into what is added to scores or chooses between them. All of these are followed.
+Exporters store such a triangle, make it with Trilu, or compare positions. Casts, comparisons, arithmetic with a number
+and Where then turn it into a mask that is added to scores or selects them. All of these are followed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 class Causal:
     """A causal mask: its last two axes, and the two numbers (truth values are 1 and 0). It repeats along other axes.
 
-    `kept`: it comes from a buffer of the state dict, so that it can't be left out.
+    `kept`: True if it comes from a buffer of the state dict, which must not be dropped.
     """
 
     rows: Dim

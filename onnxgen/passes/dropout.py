@@ -1,9 +1,9 @@
 """Dropout spelled out: `x` times random zeros and ones, divided by the share of ones.
 
-PyTorch's dynamo exporter writes an in-place Dropout so in training mode (torch 2.13); others it writes as the operator.
-Noise of one number a sample, or one for all, is stochastic depth: torchvision and timm write it with a comparison, and
-older timm with `floor` (both exporters). Noise of any other shape drops something else and is left alone. The layers
-drop in training mode only, as in the network that was exported.
+PyTorch's dynamo exporter writes an in-place Dropout like this in training mode (torch 2.13); it writes others as the
+operator. Noise with one number for each sample, or one for all, is stochastic depth: torchvision and timm write it with
+a comparison, older timm with `floor` (both exporters). Noise of any other shape drops something else and is left alone.
+The layers drop in training mode only, as in the network that was exported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _stochastic_depth(match: Match) -> ir.Node | None:
 
 
 def _is_noise(match: Match) -> bool:
-    """True if the scale makes up for what is dropped on average, and the noise differs at each call (no seed)."""
+    """True if the scale keeps the mean despite the dropped elements, and the noise differs at each call (no seed)."""
     keep, scale = match.number("keep"), match.number("scale")
     if any("seed" in node.attributes for node in match.inside) or not 0 < keep <= 1:
         return False

@@ -1,9 +1,9 @@
-"""Rows that have nothing to attend to, and that are replaced after the softmax, get a gradient of zero and not NaN.
+"""Rows of attention without any key, which are replaced after the softmax, get a gradient of zero instead of NaN.
 
     Where(empty, 0, Softmax(scores))   becomes   Where(empty, 0, Softmax(Where(empty, 0, scores)))
 
-`empty` has one truth value for each row of the softmax (attention whose mask may hide all keys). The result is the same
-in every element. But the softmax of a row of -inf is NaN, and NaN times the gradient 0 of an unused value is NaN.
+`empty` has one truth value for each row of the softmax (the mask may hide all keys). The result is the same. But the
+softmax of a row of -inf is NaN, and the gradient is NaN times 0, which is NaN.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Replace operators that onnxgen has no function for by the function bodies that the ONNX standard defines them with.
+"""Replace operators that onnxgen has no function for by the function bodies of the ONNX standard.
 
-The same goes for calls that a function cannot take (`@op(..., takes=...)`), such as attention with a cache. A schema
-may hold a body, or one that depends on the types and attributes of the call
+The same is done for calls that a function cannot take (`@op(..., takes=...)`), such as attention with a cache. A schema
+may have a fixed body, or one that depends on the types and attributes of the call
 (https://onnx.ai/onnx/repo-docs/IR.html#functions). Bodies may use such operators again.
 """
 
@@ -94,9 +94,9 @@ def _is_closed(body: onnx.FunctionProto) -> bool:
 
 
 def _nearest(versions: list[int], version: int) -> int | None:
-    """Return the newest opset with a body that is not newer than the call's, or else the oldest.
+    """Return the newest opset with a body that is not newer than the call's, else the oldest with a body.
 
-    The nodes of a body carry its own opset, so that a newer one does no harm.
+    The nodes of a body have the body's opset, so a newer one does no harm.
     """
     return max((v for v in versions if v <= version), default=min(versions, default=None))
 

@@ -1,4 +1,4 @@
-"""Names and metadata that exporters leave, and that tell the passes what a stored tensor is or was.
+"""Read the names and metadata that exporters leave. They tell the passes the role of a stored tensor.
 
 PyTorch's legacy (TorchScript) exporter keeps the names of parameters and buffers. Tensors that it computes are called
 `onnx::Conv_41`, or `41` before PyTorch 1.12. The dynamo exporter records on each tensor what it is, and calls values
@@ -20,10 +20,10 @@ CLASSES = "pkg.torch.onnx.class_hierarchy"
 # PyTorch's names of the parameters of nn.LSTM, nn.GRU and nn.RNN, with the number of the layer.
 RECURRENT = re.compile(r"(?:weight|bias)_[ih]h_l(\d+)(?:_reverse)?$")
 
-# Names without a dot that are not those of parameters of the root: onnxruntime's, and the dynamo exporter's.
+# Names without a dot that no parameter of the root has: onnxruntime's, and the dynamo exporter's.
 _GENERATED = re.compile(r"reorder|\w+_token_\d+|val_\d+")
-# What holds a folded BatchNorm: the legacy exporter's weights, the dynamo exporter's bias of a layer without one,
-# tf2onnx's weights.
+# Names of tensors with a folded BatchNorm: the legacy exporter's weights, the bias that the dynamo exporter adds to a
+# layer without one, and tf2onnx's weights.
 _FOLDED_NORM = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")
 
 

@@ -3,8 +3,8 @@
     y = (conv(x) - mean) / sqrt(var + eps) * weight + bias         (Ioffe & Szegedy 2015, arXiv 1502.03167)
 
 Their numbers are lost: the file only has the convolution's weight times s = weight / sqrt(var + eps), and the bias
-bias + (b - mean) * s. So each norm comes back as the identity (mean 0, var 1 - eps, weight 1) with the convolution's
-bias as its own, and learns its statistics in training. Writing back folds it again (`provenance.Fold`).
+bias + (b - mean) * s. So each norm is restored as the identity (mean 0, var 1 - eps, weight 1), takes over the
+convolution's bias, and learns its statistics in training. Writing back folds it again (`provenance.Fold`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.provenance import Fold, Source
 from onnxgen.weights.stored import stored
 
-WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "Linear"}  # what exporters fold a BatchNorm into
+WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "Linear"}  # operators that exporters fold a BatchNorm into
 EPSILON = 1e-5
 MAX_FOLLOWING = 64  # nodes behind a layer that are looked at
 
@@ -43,8 +43,8 @@ class Restored:
     Attributes:
         weight, bias: of the convolution in the file; they hold the folded norm.
         variance: the norm's running variance.
-        made: the new tensors: the norm's weight, mean, variance, and its bias if the convolution keeps its own.
-        keeps_bias: the convolution had a bias of its own beside the norm's.
+        made: the new tensors: the norm's weight, mean and variance, and its bias if the convolution keeps its own.
+        keeps_bias: True if the convolution had its own bias beside the norm's.
         axis, groups: of the weight's output channels.
     """
 
@@ -60,8 +60,8 @@ class Restored:
 def folded_layers(model: ir.Model) -> list[ir.Node]:
     """Return the layers that have a BatchNorm folded in, by the names and metadata that exporters leave.
 
-    The only weights of convolutions that the legacy exporter computes are those with a folded norm. Before PyTorch 1.12
-    it gave computed tensors a number for a name.
+    The legacy exporter computes a convolution's weight only to fold a norm. Before PyTorch 1.12 the names of computed
+    tensors were numbers.
     """
     numbered = model.producer_name == "pytorch" and any(map(param_path, model.graph.initializers))
     layers = [n for n in all_nodes(model.graph) if n.op_type in WEIGHTED and len(n.inputs) > 1]
@@ -73,12 +73,12 @@ def _is_renamed(node: ir.Node) -> bool:
 
 
 def _is_numbered(node: ir.Node) -> bool:
-    """True for a convolution whose weight has a number for a name."""
+    """True for a convolution whose weight's name is a number."""
     return (info(node.inputs[1]).rank or 0) > 2 and _stored_name(node.inputs[1]).isdigit()
 
 
 def _stored_name(value: ir.Value | None) -> str:
-    """Return the name of the stored tensor that a value is, perhaps behind nodes of one input; else ""."""
+    """Return the name of the stored tensor behind a value, perhaps through nodes of one input; else ""."""
     while value is not None and stored(value) is None:
         producer = value.producer()
         value = producer.inputs[0] if producer is not None and len(producer.inputs) == 1 else None
@@ -91,8 +91,8 @@ def _stored_name(value: ir.Value | None) -> str:
 def restore_batchnorm(model: ir.Model, options: Options) -> None:
     """Put a BatchNormalization behind every convolution that had one.
 
-    If the file does not tell which had, those are the biased convolutions that no norm follows and that are not the
-    last layer. A kind of convolution, transposed or not, is left out if the file still has norms behind that kind.
+    If the file does not tell which ones had, all convolutions with a bias are taken that no norm follows and that are
+    not the last layer. A kind of convolution (Conv or ConvTranspose) is left out if the file still has norms behind it.
     """
     if not options.restore_batchnorm:
         return
@@ -160,7 +160,7 @@ def _following(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, told: bool) -> Restored:
-    """Put one BatchNorm behind the calls of one convolution. `told`: the file says that it had one."""
+    """Put one BatchNorm behind the calls of one convolution. `told`: True if the file shows that it had one."""
     conv = nodes[0]
     weight, bias = conv.inputs[1], conv.inputs[2]
     assert weight is not None and bias is not None
@@ -169,7 +169,7 @@ def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, told: bool) -
     scope, prefix = paths.of_norm(conv)
     dtype = tensor.dtype.numpy()
     one, zero = np.ones(tensor.size, dtype), np.zeros(tensor.size, dtype)
-    # exporters that leave signs of the norm keep the name of a bias that the convolution had itself
+    # an exporter that leaves traces of the norm also keeps the name of the convolution's own bias
     keeps = told and (param_path(bias.name or "") or ("",))[-1] == "bias"
     made = {"weight": one, "running_mean": zero, "running_var": (one - EPSILON).astype(dtype)}
     made |= {"bias": zero} if keeps else {}
@@ -213,7 +213,7 @@ def _insert_after(node: ir.Node, inputs: list[ir.Value], scope: ModulePath) -> N
 
 
 def folds(restored: list[Restored], keys: Mapping[str, Source]) -> dict[str, Fold]:
-    """Return how the tensors of a state dict that belong to such layers are folded again, by key."""
+    """Return the `Fold` of each state-dict tensor that belongs to such a layer, by key."""
     by_name: dict[str, list[str]] = {}
     for key, source in keys.items():
         for name in source.names:

@@ -1,8 +1,8 @@
 """Give every Gradient (ai.onnx.preview.training) the graph that it differentiates, as the attribute `body`.
 
-The operator names values of the graph around it: `y`, and the variables `xs` and `zs` of which y is a function. Its
-inputs are values for the variables, and may differ from the values that the graph has under these names. So the nodes
-between are copied, with the variables as inputs of the copy. `y` may be the result of another Gradient.
+The operator names values of the graph around it: `y`, and the variables `xs` and `zs` that y depends on. Its inputs are
+values for the variables, and may differ from the graph's values of these names. So the nodes between are copied, with
+the variables as inputs of the copy. `y` may be the result of another Gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _graph(graph: ir.Graph, around: list[ir.Graph]) -> None:
 
 
 def _rewrite(node: ir.Node, graphs: list[ir.Graph]) -> None:
-    """`graphs`: the graph of the node, then those around it."""
+    """Rewrite one Gradient. `graphs`: the graph of the node, then those around it."""
     names = [*node.attributes.get_strings("xs", ()), *node.attributes.get_strings("zs", ())]
     variables = [_named(node, name, graphs) for name in names]
     if len(variables) != len(node.inputs) or None in node.inputs:

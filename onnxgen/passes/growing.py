@@ -1,11 +1,11 @@
-"""A list of tensors that grows and is joined anew at each step becomes a Concat with what was joined before.
+"""Rewrite a growing list of tensors, concatenated anew at each step: each Concat takes the result of the one before.
 
     Concat(a, b), Concat(a, b, c), Concat(a, b, c, d), ...
     x = Concat(a, b), x = Concat(x, c), x = Concat(x, d), ...
 
-Every layer of DenseNet (Huang et al. 2017) takes a list of all earlier results. In a traced file each layer has another
-number of inputs, so that no two layers would share a class. The result has the same elements, and as many are copied;
-gradients are the same sums in another order.
+Every layer of DenseNet (Huang et al. 2017) takes a list of all earlier results. In a traced file each layer has a
+different number of inputs, so no two layers would share a class. The elements are the same, and as many are copied.
+Gradients are the same sums in another order.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def _joins(node: ir.Node) -> bool:
 
 
 def _chains(nodes: list[ir.Node]) -> list[list[ir.Node]]:
-    """Return chains in which each Concat joins the inputs of the one before it and more. Chains have no common node.
+    """Return chains in which each Concat joins the inputs of the one before it and more. Chains share no node.
 
-    A sequence of inputs has a number: that of a step in a prefix tree, which starts at one root for each axis.
+    Sequences of inputs are numbered: each is a node of a prefix tree, which has one root for each axis.
     """
     tree: dict[tuple[int, ir.Value | None], int] = {}  # (number of a sequence, next input) to the longer sequence
     chains: dict[int, list[ir.Node]] = {}  # by the sequence that the last node of the chain joins
@@ -55,7 +55,7 @@ def _chains(nodes: list[ir.Node]) -> list[list[ir.Node]]:
 
 
 def _hand_on(before: ir.Node, node: ir.Node) -> None:
-    """Let a Concat start with the result of the one before it. That one moves to the scope that both have in common."""
+    """Let a Concat start with the result of the one before it, and move that one to their common scope."""
     inputs = [before.outputs[0], *node.inputs[len(before.inputs) :]]
     if SCOPE.has(before) and SCOPE.has(node):
         SCOPE.set(before, common_scope([SCOPE.get(before), SCOPE.get(node)]) or ())

@@ -16,7 +16,7 @@ from onnxgen.shapes.info import info
 
 @dataclass(frozen=True)
 class Idiom:
-    """Spellings of one function. `build` returns the node for a match, or None if it is not the function after all."""
+    """Spellings of one function. `build` returns the node for a match, or None if the match is not the function."""
 
     patterns: tuple[Pattern, ...]
     build: Callable[[Match], ir.Node | None]
@@ -53,6 +53,6 @@ class Table:
 
 
 def same_as(match: Match, name: str = "x") -> bool:
-    """True if the result has the type and shape of a matched tensor, so that no constant has broadcast it."""
+    """True if the result has the type and shape of a matched tensor, that is, no constant has broadcast it."""
     x, y = info(match.tensor(name)), info(match.root.outputs[0])
     return x.shape is not None and x.shape == y.shape and x.dtype == y.dtype

@@ -2,9 +2,9 @@
 
 Exporters compute shapes beside the data: `Shape -> Gather -> Concat -> Reshape`. Once the elements are known, the nodes
 that made them only hide idioms, since an inner value must have one user. Their results become values without a
-producer, whose elements `shapes.info` has. Unused nodes are removed, too. Known floats stay, as they may be computed
-from stored tensors that are not trained and are written back through the nodes. So do views of a buffer that belongs to
-the state dict.
+producer; `shapes.info` has their elements. Unused nodes are removed, too. Known floats stay: they may be computed from
+stored tensors that are not trained, which are written back through these nodes. Views of a buffer of the state dict
+stay, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions about the graph behind a value: which node made it, from which constants, over which axes."""
+"""Queries about the graph behind a value: the node that made it, its constants, its axes."""
 
 from __future__ import annotations
 

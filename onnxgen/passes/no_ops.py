@@ -3,7 +3,7 @@
 These are Identity, casts to the type that a value already has, products with 1, sums with 0 and the like for truth
 values, and Where with a condition that is known to be the same everywhere.
 
-A cast to the type of another tensor (CastLike) becomes a Cast if that type is known, as it does not use the elements.
+A CastLike becomes a Cast if the other tensor's type is known, since it does not use that tensor's elements.
 
 A node that makes a graph output stays, so that the output keeps its name. So does an Identity that gives a stored
 tensor the name of a parameter: the legacy exporter stores equal tensors once.
@@ -22,7 +22,7 @@ from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
-# the operand that leaves the other one as it is, and whether it may also be the first one
+# the neutral number, and True if it may also be the first operand
 NEUTRAL = {
     "Mul": (1, True),
     "Div": (1, False),
@@ -58,7 +58,7 @@ def _without_like(node: ir.Node) -> ir.Node:
 
 
 def _passed_on(node: ir.Node) -> ir.Value | None:
-    """Return the input that a node's output is, else None."""
+    """Return the input that a node passes on unchanged, else None."""
     output, source = node.outputs[0], node.inputs[0] if node.inputs else None
     if node.op_type == "Identity":
         kept = stored(source) is not None and (param_path(output.name or "") is not None or ROOT.has(output))
@@ -82,7 +82,7 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
 
 
 def _is(value: ir.Value | None, neutral: float) -> bool:
-    """True if a value is this number or truth value alone, and not trained."""
+    """True if a value is this single number or truth value, and is not trained."""
     if info(value).dtype == ir.DataType.BOOL:
         constant = info(value).constant
         return constant is not None and constant.size == 1 and bool(constant.all()) == neutral
@@ -90,6 +90,6 @@ def _is(value: ir.Value | None, neutral: float) -> bool:
 
 
 def _same(value: ir.Value | None, output: ir.Value) -> bool:
-    """True if a result has the type and shape of an input, so that nothing broadcast it."""
+    """True if a result has the type and shape of an input, that is, nothing has broadcast it."""
     facts = info(value)
     return facts.shape is not None and facts.shape == info(output).shape and facts.dtype == info(output).dtype

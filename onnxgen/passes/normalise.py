@@ -23,7 +23,7 @@ from onnxgen.shapes.info import info
 
 
 def _normalize(order: int, *spellings: str, eps: Callable[[float], float] = float) -> Idiom:
-    """`eps` computes epsilon from the number that the spelling binds."""
+    """Make an idiom of `F.normalize`. `eps` computes epsilon from the number that the spelling binds."""
 
     def build(match: Match) -> ir.Node | None:
         least, axes = match.number("eps"), match.axes()

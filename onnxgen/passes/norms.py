@@ -39,11 +39,11 @@ VERSIONS = {"LayerNormalization": 17, "RMSNormalization": 23, "InstanceNormaliza
 
 @dataclass
 class _Form:
-    """A standard norm that the match may be.
+    """A standard norm that may fit the match.
 
     Attributes:
-        shape: of scale and bias, apart from leading ones.
-        perm: of the Transpose that makes the channels the last axis, if one is needed.
+        shape: the shape of scale and bias, apart from leading ones.
+        perm: the permutation of the Transpose that makes the channels the last axis, if one is needed.
     """
 
     op_type: str
@@ -69,13 +69,13 @@ def _forms(match: Match, layer: str) -> list[_Form]:
 
 
 def _is_group(match: Match) -> bool:
-    """True if the norm stands between two Reshapes, as that of groups does."""
+    """True if the norm is between two Reshapes, as in GroupNorm."""
     return bool(made_by(match.tensor("x"), "Reshape") and only_user(match.root.outputs[0], "Reshape"))
 
 
 def _build(layer: str, match: Match) -> ir.Node | None:
     x, eps = match.tensor("x"), match.number("eps")
-    # in half precision the spelled-out form rounds at each step and the fused one does not: left as written
+    # in half precision the spelled-out form rounds at each step, and the fused one does not: it is left as written
     if info(x).dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or eps <= 0 or not same_as(match):
         return None
     scale, bias = (match.tensor(name) if name in match.bound else None for name in "wb")
@@ -112,7 +112,7 @@ def _channels_first(root: ir.Node, norm: ir.Node, x: ir.Value, perm: tuple[int, 
     """Insert the norm behind a Transpose, and return the Transpose back."""
     norm.replace_input_with(0, transposed(root, x, perm))
     scope = SCOPE.get(root)
-    # the module that has the weights also has the Transposes, so that it is not nn.LayerNorm: they are its parameters
+    # the module with the weights also has the Transposes, so it is not nn.LayerNorm: the weights are its parameters
     parameters = [_parameter(i) for i in norm.inputs[1:]]
     if scope and all(v is not None and _module(v) == scope for v in parameters):
         OWN_NORM.set(norm, True)
@@ -123,7 +123,7 @@ def _channels_first(root: ir.Node, norm: ir.Node, x: ir.Value, perm: tuple[int, 
 
 
 def _parameter(value: ir.Value | None) -> ir.Value | None:
-    """Return the trained tensor that a value is, perhaps reshaped, else None."""
+    """Return the trained tensor behind a value, which may be reshaped; else None."""
     while value is not None and stored(value) is None:
         node = value.producer()
         value = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
@@ -137,7 +137,7 @@ def _module(value: ir.Value) -> ModulePath | None:
 
 
 def _rms_of_half(match: Match) -> ir.Node | None:
-    """Build RMSNormalization of half precision: computed in float32 as `stash_type` 1 says, and scaled in half."""
+    """Build RMSNormalization for half precision: it computes in float32 (`stash_type` 1), and scales in half."""
     x, scale, rank = match.tensor("x"), match.tensor("w"), info(match.tensor("x")).rank
     dtypes = {info(v).dtype for v in (x, scale, match.root.outputs[0])}
     if rank is None or match.axes() != (rank - 1,) or match.number("eps") <= 0 or len(dtypes) > 1:

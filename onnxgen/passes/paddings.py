@@ -40,7 +40,7 @@ def paddings(model: ir.Model, options: Options) -> None:
 
 
 def _total(node: ir.Node, pad: ir.Node) -> list[int] | None:
-    """Return both paddings in one, as the layer's attribute `pads`; None if one layer cannot do the same."""
+    """Return the sum of both paddings as the layer's attribute `pads`; None if one layer cannot apply it."""
     rank, sides = info(pad.inputs[0]).rank, _sides(pad)
     if not rank or sides is None or len(sides) != 2 * rank or any(sides[:2]) or any(sides[rank : rank + 2]):
         return None
@@ -57,7 +57,7 @@ def _total(node: ir.Node, pad: ir.Node) -> list[int] | None:
 
 
 def _can_pool(node: ir.Node, own: list[int], total: list[int]) -> bool:
-    """True if torch's pool can pad so much, and the pool's own padding, if there is any, is of the same kind."""
+    """True if torch's pool allows so much padding, and the pool's own padding, if any, is of the same kind."""
     kernel, has = node.attributes.get_ints("kernel_shape", ()), node.attributes.get_int
     if node.op_type == "AveragePool" and any(own) and not has("count_include_pad", 0):
         return False
@@ -67,7 +67,7 @@ def _can_pool(node: ir.Node, own: list[int], total: list[int]) -> bool:
 
 
 def _sides(pad: ir.Node) -> list[int] | None:
-    """Return what a constant Pad adds to each axis, all beginnings first; None for other modes and if not known."""
+    """Return the padding of a constant Pad for each axis, all beginnings first; None if unknown or of other mode."""
     rank = info(pad.inputs[0]).rank
     if pad.attributes.get_string("mode", "constant") != "constant" or not rank:
         return None

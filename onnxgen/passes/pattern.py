@@ -1,15 +1,15 @@
-"""Patterns of spelled-out mathematics: a formula, which is matched in whatever order and grouping a file has it.
+"""Patterns of spelled-out mathematics: formulas that match in any order and grouping.
 
     Pattern("0.5 * x * (1 + Erf(x / sqrt2))", numbers={"sqrt2": math.sqrt(2)})
 
-- A single letter is a tensor, everywhere the same one. A longer name is a number; unless it is given, as `sqrt2` is, it
-  is bound to what the graph has there. As the second argument of a reduction it is bound to the axes.
+- A single letter is a tensor, the same one everywhere. A longer name is a number: given, like `sqrt2`, or bound to the
+  graph's number. As the second argument of a reduction it is bound to the axes.
 - `+ - * / **` are sums and products in any order, grouping and spelling (see `algebra`).
 - `Clip(x, low, high)` and `Relu(x)` are clamps in any spelling. A missing bound is infinite.
 - `ReduceMean(x, axes)` and its siblings keep the axes that they reduce. A third argument is `keepdims`, bound or given.
 - Any other call is that operator with those inputs; keywords are its attributes. Max and Min take inputs in any order.
   `onnxgen_Name(x)` is one of onnxgen's own operators.
-- `p | q` is either of two. `where` has the formulas of tensors in the pattern.
+- `p | q` matches p or q. `where` has the formulas of tensors in the pattern.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROOTS = {
 
 @dataclass(frozen=True)
 class Term:
-    """One piece of a pattern. A number is a float if it is given, or a name that it is to be bound to.
+    """One piece of a pattern. A number is a float if it is given, else the name to bind it to.
 
     Attributes:
         kind: "tensor", "number", "product", "sum", "clamp", "reduction", "operator" or "either".
@@ -56,14 +56,14 @@ class Term:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The operators that may make such a value."""
+        """Return the operators that may make such a value."""
         if self.kind == "either":
             return tuple(root for part, _ in self.parts for root in part.roots)
         return ROOTS.get(self.kind, (self.name,))
 
     @property
     def operators(self) -> set[str]:
-        """Operators that the graph must have, since they have no other spelling."""
+        """Return the operators that the graph must have, since they have no other spelling."""
         if self.kind == "either":
             return set()
         own = {self.name} if self.kind in ("operator", "reduction") else set()
@@ -158,7 +158,7 @@ def _parse(tree: ast.expr, numbers: dict[str, float]) -> Term:
 
 
 def _number(tree: ast.expr, numbers: dict[str, float]) -> float | str:
-    """Return a number, or the name that it is to be bound to."""
+    """Return a number, or the name to bind it to."""
     if isinstance(tree, ast.Name):
         return numbers.get(tree.id, tree.id)
     if isinstance(tree, ast.UnaryOp):
@@ -221,11 +221,11 @@ def _parse_call(tree: ast.Call, numbers: dict[str, float]) -> Term:
     return Term("operator", name, parts=parts, attributes=attributes)
 
 
-# ---- matching: every function yields the bindings of each way in which a value is a term ----
+# ---- matching: every function yields the bindings of each way to match a value with a term ----
 
 
 def _match(value: ir.Value | None, term: Term, bound: Bound, sign: float = 1.0) -> Iterator[Bound]:
-    """`sign`: the value times 1 or -1 is to be the term."""
+    """Match a value, times `sign` (1 or -1), with a term."""
     if value is None or (sign != 1.0 and term.kind != "product"):
         return
     if term.kind == "tensor":
@@ -264,7 +264,7 @@ def _match_all(ways: Iterable[Bound], value: ir.Value | None, term: Term, sign: 
 
 
 def _bind(wanted: float | str, number: float, bound: Bound, near: ir.Value) -> Iterator[Bound]:
-    """Compare a number with the one that is given or bound; if a name is not bound yet, bind it."""
+    """Compare a number with the given or bound one. A name that is not bound yet is bound to it."""
     known = bound.get(wanted) if isinstance(wanted, str) else wanted
     if isinstance(known, float):
         if number == known or is_close(number, known, near):

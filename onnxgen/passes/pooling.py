@@ -1,7 +1,7 @@
-"""The mean over all axes behind the channels, its axes kept, becomes GlobalAveragePool.
+"""The mean over all axes behind the channels, with `keepdims`, becomes GlobalAveragePool.
 
-Torch's dynamo exporter writes adaptive pooling to one element so. Only for images and volumes: the mean over the last
-axis of a sequence is more often a statistic.
+Torch's dynamo exporter writes adaptive pooling to one element like this. The pass only rewrites images and volumes: the
+mean over the last axis of a sequence is more often a statistic.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""LSTM, GRU and RNN nodes that torch's own layers compute become `onnxgen.LSTM(x, h, c, W0, R0, B0, W1, ...)` etc.
+"""LSTM, GRU and RNN nodes that torch's layers can compute become `onnxgen.LSTM(x, h, c, W0, R0, B0, W1, ...)` etc.
 
-ONNX has one node for each layer, an axis of its own for the directions, and initial states that exporters fill with
-zeros. The pass gives outputs torch's layout, removes nodes that moved their axes there, makes nodes of one module that
-feed each other its layers, and makes a module with a transposed input and output `batch_first`. Nodes that torch's
-layers do not compute (peepholes, clipping, other activations, lengths, ...) stay as they are.
+ONNX has one node for each layer, a separate axis for the directions, and initial states that exporters fill with zeros.
+The pass gives the outputs torch's layout, and removes nodes that moved their axes there. Nodes of one module that feed
+each other become its layers. A module with a transposed input and output becomes `batch_first`. Nodes that torch's
+layers can't compute (peepholes, clipping, other activations, lengths, ...) stay as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def recurrent(model: ir.Model, options: Options) -> None:
         while chain and (above := layer_above(chain[-1], layers)) is not None:
             other = next(c for c in chains if c and c[0] is above)
             if len({layer.dropout for layer in (*chain, *other[:-1])}) > 1:
-                break  # a module has one rate for all of its layers
+                break  # torch's layers share one dropout rate
             chain.extend(other)
             other.clear()
     for chain in [c for c in chains if c]:
@@ -48,7 +48,7 @@ def recurrent(model: ir.Model, options: Options) -> None:
         if len(chain) > 1:
             node = merged(chain)
             assert node.graph is not None
-            node.graph.sort()  # users of the lower layers' final states stood before the upper layers
+            node.graph.sort()  # users of the lower layers' final states were before the upper layers
         make_batch_first(node)
 
 
@@ -81,7 +81,7 @@ def _layer(node: ir.Node, views: Views) -> RecurrentLayer | None:
 
 
 def _note_module(layer: RecurrentLayer) -> bool:
-    """Note the module and layer that the names of its tensors tell. Returns False if they are of something else."""
+    """Note the module and layer number in its tensors' names. Returns False if they are not names of one such layer."""
     places = set()
     for path in map(param_path, {n for s in layer.sources for n in s.names}):
         if path is not None:
@@ -127,7 +127,7 @@ def _state(node: ir.Node, index: int, batched: int) -> ir.Value | None:
 def _replace_output(layer: RecurrentLayer, old: ir.Value, y: ir.Value, batched: int) -> None:
     """Replace ONNX's Y by torch's y, of [seq, batch, directions * hidden] or [batch, seq, directions * hidden].
 
-    Nodes that move Y's axes to just that are removed. Other users get the axis of the directions back.
+    Nodes that move Y's axes to that layout are removed. For other users the axis of the directions is restored.
     """
     labels = ["b", "s", "d", "h"] if batched else ["s", "d", "b", "h"]
     x = info(layer.new.inputs[0]).shape or ()
@@ -141,7 +141,7 @@ def _replace_output(layer: RecurrentLayer, old: ir.Value, y: ir.Value, batched: 
     swapped: ir.Value | None = None
     for value, axes in list(_moved(old, labels, sizes, layer.directions)):
         if not value.uses() and not value.is_graph_output():
-            continue  # it only led to a value that is replaced already; the layer's node may be gone, too
+            continue  # it only led to a value that is already replaced; the layer's node may be removed, too
         same = axes == [*goal, "h"]
         if not same and swapped is None and axes[2] == "h":
             swapped = transposed(layer.node, y, SWAP)
@@ -157,7 +157,7 @@ def _replace_output(layer: RecurrentLayer, old: ir.Value, y: ir.Value, batched: 
 def _moved(
     value: ir.Value, labels: list[str], sizes: dict[str, Dim], directions: int
 ) -> Iterator[tuple[ir.Value, list[str]]]:
-    """Yield the values that are Y with its axes moved, squeezed and merged into three, and the axes that they have."""
+    """Yield the values that are Y with its axes moved, squeezed and merged into three, each with its axes."""
     for user in [use.node for use in value.uses()]:
         axes = _axes_after(user, labels, sizes, directions)
         if axes is not None:
@@ -167,7 +167,7 @@ def _moved(
 
 
 def _axes_after(node: ir.Node, labels: list[str], sizes: dict[str, Dim], directions: int) -> list[str] | None:
-    """Return the axes that a node makes of axes with these labels. None if it does more than move them."""
+    """Return the labels of a node's output axes, given those of its input; None if it does more than move axes."""
     if node.domain != "":
         return None
     if node.op_type == "Transpose":

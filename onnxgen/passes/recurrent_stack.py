@@ -25,9 +25,9 @@ class RecurrentLayer:
 
     Attributes:
         sources: the stored tensors of W, R and, if it has one, B.
-        module, number: the module, and the layer in it, that the names of its tensors tell; None if they tell none.
+        module, number: the module and the number of the layer in it, from its tensors' names; None if not known.
         new: the node that replaces it.
-        dropout: between this layer and the next one of the module.
+        dropout: the dropout rate between this layer and the next one of the module.
     """
 
     node: ir.Node
@@ -44,8 +44,8 @@ class RecurrentLayer:
 def layer_above(layer: RecurrentLayer, layers: dict[ir.Value, RecurrentLayer]) -> RecurrentLayer | None:
     """Return the next layer of the same module, else None.
 
-    It alone must use this layer's output, and their tensors' names or their scope must say that they are one module. If
-    the names say so, Dropout may stand between, as in training exports.
+    It must be the only user of this layer's output. Tensor names or the scope must show that they are one module. If
+    the names show it, a Dropout may be between them, as in training exports.
     """
     y = layer.new.outputs[0]
     user, ratio = only_user(y), 0.0
@@ -95,7 +95,7 @@ def merged(chain: list[RecurrentLayer]) -> ir.Node:
 
 
 def _joined(before: ir.Node, states: list[ir.Value | None]) -> ir.Value | None:
-    """Return the initial states of all layers as one value: what they are slices of, or their Concat."""
+    """Return the initial states of all layers as one value: the value that they are slices of, or their Concat."""
     known = [s for s in states if s is not None]
     if not known:
         return None
@@ -110,7 +110,7 @@ def _joined(before: ir.Node, states: list[ir.Value | None]) -> ir.Value | None:
 
 
 def _split_states(chain: list[RecurrentLayer], state: ir.Value, index: int) -> None:
-    """Make the final states of single layers slices of the module's, and their Concat the module's."""
+    """Replace the final states of single layers by slices of the module's, and their Concat by the module's."""
     last, olds, d = chain[-1].new, [layer.new.outputs[index] for layer in chain], chain[0].directions
     facts = info(olds[0])
     state.name = olds[-1].name

@@ -33,7 +33,7 @@ def _main() -> int:
     try:
         with plugged(options):
             simplify(read(path, options, rehearsed=True), options)
-    except OnnxgenError:  # the caller will find it, too
+    except OnnxgenError:  # the caller will get the same error
         return 0
     except MemoryError:
         return OUT_OF_MEMORY

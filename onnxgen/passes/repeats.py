@@ -2,8 +2,8 @@
 
     Unsqueeze(a + 1), Expand or Tile n times along it, Reshape to merge the axes a and a + 1
 
-Exporters write torch's own function so, and key and value heads that several query heads share (Ainslie et al. 2023,
-arXiv 2305.13245).
+Exporters write torch's function like this, and also key and value heads that several query heads share (Ainslie et al.
+2023, arXiv 2305.13245).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`--dtype`: let a network compute in another floating point type, as if its file had been written in that type.
 
-Every float of the graph gets the type, except floats that only sizes are computed from: a factor of 0.1 is 0.09998 in
+Every float of the graph gets the type, except floats that only serve to compute sizes: a factor of 0.1 is 0.09998 in
 half precision, and would give other sizes.
 """
 
@@ -63,8 +63,8 @@ def _cast(array: NDArray[np.generic], dtype: ir.DataType) -> NDArray[np.generic]
 def retype(model: ir.Model, dtype: ir.DataType, *, is_file: bool = False) -> None:
     """Give every float of a propagated graph another type, except sizes. The facts of its values stay up to date.
 
-    `is_file`: the graph stays ONNX. Otherwise single numbers beside a tensor stay as they are: torch takes Python
-    numbers with a tensor of any type, and computes with all their digits.
+    `is_file`: the graph stays ONNX. Otherwise single numbers beside a tensor are unchanged: torch accepts Python
+    numbers with a tensor of any type, and computes with their full precision.
     """
     if not is_file and dtype != ir.DataType.FLOAT:
         _refuse_classical(model.graph)
@@ -111,11 +111,11 @@ def _is_wide(value: ir.Value | None, rank: int) -> bool:
 class _Groups:
     """The floats of a graph in groups: the inputs and outputs of a node are in one group (union-find).
 
-    A group is computed with if it has an input or output of the graph, or a float that is made of no other floats. All
-    other groups are sizes.
+    A group gets the new type if it has an input or output of the graph, or a float that is not computed from floats.
+    All other groups are sizes.
 
     Attributes:
-        values: each float with another one of its group; the representative of the group with itself.
+        values: maps each float to another one of its group; a group's representative to itself.
     """
 
     def __init__(self, graph: ir.Graph) -> None:

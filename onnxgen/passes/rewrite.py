@@ -1,4 +1,4 @@
-"""Graph edits that every pass needs: find who uses a value, put one node in the place of several, remove nodes."""
+"""Graph edits that all passes need: find the users of a value, replace several nodes by one, remove nodes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def beside(new: ir.Node, node: ir.Node) -> None:
 
 
 def names_of(node: ir.Node) -> tuple[str, ...]:
-    """Return the names of the file's nodes that this one stands for; a node without a name goes by its first output."""
+    """Return the file's names of the nodes that this one replaces; a nameless node has that of its first output."""
     return STANDS_FOR.get(node) or ((node.name or (node.outputs[0].name if node.outputs else "") or node.op_type),)
 
 

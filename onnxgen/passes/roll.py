@@ -4,9 +4,9 @@
     Concat(-x[..., n/2:], x[..., :n/2])                         rotate_half(x)
     Concat(-x[..., 1::2], x[..., ::2]) along a new last axis    rotate_pairs(x), if a Reshape merges the last two axes
 
-Exporters write one pair for each axis that is rolled (Swin's shifted windows); rolls of several axes are one node,
-`onnxgen.Roll`. An axis of unknown size is only taken if it is surely as long as k: a shorter one comes out unchanged
-here, and torch.roll would move it all the same. Rotary embeddings (Su et al. 2021, arXiv 2104.09864) compute
+Exporters write one pair for each axis that is rolled (Swin's shifted windows); rolls of several axes become one node,
+`onnxgen.Roll`. An axis of unknown size is only accepted if it is provably at least k long: these Slices leave a shorter
+one unchanged, but torch.roll would move it. Rotary embeddings (Su et al. 2021, arXiv 2104.09864) compute
 `x * cos + rotated * sin`. `onnxgen.RotateHalf` and `onnxgen.RotatePairs` stand for the functions that authors write.
 """
 
@@ -59,7 +59,7 @@ def _roll(node: ir.Node, axis: int) -> None:
 
 
 def _shift(node: ir.Node, axis: int, size: Dim) -> int | None:
-    """Return by how much a Concat rolls an axis of this size, else None."""
+    """Return the number of elements by which a Concat rolls an axis of this size, else None."""
     last, first = map(piece, node.inputs)
     if first is not None and last is not None:
         if first.axis != axis or not make_up_axis([first, last]):

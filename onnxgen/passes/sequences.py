@@ -1,6 +1,6 @@
-"""A list that is only taken apart again: `SplitToSequence` whose items are all taken by number becomes `Split`.
+"""A `SplitToSequence` whose items are only taken by constant index becomes `Split`.
 
-PyTorch's dynamo exporter writes `torch.split`, `chunk` and `unbind` so where it does not optimise (a training export).
+PyTorch's dynamo exporter writes `torch.split`, `chunk` and `unbind` like this if it does not optimise (for training).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Give each layer of a stack its own copy of nodes that the exporter wrote once for all of them.
 
 PyTorch's exporters merge equal nodes (TorchScript's, and dynamo's of torch 2.9 to 2.13): the first layer prepares the
-mask that all layers use. With a copy each, the layers are equal again, as their author wrote them. Only nodes that cost
-next to nothing are copied: views, and arithmetic on the network's inputs and constants. And only if the scopes of the
-users differ in nothing but numbers.
+mask that all layers use. With a copy in each, the layers are equal again, as their author wrote them. Only cheap nodes
+are copied: views, and arithmetic on the network's inputs and constants. The scopes of the users must differ only in
+numbers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Layers:
                 return
             elsewhere.setdefault(layer, []).append((user, index))
         if sum(map(len, elsewhere.values())) == len(value.uses()):
-            return  # its own scope does not use it, but hands it on, as one layer of a sequence does
+            return  # its own scope does not use the result but passes it on, like one layer of a sequence
         for layer, users in elsewhere.items():
             copy = _copy(node, layer)
             self._insert(copy, [user for user, _ in users] + self._counterpart(node, layer))
@@ -76,7 +76,7 @@ class _Layers:
                 user.replace_input_with(index, copy.outputs[0])
 
     def _insert(self, copy: ir.Node, users: list[ir.Node]) -> None:
-        """Insert a copy before the first of its users, which may be copies at one position."""
+        """Insert a copy before the first of its users. Several users may be copies at the same position."""
         position = min(self.order[user] for user in users)
         here = [user for user in users if self.order[user] == position]
         near = self.copies.setdefault(position, [])

@@ -1,4 +1,4 @@
-"""Read what a Slice or Split takes of one axis, and merge Slices of one tensor, each along axes of its own, into one.
+"""Read the part of an axis that a Slice or Split takes, and merge Slices of one tensor along different axes into one.
 
 x[:, :, :n][..., :n]   is   x[:, :, :n, :n]            exporters write a Slice for each axis that is indexed
 """
@@ -20,7 +20,7 @@ from onnxgen.shapes.info import info
 
 
 def slices(model: ir.Model, options: Options) -> None:
-    """Merge every Slice into the Slice that makes its input, if that is used nowhere else."""
+    """Merge every Slice into the Slice that makes its input, if the input is used nowhere else."""
     for node in standard_nodes(model, "Slice"):
         inner = made_by(node.inputs[0], "Slice")
         if inner is None or only_user(inner.outputs[0]) is not node or inner.graph is not node.graph:
@@ -43,7 +43,7 @@ class Cut:
 
 
 def cuts(node: ir.Node | None) -> list[Cut] | None:
-    """Return what a Slice takes of each axis that it cuts; None for other nodes and for bounds that are not known."""
+    """Return the cut of each axis that a Slice cuts; None for other nodes, or if bounds are not known."""
     rank = None if node is None else info(node.inputs[0]).rank
     if node is None or rank is None or node.op_type != "Slice" or node.domain != "":
         return None

@@ -22,7 +22,7 @@ SHIFTED = "x - ReduceMax(x, axes)"
 
 
 def _along(op_type: str, *patterns: Pattern) -> Idiom:
-    """A function of `x` along the only axis that is reduced."""
+    """Make an idiom of a function of `x` along the only axis that is reduced."""
 
     def build(match: Match) -> ir.Node | None:
         if len(match.axes()) != 1 or not same_as(match):
@@ -72,7 +72,10 @@ def softmax(model: ir.Model, options: Options) -> None:
 
 
 def _remove_transposes(node: ir.Node) -> None:
-    """Before opset 13 both take the last axis, and torch's legacy exporter swaps another axis with it."""
+    """Remove the Transposes around a softmax over another axis than the last.
+
+    Before opset 13 these operators work on the last axis, so torch's legacy exporter swaps the other axis with it.
+    """
     before, after = made_by(node.inputs[0], "Transpose"), only_user(node.outputs[0], "Transpose")
     rank, axis = info(node.inputs[0]).rank, node.attributes.get_int("axis", None)
     if before is None or after is None or only_user(before.outputs[0]) is not node:

@@ -1,4 +1,4 @@
-"""Tensors that each get a new axis and are joined along it are stacked: Unsqueeze of each and Concat is `torch.stack`.
+"""Unsqueeze of several tensors and Concat along the new axis is `torch.stack`.
 
 ONNX has such an operator for sequences only, so the pass writes `onnxgen.Stack(...)`.
 """

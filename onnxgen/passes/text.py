@@ -1,8 +1,7 @@
-"""Text where an operator only moves, picks or compares elements: it works on numbers that stand for the strings.
+"""Let operators that only move, pick or compare text elements work on numbers that stand for the strings.
 
-`TextCodes` numbers the different strings of a node's inputs in sorted order, so that equal strings have equal numbers
-and sorted strings sorted numbers. `TextAt` makes strings of the results again. So the functions of these operators need
-not know about text.
+`TextCodes` numbers the distinct strings of a node's inputs in sorted order: equal strings get equal numbers, and the
+order is kept. `TextAt` turns the results back into strings. So the functions of these operators need not support text.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def _is_text(value: ir.Value) -> bool:
 
 
 def _puts_zeros(node: ir.Node) -> bool:
-    """True if zeros come between the elements: a code of 0 would be some string, not an empty one."""
+    """True if a node puts zeros between the elements: the code 0 stands for some string, not for an empty one."""
     return (
         is_a(node, FILLS)
         and input_at(node, 2) is None
@@ -67,7 +66,7 @@ def _puts_zeros(node: ir.Node) -> bool:
 
 
 def _by_codes(node: ir.Node, texts: list[ir.Value]) -> None:
-    """Let a node take codes for its texts, and put `TextAt` between its outputs and whatever uses them."""
+    """Let a node take codes instead of texts, and put `TextAt` between its outputs and their users."""
     codes = own("TextCodes", texts, 1 + len(texts))
     table = insert(node, codes, f"{node.outputs[0].name}.table", Info(STRING), node)
     for value, code in zip(texts, codes.outputs[1:]):

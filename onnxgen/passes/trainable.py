@@ -1,8 +1,9 @@
 """Decide which stored tensors are trained, and note it as `TRAINABLE` of each floating-point tensor.
 
-A tensor is trained if it reaches an output differentiably, whether it is an initializer or a Constant. Exceptions are the
-Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
-parameter's name; masks, arange and triangles; and the mean and deviation of the input. The options `trainable` and `frozen` overrule all of this. The graph is not changed.
+A tensor is trained if an output depends on it differentiably, whether it is an initializer or a Constant. Exceptions are
+the Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
+parameter's name; masks, arange and triangles; and the mean and deviation of the input. The options `trainable` and
+`frozen` overrule all of this. The graph is not changed.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _op(node: ir.Node) -> str:
 def _note_root_names(graph: ir.Graph) -> None:
     """Mark initializers that are parameters or buffers of the root, whose names have no dot (`temperature`).
 
-    Only in files of PyTorch's legacy exporter, where other initializers have names that are no identifiers
+    This is only done in files of PyTorch's legacy exporter. There the names of other initializers are not identifiers
     (`onnx::MatMul_24`), unless onnxruntime wrote them. In files of the dynamo exporter without its records, folded
     constants have the names of nodes (`mul_2`).
     """
@@ -130,7 +131,7 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
 
 
 def _is_discrete(value: ir.Value) -> bool:
-    """True if a value is known not to be floating point: the indices of a Gather pass on no gradient."""
+    """True if a value is known not to be floating point: no gradient flows through the indices of a Gather, say."""
     if value.dtype is not None:
         return value.dtype not in FLOATS | COMPLEX
     node = value.producer()
@@ -139,7 +140,7 @@ def _is_discrete(value: ir.Value) -> bool:
 
 @cache
 def _discrete(domain: str, op: str) -> frozenset[int]:
-    """Return the outputs that are integers, truth values or text by the operator's schema, as TopK's indices."""
+    """Return the outputs that the schema defines as integers, truth values or text, such as TopK's indices."""
     try:
         outputs = onnx.defs.get_schema(op, domain).outputs
     except onnx.defs.SchemaError:
@@ -150,7 +151,7 @@ def _discrete(domain: str, op: str) -> frozenset[int]:
 def _decide(
     value: ir.Value, tensor: ir.TensorProtocol, reached: bool, inputs: set[ir.Value], graph: ir.Graph, options: Options
 ) -> tuple[bool, str]:
-    """Return whether a tensor is trained, and why."""
+    """Return True if a tensor is trained, and the reason."""
     name = value.name or ""
     if options.frozen and re.search(options.frozen, name):
         return False, "--frozen says so"
@@ -191,8 +192,8 @@ def _decide(
 def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
     """True for a nameless scale of ones or bias of zeros, which exporters write for a norm without parameters.
 
-    In files of PyTorch, whose exporters keep the names of parameters, this holds for any norm. In others only for
-    InstanceNormalization: torch's layer has no parameters by default, and exporters write GroupNorm with it.
+    PyTorch's exporters keep the names of parameters, so in their files this holds for any norm. In others it holds only
+    for InstanceNormalization: torch's layer has no parameters by default, and exporters write GroupNorm with it.
     """
     tensor = stored(value)
     if tensor is None or param_path(folded_from(value) or value.name or "") is not None or tensor.size < 1:
@@ -225,7 +226,7 @@ def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
 
 
 def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
-    """True if `node` subtracts `value` from, or divides by it, a graph input that only went through such steps."""
+    """True if `node` subtracts `value` from a graph input or divides it by `value`, perhaps after other such steps."""
     data = node.inputs[0] if node.inputs[1] is value else None
     for _ in range(8):
         if data is None or data in inputs:
@@ -238,7 +239,7 @@ def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
 
 
 def _form(tensor: ir.TensorProtocol) -> str:
-    """Return what kind of constant a tensor of rank >= 1 is by its elements; "" if it looks like a weight."""
+    """Return the kind of constant that the elements of a tensor of rank >= 1 show; "" if it looks like a weight."""
     if tensor.size < 2:
         return ""
     if np.unique(leading(tensor, 4096)).size <= 4 and _is_mask(tensor.numpy().reshape(-1)):
@@ -255,7 +256,7 @@ def _form(tensor: ir.TensorProtocol) -> str:
 
 
 def _is_fresh(tensor: ir.TensorProtocol) -> bool:
-    """True for a vector of ones or zeros, as layers start with; it is no mask if a file stores constants apart."""
+    """True for a vector of ones or zeros, as in a new layer. It is not a mask if a file stores constants separately."""
     return is_uniform(tensor) and tensor.numpy().flat[0] in (0, 1)
 
 

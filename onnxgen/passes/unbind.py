@@ -1,4 +1,4 @@
-"""The parts of one axis, taken one by one, are one `unbind` or one Split: `q, k, v = qkv.unbind(0)`.
+"""Nodes that take the parts of one axis one by one become one `unbind` or one Split: `q, k, v = qkv.unbind(0)`.
 
     Split to size 1 and Squeeze      the legacy exporter's `unbind`
     Slice of one and Squeeze         the dynamo exporter's
@@ -20,11 +20,11 @@ from onnxgen.passes.slices import Piece, make_up_axis, piece
 from onnxgen.passes.steps import known_ints, stored_views
 from onnxgen.shapes.info import info, set_info
 
-MAX_PARTS = 8  # that are unpacked in one line
+MAX_PARTS = 8  # parts that are unpacked in one line
 
 
 def unbind(model: ir.Model, options: Options) -> None:
-    """Rewrite the users of every value that take it apart between them."""
+    """Rewrite the users of every value if together they take it apart."""
     weights = stored_views(model)
     for graph in model.graphs():
         for value in [*graph.inputs, *(o for node in graph for o in node.outputs)]:
@@ -105,7 +105,7 @@ def _put(new: ir.Node, value: ir.Value, ends: list[ir.Node], positions: list[int
 
 
 def _unbind_split(node: ir.Node) -> None:
-    """Rewrite a Split into single elements if every part that is used loses its axis at once."""
+    """Rewrite a Split into single elements if a Squeeze removes the axis of every part that is used."""
     x, shape = node.inputs[0], info(node.inputs[0]).shape
     if x is None or not shape:
         return

@@ -1,7 +1,7 @@
-"""Chains of Reshape, Transpose, Squeeze and Unsqueeze are replaced by fewer nodes that do the same.
+"""Replace chains of Reshape, Transpose, Squeeze and Unsqueeze by fewer nodes that do the same.
 
 Exporters write a swap of two axes as three nodes where torch's kernel does so (dynamo transposes the keys of attention
-in rank 3), and flatten and transpose in steps. A chain is followed by the *factors* of its axes: a Reshape merges and
+in rank 3), and flatten and transpose in steps. The pass follows the *factors* of a chain's axes: a Reshape merges and
 splits runs of factors, a Transpose permutes them, and axes of size 1 have none. The result is at most one split, one
 permutation and one merge. It is written if it has fewer nodes than the chain.
 
@@ -103,7 +103,7 @@ def _rewrite(last: ir.Node, weights: set[ir.Value]) -> None:
 
 
 def _follow(chain: list[ir.Node]) -> tuple[_Axes, _Axes] | None:
-    """Return the factors of the source's axes and of the result's, as far split as the chain needs."""
+    """Return the factors of the source's and the result's axes, split as far as the chain needs."""
     shape = info(chain[0].inputs[0]).shape
     if shape is None:
         return None
@@ -165,7 +165,7 @@ def _cuts(size: Dim, first: Dim, second: Dim | None) -> bool:
 
 
 def _named(source: _Axes, target: _Axes, shape: Shape) -> list[_Step]:
-    """Return SpaceToDepth or DepthToSpace if the chain is that."""
+    """Return SpaceToDepth or DepthToSpace if the chain is equal to it."""
     if len(source) != 4 or len(target) != 4 or source[0] != target[0]:
         return []
     for name, deep, flat in (("DepthToSpace", source, target), ("SpaceToDepth", target, source)):
@@ -211,7 +211,7 @@ def _sizes(axes: _Axes) -> Shape:
 
 
 def _permutation(source: _Axes, target: _Axes) -> tuple[int, ...] | None:
-    """Return the permutation of whole axes that the chain is, else None. Axes of size 1 keep their order."""
+    """Return the permutation if the chain only permutes whole axes, else None. Axes of size 1 keep their order."""
     if len(source) != len(target):
         return None
     left = list(range(len(source)))

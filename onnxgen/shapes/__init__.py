@@ -20,7 +20,7 @@ from onnxgen.shapes.info import UNKNOWN, Info, Shape, info, set_info, shown_dims
 from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Symbols
 
 SYMBOLIC_DIM_COST = 256  # cost of one symbolic dim, in numbers
-FREE_ELEMENTS = 64  # elements that cost hardly more than visiting the node
+FREE_ELEMENTS = 64  # so few elements cost hardly more than visiting the node
 MAX_STORED_ELEMENTS = 4096  # a stored tensor with more elements counts as unknown
 
 __all__ = ["propagate"]
@@ -29,9 +29,9 @@ __all__ = ["propagate"]
 def propagate(graph: ir.Graph, options: Options, known: Mapping[str, Dim] | None = None) -> None:
     """Set the `Info` of every value of a graph and its subgraphs (read with `shapes.info.info`).
 
-    The graph must be in topological order. A pure function of the graph: run it again after rewriting. Dims that the
-    file names are symbols of that name, others are named `"{value}.{axis}"`. Never raises for a graph that makes no
-    sense; what is contradictory stays unknown. `known`: what named dims are, if they are to be other dims.
+    The graph must be in topological order. The result depends only on the graph: run it again after rewriting. Dims
+    that the file names become symbols of that name, others are called `"{value}.{axis}"`. Never raises for an invalid
+    graph: contradictory facts stay unknown. `known`: dims that replace the file's named dims.
     """
     run = _Propagation(graph, options, known or {})
     for value in graph.inputs:

@@ -1,8 +1,8 @@
 """Facts through the subgraphs of If, Loop, Scan and SequenceMap.
 
-What holds in every iteration of a loop is found by trying: the state first has the dims of its initial value; every dim
-that the body does not hand on unchanged becomes a symbol of its own, until nothing changes. Symbols that belong to the
-inside of a subgraph never appear outside it.
+The facts that hold in every iteration of a loop are found by a fixed-point search. The state first has the dims of its
+initial value. Each dim that the body changes becomes a new symbol, until nothing changes any more. Symbols of a
+subgraph never appear outside it.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ def _iterate(
     """Propagate through a loop body until the facts of its state hold in every iteration.
 
     Args:
-        fixed: body inputs that are no state, with their facts.
-        states: body inputs that hold the state; `initial`: what is known of it before the first iteration;
-            `results`: body outputs that hold it for the next.
+        fixed: body inputs that are not state, with their facts.
+        states: body inputs that hold the state; `initial`: its facts before the first iteration; `results`: body
+            outputs that hold the next state.
     Returns:
-        the state's facts in every iteration, and the test of dims that mean something outside.
+        The state's facts in every iteration, and a test that tells which dims are valid outside.
     """
     walker.depth += 1
     held = [_without_data(walker, v, f) for v, f in zip(states, initial, strict=True)]
@@ -240,7 +240,7 @@ def _gradient(walker: Walker, n: NodeFacts) -> list[Info]:
 
 
 def unknown_bodies(walker: Walker, n: NodeFacts) -> list[Info]:
-    """Infer an unknown operator with subgraphs. Their values get the facts that do not depend on the operator."""
+    """Infer an unknown operator. The values of its subgraphs get the facts that do not depend on the operator."""
     for graph in subgraphs(n.node):
         _walk(walker, graph, [UNKNOWN] * len(graph.inputs))
     return [UNKNOWN] * len(n.node.outputs)

@@ -41,7 +41,7 @@ def _over(a: Monomial, b: Monomial) -> Monomial | None:
 
 
 def _share(monomial: Monomial, coefficient: int, factor: int, exact: bool) -> int:
-    """Return how often `factor` goes into a coefficient, rounded down for constants, else toward zero."""
+    """Return a coefficient divided by `factor`, rounded down for constants, else toward zero."""
     if exact and coefficient % factor:
         return 0
     if not monomial or (coefficient < 0) == (factor < 0):

@@ -1,6 +1,6 @@
-"""The elements of arithmetic, comparisons and reductions, with ONNX's semantics, for numbers and for dims alike.
+"""Compute the elements of arithmetic, comparisons and reductions with ONNX's semantics, for numbers and for dims.
 
-Numbers are computed in the tensor's own dtype (int32 wraps, float32 rounds). An object array holds dims; an operation
+Numbers are computed in the tensor's own dtype (int32 wraps, float32 rounds). An object array holds dims. An operation
 that dims cannot express raises `Unknown`.
 """
 

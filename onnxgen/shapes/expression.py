@@ -20,8 +20,8 @@ class Symbol:
     """A dim that is known only at run time; compares equal by `name` alone.
 
     Attributes:
-        name: the file's `dim_param`, raw, or a made-up `"{value}.{axis}"`.
-        source: (value name, axis) where it was first seen; None if it belongs to no value.
+        name: the file's `dim_param`, unchanged, or a generated `"{value}.{axis}"`.
+        source: (value name, axis) of its first occurrence; None if it belongs to no value.
     """
 
     __slots__ = ("key", "name", "source")
@@ -42,7 +42,7 @@ class Symbol:
 
 
 class Call:
-    """A function applied to dims (or float constants), see the module's list; compares by function and arguments."""
+    """A function of `shapes.dims` applied to dims or float constants; compares by function and arguments."""
 
     __slots__ = ("args", "function", "key")
 

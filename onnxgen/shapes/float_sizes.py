@@ -1,7 +1,7 @@
 """Sizes that a graph scales in float32: Shape -> Gather -> Cast -> Mul by a constant -> Floor -> Cast back.
 
-Exporters write `interpolate(scale_factor=...)` like that. Between the casts a value holds `Scaled` elements, which live
-only here: an `Info` has elements of a float tensor only where they are plain numbers.
+Exporters write `interpolate(scale_factor=...)` like that. Between the casts a value holds `Scaled` elements. They exist
+only in this module: an `Info` has elements of a float tensor only if they are plain numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ARRANGING = ("Floor", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", 
 
 @dataclass(frozen=True)
 class Scaled:
-    """`float32(size)`, or its product with a `factor` >= 0, or the floor of either: a cast to integers floors."""
+    """`float32(size)`, its product with a `factor` >= 0, or the floor of either, since a cast to integers floors."""
 
     size: Dim
     factor: float | None = None

@@ -52,7 +52,7 @@ def infer(n: NodeFacts) -> list[Info]:
 
 
 def declared(value: ir.Value, facts: Info, symbols: Symbols) -> Info:
-    """Complete `facts` by the dtype and rank that the file declares for a value. Its declared dims may be stale."""
+    """Complete `facts` with the dtype and rank that the file declares for a value. Declared dims may be outdated."""
     if facts.dtype is not None and (facts.shape is not None or facts.kind in ("map", "maps")):
         return facts
     kind = facts.kind

@@ -36,7 +36,7 @@ def _common(n: NodeFacts, dims: list[Dim], axis: int, output: int) -> Dim:
         for dim, other in (different, reversed(different)):
             if _is_clipped(other, dim):
                 return dim
-    # dims that are surely not 1 must be equal for the node to run, so take the simplest one
+    # dims that cannot be 1 must be equal for the node to run, so take the simplest one
     return min(sure, key=lambda d: (not isinstance(d, int), len(str(d)))) if sure else n.fresh(axis, output)
 
 
@@ -127,7 +127,7 @@ def _dynamic_quantize(n: NodeFacts) -> list[Info]:
     return [tensor(ir.DataType.UINT8, n.input(0).shape), tensor(FLOAT, ()), tensor(ir.DataType.UINT8, ())]
 
 
-SAME = (  # beside operators that are elementwise, as they say themselves
+SAME = (  # in addition to operators with the trait ELEMENTWISE
     "CumSum CumProd GroupNormalization Hardmax InstanceNormalization LRN LogSoftmax LpNormalization"
     " MeanVarianceNormalization RMSNormalization ReverseSequence RotaryEmbedding Scatter ScatterElements ScatterND"
     " Shrink Softmax TensorScatter Trilu"
@@ -153,7 +153,7 @@ RULES: dict[str, Rule] = {
 
 
 def of_kind(node: ir.Node) -> Rule | None:
-    """Return the rule of an operator that says that it is elementwise."""
+    """Return the rule of an operator that has the trait ELEMENTWISE, else None."""
     traits = known(node).traits
     if ELEMENTWISE not in traits:
         return None

@@ -1,7 +1,7 @@
 """Infer a node with onnx's own shape inference, for operators without a rule here.
 
-Symbolic dims travel through the C++ code as tokens (`dim_param`); a token that comes out is the dim that went in, any
-other dim is new. (`onnx.shape_inference.infer_node_outputs`, about 50 microseconds a call.)
+Symbolic dims pass through the C++ code as tokens (`dim_param`). A token in the result stands for the dim that was
+passed in; any other dim is new. (`onnx.shape_inference.infer_node_outputs`, about 50 microseconds a call.)
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def _non_zero(n: NodeFacts) -> list[Info]:
 
 
 def _sequence_at(n: NodeFacts) -> list[Info]:
-    """Infer SequenceAt. Dims with which only the list is declared become dims of this element."""
+    """Infer SequenceAt. Dims that the file declares only for the list become new dims of this element."""
     dims = enumerate(n.shape(0))
     own = [n.fresh(axis) if n.symbols.elements.intersection(symbols(d)) else d for axis, d in dims]
     return [tensor(n.dtype(0), own)]

@@ -1,7 +1,6 @@
-"""Dtypes and shapes of onnxruntime's own operators.
+"""Infer dtypes and shapes of onnxruntime's own operators.
 
-Those that `passes/contrib` writes out need them, too: it reads the inputs of a node before the node that made them is
-written out.
+Operators that `passes/contrib` rewrites need them, too: it reads a node's inputs before their producer is rewritten.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def _irfft(n: NodeFacts) -> list[Info]:
 
 
 def _reorder_input(n: NodeFacts) -> list[Info]:
-    """Infer ReorderInput: channels are padded to whole blocks, whose number the following nodes tell."""
+    """Infer ReorderInput: channels are padded to whole blocks. The following nodes tell the number of blocks."""
     shape = n.shape(0)
     if n.int_("channels_last"):
         shape = (shape[0], shape[3], *shape[1:3])
@@ -171,7 +170,7 @@ def _gather_packed(n: NodeFacts) -> list[Info]:
 
 
 def _unpadded(n: NodeFacts) -> list[Info]:
-    """Infer RemovePadding: the tokens, and the tensors that tell where they were."""
+    """Infer RemovePadding: the tokens, and the tensors with their original positions."""
     batch, length, *rest = n.shape(0)
     sizes = [batch, length], [batch + 1], [1]
     return [tensor(n.dtype(0), [n.fresh(0), *rest]), *(tensor(INT32, size) for size in sizes)]
@@ -289,7 +288,7 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
 }
 DROPPED_RULES: dict[str, Rule] = {**dict.fromkeys(DROPPED.split(), same), "SimplifiedLayerNormalization": _layer_norm}
 POOLS = "MaxPool AveragePool GlobalMaxPool GlobalAveragePool"
-NCHWC_RULES: dict[str, Rule] = {  # of the domain com.microsoft.nchwc, whose shapes are those of channels first
+NCHWC_RULES: dict[str, Rule] = {  # of the domain com.microsoft.nchwc; shapes are as for channels first
     **{name: infer_conv.RULES[name] for name in POOLS.split()},
     "Conv": infer_conv.RULES["Conv"],
     "Upsample": _upsample,

@@ -20,7 +20,7 @@ from onnxgen.shapes.info import Info
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, integer, tensor
 
 OPEN_END = 2**31 - 1  # exporters write an open end as INT32_MAX, INT64_MAX or their negatives
-OPEN_ENDS = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there
+OPEN_ENDS = (2**31 - 1, 2**63 - 1)  # open ends of backward slices in onnxruntime; the standard asks for INT_MIN
 
 
 def slice_bounds(n: NodeFacts) -> tuple[list[Dim], list[Dim], list[int], list[int]]:
@@ -95,7 +95,7 @@ def _bound(bound: Dim, dim: Dim) -> Dim | None:
         return dim_min(bound, dim)
     if known_less(bound, 0):
         return 0 if isinstance(bound, int) and bound <= -OPEN_END else dim_max(bound + dim, 0)
-    if dim - bound in (1, 2):  # dim - 1 counts from the end only where dim is 0: empty all the same (so with dim - 2)
+    if dim - bound in (1, 2):  # dim - 1 is negative only if dim is 0, and then the slice is empty; likewise dim - 2
         return dim_max(bound, 0)
     return None
 

@@ -25,8 +25,8 @@ class Info:
         shape: one `Dim` (int or symbolic) an axis; None where the rank is unknown.
         data: the elements, where they are known at generation. A numeric array for a constant; an object array of
             `Dim` for an integer tensor computed from shapes. Never there for trainable values.
-        kind: "tensor", "sequence" or "optional"; `dtype` and `shape` then speak of the elements. "map", and "maps" for
-            a sequence of maps; `dtype` is then that of the values.
+        kind: "tensor"; "sequence" or "optional", where `dtype` and `shape` are those of the elements; "map", or "maps"
+            for a sequence of maps, where `dtype` is that of the values.
         key: the type of a map's keys.
     """
 
@@ -67,14 +67,14 @@ def named_dims(value: ir.Value) -> set[str]:
 
 
 def shown_dims(value: ir.Value) -> set[str]:
-    """Return the named dims that first appear in this value. Sizes may depend on it without any tensor that does."""
+    """Return the named dims that first appear in this value. Sizes may depend on it even if no tensor does."""
     dims = info(value).shape or ()
     found = (s for dim in dims for s in symbols(dim).values())
     return {s.name for s in found if s.source is not None and s.source[0] == value.name}
 
 
 def set_info(value: ir.Value, facts: Info) -> None:
-    """Record facts about a value. Dims with more elements than int64 can count are impossible, and become unknown."""
+    """Record facts about a value. Dims with more elements than int64 can count are impossible and become unknown."""
     size = 1
     for dim in facts.shape or ():
         if isinstance(dim, int) and dim:

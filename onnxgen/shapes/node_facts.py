@@ -30,7 +30,7 @@ class Symbols:
     """The symbols of one propagation: each made-up name belongs to one axis of one value.
 
     Attributes:
-        elements: names of dims that lists are declared with, which may be other numbers in each of their elements.
+        elements: names of dims in declared types of lists. They may differ between the elements of a list.
     """
 
     def __init__(self, known: Mapping[str, Dim]) -> None:
@@ -67,7 +67,7 @@ class Symbols:
         return made
 
     def enter_body(self) -> None:
-        """Begin a loop body: fresh symbols now may differ in every iteration."""
+        """Begin a loop body: symbols of `fresh` may differ in every iteration from now on."""
         self._bodies.append(set())
 
     @property
@@ -80,7 +80,7 @@ class Symbols:
         del self._bodies[depth:]
 
     def leave_body(self) -> Callable[[Dim], bool]:
-        """Leave a body. Returns a test that tells whether a dim is also valid outside it."""
+        """Leave a body. Returns a test that is True for dims that are also valid outside it."""
         local = self._bodies.pop()
         return lambda dim: not any(atom.key in local for atom in atoms(dim))
 

@@ -1,18 +1,18 @@
 """The allowed distance of a float module from the quantised file that it was generated from.
 
-What lies between two integers a file and fake quantisation may round to either: one whole step off. Over n roundings
-(QuantizeLinear, say) such errors add up like a random walk's. A *step* is the range of the file's output divided by
-2 ** bits - 1, or its own if it was just quantised. So what fake quantisation computes (`qat`) may differ, in root mean
-square, by no more than a step times sqrt(n + 1), and no element by more than six times that.
+The file and fake quantisation may round a value between two integers differently: the results differ by a whole step.
+Over n roundings (QuantizeLinear, say) such errors add up like a random walk. A *step* is the range of the file's output
+divided by 2 ** bits - 1; if the output was just dequantised, the range is that of its integers. So the result of fake
+quantisation (`qat`) may differ by a step times sqrt(n + 1) in root mean square, and each element by six times that.
 
-Without it (`float`) the module also lacks what the file saturates, and by how much that changes an output no scale
-tells. There an output that differs by more than a part (`MAX_SATURATED_PART`) of its own standard deviation is
-another function. So is one that is smaller than the file's, by a factor: saturating makes the file's smaller, if
-anything (`MAX_MISSING_PART`).
+Without fake quantisation (`float`) the module does not saturate as the file does. Scales do not show how much that
+changes an output. There an output is another function if it differs by more than a part (`MAX_SATURATED_PART`) of its
+own standard deviation. The same holds if it is smaller than the file's by a factor (`MAX_MISSING_PART`): saturation can
+only make the file's output smaller.
 
-All of this says something only of inputs that the file has integers for: of inputs that it rounds to a few steps it
-keeps nothing, and any module lies within such a rounding. So the inputs fill the range that the file quantises
-(`inputs`), and what still is not told apart is no agreement (`onnxgen.verify.telling`).
+The comparison needs inputs that span many of the file's integers. If the file rounds an input to a few steps, any
+module lies within that rounding. So the inputs fill the range that the file quantises (`inputs`). If the comparison
+still cannot tell modules apart, it does not count as agreement (`onnxgen.verify.telling`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Distance:
     Attributes:
         rms, largest: the difference in root mean square, and at most.
         limit: of `rms`.
-        missing: the part of the file's output that the module's lacks all over, beyond what rounding explains; or 0.
+        missing: the part of the file's output that the module's lacks everywhere, beyond rounding; 0 if none.
     """
 
     rms: float
@@ -70,11 +70,11 @@ class Approximation:
 
     Attributes:
         mode: the option `quantized`.
-        roundings: how often the file rounds values to integers.
+        roundings: the number of times that the file rounds values to integers.
         bits: of the coarsest of these.
         outputs: scale and zero point of outputs that are integers in the file and floats in the module.
-        inputs: the range outside of which the file saturates inputs that it quantises at once, or after views.
-        ranges: the range that the file saturates an output to that it has just dequantised.
+        inputs: the range of each input that the file quantises at once or after views. It saturates values outside.
+        ranges: the range to which the file saturates each output that it has just dequantised.
         rectified: outputs that the module itself keeps from being negative (by a ReLU, say).
     """
 
@@ -120,10 +120,10 @@ class Approximation:
         return {k: np.clip(v, *self.inputs[k]).astype(v.dtype) if k in self.inputs else v for k, v in feeds.items()}
 
     def saturated(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
-        """Clip a float output to the range that the file can represent. Fake quantisation clips by its own scales and
-        is returned as it is.
+        """Clip a float output to the range that the file can represent. Fake quantisation clips by its own scales, so
+        its output is returned unchanged.
 
-        What the module itself does is left to it: else the file's range would stand in for a ReLU that is missing.
+        Outputs in `rectified` are not clipped from below: else the file's range would hide a missing ReLU.
         """
         if self.mode != "float" or name not in self.ranges:
             return value

@@ -2,7 +2,7 @@
 
     float = (integer - zero point) * scale            integer = saturate(round(float / scale) + zero point)
 
-A `Dequantised` says which stored tensors make one float tensor, by their ONNX names. `DequantisedTensor` is that tensor
+A `Dequantised` has the ONNX names of the stored tensors that make one float tensor. `DequantisedTensor` is that tensor
 in the rest of the pipeline, lazy like every weight. The sidecar records the `Dequantised`, so that an export can write
 integers again.
 """
@@ -43,12 +43,12 @@ class Dequantised:
         scales: the ONNX tensors whose product is the scale.
         zero: the ONNX tensor that is the zero point, "" for none.
         shape: of the float tensor.
-        axis: of a scale with one element an index of this axis.
-        block: how many elements of `axis` share a scale; 0 where each has its own.
-        form: "linear", or how onnxruntime packs a matrix [rows, columns]: "bits" (MatMulNBits), "table" (MatMulBnb4).
-        bits: of one number, where they are packed.
-        kind: of the table: 0 is FP4, 1 is NF4.
-        product: of a bias whose scale is stored, the ONNX tensors whose product that is.
+        axis: the axis along which the scale has one element for each index.
+        block: the number of elements of `axis` that share a scale; 0 where each has its own.
+        form: "linear", or onnxruntime's layout of a matrix [rows, columns]: "bits" (MatMulNBits), "table" (MatMulBnb4).
+        bits: the bits of one number, if numbers are packed.
+        kind: the kind of table: 0 is FP4, 1 is NF4.
+        product: for a bias whose scale is stored, the ONNX tensors whose product is that scale.
     """
 
     tensor: str
@@ -98,15 +98,16 @@ class Dequantised:
     def integers(self, floats: Array, now: Get, before: Get) -> Array:
         """Convert trained floats to the stored integers, rounded half to even and saturated.
 
-        What training left as it was stays the very number that was stored, whatever rounding would say of it.
+        Elements that training did not change keep their stored numbers, even if rounding would give others.
 
         Args:
-            floats: the float tensor as it is now, perhaps of a narrower type than it was made in.
-            now: the ONNX tensors as they are now (scales may be trained, too).
-            before: the ONNX tensors as the file has them.
+            floats: the current float tensor, perhaps of a narrower type than it was made in.
+            now: returns the current ONNX tensors (scales may be trained, too).
+            before: returns the ONNX tensors of the file.
 
         Raises:
-            FloatingPointError: a float is infinite or NaN, which no integer is, or a trained scale is not positive.
+            FloatingPointError: a float is infinite or NaN, so that no integer represents it, or a trained scale is not
+                positive.
         """
         stored = before(self.tensor)
         numbers = self._codes(stored) if self.form == TABLE else self._numbers(stored)
@@ -186,7 +187,7 @@ class DequantisedTensor(ir.LazyTensor):
     """A float tensor whose elements are computed from the stored tensors each time they are requested.
 
     Attributes:
-        how: what it is made of.
+        how: the mapping from the stored tensors.
         stored: the stored tensors, by the names in `how`.
     """
 

@@ -1,13 +1,13 @@
 """Weight provenance: how each state-dict tensor is made of ONNX tensors, and the inverse.
 
-A `Source` rearranges elements and casts them; it never computes. So in normal form it is a list of `Piece`s: a block
-of the state-dict tensor that shows a strided view of one ONNX tensor's flat elements. Transposing permutes the view,
-slicing narrows it, reshaping splits and merges its axes, concatenating sets blocks side by side, and neighbours that
-continue each other merge again. Whatever order an exporter shuffled the gates of an LSTM into, shuffling them back
-therefore ends in the identity, with no pattern to be recognised.
+A `Source` rearranges and casts elements; it never computes. Its normal form is a list of `Piece`s: each is a block of
+the state-dict tensor, and shows a strided view of one ONNX tensor's flat elements. Transposing permutes the view,
+slicing narrows it, and reshaping splits and merges its axes. Concatenating sets blocks side by side; neighbours that
+continue each other are merged. So if an exporter reorders the gates of an LSTM and a pass restores PyTorch's order, the
+result is the identity, and no pattern needs to be recognised.
 
-The inverse of a strided view is the same view, written to: that is all that `way_back` records and `rebuild` does. One
-thing more is undone: a BatchNorm that was put back beside its layer is folded in again (`Fold`).
+To invert a strided view, write to it: `way_back` records the views and `rebuild` writes. The only other inverse is
+`Fold`: it folds a restored BatchNorm into its layer again.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ MAX_PIECES = 65_536  # per tensor; no exporter's reshapes produce more
 
 @dataclass(frozen=True)
 class Source:
-    """The way one state-dict tensor is made of ONNX tensors. Immutable; it holds no data until `numpy()` is called.
+    """The provenance of one state-dict tensor. Immutable; it holds no data until `numpy()` is called.
 
     Attributes:
-        shape: shape of the state-dict tensor.
-        dtype: its element type (the ONNX one: int4 is INT4 here, and travels in the sidecar as `WIDER` says).
+        shape: the shape of the state-dict tensor.
+        dtype: its ONNX element type (int4 is INT4 here; the sidecar stores it in the type that `WIDER` names).
         pieces: the blocks that tile it.
-        empty: ONNX tensors without elements that took part.
-        label: a further name that the file gives to the very same tensor (by an Identity node), "" if none.
+        empty: the ONNX tensors without elements that it is made of.
+        label: another name that the file gives to the same tensor with an Identity node; "" if none.
     """
 
     shape: tuple[int, ...]
@@ -217,8 +217,8 @@ class Fold:
     Attributes:
         norm: the BatchNorm's path in the state dict.
         epsilon: of the BatchNorm.
-        part: what the state-dict tensor is: the layer's "weight", its "bias", or the "norm bias" (of a layer without).
-        axis, groups: where a weight's output channels lie; with several groups they are counted within each.
+        part: the state-dict tensor's role: the layer's "weight" or "bias", or the "norm bias" of a layer without bias.
+        axis, groups: the axis of a weight's output channels; with several groups they are counted within each.
     """
 
     norm: str
@@ -253,15 +253,15 @@ _Use = tuple[str, Source, Piece]  # state-dict key, its provenance, and one piec
 def way_back(
     keys: Mapping[str, Source], twins: Iterable[tuple[str, Source]] = (), folds: Mapping[str, Fold] | None = None
 ) -> dict[str, Any]:
-    """Return, for each ONNX tensor that the state dict is made of, how to make it from the state dict. JSON-able.
+    """Return a JSON-able record of how to make each ONNX tensor from the state dict.
 
-    An entry is the key itself where the ONNX tensor is that state-dict tensor, else
-    `{"shape", "dtype", "parts": [...]}`: a part takes `key`'s elements (of its block `slice`, `[[start, stop], ...]`,
-    if given) in row-major order, shaped `size`, to the flat positions `offset + sum(index * stride)` of the ONNX
-    tensor, cast to `dtype`. `lossy` says that the state dict does not hold the values exactly; `partial` that some
-    elements are in no key: they stay what the file has. Where several keys hold the same elements, the record is
-    a list of entries: the first is the tensor, each other is what one more key holds of it, so that an export can tell
-    when training made them differ. `twins` are further ONNX tensors that hold the same as some key.
+    If an ONNX tensor equals a state-dict tensor, its entry is the key. Otherwise it is
+    `{"shape", "dtype", "parts": [...]}`. A part reads `key`'s elements in row-major order, or only those of the block
+    `slice` (`[[start, stop], ...]`). It casts them to `dtype`, shapes them as `size`, and writes them to the flat
+    positions `offset + sum(index * stride)` of the ONNX tensor. `lossy`: the state dict does not hold the exact values.
+    `partial`: some elements are in no key, and keep the file's values. If several keys hold the same elements, the
+    record is a list of entries. The first one makes the tensor. Each other has the elements that another key holds, so
+    that an export can detect when training made them differ. `twins`: further ONNX tensors that equal some key.
     """
     uses: dict[str, list[_Use]] = {}
     for key, source in (*keys.items(), *twins):
@@ -292,14 +292,14 @@ def rebuild(
     """Compute the ONNX tensor `name` from the state dict, bit for bit if nothing was trained.
 
     Args:
-        record: what `way_back` returned (through JSON or not).
-        get: the state-dict tensor of a key.
-        original: the ONNX file's own values; needed where the entry is `partial`.
-        entry: which of the recorded entries; 0 is the tensor, the others are what further keys hold of it.
+        record: the result of `way_back`, which may have passed through JSON.
+        get: returns the state-dict tensor of a key.
+        original: the ONNX file's values; required if the entry is `partial`.
+        entry: the index of the recorded entry; 0 makes the tensor, others have the elements that further keys hold.
 
     Raises:
         OnnxgenError: the record has no such tensor or entry, it is partial and `original` is missing, or a state-dict
-            tensor is not of the recorded size.
+            tensor does not have the recorded size.
     """
     entries = record.get(name, [])
     entries = entries if isinstance(entries, list) else [entries]
@@ -360,7 +360,7 @@ class _Covered:
     """Tracks which elements of one ONNX tensor are covered, in cells as large as the edges of the pieces allow."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        size = max(math.prod(pieces[0].tensor.shape.numpy()), 1)  # an empty tensor has one cell, to be covered
+        size = max(math.prod(pieces[0].tensor.shape.numpy()), 1)  # an empty tensor has one cell that must be covered
         self.grain = size
         for piece in pieces:
             *outer, (run, _) = _runs(piece)

@@ -51,14 +51,15 @@ def write_pair(
 ) -> list[Path]:
     """Write the module `source` to `out` and its sidecar to `weights` (None: no sidecar is written). Returns the files.
 
-    A sidecar of more than `shard_size` bytes becomes several files and an index (the Hugging Face layout). Every file
-    is complete before the first is renamed into place, the module last: an error leaves the old files as they were,
-    and a kill the old pair, the new pair, or new weights beside the old module, whose fingerprint then does not match.
-    Runs into one folder wait for each other. Files of the other layout that we wrote before are removed at the end.
+    A sidecar of more than `shard_size` bytes becomes several files and an index (the Hugging Face layout). All files
+    are completed before the first is renamed into place. The module comes last. So an error leaves the old files
+    unchanged. A killed process leaves the old pair, the new pair, or new weights beside the old module, whose
+    fingerprint then does not match. Runs that write to one folder wait for each other. Files of the other layout that
+    onnxgen wrote before are removed at the end.
 
     Raises:
         OnnxgenError: a path cannot be written, the disk is full, or a weight cannot be read or stored; or, without
-            `force`, the sidecar is there and onnxgen did not write it.
+            `force`, the sidecar exists and was not written by onnxgen.
     """
     out = _followed(out)
     files = [] if weights is None else _plan(_followed(weights), tensors, metadata, shard_size)
@@ -73,7 +74,7 @@ def write_pair(
             with replacements.file(planned.path) as file:
                 write_tensors(file, planned.header, planned.keys, tensors)
         if len(files) > 1:
-            # Weights of another training fit the same index and module, so a mixture would go unnoticed.
+            # Shards of different trainings fit the same index and module, so a mixture would go unnoticed.
             replacements.withdraw(files[-1].path)
         if source is not None:
             with replacements.file(out) as file:
@@ -114,8 +115,8 @@ def same_content(
 ) -> bool:
     """Return True if the sidecar at `path` is, byte for byte, what `write_pair` would write.
 
-    Without `metadata` that of the file counts as right. Files of the other layout (one file, or shards) left beside
-    it make it differ. Streams both sides; False where the sidecar is missing or broken.
+    Without `metadata`, the file's metadata counts as right. Returns False if the sidecar is missing or broken, or if
+    files of the other layout (one file, or shards) lie beside it. Streams both sides.
     """
     path = _followed(path)
     try:
@@ -144,7 +145,7 @@ def sidecar_files(path: Path) -> list[Path]:
     """Return the safetensors files of the sidecar at `path`: the file itself, or the shards of its index. `path` may
     also be the index.
 
-    Raises `OnnxgenError` if the index is missing where it is named, or broken.
+    Raises `OnnxgenError` if `path` names an index that is missing, or if the index is broken.
     """
     base = path.with_name(path.name.removesuffix(INDEX))
     index = index_path(base)
@@ -206,10 +207,10 @@ def _plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size:
 
 
 def _stamp(tensors: Tensors) -> str:
-    """Return a digest of a few elements of each tensor, which tells shards of different trainings apart.
+    """Return a digest of a few elements of each tensor. It tells shards of different trainings apart.
 
-    Where one of them is copied without the others, say: names, shapes and fingerprint are the same. Reading all that
-    there is would take as long as writing it.
+    Their names, shapes and fingerprint are the same, so a shard copied without the others would go unnoticed. A digest
+    of all elements would take as long as writing them.
     """
     digest = hashlib.sha256()
     for key, value in tensors.items():

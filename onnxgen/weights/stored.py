@@ -141,7 +141,7 @@ def folded_from(value: ir.Value) -> str:
     """Return the parameter that an initializer is a folded copy of (transposed, say), if torch's dynamo exporter
     records it.
 
-    It lists everything that it folded; constants' names have no dot.
+    The exporter lists the names of all folded tensors. Names of constants have no dot.
     """
     text = value.metadata_props.get("pkg.onnxscript.optimizer.folded_from")
     if text is None:
@@ -159,20 +159,19 @@ def folded_from(value: ir.Value) -> str:
 def viewed_from(value: ir.Value) -> str:
     """Return the parameter that an initializer is a folded view of, or "" if folding computed other numbers.
 
-    The dynamo exporter calls values by the torch function that made them (`exp_1`), or by a number inside of one
-    (`val_7`). CLIP's `logit_scale` is stored as its exponential: under its own name it would take a checkpoint's value.
+    The dynamo exporter names values after the torch function that made them (`exp_1`), or numbers those inside one
+    (`val_7`). CLIP's `logit_scale` is stored as its exponential: with that name, it would get a checkpoint's raw value.
     """
     return folded_from(value) if _VIEW_NAME.fullmatch(value.name or "") else ""
 
 
 class Views:
-    """Finds out how values are made of stored tensors by views alone (transposed, sliced, concatenated...).
+    """Finds the provenance of values that are only views of stored tensors (transposed, sliced, concatenated...).
 
-    Each answer is found once. A view that shows its tensors in very many pieces is none: the module makes it when it
-    runs.
+    Each answer is computed once. A view with very many pieces does not count: the module computes it when it runs.
 
     Args:
-        through: operators whose result stands for their first input here, as (domain, type).
+        through: operators, as (domain, type), whose result counts as their first input.
     """
 
     def __init__(self, model: ir.Model, options: Options, through: Container[tuple[str, str]] = ()) -> None:

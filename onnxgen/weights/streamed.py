@@ -3,8 +3,8 @@
 The format (https://github.com/huggingface/safetensors, "Format"): the header's length as 8 bytes little-endian, the
 header (JSON, padded with spaces to a multiple of 8), then the tensors' bytes, row-major, little-endian, without gaps.
 
-The safetensors library writes too, but its `serialize_file` wants every tensor in memory at once. This writer holds one
-tensor at a time, and of a memory-mapped one nothing but the pages it is reading.
+The safetensors library's `serialize_file` needs all tensors in memory at once. This writer holds one tensor at a time,
+and only the pages that it is reading if the tensor is memory-mapped.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
     """Read the metadata and the tensors' entries of one safetensors file.
 
     Raises:
-        OnnxgenError: it is none, it is cut short, or its header makes no sense.
+        OnnxgenError: the file is not a safetensors file, is cut short, or has an invalid header.
     """
     try:
         with open(path, "rb") as file:
@@ -166,7 +166,7 @@ def header_of(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
 
 
 def write_tensors(file: BinaryIO, header: bytes, keys: Iterable[str], tensors: Tensors) -> None:
-    """Write a safetensors file, one tensor at a time. Bytes that another file has in this form are copied from it."""
+    """Write a safetensors file, one tensor at a time. Bytes that a file already stores in this form are copied."""
     with stage(WEIGHTS):
         file.write(header)
         for key in keys:
@@ -229,7 +229,7 @@ def stored_size(value: Source | Array) -> int:
 
 
 def sample(key: str, value: Source | Array) -> bytes:
-    """Return a few elements of the ONNX tensors of a tensor. Reads hardly a page of memory-mapped ones."""
+    """Return a few elements of a tensor's ONNX tensors. Reads only a few pages of memory-mapped ones."""
     stored = [piece.tensor for piece in value.pieces] if isinstance(value, Source) else [value]
     try:
         flat = [(value if isinstance(value, np.ndarray) else value.numpy()).reshape(-1) for value in stored]

@@ -1,7 +1,7 @@
 """Strided views of flat tensors: cut, split, regroup and join them.
 
-The geometry under `provenance.Source`. Every function is about where elements lie; none touches an element except
-`Piece.numpy`. The terms: an *atom* is `(size, stride)`, an `Axis` is a run of atoms, a `Piece` is a view with axes.
+`provenance.Source` is built on these functions. They compute the positions of elements; only `Piece.numpy` reads
+elements. An *atom* is `(size, stride)`, an `Axis` is a sequence of atoms, a `Piece` is a view with axes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Piece:
     """A block of a state-dict tensor: a strided view of one ONNX tensor's elements (row-major), then casts.
 
     Attributes:
-        at: where in the state-dict tensor the block begins.
-        name: the ONNX tensor.
-        offset: the flat element that the block's first element is.
-        axes: one `Axis` an axis of the block.
-        casts: the dtypes that the elements are cast to, one after the other.
+        at: the position in the state-dict tensor where the block begins.
+        name: the name of the ONNX tensor.
+        offset: the flat index of the block's first element.
+        axes: one `Axis` for each axis of the block.
+        casts: the dtypes that the elements are cast to, in order.
     """
 
     at: tuple[int, ...]
@@ -103,7 +103,7 @@ def on_axes(piece: Piece, first: int, last: int, at: tuple[int, ...], offset: in
 
 
 def _bounds(start: int, stop: int, row: int) -> list[int]:
-    """Return where to cut start:stop so that each part is whole rows or lies within one row."""
+    """Return the positions to cut start:stop at, so that each part is whole rows or lies within one row."""
     return sorted({start, stop, min(-(-start // row) * row, stop), max(stop // row * row, start)})
 
 
