@@ -1,7 +1,7 @@
 """Decide which stored tensors are trained, and note it as `TRAINABLE` of each floating-point tensor.
 
-A tensor is trained if an output depends on it differentiably, whether it is an initializer or a Constant. Exceptions are
-the Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
+A tensor is trained if an output depends on it differentiably, whether it is an initializer or a Constant. Exceptions
+are the Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
 parameter's name; masks, arange and triangles; and the mean and deviation of the input. The options `trainable` and
 `frozen` overrule all of this. The graph is not changed.
 """
