@@ -104,7 +104,10 @@ def generate(model: Path, output: Path | None, **given: Any) -> int:
 @generation_options(("inputs", "outputs"), " (as when MODULE was generated)")
 @saying_options
 def verify(model: Path, module: Path | None, **given: Any) -> int:
-    """Compare the generated MODULE with MODEL: outputs, dtypes and gradients."""
+    """Compare the generated MODULE with MODEL: outputs, dtypes and gradients.
+
+    MODULE is by default the file that onnxgen writes for MODEL without -o.
+    """
     from onnxgen.cli.verifying import verify_command
 
     return verify_command(model, module, take_options(given), **given)

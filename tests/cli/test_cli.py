@@ -332,8 +332,10 @@ def test_verify(model: Path, out: Path, capsys: Out) -> None:
     assert call("verify", model, out, "--atol", "10") == 0
 
 
-def test_verify_finds_the_module_by_itself(model: Path) -> None:
+def test_verify_finds_the_module_by_itself(model: Path, capsys: Out) -> None:
     assert call("verify", model, "-q") == 2
+    said = capsys.readouterr().err
+    assert f"there is no module {model.with_suffix('.py')} -> " in said and f"write it: onnxgen {model}" in said
     call(model, "-q")
     assert call("verify", model, "-q") == 0
 
