@@ -80,7 +80,7 @@ def _the_first(made: Callable[[frozenset[Any]], Any], *_: Any) -> Any:
 
 
 CHECKS: dict[str, FunctionType] = {  # the product's checks that are always on, and what is called instead of each
-    **dict.fromkeys((f"onnxgen.code.allowed:check{name}" for name in ("", "_bound", "_module", "_names")), _nothing),
+    **dict.fromkeys((f"onnxgen.code.allowed:check{name}" for name in ("", "_bound", "_names")), _nothing),
     "onnxgen.code.meant:hold": _nothing,
     "onnxgen.code.render:Frame.hold": _nothing,
     **dict.fromkeys(("onnxgen.code.printer:comment", "onnxgen.code.printer:between_quotes"), _the_text),
@@ -151,11 +151,11 @@ def _entry(place: Path) -> Entry | str:
         with imported(out[1] / "model.py") as file:
             check._begun(from_pretrained(file, place), vars(file), "")
             inputs = list(check._inputs(RUNS, 0, None))
-        feeds = [given[2] for given, _, _ in inputs]
+        feeds = [answer.feeds for answer in inputs]
         right = meaning(out[1] / "model.py", feeds)
         if right.unclean or any(isinstance(outputs, str) for outputs in right.outputs):
             return f"it does not run: {right.unclean or right.outputs}"
-        right.slack = [slack(outputs, oracle) for outputs, (_, _, oracle) in zip(right.outputs, inputs)]
+        right.slack = [slack(outputs, answer.outputs) for outputs, answer in zip(right.outputs, inputs)]
         near = [nudged(feed, 2.0**-23, 1) for feed in feeds]
         if why := difference(meaning(out[1] / "model.py", near), right):
             return f"rounding decides what it computes: {why}"

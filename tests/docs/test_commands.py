@@ -98,18 +98,23 @@ def left_out(page: str, code: str) -> bool:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to work in. What was imported from it is forgotten at the end."""
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to work in. Modules of other tests' folders are forgotten before, and its own at the end."""
+    _forget(str(tmp_path_factory.getbasetemp()))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("onnxgen.training.fit", functools.partial(onnxgen.training.fit, max_steps=2))
-    before, path = set(sys.modules), sys.path[:]
+    path = sys.path[:]
     yield tmp_path
     sys.path[:] = path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+    _forget(str(tmp_path))
+
+
+def _forget(folder: str) -> None:
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(folder):
             del sys.modules[name]
 
 
