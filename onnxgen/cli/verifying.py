@@ -31,12 +31,13 @@ def verify_command(
     from onnxgen.pipeline import default_out
     from onnxgen.verify import verify
 
+    wanted = _sizes(sizes)
     path = default_out(model, module)
     if module is None and not path.is_file():
         raise OnnxgenError(f"there is no module {path}", help=f"name it after {model}, or write it: onnxgen {model}")
     feeds = [_arrays(file) for file in files] or None
     with progress(f"verifying {model.name}", quiet or as_json):
-        report = verify(model, path, options=options, feeds=feeds, sizes=_sizes(sizes), **given)
+        report = verify(model, path, options=options, feeds=feeds, sizes=wanted, **given)
     if as_json:
         tell_json(report.as_json())
     else:
