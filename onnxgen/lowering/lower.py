@@ -22,7 +22,7 @@ from onnxgen.common.names import FileText, class_name, printable
 from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problems, WrongTranslation, counted, failed
 from onnxgen.graph import operators as registry
 from onnxgen.graph.annotations import CLASSES, KEPT, REFUSED, is_trained
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder, Unpack
@@ -146,7 +146,7 @@ class Lowering:
         for node in graph:
             if all(self._known(output) for output in node.outputs):
                 continue
-            opset = node.version or self.model.graph.opset_imports.get(node.domain, 1)
+            opset = opset_of(node, self.model)
             builder = Builder(self, node, opset)
             try:
                 self._node(builder)

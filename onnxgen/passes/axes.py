@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import CHECK, Problem, Problems
 from onnxgen.graph.catalogue import known
-from onnxgen.graph.nodes import subgraphs, told
+from onnxgen.graph.nodes import opset_of, subgraphs, told
 from onnxgen.options import Options
 from onnxgen.passes.steps import input_at
 from onnxgen.shapes.info import info
@@ -75,5 +75,5 @@ def _axes(node: ir.Node) -> list[int]:
 
 
 def _problem(model: ir.Model, node: ir.Node, what: str) -> Problem:
-    opset = node.version or model.graph.opset_imports.get(node.domain, 1)
+    opset = opset_of(node, model)
     return Problem(what, told(node), node.op_type, opset, CHECK)

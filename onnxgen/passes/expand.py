@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.graph.operators import find
 from onnxgen.graph.schemas import schema
 from onnxgen.options import Options
@@ -37,7 +37,7 @@ def expand(model: ir.Model, options: Options) -> None:
 def _expand_once(model: ir.Model) -> bool:
     """Replace the nodes that are there now. Returns False if none can be replaced."""
     for number, node in enumerate(all_nodes(model.graph)):
-        version = node.version or model.opset_imports.get(node.domain, 1)
+        version = opset_of(node, model)
         operator = find(node.domain, node.op_type, version)
         body = None if operator is not None and operator.takes(node) else _body(node, version)
         if body is None:

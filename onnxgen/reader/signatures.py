@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx.defs import OpSchema, SchemaError
 
 from onnxgen.errors import Problem, Problems
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.reader.tensors import label
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
@@ -45,7 +45,7 @@ def check_signatures(model: ir.Model) -> None:
     """
     problems = Problems()
     for node in all_nodes(model.graph):
-        version = node.version or model.opset_imports.get(node.domain, 1)
+        version = opset_of(node, model)
         problem = None if node.outputs else "the node has no outputs"
         if node.domain in DOMAINS:
             signature = signature_of(node.op_type, "" if node.domain == "ai.onnx" else node.domain, version)

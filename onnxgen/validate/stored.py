@@ -186,4 +186,4 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
     if lost := frozen & (asked | weights):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not trained")
     if options.quantized == "keep" and (lost := set(weights.difference(way_back))):
-        raise WrongTranslation(f"{min(lost)!r} is a weight, and has no way back")
+        raise WrongTranslation(f"{min(lost)!r} is a weight, and is not written back")

@@ -100,7 +100,7 @@ def test_a_weight_without_a_way_back(network: Path, name: str, monkeypatch: pyte
         return {key: entry for key, entry in way_back(*args).items() if key != name}
 
     monkeypatch.setattr(generated, "way_back", forgets)
-    with pytest.raises(WrongTranslation, match=f"'{name}' is a weight, and has no way back"):
+    with pytest.raises(WrongTranslation, match=f"'{name}' is a weight, and is not written back"):
         build(network)
 
 
