@@ -212,7 +212,10 @@ class ClassWriter:
         """Return the expression that reaches a member, directly or through a submodule with a class of its own."""
         if id(member) not in reach:
             around = ((m, m.build) for m in self.scope.members if member.path[: len(m.path)] == m.path)
-            child, build = next((m, build) for m, build in around if isinstance(build, ClassRef))
+            found = next(((m, build) for m, build in around if isinstance(build, ClassRef)), None)
+            # not a bare `next`: `map` and the like would take its StopIteration for their own end
+            assert found is not None, f"nothing leads from {self.scope.path} to {member.path}"
+            child, build = found
             owner, here = self.writers[id(build.scope)], reach[id(child)]  # `here` is the owner's `self`
             inner = owner.member(member, owner.outside)
             reach[id(member)] = rewrite(inner, lambda n: here if _is_self(n) else None)
