@@ -101,6 +101,8 @@ def left_out(page: str, code: str) -> bool:
 def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder to work in. Modules of other tests' folders are forgotten before, and its own at the end."""
     _forget(str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    monkeypatch.delitem(sys.modules, "onnxgen.importer", raising=False)  # importing it installs a finder, the first time
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -114,7 +116,8 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
 def _forget(folder: str) -> None:
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", "")).startswith(folder):
+        places = [vars(module).get("__file__"), *vars(module).get("__path__", ())]  # a namespace has no __file__
+        if any(str(place).startswith(folder) for place in places):
             del sys.modules[name]
 
 
