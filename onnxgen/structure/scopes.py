@@ -137,7 +137,7 @@ class Splitter:
 
     def _split(self, scope: Scope, statements: list[Statement], wanted: _Wanted) -> list[Statement]:
         """Replace the statements of deeper scopes in a block by calls. `wanted`: what is used after the block."""
-        keys = [self._key(s, len(scope.path)) for s in statements]
+        keys = [self._key(s, scope.path) for s in statements]
         while True:
             units = self._units(statements, keys)
             edges = _edges(units, self.shown)
@@ -188,10 +188,15 @@ class Splitter:
                 needed = {n for i, call in zip(indices, made) for n, name in enumerate(call) if name in results[i]}
                 results.update((i, [call[n] for n in sorted(needed)]) for i, call in zip(indices, made))
 
-    def _key(self, statement: Statement, level: int) -> ModulePath | None:
-        """Return the submodule, of the scope at this level, that a statement belongs to."""
+    def _key(self, statement: Statement, around: ModulePath) -> ModulePath | None:
+        """Return the submodule of the scope `around` that a statement belongs to.
+
+        The statements of a branch can be of another scope than their `If`.
+        """
         path = self._scope_of(statement)
-        n = level + 1
+        if path[: len(around)] != around:
+            return None
+        n = len(around) + 1
         while n < len(path) and self._is_no_class(path[:n]):
             n += 1
         free = n <= len(path) and not self._is_no_class(path[:n]) and path[:n] not in self.claimed
@@ -207,7 +212,7 @@ class Splitter:
         self.dissolved.add(unit.key)
         for i, statement in enumerate(statements):
             if keys[i] == unit.key:
-                keys[i] = self._key(statement, len(unit.key))
+                keys[i] = self._key(statement, unit.key)
 
     def _units(self, statements: list[Statement], keys: list[ModulePath | None]) -> list[Unit]:
         """Group the statements by submodule, and those of a submodule that is called several times by call."""
