@@ -2,8 +2,8 @@
 
 A tensor is trained if an output depends on it differentiably, whether it is an initializer or a Constant. Exceptions
 are the Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
-parameter's name; masks, arange and triangles; and the mean and deviation of the input. The options `trainable` and
-`frozen` overrule all of this. The graph is not changed.
+parameter's name; masks, and vectors of evenly or geometrically spaced numbers; and the mean and deviation of the input.
+The options `trainable` and `frozen` overrule all of this. The graph is not changed.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def _form(tensor: ir.TensorProtocol) -> str:
     if tensor.size < 2:
         return ""
     if np.unique(leading(tensor, 4096)).size <= 4 and _is_mask(tensor.numpy().reshape(-1)):
-        return "a mask (only 0, 1 and one number below -100, such as -inf)"
+        return "a mask (only 0, 1 and one number of at most -100, such as -inf)"
     if tensor.size < 3 or max(tensor.shape.numpy()) != tensor.size:  # not a vector
         return ""
     flat = tensor.numpy().reshape(-1)

@@ -10,7 +10,8 @@ LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")  # parts of metr
 
 def lower_is_better(metric: str) -> bool:
     """Return True if a smaller value of the metric is better, as for losses and errors."""
-    return any(word in metric for word in LOWER_IS_BETTER)
+    kind = metric.partition("_accuracy")[0]  # an output's name may follow, and may be any word: val_accuracy_glossary
+    return any(word in kind for word in LOWER_IS_BETTER)
 
 
 def goodness(metrics: Mapping[str, float], monitor: str) -> tuple[float, float] | None:

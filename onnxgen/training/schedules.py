@@ -10,6 +10,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.training.best import lower_is_better
 from onnxgen.training.byname import by_name, check_arguments, subclasses_in
 from onnxgen.training.settings import Settings
 
@@ -35,7 +36,7 @@ def make_schedule(
     Args:
         total_steps: optimizer steps in the whole run.
         steps_per_epoch: optimizer steps in an epoch.
-        monitor: the metric for ReduceLROnPlateau. An accuracy should rise, any other metric should fall.
+        monitor: the metric for ReduceLROnPlateau. It should fall if `lower_is_better`, else rise.
 
     Raises:
         OnnxgenError: there is no such schedule, or it does not accept an argument.
@@ -53,7 +54,7 @@ def make_schedule(
         _fill_in(chosen, arguments, optimizer, total_steps)
     configuration: dict[str, Any] = {"interval": "step" if by_step else "epoch", "frequency": 1}
     if issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
-        arguments.setdefault("mode", "max" if monitor.endswith("accuracy") else "min")
+        arguments.setdefault("mode", "min" if lower_is_better(monitor) else "max")
         configuration["monitor"] = monitor
     return {"scheduler": _made(chosen, optimizer, arguments), **configuration}
 

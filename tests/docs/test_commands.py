@@ -102,7 +102,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     """An empty folder to work in. Modules of other tests' folders are forgotten before, and its own at the end."""
     _forget(str(tmp_path_factory.getbasetemp()))
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
-    monkeypatch.delitem(sys.modules, "onnxgen.importer", raising=False)  # importing it installs a finder, the first time
+    monkeypatch.delitem(sys.modules, "onnxgen.importer", raising=False)  # its import installs a finder, once
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

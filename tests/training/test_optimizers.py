@@ -301,15 +301,18 @@ def test_each_group_has_its_own_max_lr() -> None:
     assert highest == pytest.approx([1.0, 10.0], rel=0.05)
 
 
-def test_a_plateau_schedule_knows_that_accuracies_should_rise() -> None:
+@pytest.mark.parametrize(
+    ("metric", "falls"),
+    [("val_accuracy", False), ("val_accuracy_glossary", False), ("val_f1", False), ("val_loss", True)],
+)
+def test_a_plateau_schedule_knows_which_metrics_should_rise(metric: str, falls: bool) -> None:
     settings = Settings(schedule="ReduceLROnPlateau", schedule_args={"patience": 0})
-    for metric, falls in (("val_accuracy", False), ("val_loss", True)):
-        optimizer = sgd()
-        made = make_schedule(optimizer, settings, 20, 5, monitor=metric)
-        assert made is not None and made["monitor"] == metric
-        for value in (1.0, 2.0):
-            made["scheduler"].step(value)
-        assert (optimizer.param_groups[0]["lr"] < 0.1) == falls
+    optimizer = sgd()
+    made = make_schedule(optimizer, settings, 20, 5, monitor=metric)
+    assert made is not None and made["monitor"] == metric
+    for value in (1.0, 2.0):
+        made["scheduler"].step(value)
+    assert (optimizer.param_groups[0]["lr"] < 0.1) == falls
 
 
 def test_no_schedule_is_none() -> None:

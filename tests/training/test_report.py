@@ -147,6 +147,8 @@ def test_rows_are_saved_in_the_checkpoint(tmp_path: Path) -> None:
         ("val_loss", [math.nan], None),
         ("val_error", [3.0, 1.0, 2.0], 2),
         ("val_f1", [0.5, 0.9, math.inf], 2),
+        ("val_accuracy_glossary", [0.5, 0.9, 0.7], 2),  # `glossary`, which has `loss` in it, is an output's name
+        ("val_loss_accuracy", [3.0, 1.0, 2.0], 2),
         ("other", [], None),
     ],
 )

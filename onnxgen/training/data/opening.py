@@ -20,22 +20,18 @@ from onnxgen.training.data.source import DataSource, part_called
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.settings import Settings
 
-KINDS = (
-    "data is a folder of images, idx files, .npz, .npy, .csv, .tsv, .parquet, .safetensors, the word digits, "
-    "or module:function"
-)
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
 _TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet}
 _FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
+KINDS = f"data is a folder of images, idx files, {', '.join(_FILES)}, the word digits, or module:function"
 
 
 def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool = True) -> Data:
     """Return data that fits a model: read, split, with images resized and normalised, in the model's dtypes.
 
     Args:
-        spec: a path (a folder of images or of idx files, `.npz`, `.npy`, `.csv`, `.tsv`, `.parquet`, `.safetensors`);
-            "digits"; "module:function"; or an object: a torch Dataset, arrays `(x, y)`, datasets `(train, val, test)`,
-            a dict of columns or of parts, or `Data`, which is returned as it is.
+        spec: a path or a word, as `KINDS` says; or an object: a torch Dataset, arrays `(x, y)`, datasets
+            `(train, val, test)`, a dict of columns or of parts, or `Data`, which is returned as it is.
         settings: `inputs`, `target`, `classes`, `val`, `test`, `seed`, `normalize`, `augment` and `strict` are read.
         targets: False if no target is needed and the data must not be split (to predict).
 

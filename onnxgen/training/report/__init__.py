@@ -35,7 +35,8 @@ from onnxgen.training.settings import Settings
 __all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]
 
 SHOWS = {"live": Dashboard, "lines": Lines, "nothing": Progress}  # "auto" chooses one of the first two
-PICTURES = ("loss", "accuracy", "confusion")
+CURVES = ("loss", "accuracy")  # over the epochs
+PICTURES = (*CURVES, "confusion")
 _LOGS = "tensorboard"
 
 
@@ -92,7 +93,7 @@ def finish(settings: Settings, facts: Facts, outcome: Outcome) -> None:
     """
     out = settings.out
     rows = read_rows(out / "metrics.csv")
-    pictures = {name: curves(rows, name, facts.monitor) for name in ("loss", "accuracy")}
+    pictures = {name: curves(rows, name, facts.monitor) for name in CURVES}
     if outcome.confusion is not None:
         pictures["confusion"] = confusion_matrix(outcome.confusion, facts.classes, outcome.confused)
     drawn = {name: png for name, png in pictures.items() if png is not None}
