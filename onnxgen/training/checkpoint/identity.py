@@ -11,15 +11,14 @@ from torch import nn
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.checkpoint.weights import COMPILED
 from onnxgen.training.data.samples import Samples
-from onnxgen.training.settings import Settings
+from onnxgen.training.settings import SETTINGS, Settings
 
-# These may differ: the folder, the device, when checkpoints are saved and, without a schedule, when the run ends.
-COMPARED_SETTINGS = (
-    "accumulate", "optimizer", "optimizer_args", "lr", "weight_decay", "schedule", "schedule_args", "head_lr", "clip",
-    "loss", "inputs", "target", "classes", "precision", "freeze", "normalize", "augment", "seed", "early_stop",
-    "monitor",
+# All other settings must be the same. What some of these change is compared in another way: samples, tensors.
+FREE_SETTINGS = (
+    "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head", "weights",
+    "from_scratch", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out",
 )  # fmt: skip
-LENGTH_SETTINGS = ("epochs", "max_steps")
+LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ without a schedule
 MODEL, TENSOR = "model", "tensor "  # the model's key, and the prefix of the tensors' keys
 HASHED_SAMPLES = 8
 
@@ -34,8 +33,8 @@ def identity(model: nn.Module, samples: Samples, settings: Settings) -> Identity
         samples: the training samples; their number, fields and a few values are compared.
         settings: with several processes, the size of the global batch is compared.
     """
-    names = COMPARED_SETTINGS + (LENGTH_SETTINGS if settings.schedule else ())
-    found = {name: _shown(getattr(settings, name)) for name in names}
+    free = FREE_SETTINGS + (() if settings.schedule else LENGTH_SETTINGS)
+    found = {name: _shown(getattr(settings, name)) for name in SETTINGS if name not in free}
     found["batch_size"] = f"{settings.batch_size * settings.devices * settings.nodes} of all processes together"
     found["data"] = f"{len(samples):,} samples ({_probe(samples)})"
     return found | _of_model(model)
