@@ -244,7 +244,7 @@ def test_generated_code_imports_torch_and_the_standard_library_only(tmp_path: Pa
     out = tmp_path / "model.py"
     python("import sys, onnxgen; onnxgen.generate(*sys.argv[1:])", str(SAMPLE), str(out))
     found = {module.split(".")[0] for module in imports(tree(out))}
-    assert found <= {"torch", "safetensors", "numpy", "pathlib", "math", "json", "base64", "re", "typing"}
+    assert found <= {"torch", "safetensors", "numpy", "pathlib", "math", "json", "base64", "re", "typing", "warnings"}
     assert {"torch", "safetensors"} <= found
 
 

@@ -18,7 +18,8 @@ from onnxgen.code.quote import walk
 from onnxgen.code.torch_api import is_none, misfit
 
 MODULES = {"torch", "torch.nn.functional", "torch.overrides", "torch.testing", "safetensors", "safetensors.torch"}
-MODULES |= {"numpy", "pathlib", "functools", "math", "json", "base64", "re", "collections.abc", "typing", "__future__"}
+MODULES |= {"numpy", "pathlib", "functools", "math", "json", "base64", "re", "collections.abc", "typing"}
+MODULES |= {"warnings", "__future__"}
 FORBIDDEN = {"exec", "eval", "open", "compile", "__import__", "input", "breakpoint", "globals", "locals", "vars"}
 FORBIDDEN |= {"setattr", "delattr", "getattr", "os", "sys", "subprocess"}
 # Attributes that read or write files, run code, or lead to others that do.

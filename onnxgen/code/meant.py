@@ -24,6 +24,7 @@ PARTS = {
     "safetensors.torch": {"load"},
     "torch.testing": {"assert_close"},
     "pathlib": {"Path"},
+    "warnings": {"warn"},
 }
 _IGNORED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}
 _FIELDS: dict[type, tuple[str, ...]] = {}

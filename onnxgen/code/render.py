@@ -267,6 +267,7 @@ def _imports(frame: Frame, text: str, own: list[str], own_imports: Mapping[str, 
     wanted |= {name: source for name, source in _ON_DEMAND.items() if re.search(rf"(?<![\w.]){name}\b", everything)}
     wanted |= imported(text) | dict(own_imports)
     wanted |= {"Any": ("typing", "Any"), "assert_close": ("torch.testing", "assert_close")}
+    wanted |= {"warn": ("warnings", "warn")}
     if frame.embedded is not None:
         wanted |= {"base64": ("base64", ""), "load": ("safetensors.torch", "load")}
     else:

@@ -20,7 +20,7 @@ MAX_IDENTIFIER_CHARACTERS = 60  # characters of an identifier; ONNX names may ha
 _RESERVED = """
     Model Tensor Parameter Module Path Any Literal Optional Sequence Self Callable Final
     WEIGHTS FINGERPRINT SHARDS CONSTANTS EMBEDDED
-    F nn torch math np numpy json os re sys base64 functools safetensors safe_open assert_close SafetensorError
+    F nn torch math np numpy json os re sys base64 functools safetensors safe_open assert_close SafetensorError warn
     annotations
     self cls device dtype weights x_ __class__
     """

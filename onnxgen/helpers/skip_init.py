@@ -9,6 +9,6 @@ from torch.overrides import TorchFunctionMode
 
 
 class SkipInit(TorchFunctionMode):  # on the meta device `normal_` imports the compiler
-    def __torch_function__(self, func: Any, _: Any, a: Any = (), k: Any = None) -> Any:
-        func = nn.init.trunc_normal_ if func is nn.init.normal_ else func
-        return func(*a, **(k or {}))
+    def __torch_function__(self, f: Any, _: Any, a: Any = (), k: Any = None) -> Any:
+        skips = f is nn.init.normal_ and k["tensor"].is_meta
+        return k["tensor"] if skips else f(*a, **(k or {}))

@@ -10,6 +10,7 @@ Weights   bert.safetensors, 17,352 parameters
 
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "e7ceb29676afef3a44f5575a6d0b09f7"
+FINGERPRINT = "1cb5b0a47842ff0544f5575a6d0b09f7"
 
 
 class Embeddings(nn.Module):
@@ -157,21 +158,25 @@ class Bert(nn.Module):
 
     @classmethod
     def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
-        """Load its own weights, or a checkpoint; `device=`, `dtype=` as in `to()`."""
-        with torch.device("meta"), SkipInit():
-            model, own = cls(), cls().to(to.get("dtype") or torch.float32).state_dict()
+        """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
+        strict = to.pop("strict", True)
+        with torch.device("meta" if strict else "cpu"), SkipInit():
+            model, own = cls(), cls().to("meta", to.get("dtype") or torch.float32)
         with safe_open(weights, "pt") as f:
             if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
                 raise ValueError(f"{weights} does not belong here: generate both again")
-            model.load_state_dict({k: f.get_tensor(k) for k in f.keys()}, assign=True)
-        assert_close(model.to(**to).state_dict(), own, check_device=False)  # dtypes
+            state = {k: f.get_tensor(k) for k in f.keys()}
+        new, unused = model.load_state_dict(state, strict, assign=True)
+        if new or unused:
+            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
+        assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model
 
 
 class SkipInit(TorchFunctionMode):  # on the meta device `normal_` imports the compiler
-    def __torch_function__(self, func: Any, _: Any, a: Any = (), k: Any = None) -> Any:
-        func = nn.init.trunc_normal_ if func is nn.init.normal_ else func
-        return func(*a, **(k or {}))
+    def __torch_function__(self, f: Any, _: Any, a: Any = (), k: Any = None) -> Any:
+        skips = f is nn.init.normal_ and k["tensor"].is_meta
+        return k["tensor"] if skips else f(*a, **(k or {}))
 
 
 Model = Bert

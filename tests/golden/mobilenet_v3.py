@@ -7,6 +7,7 @@ Weights   mobilenet_v3.safetensors, 67,111 parameters
 
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "7df94a2c9c7d2019f7427708ef44062e"
+FINGERPRINT = "19632ec9ee74b36bf7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
@@ -148,14 +149,18 @@ class MobileNetV3(nn.Module):
 
     @classmethod
     def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
-        """Load its own weights, or a checkpoint; `device=`, `dtype=` as in `to()`."""
-        with torch.device("meta"):
-            model, own = cls(), cls().to(to.get("dtype") or torch.float32).state_dict()
+        """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
+        strict = to.pop("strict", True)
+        with torch.device("meta" if strict else "cpu"):
+            model, own = cls(), cls().to("meta", to.get("dtype") or torch.float32)
         with safe_open(weights, "pt") as f:
             if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
                 raise ValueError(f"{weights} does not belong here: generate both again")
-            model.load_state_dict({k: f.get_tensor(k) for k in f.keys()}, assign=True)
-        assert_close(model.to(**to).state_dict(), own, check_device=False)  # dtypes
+            state = {k: f.get_tensor(k) for k in f.keys()}
+        new, unused = model.load_state_dict(state, strict, assign=True)
+        if new or unused:
+            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
+        assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model
 
 
