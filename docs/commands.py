@@ -48,6 +48,7 @@ MORE = {
     "train --data": "A folder has images or idx files. A file is `.npz`, `.npy`, `.csv`, `.tsv`, `.parquet` or "
     "`.safetensors`. `digits`: 1,797 real digits of 8x8 that come with scikit-learn. [Data](DATA.md).",
     "train --inputs": "An input that is not named takes the column of its own name, or the only one that is left.",
+    "train --table": "[Text, gaps and scales](DATA.md#text-gaps-and-scales-of-a-table).",
     "train --normalize": "`MEAN,STD` are two numbers, or one for each channel joined by `/`. Several inputs have each "
     "their own by its name: `left=0.1,0.3;right=none`.",
     "train --augment": "[Data](DATA.md).",

@@ -18,13 +18,14 @@ from onnxgen.surgery.classes import classes_of
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
+from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
-from onnxgen.training.model import fixed_batch, open_model, scale_of
+from onnxgen.training.model import fixed_batch, open_model, scale_of, table_of
 from onnxgen.training.prepare import objectives_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import Task
@@ -128,6 +129,11 @@ def _ready(
         raise OnnxgenError("weights= needs a model that is given as a file: load the weights into this model yourself")
     else:
         settings = replace(settings, classes=settings.classes or classes_of(model))
+    if known := table_of(model):
+        settings = replace(settings, table=known.to_json())
+    elif settings.table != "none" and not fitted(settings.table):
+        way = "give the table that the training fitted: `table` of the run's config.toml, or Data.table.to_json()"
+        raise OnnxgenError("a table is fitted to training data, not to what is evaluated", help=way)
     opened = open_data(data, model, settings if targets else replace(settings, strict=True), targets=targets)
     if settings.normalize == "auto" and not scale_of(model) and opened.normalize not in ("", "none"):
         way = "the model may have been trained with others: give them with normalize="

@@ -31,7 +31,7 @@ from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.loader import Loader
 from onnxgen.training.meter import Meter
-from onnxgen.training.model import fixed_batch, scale_of, set_scale
+from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
@@ -240,9 +240,9 @@ def _train(trainer: lightning.Trainer, task: Task, loaders: _Loaders, go_on_from
 
 
 def _copy(network: nn.Module) -> nn.Module:
-    """Return a deep copy of the model, with the normalisation and the class names noted for it."""
+    """Return a deep copy of the model, with the scales and the class names noted for it."""
     found = copy.deepcopy(network)
-    set_scale(found, scale_of(network))
+    set_scale(found, scale_of(network), table_of(network))
     set_classes(found, classes_of(network))
     return found
 

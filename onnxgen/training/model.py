@@ -17,6 +17,7 @@ from onnxgen.runtime.load import from_pretrained
 from onnxgen.surgery.ports import signature_of
 
 if TYPE_CHECKING:
+    from onnxgen.training.data.preprocessing import Table
     from onnxgen.training.data.samples import Batch, Samples
 
 _STAMP = "__onnxgen_stamp__"
@@ -102,17 +103,22 @@ def _with_other_head(module: ModuleType, path: Path, weights: Path, error: Excep
     return model
 
 
-_SCALES: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_SCALES: WeakKeyDictionary[nn.Module, tuple[str, Table | None]] = WeakKeyDictionary()
 
 
-def set_scale(model: nn.Module, normalize: str) -> None:
-    """Remember the numbers that normalise a model's images ("0.1307,0.3081"), so that other data gets the same."""
-    _SCALES[model] = normalize
+def set_scale(model: nn.Module, normalize: str, table: Table | None = None) -> None:
+    """Remember how data was scaled for a model, so that other data gets the same: images ("0.13,0.31"), or a table."""
+    _SCALES[model] = normalize, table
 
 
 def scale_of(model: nn.Module) -> str:
     """Return the numbers that `set_scale` stored for this very object; empty if none were."""
-    return _SCALES.get(model, "")
+    return _SCALES.get(model, ("", None))[0]
+
+
+def table_of(model: nn.Module) -> Table | None:
+    """Return the table that `set_scale` stored for this very object."""
+    return _SCALES.get(model, ("", None))[1]
 
 
 def fixed_batch(model: nn.Module) -> int | None:

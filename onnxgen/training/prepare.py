@@ -87,11 +87,12 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
     objectives = objectives_of(model, opened.train, feeding, settings)
-    set_scale(model, opened.normalize)
+    set_scale(model, opened.normalize, opened.table)
     classes = settings.classes or classes_used(opened, feeding)
     set_classes(model, classes)
     # `config.toml` must tell how to treat other data.
-    settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes)
+    table = opened.table.to_json() if opened.table else settings.table
+    settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes, table=table)
     plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
     for made in objectives if settings.loss == "auto" else ():
         where = f"output {made.name}" if made.name else "the model"

@@ -80,6 +80,9 @@ class Settings:
     )
     val: float = _data(0.1, "SHARE", "Share of the data for validation, if the data has no such part.")
     test: float = _data(0.0, "SHARE", "Share of the data for the test at the end, if the data has no such part.")
+    table: str | Mapping[str, Any] = _data(
+        "none", "HOW", "Columns of a table as inputs: none (as stored), auto, or COLUMN=HOW,... (age=median+scale)."
+    )
     normalize: str = _data("auto", "HOW", "auto, none, or MEAN,STD (for several channels: joined by /).")
     augment: str = _data("none", "HOW", "none, auto, or some of flip,vflip,rotate,shift,crop,light,noise,erase.")
     strict: bool = _data(False, "", "End with an error if a sample can't be read. Otherwise it is skipped.")

@@ -88,6 +88,16 @@ def wave(path: Path) -> None:
     export(nn.Sequential(nn.Linear(64, 2)), path, ["scores"], wave=torch.rand(2, 64))
 
 
+def people(path: Path) -> None:
+    export(nn.Sequential(nn.Linear(4, 2)), path, ["scores"], x=torch.rand(2, 4))
+
+
+def people_csv(path: Path) -> None:
+    cities = ("Bern", "Basel", "Zug", "")
+    lines = [f"{'' if i == 5 else 20 + i},{cities[i % 4]},{i % 2}" for i in range(40)]
+    path.write_text("\n".join(["age,city,label", *lines]) + "\n")
+
+
 def acme(path: Path) -> None:
     """Two nodes of an operator that no standard has, with one stored tensor for both."""
     beta = numpy_helper.from_array(np.linspace(0.5, 1.7, 8, dtype=np.float32) ** 2, "beta")
@@ -178,9 +188,11 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "llm.onnx": bert,
     "detector.onnx": detector,
     "wave.onnx": wave,
+    "people.onnx": people,
+    "people.csv": people_csv,
     "acme.onnx": acme,
     "mnist-int8.onnx": quantised,
-    **dict.fromkeys(("model.py", "bert.py", "detector.py", "wave.py"), made),
+    **dict.fromkeys(("model.py", "bert.py", "detector.py", "wave.py", "people.py"), made),
     "mine.safetensors": mine,
     "photos": photos,
     "text.npz": text,

@@ -139,6 +139,15 @@ def test_inputs_that_are_not_finite_are_refused(value: float, shown: str, model:
     )
 
 
+def test_numbers_too_large_for_the_input_are_refused(model: Any) -> None:
+    x = X.copy()
+    x[8, 2] = -1e39
+    assert said({"x": x, "y": Y}, model(x=("float32", ("batch", 5))), val=0) == (
+        "column 'x' of train has -1e+39 in row 8 -> remove the sample, or fill in the value"
+    )
+    checked({"x": x, "y": Y}, model(x=("float64", ("batch", 5))), val=0)
+
+
 def test_targets_that_are_not_finite_are_refused(model: Any) -> None:
     y = np.zeros((10, 3))
     y[4, 1] = np.nan
@@ -197,6 +206,20 @@ def test_regression_targets_are_not_taken_for_classes(model: Any) -> None:
     checked((X, np.full((10, 3), 7)), network, loss="mse_loss")
 
 
+@pytest.mark.parametrize("loss", ["auto", "mse", "huber"])
+def test_names_are_not_trained_as_numbers(loss: str, model: Any) -> None:
+    network, kinds = model(classes=1, x=("float32", ("batch", 5))), np.array(["cat", "dog", "owl"])[Y]
+    assert said((X, kinds), network, loss=loss) == (
+        "target 'target' holds 3 names (cat, dog, owl), but output 'scores' is one number for each sample"
+        " -> store numbers, if the names stand for some; or make it a classifier: --replace-head 3"
+    )
+    checked((X, kinds), model(classes=3, x=("float32", ("batch", 5))))
+    checked((X, kinds[:, None] == "cat"), network)
+    checked((X, kinds == "cat"), network)
+    checked((X, np.where(kinds == "cat", "yes", "no")), network)
+    checked((X, Y), network, loss="mse")
+
+
 class Positions(nn.Module):
     """Scores for each position, [n, length, classes]."""
 
@@ -241,6 +264,65 @@ def test_indices_out_of_range_of_an_embedding_are_refused(model: Any) -> None:
         f"column 'ids' of train has 8 in row 0: embed has 7 rows -> {way}"
     )
     checked({"ids": mask, "mask": ids, "label": Y}, network)
+
+
+class Packed(nn.Module):
+    """Three embeddings, each of a column of one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.city, self.kind, self.year = nn.Embedding(5, 2), nn.Embedding(3, 2), nn.Embedding(9, 2)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind, year = x[:, 1:].t().unbind(0)
+        scores: Tensor = self.fc(
+            torch.cat([self.city(x[:, 0]), self.kind(kind), self.year(year.reshape(-1, 1)).squeeze(1)], 1)
+        )
+        return scores
+
+
+def test_each_column_of_a_packed_input_is_checked_against_its_own_embedding(tmp_path: Path) -> None:
+    way = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
+    ids = np.stack([np.arange(10) % 5, np.arange(10) % 3, np.arange(10) % 9], 1)
+    checked({"x": ids, "label": Y}, Packed(), val=0)
+    for row in (0, 7):  # among the samples that are tried, and among the others
+        wrong = ids.copy()
+        wrong[row] = 5, 4, 8
+        assert said({"x": wrong, "label": Y}, Packed(), val=0).splitlines() == [
+            f"column 'x'[:, 0] of train has 5 in row {row}: city has 5 rows -> {way}",
+            f"column 'x'[:, 1] of train has 4 in row {row}: kind has 3 rows -> {way}",
+        ]
+    (tmp_path / "t.csv").write_text("town,sort,year,label\n" + "4,2,8,0\n1,1,1,1\n2,2,9,2\n" + "0,0,0,0\n" * 9)
+    assert said(tmp_path / "t.csv", Packed(), val=0, inputs={"x": "town+sort+year"}) == (
+        f"column 'year' of train has 9 in row 2: year has 9 rows -> {way}"
+    )
+
+
+def test_numbers_that_are_computed_with_are_not_those_of_the_column() -> None:
+    class Shifted(Packed):
+        def forward(self, x: Tensor) -> Tensor:
+            moved = x.clone()
+            moved[:, 1] += 1
+            moved[:, 2] = 0
+            return super().forward(moved)
+
+    ids = np.stack([np.arange(10) % 5, np.arange(10) % 2, np.arange(10) + 100], 1)
+    checked({"x": ids, "label": Y}, Shifted(), val=0)
+
+
+def test_several_places_of_a_sample() -> None:
+    class Halves(Positions):
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.embed(ids[:, 1:]).mean(1)  # type: ignore[no-any-return]
+
+    ids = np.random.default_rng(0).integers(0, 7, (10, 5))
+    ids[:, 0] = 99  # this one is not looked up
+    labels = np.arange(10) % 4
+    checked((ids, labels), Halves(), val=0)
+    ids[6, 3] = 7
+    message = said((ids, labels), Halves(), val=0)
+    assert message.startswith("column '0', at 4 places from 1, of train has 7 in row 6: embed has 7 rows")
 
 
 # ---- batches and parts -----------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def test_an_npy_has_no_target(vector: torch.nn.Module, tmp_path: Path) -> None:
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
-LEAVE = "fill it in, drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
+LEAVE = "fill it in (--table auto), drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,9 @@ LEAVE = "fill it in, drop the row, or name only the columns to use: --inputs INP
         ("a,b,label\n1,2,0\n3,4,\n", "{path}, line 3: column 'label' has no value -> " + LEAVE),
         (
             "a,b,label\n1,x,0\n3,y,1\n",
-            "column 'b' holds text, but only a target may"
-            " -> convert it to numbers, or name the columns to use: --inputs INPUT=COLUMN+COLUMN",
+            "column 'b' holds text, but an input takes numbers -> "
+            "encode it: --table auto, or --table b=onehot or ordinal; "
+            "or name the columns to use: --inputs INPUT=COLUMN+COLUMN",
         ),
         (
             "a,b,species\n1,2,0\n",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,11 +53,12 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         for port, column in zip(ports, feeding.inputs):
             _check_held(part, values, port, column, problems)
     tried = _tried(model, next(iter(parts.values())), feeding, settings)
-    for column, (name, rows) in tried.embeddings.items():
+    for (column, places), (name, rows) in tried.embeddings.items():
         for part, values in seen.items():
-            if found := values.outside(column, 0, rows - 1):
+            if found := values.outside(column, 0, rows - 1, places=places):
                 help = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
-                problems.add(f"column {column!r} of {part} has {found}: {name} has {rows} rows", help=help)
+                which = _named(column, places, data)
+                problems.add(f"column {which} of {part} has {found}: {name} has {rows} rows", help=help)
     if tried.error and not problems.found:
         problems.add(tried.error)
     names = [port.name for port in signature_of(model).outputs]
@@ -64,6 +67,8 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         name = names[index] if index < len(names) else ""
         loss = settings.loss_of(name)
         of_classes = loss == "auto" or losses.loss_name(loss) in losses.CLASS_LOSSES
+        if index < len(tried.outputs) and column in data.named:
+            _check_named(tried.outputs[index], name, column, next(iter(parts.values())), problems)
         if index < len(tried.outputs) and of_classes:
             _check_classes(tried.outputs[index], column, seen, data, problems)
     problems.raise_if_any()
@@ -125,6 +130,16 @@ def _check_held(part: str, values: Values, port: Port, column: str, problems: Pr
         problems.add(what, help="remove the sample, or renumber the values")
 
 
+def _check_named(output: Tensor, name: str, column: str, samples: Samples, problems: Problems) -> None:
+    """Check that names are not trained as the numbers of their alphabetical order."""
+    classes = samples.fields[column].classes
+    if len(classes) > 2 and output.numel() == len(output):
+        what = f"target {column!r} holds {len(classes)} names ({listed(classes, 3)})"
+        what = f"{what}, but output {name or 0!r} is one number for each sample"
+        way = f"store numbers, if the names stand for some; or make it a classifier: --replace-head {len(classes)}"
+        problems.add(what, help=way)
+
+
 def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: Data, problems: Problems) -> None:
     """Check that class indices are below the number of classes in the output."""
     field = next(iter(parts.values())).samples.fields[column]
@@ -179,23 +194,25 @@ def _gaps(column: str, field: Field, parts: dict[str, Values], count: int, highe
 
 # ---- a batch through the model ---------------------------------------------------------------------------------------
 
+Places = tuple[int, ...]  # indices into a flattened sample
+
 
 @dataclass
 class Tried:
-    """The result of a trial run: the outputs, or the error; and by column the embedding that looks up its numbers.
+    """The result of a trial run: the outputs, or the error; and the embeddings that look up numbers of a column.
 
-    An embedding is given by its path and its number of rows.
+    An embedding is given by its path and its number of rows, by the column and the places in a sample that it looks up.
     """
 
     outputs: tuple[Tensor, ...]
-    embeddings: dict[str, tuple[str, int]]
+    embeddings: dict[tuple[str, Places], tuple[str, int]]
     error: Problem | None = None
 
 
 def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> Tried:
     batch = trial_batch(model, samples, settings.seed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    inputs = [batch[column].to(device) for column in feeding.inputs]
+    inputs = [batch[column].to(device).contiguous() for column in feeding.inputs]
     tried = Tried((), {})
     with undisturbed(model), _embeddings(model, dict(zip(feeding.inputs, inputs)), tried):
         try:
@@ -207,28 +224,46 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
     return tried
 
 
-def _same(taken: Tensor, x: Tensor) -> bool:
-    """Return True if `taken`, the embedding's input, has the numbers of `x`, which are not all equal."""
-    if taken.data_ptr() == x.data_ptr():
-        return True
-    return taken.shape == x.shape and bool((taken == x).all()) and bool(x.min() != x.max())
+def _places(taken: Tensor, x: Tensor) -> Places:
+    """Return the places in a flattened sample of `x` whose numbers `taken`, the embedding's input, has; () if unknown.
+
+    It is a view of `x`, or has the numbers of `x`, which are not all equal.
+    """
+    size = x.numel() // len(x)
+    if taken.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+        at = torch.arange(x.numel()).as_strided(taken.shape, taken.stride(), taken.storage_offset())
+        return tuple(sorted({*(at % size).flatten().tolist()}))
+    same = taken.shape == x.shape and bool((taken == x).all()) and bool(x.min() != x.max())
+    return tuple(range(size)) if same else ()
 
 
 @contextmanager
 def _embeddings(model: nn.Module, inputs: dict[str, Tensor], tried: Tried) -> Iterator[None]:
-    """Record the embeddings that look up an input's own numbers."""
+    """Record the embeddings that look up an input's own numbers. What is out of range is not looked up."""
     whole = {column: x for column, x in inputs.items() if not x.is_floating_point()}
     names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
 
-    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def note(module: nn.Module, args: tuple[Any, ...]) -> Any:
         assert isinstance(module, nn.Embedding)
         for column, x in whole.items():
-            if args and isinstance(args[0], Tensor) and _same(args[0], x):
-                known = tried.embeddings.get(column)
+            if args and isinstance(args[0], Tensor) and (places := _places(args[0], x)):
+                known = tried.embeddings.get((column, places))
                 if known is None or module.num_embeddings < known[1]:
-                    tried.embeddings[column] = (names[module], module.num_embeddings)
+                    tried.embeddings[column, places] = (names[module], module.num_embeddings)
+                args = (args[0].clamp(0, module.num_embeddings - 1), *args[1:])
+        return args
 
     with ExitStack() as hooks:
         for module in names:
             hooks.enter_context(module.register_forward_pre_hook(note))
         yield
+
+
+def _named(column: str, places: Places, data: Data) -> str:
+    """Return the name of what lies at these places of a column, for messages."""
+    shape, members = next(iter(data.parts.values())).fields[column].shape, data.joined.get(column, ())
+    if len(places) == math.prod(shape):
+        return repr(column)
+    if len(places) == 1 and len(shape) == 1:
+        return repr(members[places[0]]) if len(members) == shape[0] else f"{column!r}[:, {places[0]}]"
+    return f"{column!r}, at {counted(len(places), 'place')} from {places[0]},"

@@ -15,7 +15,8 @@ from onnxgen.common.names import printable
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.source import DataSource, listed, one_table, part_called, target_called
+from onnxgen.training.data.source import DataSource, Gaps, listed, one_table, part_called, target_called
+from onnxgen.training.data.table import missing
 
 MAX_NUMBERED_CLASSES = 100_000  # a column with greater integers does not hold class indices
 
@@ -90,7 +91,12 @@ def _divided(key: str) -> tuple[str, str] | None:
 
 def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = False) -> DataSource:
     """Like `from_columns`, for arrays of each part. A `Problem` in place of a column says why it can't be used."""
-    unfit = {n: c for columns in parts.values() for n, c in columns.items() if isinstance(c, Problem)}
+    parts = {part: {n: _gaps_of(name, n, c) for n, c in columns.items()} for part, columns in parts.items()}
+    raw = {
+        part: {n: c.values if isinstance(c, Gaps) else c for n, c in columns.items()} for part, columns in parts.items()
+    }
+    problems = [(n, c) for columns in parts.values() for n, c in columns.items() if isinstance(c, Problem)]
+    unfit = dict(sorted(problems, key=lambda found: not isinstance(found[1], Gaps)))  # a problem without values wins
     made = {
         part: _tensors({n: c for n, c in columns.items() if n not in unfit}, name) for part, columns in parts.items()
     }
@@ -111,7 +117,17 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
         classes |= {target: counted} if counted else {}
     samples = {part: Arrays(columns, classes) for part, columns in made.items()}
     one_table(samples, name)
-    return DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit)
+    return DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit, raw=raw)
+
+
+def _gaps_of(source: str, name: str, values: Any) -> Any:
+    """Return a column, or a `Gaps` if it is text in which None or NaN stand for missing values."""
+    if not isinstance(values, np.ndarray) or values.dtype != object or values.ndim != 1:
+        return values
+    gaps = [i for i, v in enumerate(values.tolist()) if v is None or (isinstance(v, float) and v != v)]
+    kept = np.delete(values, gaps)
+    texts = gaps and all(isinstance(value, str) for value in kept)
+    return missing(f"{source}, row {gaps[0]}", name, gaps, kept) if texts else values
 
 
 def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.classes import number_classes
+from onnxgen.training.data.encoding import encode
 from onnxgen.training.data.feeding import matched
 from onnxgen.training.data.images import (
     CHANNELS,
@@ -87,9 +88,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     stack(source, ports, settings, targets)
     first = next(iter(source.parts.values()))
     feeding = matched(first, source.target, ports, settings, targets)
-    for column in feeding.inputs:
-        if column in source.text:
-            raise OnnxgenError(text_input(column))
+    if texts := [column for column in feeding.inputs if column in source.text]:
+        raise OnnxgenError(*map(text_input, texts))
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
     whites = {c: w for port, c in zip(ports.inputs, feeding.inputs) if (w := _white(source, c, port, settings, asked))}
     images = {
@@ -99,6 +99,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     named = number_classes(source, feeding, settings.classes)
     if targets:
         split(source, target, settings, fixed_batch(model) or 1)
+    table = encode(source, ports, feeding, settings)
     fields = next(iter(source.parts.values())).fields
     steps: dict[str, Step] = {c: _plain(fields[c], port) for port, c in zip(ports.inputs, feeding.inputs)}
     for output, column in feeding.targets.items():
@@ -109,7 +110,9 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         for name, step in steps.items()
         if name not in images and step.dtype.is_floating_point and fields[name].dtype == torch.uint8
     ]
-    found = Data(None, name=source.name, notes=source.notes, target=target, named=named)
+    found = Data(
+        None, name=source.name, notes=source.notes, target=target, named=named, joined=source.joined, table=table
+    )
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
     if settings.normalize not in ("auto", "none") and not images:
         raise OnnxgenError(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")

@@ -32,7 +32,8 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
     Args:
         spec: a path or a word, as `KINDS` says; or an object: a torch Dataset, arrays `(x, y)`, datasets
             `(train, val, test)`, a dict of columns or of parts, or `Data`, which is returned as it is.
-        settings: `inputs`, `target`, `classes`, `val`, `test`, `seed`, `normalize`, `augment` and `strict` are read.
+        settings: `inputs`, `target`, `classes`, `val`, `test`, `seed`, `table`, `normalize`, `augment` and `strict`
+            are read.
         targets: False if no target is needed and the data must not be split (to predict).
 
     Raises:

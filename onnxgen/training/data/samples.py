@@ -9,6 +9,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from onnxgen.training.data.preprocessing import Table
+
 PARTS = ("train", "val", "test")
 
 Batch = dict[str, Tensor]  # by column, the stacked samples [batch, *shape]
@@ -64,6 +66,8 @@ class Data:
         normalize: how images were normalised, in the form of `Settings.normalize` ("0.1307,0.3081"), so that other data
             gets the same; empty if no images were.
         named: the targets that were class names, and were numbered when they were read.
+        joined: the columns of a table that make an input's column, by the name of that column.
+        table: how they became numbers, if `Settings.table` asked for more than to join them; other data gets the same.
     """
 
     train: Samples | None
@@ -74,6 +78,8 @@ class Data:
     target: str = ""
     normalize: str = ""
     named: frozenset[str] = frozenset()
+    joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    table: Table | None = None
 
     @property
     def parts(self) -> dict[str, Samples]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
@@ -27,6 +28,8 @@ class DataSource:
         table: True if columns are single numbers that may be joined into one input.
         text: the columns whose class indices stand for text.
         unfit: columns that can't be used, and why.
+        raw: by part, the columns as they were read, in their order: text as text, and with missing values.
+        joined: the columns that were joined, by the name of the column that they make.
         notes: facts for the user.
     """
 
@@ -38,7 +41,16 @@ class DataSource:
     table: bool = False
     text: frozenset[str] = frozenset()
     unfit: Mapping[str, Problem] = field(default_factory=dict)
+    raw: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    joined: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Gaps(Problem):
+    """The problem that a column has missing values; and the column with NaN in their place."""
+
+    values: Any = field(default=None, compare=False, repr=False)
 
 
 def part_called(name: str) -> str | None:

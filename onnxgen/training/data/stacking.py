@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from onnxgen.common.names import printable
-from onnxgen.errors import Problem, Problems
+from onnxgen.errors import Problem, Problems, counted
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.feeding import no_target
-from onnxgen.training.data.source import DataSource, listed, target_called
+from onnxgen.training.data.preprocessing import fitted
+from onnxgen.training.data.source import DataSource, Gaps, listed, target_called
 from onnxgen.training.settings import Settings
 
 
@@ -28,25 +30,32 @@ def stack(source: DataSource, ports: Signature, settings: Settings, targets: boo
     problems = Problems()
     columns = list(next(iter(source.parts.values())).fields)
     aims = _aims(source, ports, settings, columns)
+    singles = _singles(source) if settings.table != "none" else []
     for name in (*settings.inputs.values(), *(p.name for p in ports.inputs), *aims):
-        if name in source.unfit:
+        if name in source.unfit and (name in aims or name not in singles):
             problems.add(source.unfit[name])
     problems.raise_if_any()
-    joined = {c: c.split("+") for c in settings.inputs.values() if "+" in c and c not in columns}
-    open_inputs = [p.name for p in ports.inputs if p.name not in settings.inputs and p.name not in columns]
-    if source.table and len(open_inputs) == 1:
+    table = fitted(settings.table)
+    joined = {settings.inputs.get(n, n): list(members) for n, members in table.inputs.items()} if table else {}
+    joined |= {c: c.split("+") for c in settings.inputs.values() if "+" in c and c not in columns}
+    own = {settings.inputs.get(p.name, p.name): p for p in ports.inputs}
+    joined |= {c: [c] for c, p in own.items() if c in singles and c not in (*aims, *joined) and p.dtype != "bool"}
+    open_inputs = [p.name for p in ports.inputs if p.name not in (*settings.inputs, *columns, *joined)]
+    if (source.table or singles) and len(open_inputs) == 1:
         if targets and not aims:
             problems.add(no_target(ports, columns))
             problems.raise_if_any()
         used = {*aims, *settings.inputs.values(), *(p.name for p in ports.inputs), *sum(joined.values(), [])}
-        left = [c for c in (*columns, *source.unfit) if c not in used]
-        joined |= {open_inputs[0]: left} if len(left) > 1 or set(left) & set(source.unfit) else {}
+        left = [c for c in dict.fromkeys((*singles, *columns, *source.unfit)) if c not in used]
+        joined |= {open_inputs[0]: left} if len(left) > 1 or {*left} & {*source.unfit, *singles} else {}
     for name, members in joined.items():
-        _join(source, name, members, problems)
+        _join(source, name, members, singles, problems)
     problems.raise_if_any()
+    source.joined, source.text = joined, source.text - ({*joined} & {*singles})
     for name, members in joined.items():
         inputs = [p.name for p in ports.inputs if settings.inputs.get(p.name, p.name) == name]
-        source.notes.append(f"{', '.join(inputs)} gets {len(members)} columns: {listed(members)}")
+        if members != [name]:
+            source.notes.append(f"{', '.join(inputs)} gets {counted(len(members), 'column')}: {listed(members)}")
 
 
 def _aims(source: DataSource, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
@@ -58,13 +67,24 @@ def _aims(source: DataSource, ports: Signature, settings: Settings, columns: Seq
     return named or ([known] if known else [])
 
 
-def _join(source: DataSource, name: str, members: Sequence[str], problems: Problems) -> None:
+def _singles(source: DataSource) -> list[str]:
+    """Return the columns with one number or text, or none, for each sample, in their order."""
+    unusable = {n for n, problem in source.unfit.items() if not isinstance(problem, Gaps)}
+    first = next(iter(source.raw.values()), {})
+    return [name for name, values in first.items() if name not in unusable and np.ndim(values) == 1]
+
+
+def _join(source: DataSource, name: str, members: Sequence[str], singles: Sequence[str], problems: Problems) -> None:
+    """Add the joined column; for a table (which has `singles`) zeros, in whose place `encode` puts its numbers."""
     fields = next(iter(source.parts.values())).fields
     for member in members:
+        if member in singles:
+            continue
         if member in source.unfit:
             problems.add(source.unfit[member])
         elif member not in fields:
-            problems.add(f"--inputs: the data has no column {printable(member)!r} (it has {listed(fields)})")
+            option = "--table" if singles else "--inputs"
+            problems.add(f"{option}: the data has no column {printable(member)!r} (it has {listed(fields)})")
         elif member in source.text:
             problems.add(text_input(member))
         elif fields[member].shape:
@@ -72,15 +92,17 @@ def _join(source: DataSource, name: str, members: Sequence[str], problems: Probl
             problems.add(f"{has}, but only single numbers can be joined")
     for part, samples in source.parts.items() if not problems.found else ():
         assert isinstance(samples, Arrays)
-        columns = [samples.columns[member] for member in members]
+        columns = [torch.zeros(len(samples)) if singles else samples.columns[member] for member in members]
         whole = not any(c.is_floating_point() for c in columns)
         stacked = torch.stack([c.to(torch.int64 if whole else torch.float32) for c in columns], 1)
-        source.parts[part] = Arrays({**samples.columns, name: stacked}, samples.classes, samples.rows)
+        classes = {column: names for column, names in samples.classes.items() if column != name}
+        source.parts[part] = Arrays({**samples.columns, name: stacked}, classes, samples.rows)
 
 
 def text_input(column: str) -> Problem:
     """Return the problem that an input takes numbers, but its column holds text."""
     return Problem(
-        f"column {printable(column)!r} holds text, but only a target may",
-        help="convert it to numbers, or name the columns to use: --inputs INPUT=COLUMN+COLUMN",
+        f"column {printable(column)!r} holds text, but an input takes numbers",
+        help=f"encode it: --table auto, or --table {printable(column)}=onehot or ordinal; "
+        "or name the columns to use: --inputs INPUT=COLUMN+COLUMN",
     )

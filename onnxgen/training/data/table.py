@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted, one_line
+from onnxgen.training.data.source import Gaps
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
 _DELIMITERS = ",;\t|"
@@ -19,7 +22,7 @@ _DELIMITERS = ",;\t|"
 def read_csv(path: Path) -> dict[str, Any]:
     """Return the columns of a table by name: arrays of int64, float64, bool or text.
 
-    A column with missing values is a `Problem` instead.
+    A column with missing values is a `Gaps` instead.
 
     Raises:
         OnnxgenError: the file is not UTF-8 text, has no names or no rows, or its rows differ in length.
@@ -68,7 +71,12 @@ def _column(path: Path, name: str, texts: list[str], lines: Sequence[int]) -> An
     numbers = all(map(_is_number, there))
     bare = [i for i, v in enumerate(values) if (v.lower() in MISSING if numbers else not v)]
     if bare:
-        return missing(f"{path}, line {lines[bare[0]]}", name, len(bare))
+        kept = _typed([v for i, v in enumerate(values) if i not in {*bare}], numbers)
+        return missing(f"{path}, line {lines[bare[0]]}", name, bare, kept)
+    return _typed(values, numbers)
+
+
+def _typed(values: list[str], numbers: bool) -> NDArray[Any]:
     if not numbers:
         if {v.lower() for v in values} <= {"true", "false"}:
             return np.array([v.lower() == "true" for v in values])
@@ -79,11 +87,15 @@ def _column(path: Path, name: str, texts: list[str], lines: Sequence[int]) -> An
         return np.array([float(v) for v in values])
 
 
-def missing(where: str, name: str, count: int) -> Problem:
-    """Return the problem that a column has missing values."""
-    others = f", and {count - 1} more" if count > 1 else ""
-    way = "fill it in, drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
-    return Problem(f"{where}: column {printable(name)!r} has no value{others}", help=way)
+def missing(where: str, name: str, gaps: Sequence[int], kept: NDArray[Any]) -> Gaps:
+    """Return the problem that a column has no value in the rows `gaps`; `kept` has the values of the other rows."""
+    values = None
+    if kept.ndim == 1:
+        values = np.full(len(gaps) + len(kept), math.nan, dtype=object if kept.dtype.kind in "UO" else np.float64)
+        values[np.delete(np.arange(len(values)), gaps)] = kept
+    others = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+    way = "fill it in (--table auto), drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
+    return Gaps(f"{where}: column {printable(name)!r} has no value{others}", help=way, values=values)
 
 
 def read_parquet(path: Path) -> dict[str, Any]:
@@ -105,8 +117,9 @@ def _arrow(path: Path, name: str, column: Any) -> Any:
     from pyarrow import types
 
     if column.null_count:
-        first = next(i for i, empty in enumerate(column.is_null().to_pylist()) if empty)
-        return missing(f"{path}, row {first}", name, column.null_count)
+        gaps = np.flatnonzero(column.is_null().to_numpy()).tolist()
+        kept = _arrow(path, name, column.drop_null())
+        return kept if isinstance(kept, Problem) else missing(f"{path}, row {gaps[0]}", name, gaps, kept)
     kind = column.type
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
         return column.to_numpy()

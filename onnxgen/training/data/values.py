@@ -45,18 +45,26 @@ class Values:
             yield range(start, min(start + step, len(whole))), whole[start : start + step]
 
     def infinite(self, column: str) -> str:
-        """Return the first value that is not finite, with its row ("nan in row 3"); empty if there is none."""
+        """Return the first value that is not finite in the dtype that is fed, with its row ("nan in row 3"); or ""."""
+        fed = self.samples.fields[column].dtype
         for indices, values in self[column]:
             if not values.is_floating_point():
                 return ""
-            if found := self._first(values, ~values.isfinite(), indices):
+            if found := self._first(values, ~values.to(fed).isfinite(), indices):
                 return found
         return ""
 
-    def outside(self, column: str, low: int, high: int, ignored: int | None = None) -> str:
-        """Return the first integer outside `low` to `high`, with its row; empty if there is none."""
+    def outside(
+        self, column: str, low: int, high: int, ignored: int | None = None, places: Sequence[int] | None = None
+    ) -> str:
+        """Return the first integer outside `low` to `high`, with its row; empty if there is none.
+
+        Only `places` of each flattened sample are looked at, if given.
+        """
         for indices, stored in self[column]:
             values = stored.long()  # in uint8 a larger limit would wrap around
+            if places is not None:
+                values = values.reshape(len(values), -1)[:, list(places)]
             wrong = (values < low) | (values > high)
             if ignored is not None:
                 wrong &= values != ignored
