@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.common.names import identifier, network_name
-from onnxgen.common.paths import python_file
+from onnxgen.common.paths import python_file, refuse_hiding
 from onnxgen.common.timing import recorded, stage, uncollected
 from onnxgen.errors import OnnxgenError
 from onnxgen.graph.annotations import CHECKED, CLASSES
@@ -126,6 +126,7 @@ def generate(
         EditedError: the module was edited and its source changed too. `<out>.new` was written beside it.
     """
     path, out = Path(path), default_out(path, out)
+    refuse_hiding(out)
     generated = build(path, options, out, progress)
     with timed(generated.report, "write"):
         Output(out, options).write(generated, force)

@@ -40,6 +40,7 @@ def run(args: list[str]) -> int:
     """
     import click
 
+    from onnxgen.common.paths import lacking
     from onnxgen.errors import OnnxgenError, typed
 
     try:
@@ -64,6 +65,8 @@ def run(args: list[str]) -> int:
         where = f" ({error.filename})" if error.filename else ""
         return _failed(args, f"{error.strerror or error}{where}", BAD_INPUT)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (known := lacking(error)) is not None:
+            return _failed(args, str(known), BAD_INPUT, known.problems, traced=True)
         hint = "" if _is_verbose(args) else "; -v shows the traceback"
         what = f"this is a bug in onnxgen, please report it{hint}: {typed(error)}"
         return _failed(args, what, BUG, traced=True)

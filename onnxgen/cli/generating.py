@@ -98,7 +98,7 @@ def _names(out: Path) -> list[str]:
     if out.stem.isidentifier() and not keyword.iskeyword(out.stem):
         return []
     other = f"{identifier(out.stem, 'model')}.py"
-    return [f"{out.name} can't be imported, since {out.stem!r} is not a name in Python: call it {other}"]
+    return [f"{out.name} can't be imported, since {out.stem!r} is not a name in Python: give -o {other}"]
 
 
 _STATUS_TEXTS = {

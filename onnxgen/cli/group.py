@@ -32,6 +32,30 @@ START = (
     ("onnxgen verify net.onnx model.py", "Compare them with the ONNX file."),
     ("onnxgen train model.py --data photos/", "Train it on images in folders."),
 )
+SYNONYMS = {  # words of other programs for an option, besides those that its name and its help begin with
+    "--batch-size": "batch bs minibatch",
+    "--class-name": "name",
+    "--clip": "gradient-clip grad-clip max-norm max-grad-norm",
+    "--data": "dataset train-data",
+    "--device": "gpu cuda accelerator",
+    "--early-stop": "patience",
+    "--freeze": "frozen",
+    "--loss": "criterion",
+    "--lr": "learningrate rate",
+    "--max-steps": "iterations steps",
+    "--monitor": "metric",
+    "--optimizer-arg": "momentum betas eps",
+    "--out": "output output-dir save-dir",
+    "--output": "out save",
+    "--precision": "amp fp16 bf16 half",
+    "--replace-head": "num-classes head",
+    "--resume": "continue restart",
+    "--rtol": "tolerance tol",
+    "--schedule": "lr-scheduler",
+    "--val": "validation validation-split",
+    "--weight-decay": "wd l2",
+    "--weights": "checkpoint ckpt pretrained load",
+}
 EVERY = "Messages and help"  # the title of the options that every command has
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -111,13 +135,15 @@ class Command(click.Command):
         self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """For an unknown option also suggest options whose help begins with its words."""
+        """For an unknown option also suggest options whose help begins with its words, and those of `SYNONYMS`."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            words = error.option_name.strip("-").replace("-", " ")
+            word = error.option_name.strip("-").replace("_", "-").lower()
             options = [p for p in self.params if isinstance(p, click.Option)]
-            meant = [p.opts[-1] for p in options if (p.help or "").lower().startswith(words)]
+            meant = [p.opts[-1] for p in options if word in SYNONYMS.get(p.opts[-1], "").split()]
+            words = word.replace("-", " ")
+            meant += [p.opts[-1] for p in options if (p.help or "").lower().startswith(words)]
             if meant:
                 ctx.fail(f"no such option {error.option_name}; did you mean {' or '.join(meant)}?")
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
-from onnxgen.common.paths import installing, python_file
+from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.checkpoint.folder import CONFIG, holds_a_run, need_run
 from onnxgen.training.config import DIGITS, read_config
@@ -83,15 +83,9 @@ def first_process() -> bool:
 
 
 def _fit() -> Any:
-    """Return `onnxgen.training.fit`. Raises `OnnxgenError` if a package is missing."""
-    try:
-        import lightning  # noqa: F401
+    """Return `onnxgen.training.fit`, which takes seconds to import. Raises `ModuleNotFoundError`."""
+    from onnxgen.training import fit
 
-        from onnxgen.training import fit
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("onnxgen"):
-            raise
-        raise OnnxgenError(f"training needs {error.name}", help=installing("train")) from None
     return fit
 
 

@@ -8,11 +8,22 @@ the first only).
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from onnxgen.errors import OnnxgenError
 
 _HERE = Path(__file__).resolve().parents[1]
+_EXTRAS = {  # the modules that each extra of pyproject.toml installs, as they are imported; "" is onnxgen itself
+    "": "black click jinja2 numpy onnx onnx_ir platformdirs pygments rich safetensors",
+    "torch": "torch",
+    "verify": "onnxruntime",
+    "train": "PIL lightning matplotlib sklearn tensorboard torchmetrics",
+    "watch": "watchfiles",
+}
+_EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}
 
 
 def templates_dir() -> Path:
@@ -35,7 +46,34 @@ def helper_files() -> list[Path]:
 def installing(extra: str) -> str:
     """The way out where a package is missing: onnxgen is installed from its own folder, not from a package index."""
     folder = str(_HERE.parent) if (_HERE.parent / "pyproject.toml").is_file() else "PATH"
-    return f"pip install {shlex.quote(f'{folder}[{extra}]')}" + (" (PATH: onnxgen's own folder)" * (folder == "PATH"))
+    wanted = shlex.quote(f"{folder}[{extra}]" if extra else folder)
+    return f"pip install {wanted}" + (" (PATH: onnxgen's own folder)" * (folder == "PATH"))
+
+
+def lacking(error: ModuleNotFoundError) -> OnnxgenError | None:
+    """Return the error for a missing module that onnxgen or one of its extras installs; None for any other module."""
+    module = (error.name or "").partition(".")[0]
+    if module not in _EXTRA_OF:
+        return None
+    return OnnxgenError(f"the module {module} is not installed", help=installing(_EXTRA_OF[module]))
+
+
+def need(modules: Iterable[str]) -> None:
+    """Raise `OnnxgenError` for the first of the modules that is not installed, without importing them."""
+    for module in modules:
+        if find_spec(module) is None and (error := lacking(ModuleNotFoundError(name=module))) is not None:
+            raise error
+
+
+def refuse_hiding(path: Path) -> None:
+    """Raise `OnnxgenError` if programs in the module's folder would import it in place of one that torch imports.
+
+    In a package, the package's name comes before the module's.
+    """
+    if path.stem in {"torch", "numpy", "safetensors", *sys.stdlib_module_names}:
+        if not (path.parent / "__init__.py").is_file():
+            what = f"{path} would hide Python's module {path.stem!r} from every program in its folder"
+            raise OnnxgenError(what, help=f"name another file, such as {path.with_name(f'{path.stem}_model.py')}")
 
 
 def python_file(path: Path) -> Path:

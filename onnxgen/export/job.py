@@ -10,6 +10,7 @@ from types import ModuleType
 
 from torch import nn
 
+from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import anew, files
 from onnxgen.export.changes import DTYPE, LEFT_OUT, Changed, choices
@@ -78,7 +79,7 @@ class ExportJob:
     def run(self, wanted: Verification | None) -> ExportReport:
         if wanted is not None and importlib.util.find_spec("onnxruntime") is None:
             what = "verifying an export needs onnxruntime"
-            raise OnnxgenError(what, help="pip install onnxruntime, or skip the check with --no-verify")
+            raise OnnxgenError(what, help=f"{installing('verify')}, or skip the check with --no-verify")
         with imported(self.module) as file:
             origin = origin_of(self.module, vars(file), self.onnx)
             out = self.out or self.module.with_name(f"{origin.onnx.stem}-tuned.onnx")

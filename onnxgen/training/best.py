@@ -1,4 +1,4 @@
-"""The rule for the best epoch. The kept weights and the reports both follow it."""
+"""The rule for the best epoch. The kept weights, early stopping and the reports all follow it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def goodness(metrics: Mapping[str, float], monitor: str) -> tuple[float, float] 
     same part of the data decides.
 
     Returns:
-        None if the metric is missing or not finite.
+        None if the metric is missing or not finite, or if the loss is NaN: then the accuracy means nothing.
     """
     value = metrics.get(monitor, math.nan)
-    if not math.isfinite(value):
-        return None
     loss = metrics.get("train_loss" if monitor.startswith("train_") else "val_loss", math.inf)
+    if not math.isfinite(value) or math.isnan(loss):
+        return None
     return -value if lower_is_better(monitor) else value, -loss if math.isfinite(loss) else -math.inf

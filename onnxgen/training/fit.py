@@ -14,7 +14,6 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from onnxgen._callable import callable_module
@@ -112,7 +111,7 @@ def run(
     facts = report.facts_of(plan)
     history, progress = report.callbacks(settings, facts, show)
     keep = checkpoints(plan, progress.say)
-    first, rest = LogEpoch(), [history, progress, *early_stopping(plan), keep]
+    first, rest = LogEpoch(), [history, progress, keep]
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume)  # may raise, so it comes before files of an older run are replaced
@@ -137,8 +136,8 @@ def run(
 def _check_monitor(plan: Plan) -> None:
     parts = [part for part in plan.data.parts if part != "test"]
     known = [name for part in parts for name in Meter(plan.objectives).means(part, lambda sums: sums)]
-    if plan.monitor[0] not in known:
-        raise OnnxgenError(f"no metric is called {plan.monitor[0]!r}", help=f"there are {', '.join(known)}")
+    if plan.monitor not in known:
+        raise OnnxgenError(f"no metric is called {plan.monitor!r}", help=f"there are {', '.join(known)}")
 
 
 def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -149,6 +148,7 @@ def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> lightning.Trainer:
     settings = plan.settings
     options = trainer_options(plan.device, settings)
+    first = 0 if settings.resume else -1  # batches to validate before the first step: none or all
     return lightning.Trainer(
         max_epochs=settings.epochs,
         max_steps=settings.max_steps or -1,
@@ -157,7 +157,7 @@ def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> l
         callbacks=callbacks,
         profiler=Unmeasured(),
         plugins=[*options.pop("plugins", ()), store],
-        **{**QUIET, "logger": report.logger(settings.out)},
+        **{**QUIET, "logger": report.logger(settings.out), "num_sanity_val_steps": first},
         **options,
     )
 
@@ -171,19 +171,9 @@ def checkpoints(plan: Plan, say: Callable[[str], None]) -> Checkpoints:
         identity(plan.model, plan.data.train, settings),
         out=settings.out,
         minutes=settings.checkpoint_minutes,
-        monitor=plan.monitor[0],
+        monitor=plan.monitor,
         say=say,
     )
-
-
-def early_stopping(plan: Plan) -> list[EarlyStopping]:
-    """Return the callback that stops after `early_stop` epochs without a new best; none if `early_stop` is None."""
-    if plan.settings.early_stop is None:
-        return []
-    monitor, mode = plan.monitor
-    # `Checkpoints` already checks that the metric exists and is finite
-    more = {"strict": False, "check_finite": False, "check_on_train_epoch_end": True}
-    return [EarlyStopping(monitor, mode=mode, patience=plan.settings.early_stop, **more)]
 
 
 class _Loaders(lightning.LightningDataModule):

@@ -15,7 +15,6 @@ from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
 from onnxgen.surgery.replacing import replace_head
-from onnxgen.training.best import lower_is_better
 from onnxgen.training.checkpoint.folder import CHECKPOINTS
 from onnxgen.training.checkpoint.identity import compare_model
 from onnxgen.training.checkpoint.store import peek
@@ -49,13 +48,12 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def monitor(self) -> tuple[str, str]:
-        """The metric that decides which weights are best, and "max" or "min" for the better direction."""
-        name = self.settings.monitor
-        if name == "auto":
-            part = "val" if self.data.val is not None else "train"
-            name = f"{part}_accuracy" if any(o.classes for o in self.objectives) else f"{part}_loss"
-        return name, "min" if lower_is_better(name) else "max"
+    def monitor(self) -> str:
+        """The metric that decides which weights are best."""
+        if self.settings.monitor != "auto":
+            return self.settings.monitor
+        part = "val" if self.data.val is not None else "train"
+        return f"{part}_accuracy" if any(o.classes for o in self.objectives) else f"{part}_loss"
 
 
 def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Plan:

@@ -11,8 +11,7 @@ from typing import Any
 import lightning
 from lightning.pytorch.profilers import PassThroughProfiler
 
-# No progress bar, summary and checkpoints of Lightning. No validation before the first step either: it would draw
-# random numbers that a resumed run does not draw.
+# No progress bar, summary and checkpoints of Lightning, and no validation before the first step.
 QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,

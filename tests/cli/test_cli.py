@@ -22,7 +22,7 @@ from onnx import helper as h
 from onnxgen import OnnxgenError, Options, __version__
 from onnxgen.cli import run, say
 from onnxgen.cli.app import app
-from onnxgen.cli.group import CODES, DEFAULT, EVERY, START, Command, Option
+from onnxgen.cli.group import CODES, DEFAULT, EVERY, START, SYNONYMS, Command, Option
 
 Out = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,8 +115,21 @@ def test_a_model_called_like_a_command(model: Path, out: Path, monkeypatch: pyte
 def test_a_name_that_cannot_be_imported_is_told(model: Path, capsys: Out, name: str, other: str) -> None:
     code, found = answer(capsys, model, "-o", model.parent / f"{name}.py")
     told = [note for note in found["notes"] if "imported" in note]
-    says = f"{name}.py can't be imported, since {name!r} is not a name in Python: call it {other}.py"
+    says = f"{name}.py can't be imported, since {name!r} is not a name in Python: give -o {other}.py"
     assert code == 0 and told == ([says] if other else [])
+
+
+@pytest.mark.parametrize("name", ["torch", "safetensors", "numpy", "typing", "pathlib", "random"])
+def test_a_name_that_hides_a_module_of_python_is_refused(model: Path, capsys: Out, name: str) -> None:
+    """In that folder `import torch` would import the generated file."""
+    taken = model.parent / f"{name}.py"
+    assert call(model, "-o", taken) == 2 and not taken.exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"would hide Python's module {name!r}" in line and line.endswith(f"such as {model.parent / name}_model.py")
+    package = model.parent / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    assert call(model, "-o", package / f"{name}.py") == 0
 
 
 def test_check(model: Path, out: Path, capsys: Out) -> None:
@@ -479,6 +492,31 @@ def test_a_mistyped_command(capsys: Out, tmp_path: Path, monkeypatch: pytest.Mon
     for typed in ("trian", "modle.onnx", "--verify"):
         assert run([typed]) == 2
         assert "did you mean: onnxgen" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "meant"),
+    [
+        ("train", "--learning-rate", "--lr"),
+        ("train", "--learning_rate", "--lr"),
+        ("train", "--patience", "--early-stop"),
+        ("train", "--bs", "--batch-size"),
+        ("train", "--output", "--out"),
+        ("export", "--out", "--output"),
+        ("generate", "--overwrite", "--force"),
+    ],
+)
+def test_the_word_of_another_program_for_an_option(command: str, typed: str, meant: str, capsys: Out) -> None:
+    assert call(command, typed, 1) == 2
+    assert f"no such option {typed}; did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_synonyms_are_no_options_themselves() -> None:
+    """Each is of an option that exists, and none is an option of the same command."""
+    commands = [{name for p in command.params for name in p.opts} for command in app.commands.values()]
+    for option, words in SYNONYMS.items():
+        having = [names for names in commands if option in names]
+        assert having and not any(f"--{word}" in names for word in words.split() for names in having), option
 
 
 def test_examples_are_commands_that_parse() -> None:

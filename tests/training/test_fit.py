@@ -165,11 +165,6 @@ def test_a_monitored_metric_that_is_not_logged_is_refused(more: dict[str, Any], 
         fit(net(), images(), callbacks=[Seen()], out=tmp_path, monitor="val_acuracy", epochs=2, **more)
 
 
-def test_a_run_may_end_before_its_first_validation(tmp_path: Path) -> None:
-    result = fit(net(), images(), out=tmp_path, batch_size=8, max_steps=2)
-    assert result.stopped == "max_steps" and (tmp_path / "best.safetensors").is_file()
-
-
 def test_each_output_has_its_own_loss(tmp_path: Path) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

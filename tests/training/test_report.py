@@ -183,7 +183,18 @@ def test_curves_of_odd_values(values: list[float]) -> None:
     assert curves(rows, "accuracy", "val_loss") is None
 
 
-@pytest.mark.parametrize("number", [2, 25, 300])
+def test_confusion_shows_the_classes_that_occur() -> None:
+    """Those that are predicted only, too."""
+    few = torch.tensor([[4, 0, 1], [0, 0, 0], [0, 2, 7]])
+    places, names = [7, 500, 999], [f"class {number}" for number in range(1000)]
+    many = torch.zeros(1000, 1000, dtype=torch.long)
+    many[torch.tensor(places)[:, None], torch.tensor(places)] = few
+    found = confusion_matrix(many, names, "test")
+    assert found == confusion_matrix(few, [names[i] for i in places], "test: 3 of 1,000 classes occur")
+    assert confusion_matrix(few[1:2, 1:2], ["one"], "test").startswith(b"\x89PNG"), "no sample at all"
+
+
+@pytest.mark.parametrize("number", [2, 25, 50, 300])
 def test_confusion_of_few_and_many_classes(number: int) -> None:
     counts = torch.eye(number, dtype=torch.long)
     assert confusion_matrix(counts, [HOSTILE * 9] * number, "test").startswith(b"\x89PNG")
@@ -305,6 +316,21 @@ def test_the_reader_of_the_output_may_end(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr("sys.stdout", gone)
         shown.say("one")
         shown.say("two")
+
+
+def test_a_signal_while_a_line_is_printed(tmp_path: Path) -> None:
+    """The line of its handler comes next, and each line once."""
+    from rich.console import Console
+
+    class Interrupted(io.StringIO):
+        def flush(self) -> None:
+            if "two" not in self.getvalue() and not shown._said:
+                shown.say("two")
+
+    shown = Dashboard(facts(), tmp_path, Metrics(tmp_path / "metrics.csv", "val_loss"))
+    shown.console = Console(file=Interrupted(), width=120, force_terminal=True, color_system=None)
+    shown.say("one")
+    assert shown.console.file.getvalue() == "one\ntwo\n"
 
 
 def test_durations_and_sparklines() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning
 import torch
@@ -73,7 +74,7 @@ class Checkpoints(lightning.Callback):
         self._metrics: dict[str, Tensor] = {}
         self._failed: OSError | None = None
         self._signum = 0
-        self._trained = False
+        self._trained = self._cut = False
         self._saved = time.monotonic()
 
     def start(self, resume: bool) -> Path | None:
@@ -136,15 +137,26 @@ class Checkpoints(lightning.Callback):
         self._trained = True
         if outputs:
             self._losses.append((trainer.global_step, outputs["loss"].detach()))
-        if len(self._losses) >= BATCHES_PER_LOSS_CHECK:
+        loop = trainer.fit_loop.epoch_loop
+        if loop._is_training_done:  # before the validation, which could call such weights best
+            self._check_finite(trainer, task)
+            # If `max_steps` ends the run within the epoch, Lightning validates only before an early stop.
+            within = not loop._num_ready_batches_reached() and not trainer.should_stop
+            self._cut = within and sum(trainer.num_val_batches) > 0
+            trainer.should_stop |= self._cut
+        elif len(self._losses) >= BATCHES_PER_LOSS_CHECK:
             self._check_finite(trainer)
         if (wish := self._agreed(trainer, index)) == CONTINUE:
             return
-        if trainer.fit_loop.epoch_loop._is_training_done or trainer.fit_loop._should_accumulate():
+        if loop._is_training_done or trainer.fit_loop._should_accumulate():
             return  # the end of an epoch is saved later; a half accumulated step can't be saved
         self._save(trainer, task)
         if wish == STOP:
             raise Stopped(self._signum or signal.SIGTERM)
+
+    def on_validation_start(self, trainer: lightning.Trainer, task: Any) -> None:
+        if self._cut:  # more steps may follow when the run is resumed
+            trainer.should_stop = self._cut = False
 
     def on_train_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if self._trained:
@@ -179,14 +191,16 @@ class Checkpoints(lightning.Callback):
             of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
             weights = plain(of_model, self._tied_names)
             self._write(weights, LAST)
-            if better or self.best is None:
+            if better:
                 self._write(weights, BEST)
         self._save(trainer, task)
 
     def _monitored(self, trainer: lightning.Trainer) -> dict[str, float]:
-        """Return the logged metrics. `monitor` may be missing only if `max_steps` ended the epoch early."""
+        """Return the logged metrics. Raises `OnnxgenError` if `monitor` is missing or the validation loss is NaN."""
         found = metrics(trainer)
-        if self.monitor not in found and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if math.isnan(found.get("val_loss", 0.0)):
+            self._refuse(f"the validation loss is NaN after step {trainer.global_step}")
+        if self.monitor not in found:
             there = ", ".join(sorted(found))
             raise OnnxgenError(f"no logged value is called {self.monitor!r}", help=f"--monitor takes one of {there}")
         return found
@@ -213,11 +227,13 @@ class Checkpoints(lightning.Callback):
             step = trainer.global_step
         if not _most(trainer, step is not None):
             return
-        where = f"at step {trainer.global_step if step is None else step}"
-        raise OnnxgenError(
-            f"the loss became infinite or NaN {where}; the earlier weights are kept in {self.out}",
-            help="train with a smaller --lr, or with --clip 1",
+        self._refuse(f"the loss became infinite or NaN at step {trainer.global_step if step is None else step}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        kept = (
+            f"the earlier weights are kept in {self.out}" if self.store.last.is_file() else "there are no good weights"
         )
+        raise OnnxgenError(f"{what}; {kept}", help="train with a smaller --lr, or with --clip 1")
 
     # Stopping and resuming.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onnxgen.common.names import printable
-from onnxgen.common.paths import installing
+from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import DataSource, Gaps, listed, one_table, part_called, target_called
@@ -49,11 +49,9 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
 def open_digits() -> DataSource:
     """Return the 1,797 handwritten digits of scikit-learn, 8x8 with values from 0 to 16: "image" and "label"."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        what = "the digits come with scikit-learn, which is not installed"
-        raise OnnxgenError(what, help=installing("train")) from None
+    need(["sklearn"])
+    from sklearn.datasets import load_digits
+
     found = load_digits()
     columns = {"image": torch.from_numpy(found.images).float(), "label": torch.from_numpy(found.target).long()}
     classes = {"label": tuple(map(str, range(10)))}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onnxgen.common.cache import Cache
 from onnxgen.common.names import printable
-from onnxgen.common.paths import installing
+from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource, listed, part_called
@@ -188,10 +188,7 @@ def _skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]
 
 def _seen(folder: Path, paths: Sequence[Path]) -> dict[Path, Seen]:
     """Return the size of each file, or why it can't be read. Files are decoded unless the cache knows them."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise OnnxgenError("images need Pillow, which is not installed", help=installing("train")) from None
+    need(["PIL"])
     cache, name = Cache(), str(folder.resolve())
     fact = cache.get("images", name) if len(paths) >= MIN_CACHED else None
     known: dict[str, Seen] = {k: v if isinstance(v, str) else tuple(v) for k, v in (fact or {}).items()}

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
+from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.checkpoint.folder import BEST, CONFIG, LAST
 from onnxgen.training.config import write_config
@@ -47,13 +48,14 @@ def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Met
         show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": "live" on a terminal, else "lines".
 
     Raises:
-        OnnxgenError: `show` has another value.
+        OnnxgenError: `show` has another value, or a package for the report is missing.
     """
+    need(("tensorboard", "matplotlib"))
     if show not in ("auto", *SHOWS):
         raise OnnxgenError(f"show must be auto or one of {', '.join(SHOWS)}, not {show!r}")
     if show == "auto":
         show = "live" if sys.stdout.isatty() else "lines"
-    metrics = Metrics(settings.out / "metrics.csv", facts.monitor)
+    metrics = Metrics(settings.out / "metrics.csv", facts.monitor, settings.early_stop)
     return metrics, SHOWS[show](facts, settings.out, metrics)
 
 

@@ -89,7 +89,7 @@ def facts_of(plan: Plan) -> Facts:
         notes=tuple(plan.notes),
         device=_worded(plan.device, plan.settings),
         classes=parts["train"].fields[classifier.column].classes if classifier is not None else (),
-        monitor=plan.monitor[0],
+        monitor=plan.monitor,
     )
 
 

@@ -1,4 +1,4 @@
-"""Writes `metrics.csv`, which has a row for each epoch."""
+"""Writes `metrics.csv`, which has a row for each validation: each epoch, and the end of a run within an epoch."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ FIRST_COLUMNS = ("epoch", "step")  # epochs from 1; optimizer steps
 
 
 class Metrics(lightning.Callback):
-    """Keeps a row for every finished epoch, and writes `metrics.csv` again after each.
+    """Keeps a row for every epoch, and writes `metrics.csv` again after each. Ends the run if epochs bring no new best.
 
-    The rows are saved in checkpoints. A resumed run has exactly the rows up to its checkpoint, even if the file has
-    more. An epoch's metrics must be logged by a callback before this one: Lightning calls the module's hook last.
+    If the run ends within an epoch (`max_steps`), that part has a row too. The rows are saved in checkpoints. A resumed
+    run has exactly the rows up to its checkpoint, even if the file has more. An epoch's metrics must be logged by a
+    callback before this one: Lightning calls the module's hook last.
 
     Attributes:
         rows: the rows of all epochs so far.
         confusion: the task's `confusion` in the best epoch.
     """
 
-    def __init__(self, path: Path, monitor: str) -> None:
-        self.path, self.monitor = path, monitor
+    def __init__(self, path: Path, monitor: str, patience: int | None = None) -> None:
+        """`patience`: end the run after that many epochs without a new best."""
+        self.path, self.monitor, self.patience = path, monitor, patience
         self.rows: list[Row] = []
         self.confusion: Tensor | None = None
         self._begun = time.monotonic()
@@ -53,7 +55,7 @@ class Metrics(lightning.Callback):
         return max(len(self.rows) - 1, 0) if row is None else self.rows.index(row)
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
-        self.rows = [row for row in self.rows if row["epoch"] <= trainer.current_epoch]
+        self.rows = [row for row in self.rows if row["step"] <= trainer.global_step]
         if trainer.is_global_zero:
             write_rows(self.path, self.rows)
             for logger in trainer.loggers:
@@ -65,15 +67,16 @@ class Metrics(lightning.Callback):
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
         assert isinstance(task, Task)
-        if not whole_epoch(trainer):
-            return
         found = dict(sorted(metrics(trainer).items(), key=lambda item: not item[0].startswith("train_")))
         found["lr"] = task.rate  # the logged value is a float32
         row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
         row["seconds"] = round(time.monotonic() - self._begun, 3)
-        self.rows = [r for r in self.rows if r["epoch"] < row["epoch"]] + [row]
-        if best_row(self.rows, self.monitor) in (row, None):
+        self.rows = [r for r in self.rows if r["step"] < row["step"]] + [row]
+        best = best_row(self.rows, self.monitor)
+        if best in (row, None):
             self.confusion = task.confusion
+        if self.patience is not None and row["epoch"] - (best or {"epoch": 0})["epoch"] >= self.patience:
+            trainer.should_stop = True
         if trainer.is_global_zero:
             write_rows(self.path, self.rows)
 
@@ -87,7 +90,7 @@ def _forget(logger: TensorBoardLogger, step: int) -> None:
 
 
 def whole_epoch(trainer: lightning.Trainer) -> bool:
-    """Return True if all batches of the epoch were trained. A run that is stopped ends its epoch early."""
+    """Return True if all batches of the epoch were trained. `max_steps` may end a run within an epoch."""
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready >= trainer.num_training_batches
 
 

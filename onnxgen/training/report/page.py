@@ -11,6 +11,7 @@ from typing import Any
 from onnxgen._version import __version__
 from onnxgen.training.report.facts import Facts, Outcome
 from onnxgen.training.report.metrics import FIRST_COLUMNS, Row, best_row
+from onnxgen.training.report.plots import DPI
 from onnxgen.training.report.progress import duration, number
 from onnxgen.training.settings import Settings
 
@@ -40,6 +41,7 @@ def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row]
         test={name.removeprefix("test_"): number(name, value) for name, value in outcome.test.items()},
         duration=duration(max(outcome.seconds, sum(row.get("seconds", 0.0) for row in rows))),  # with resumed epochs
         pictures={name: base64.b64encode(png).decode() for name, png in pictures.items()},
+        widths={name: int(int.from_bytes(png[16:20], "big") / DPI * 90) for name, png in pictures.items()},
         versions=f"onnxgen {__version__}, torch {torch.__version__}",
     )
 

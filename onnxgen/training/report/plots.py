@@ -12,6 +12,7 @@ from onnxgen.training.report.metrics import Row, best_row
 
 COLORS = {"train": "#4c72b0", "val": "#dd8452"}
 LABELS = {"train": "training", "val": "validation"}
+DPI = 130  # of the files
 MAX_CLASSES_WITH_COUNTS = 20  # in the cells of the confusion matrix
 MAX_CLASSES_WITH_NAMES = 60  # at its axes
 
@@ -64,8 +65,14 @@ def _label(axes: Any, metric: str) -> None:
 def confusion_matrix(counts: Tensor, classes: Sequence[str], of: str) -> bytes:
     """Draw a confusion matrix [classes, classes]: rows are true classes, columns are predicted ones.
 
-    Colours are shares of a row, so that rare classes are visible too.
+    Colours are shares of a row, so that rare classes are visible too. Classes that are neither true nor predicted for
+    any sample are left out.
     """
+    names = list(classes) if len(classes) == len(counts) else list(map(str, range(len(counts))))
+    there = (counts.sum(0) + counts.sum(1)).nonzero().flatten().tolist()
+    if 0 < len(there) < len(names):
+        of = f"{of}: {len(there)} of {len(names):,} classes occur"
+        counts, names = counts[there][:, there], [names[i] for i in there]
     table = counts.double().cpu()
     shares = (table / table.sum(1, keepdim=True).clamp(min=1)).numpy()
     number = len(shares)
@@ -76,7 +83,6 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], of: str) -> bytes:
     axes.set_title(f"Confusion matrix ({of})")
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
-    names = list(classes) if len(classes) == number else list(map(str, range(number)))
     names = [name if len(name) <= 20 else name[:19] + "…" for name in names]
     if number <= MAX_CLASSES_WITH_NAMES:
         turned = 90 if any(len(name) > 3 for name in names) else 0
@@ -106,5 +112,5 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 def _png(figure: Any) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=130, metadata={"Software": None})
+    figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return file.getvalue()

@@ -14,6 +14,7 @@ import torch
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics, Row, best_row, whole_epoch
+from onnxgen.training.trainer import metrics as values_of
 
 SPARKLINE_LOSSES = 60
 
@@ -36,12 +37,14 @@ class Progress(lightning.Callback):
         self.rate = 0.0  # samples per second
         self.gone, self.left = 0.0, float("nan")  # seconds
         self.memory = 0  # bytes
+        self._said: deque[str] = deque()
+        self._printing = False
         self._samples = self._steps = 0
         self._begun = self._read = self._due = 0.0
 
     # ---- for subclasses
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Print a line."""
 
     def show(self) -> None:
@@ -50,7 +53,30 @@ class Progress(lightning.Callback):
     def close(self) -> None:
         """End the display."""
 
+    # ---- for everyone
+
+    def say(self, text: str) -> None:
+        """Print a line. If the handler of a signal calls this while something is printed, the line follows that."""
+        self._said.append(text)
+        self._print()
+
+    def _print(self, show: bool = False) -> None:
+        if self._printing:
+            return
+        self._printing = True
+        try:
+            if show:
+                self.show()
+            while self._said:
+                self.write(self._said.popleft())
+        finally:
+            self._printing = False
+
     # ---- Lightning's hooks
+
+    def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
+        if trainer.is_global_zero and (found := scores(values_of(trainer))):
+            self.say(f"epoch 0, before training: {found}")
 
     def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero:
@@ -88,11 +114,12 @@ class Progress(lightning.Callback):
         self.validated = 0
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
-        if not trainer.is_global_zero or not whole_epoch(trainer) or not self.metrics.rows:
+        if not trainer.is_global_zero or not self.metrics.rows:
             return
         row = self.metrics.rows[-1]
         best = best_row(self.metrics.rows, self.facts.monitor)
-        self.say(epoch_line(row, self.epochs, best is row, self.rate))
+        of = f"{self.epochs}" if whole_epoch(trainer) else f"{self.epochs}, batch {self.batch} of {self.batches}"
+        self.say(epoch_line(row, of, best is row, self.rate))
         if time.monotonic() >= self._due:  # epochs may be shorter than `every`
             self._show()
 
@@ -105,7 +132,7 @@ class Progress(lightning.Callback):
         self.close()
 
     def _show(self) -> None:
-        self.show()
+        self._print(show=True)
         self._due = time.monotonic() + self.every
 
     def _read_values(self, trainer: lightning.Trainer, task: Any, outputs: Any) -> None:
@@ -139,16 +166,21 @@ def memory(device: torch.device) -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def epoch_line(row: Row, epochs: int, best: bool, rate: float) -> str:
+def epoch_line(row: Row, of: str, best: bool, rate: float) -> str:
     """Return `epoch 3 of 10: train loss 0.1234, accuracy 96.3%; val loss 0.1, accuracy 97.1% (best); 12 s`."""
+    speed = f"; {rate:,.0f} samples/s" if rate else ""
+    found = scores(row) + (" (best)" if best else "")
+    return f"epoch {row['epoch']:.0f} of {of}: {found}; {duration(row['seconds'])}{speed}"
+
+
+def scores(row: Row) -> str:
+    """Return the metrics of training and validation: `train loss 0.1234, accuracy 96.3%; val loss 0.1`."""
     parts = []
     for part in ("train", "val"):
         values = {name[len(part) + 1 :]: value for name, value in row.items() if name.startswith(f"{part}_")}
         if values:
             parts.append(f"{part} " + ", ".join(f"{name} {number(name, value)}" for name, value in values.items()))
-    text = "; ".join(parts) + (" (best)" if best else "")
-    speed = f"; {rate:,.0f} samples/s" if rate else ""
-    return f"epoch {row['epoch']:.0f} of {epochs}: {text}; {duration(row['seconds'])}{speed}"
+    return "; ".join(parts)
 
 
 def number(name: str, value: float) -> str:

@@ -20,7 +20,7 @@ class Lines(Progress):
 
     every = 10.0
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         try:
             print(visible(text), flush=True)
         except BrokenPipeError:  # the reader has ended, but the run should not
@@ -46,10 +46,11 @@ class Dashboard(Progress):
         self.console = Console(highlight=False, soft_wrap=False)
         self._live: Any = None
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         from rich.text import Text
 
-        self.console.print(Text(visible(text)))  # a plain string could contain markup
+        # A plain string could contain markup. The terminal wraps it, and wraps it anew when it is resized.
+        self.console.print(Text(visible(text)), soft_wrap=True)
 
     def show(self) -> None:
         from rich.live import Live

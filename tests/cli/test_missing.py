@@ -1,0 +1,95 @@
+"""Without a package that a command needs: one line that says how to install it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxgen.cli import run
+from tests.conftest import ROOT
+from tests.training.small import network
+
+WITHOUT = """
+import importlib.abc, sys
+missing, *args = sys.argv[1:]
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+from importlib import util
+found = util.find_spec
+util.find_spec = lambda name, *given: None if name.partition(".")[0] == missing else found(name, *given)
+from onnxgen.cli import main
+main(args)
+"""
+
+
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("missing")
+    network(folder, x=("float32", ["n", 5]))
+    np.savez(folder / "data.npz", x=np.zeros((20, 5), np.float32), y=np.arange(20) % 3)
+    (folder / "photos" / "a").mkdir(parents=True)
+    (folder / "photos" / "a" / "1.png").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "extra"),
+    [
+        ("torch", "small.onnx -o new.py --verify", "[torch]"),
+        ("torch", "train small.py", "[torch]"),
+        ("lightning", "train small.py", "[train]"),
+        ("safetensors", "train small.py", ""),
+        ("torchmetrics", "train small.py", "[train]"),
+    ],
+)
+def test_a_package_that_is_imported_first(missing: str, command: str, extra: str, folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    call = [sys.executable, "-c", WITHOUT, missing, *command.split()]
+    made = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    hold(made.returncode, made.stderr, extra)
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "extra"),
+    [
+        ("torch", "verify small.onnx small.py", "[torch]"),
+        ("torch", "devices", "[torch]"),
+        ("onnxruntime", "export small.py", "[verify]"),
+        ("tensorboard", "train small.py --data data.npz", "[train]"),
+        ("matplotlib", "train small.py --data data.npz", "[train]"),
+        ("sklearn", "train small.py", "[train]"),
+        ("PIL", "train small.py --data photos", "[train]"),
+    ],
+)
+def test_a_package_that_is_imported_later(
+    missing: str, command: str, extra: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, missing, None)
+    hold(run(command.split()), capsys.readouterr().err, extra)
+    assert not Path("runs").exists(), "nothing was trained, only to find that there is no report"
+
+
+def hold(code: int, errors: str, extra: str) -> None:
+    """Check for one line that says how to install the package."""
+    (line,) = errors.splitlines()
+    way = f"'{ROOT}{extra}'" if extra else str(ROOT)
+    assert code == 2 and line.startswith("error: ") and f" -> pip install {way}" in line, line
+
+
+def test_verify_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert run(["verify", str(folder / "small.onnx"), str(folder / "small.py")]) == 0
+    said = capsys.readouterr().out
+    assert "onnx.reference" in said and "onnxruntime is not installed" in said

@@ -1,0 +1,152 @@
+"""The live panel of `onnxgen train` in a pseudo-terminal: interrupted, resized and resumed."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxgen.training.report import read_rows
+from onnxgen.training.report.metrics import Row
+from tests.conftest import ROOT
+from tests.training.small import network
+
+if sys.platform == "win32":
+    pytest.skip("there are no pseudo-terminals on Windows", allow_module_level=True)
+
+import fcntl
+import pty
+import termios
+
+SECONDS = 120
+CODES = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|\r|\n|[^\x1b\r\n]")
+
+
+class Screen:
+    """The text that a terminal shows, of all lines from the first on; and whether its cursor is visible."""
+
+    def __init__(self, text: str) -> None:
+        self.lines, self.row, self.column, self.cursor = [""], 0, 0, True
+        for found in CODES.finditer(text):
+            self._take(found[0], found[1], found[2])
+
+    def _take(self, text: str, numbers: str | None, code: str | None) -> None:
+        if text == "\n":
+            self.row += 1
+            self.lines += [""] * (self.row == len(self.lines))
+        elif text == "\r":
+            self.column = 0
+        elif code is None:
+            line = self.lines[self.row].ljust(self.column)
+            self.lines[self.row] = line[: self.column] + text + line[self.column + 1 :]
+            self.column += 1
+        elif code == "A":
+            self.row = max(0, self.row - int(numbers or 1))
+        elif code == "K":
+            assert numbers == "2"
+            self.lines[self.row] = ""
+        elif numbers == "?25":
+            self.cursor = code == "h"
+        else:
+            assert code == "m", text  # colours
+
+
+class Terminal:
+    """A process in a pseudo-terminal of its own."""
+
+    def __init__(self, *command: object, width: int = 100) -> None:
+        self.child, self.file = pty.fork()
+        if self.child == 0:
+            size = struct.pack("HHHH", 40, width, 0, 0)
+            fcntl.ioctl(0, termios.TIOCSWINSZ, size)
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+            for name in ("COLUMNS", "LINES"):
+                environment.pop(name, None)
+            os.execve(sys.executable, [sys.executable, "-m", "onnxgen", *map(str, command)], environment)
+        self.modes = termios.tcgetattr(self.file)
+        self.text, self._end = "", time.monotonic() + SECONDS
+
+    def read(self, until: Callable[[str], object]) -> None:
+        """Read what is printed until it satisfies the condition, or the process has closed the terminal."""
+        seen = len(self.text)
+        while not until(self.text[seen:]):
+            assert time.monotonic() < self._end, self.text
+            if select.select([self.file], [], [], 1.0)[0]:
+                try:
+                    data = os.read(self.file, 1 << 16)
+                except OSError:  # Linux: the process has ended
+                    return
+                if not data:
+                    return
+                self.text += data.decode(errors="replace")
+
+    def resize(self, width: int) -> None:
+        fcntl.ioctl(self.file, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+
+    def end(self) -> int:
+        """Wait for the process. Return its exit code."""
+        self.read(lambda text: False)
+        assert termios.tcgetattr(self.file) == self.modes, "the terminal was not restored"
+        code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
+        os.close(self.file)
+        return code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("terminal")
+    network(folder, x=("float32", ["n", 5]))
+    x = np.random.default_rng(0).normal(size=(96, 5)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=np.arange(96) % 3)
+    return folder
+
+
+def panels(text: str) -> list[str]:
+    """Return the frames of the panel that were printed."""
+    plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text)
+    return re.findall(r"╭.*?╯", plain, re.S)
+
+
+def test_a_panel_is_interrupted_resized_and_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    run = ("train", "small.py", "--data", "data.npz", "--batch-size", 16, "--workers", 0, "--out", "out")
+    shown = Terminal(*run, "--epochs", 100000)
+    shown.read(lambda text: len(panels(text)) > 1)
+    wide = panels(shown.text)[-1].splitlines()[0]
+    shown.resize(44)
+    shown.read(lambda text: len(panels(text)) > 1)
+    narrow = panels(shown.text)[-1].splitlines()[0]
+    assert len(narrow) <= 44 < len(wide) < 100
+    os.write(shown.file, b"\x03")
+    shown.read(lambda text: "stopping after this step" in text)
+    assert shown.end() == 130
+    rows = read_rows(folder / "out" / "metrics.csv")
+    hold(Screen(shown.text), rows, 1)
+
+    shown = Terminal("train", "--resume", "--out", "out")
+    shown.read(lambda text: len(panels(text)) > 1)
+    numbers = re.search(r"epoch\s+(\d+) of 100000, batch", panels(shown.text)[0])
+    assert f"in epoch {len(rows) + 1} of 100000" in shown.text
+    before = [line for line in Screen(shown.text.partition("╭")[0]).lines if line.startswith("epoch ")]
+    assert numbers is not None and int(numbers[1]) == len(rows) + len(before) + 1
+    os.write(shown.file, b"\x03")
+    assert shown.end() == 130
+    hold(Screen(shown.text), read_rows(folder / "out" / "metrics.csv"), len(rows) + 1)
+
+
+def hold(screen: Screen, rows: list[Row], first: int) -> None:
+    """Check what is left on the screen of an interrupted run: each epoch once, one message, and no panel."""
+    lines = [line.rstrip() for line in screen.lines if line.strip()]
+    shown = [line.split()[1] for line in lines if re.match(r"epoch [1-9]\d* of 100000: train loss", line)]
+    assert shown == [f"{row['epoch']:.0f}" for row in rows[first - 1 :]] and rows[-1]["epoch"] == len(rows)
+    assert screen.cursor and not re.search("[╭│╰]", "".join(lines)), lines
+    assert lines.count("stopping after this step; interrupt again to stop at once") == 1
+    assert lines[-2].startswith(f"stopped after {len(rows):,} whole epochs;") and lines[-1].startswith("in out: ")
