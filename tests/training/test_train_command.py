@@ -251,12 +251,6 @@ def test_refused_at_once(
     assert expected in line
 
 
-def test_without_lightning(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    monkeypatch.setitem(sys.modules, "lightning", None)
-    assert train(*SHORT) == 2
-    assert capsys.readouterr().err.endswith(f"the module lightning is not installed -> pip install '{ROOT}[train]'\n")
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
