@@ -31,11 +31,14 @@ def _print(report: ExportReport, verbose: bool) -> None:
         below = f", {len(report.below):,} more by less than a step of the file's numbers" if report.below else ""
         added = f", {len(report.added):,} added" if report.added else ""
         lossy = f"; {len(report.lossy):,} cast back from a narrower type" if report.lossy else ""
-        tell(f"  {text}{below}{added}{lossy}")
+        resized = f", {len(report.resized):,} resized" if report.resized else ""
+        tell(f"  {text}{below}{added}{resized}{lossy}")
     for note in report.notes:
         tell(f"  note: {note}")
     for name in report.changed if verbose else ():
         tell(f"  changed: {name}")
+    for name in report.resized if verbose else ():
+        tell(f"  resized: {name}")
     for name in report.added:
         tell(f"  added: {name}")
     if report.verified is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import onnx_ir as ir
@@ -12,10 +13,12 @@ import onnx_ir as ir
 from onnxgen.cli.say import aligned, progress, table, tell, tell_json
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.export.report import PREFIX
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 
+MAX_SHOWN = 100  # characters of an entry of the metadata
 TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -56,6 +59,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
             for name, number in sorted(operators.items())
         ],
         "tensors": list(_float_tensors(model.graph, reasons)),
+        "metadata": {key: text for key, text in model.metadata_props.items() if key.startswith(PREFIX)},
         "notes": notes,
         "problems": [{**vars(problem), "text": str(problem)} for problem in problems],
     }
@@ -133,6 +137,8 @@ def _print(found: dict[str, Any], quiet: bool) -> None:
         ]
         if tensors:
             table("Floating-point tensors", ("name", "dtype", "shape", "", "why"), tensors)
+        if found["metadata"]:
+            table("Metadata", ("key", "value"), [(k, shorten(v, MAX_SHOWN)) for k, v in found["metadata"].items()])
         for note in found["notes"]:
             tell(f"note: {note}")
     for problem in found["problems"]:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import files
+from onnxgen.export.heads import Head
 from onnxgen.export.integers import Integers
 from onnxgen.export.places import Array, StoredTensor, places, places_in
 from onnxgen.export.report import ExportReport
@@ -41,12 +42,18 @@ class Record:
     quantised: Mapping[str, Any] = field(default_factory=dict)
 
 
-def write_back(source: Path, out: Path, record: Record, state: Mapping[str, Array], report: ExportReport) -> None:
+def write_back(
+    source: Path, out: Path, record: Record, state: Mapping[str, Array], report: ExportReport, head: Head | None = None
+) -> dict[str, tuple[int, ...]]:
     """Write the ONNX file `source` with the tensors of `state` to `out`, and its external tensors beside it.
 
     Args:
         source: the original; neither it nor its data is touched.
         report: learns which tensors changed.
+        head: the head, if it has another number of classes. The sizes in the graph are still the old ones then.
+
+    Returns:
+        the former shapes of the head's tensors, by name.
 
     Raises:
         CannotWriteBack: the graph can't hold the values.
@@ -56,10 +63,12 @@ def write_back(source: Path, out: Path, record: Record, state: Mapping[str, Arra
     drop_duplicates(model)  # else the second copy would keep its old values
     try:
         with files.data_file(out) as data:
-            _Writer(model, source.absolute().parent, record, state, report, data).run()
+            writer = _Writer(model, source.absolute().parent, record, state, report, data, head)
+            writer.run()
         files.save(model, out, report.out)
     except OSError as error:
         raise OnnxgenError(f"cannot write {report.out}: {error.strerror or error}") from error
+    return writer.resized
 
 
 class _Writer:
@@ -71,7 +80,9 @@ class _Writer:
         state: Mapping[str, Array],
         report: ExportReport,
         data: files.Data,
+        head: Head | None,
     ) -> None:
+        self.head, self.resized = head, dict[str, tuple[int, ...]]()
         self.model, self.folder, self.record, self.report, self.data = model, folder, record, report, data
         self.get = state.__getitem__
         self.sharing = Sharing(model, record.uses, self.get)
@@ -120,6 +131,8 @@ class _Writer:
         """Return the tensor with its trained value. If it is stored in the protobuf itself, it is replaced there."""
         self.report.tensors += bool(names)
         before = original.numpy()
+        if self.head is not None and any(self.head.has(self.record.tensors[name]) for name in names):
+            return ir.tensor(self._resized(place, names, before), original.dtype)
         if not names or place.name in self.integers.by_tensor:
             value = self.integers.value(names) if names else self.integers.now(place.name)
             return self._put(place, value, original, not self.integers.moved.isdisjoint(names))
@@ -134,6 +147,25 @@ class _Writer:
         for name, other in self.sharing.separate(names[0], entries, value).items() if _is_shared(entries) else ():
             self._add(name, other, original.dtype, place.is_external)
         return self._put(place, value, original, self._is_finer(names[0], before))
+
+    def _resized(self, place: StoredTensor, names: list[str], before: Array) -> Array:
+        """Replace a stored tensor of the head by one with the new number of classes. Returns the new one."""
+        assert self.head is not None
+        name = printable(place.name)
+        if place.name in self.integers.by_tensor:
+            raise CannotWriteBack(f"{name} holds the head's weights as integers, and new classes have no scale")
+        if len(names) > 1 or _is_shared(self.record.tensors[names[0]]):
+            raise CannotWriteBack(f"the file stores {name} once for the head and for something else")
+        if names[0] in self.record.functions:
+            raise CannotWriteBack(f"{name} is in a local function")
+        value = self.head.resized(self.record.tensors, names[0], self.get, before).astype(before.dtype, copy=False)
+        if not place.resize(value.shape):
+            raise CannotWriteBack(f"{name} is sparse, or an attribute that other attributes must fit")
+        if not place.is_external:
+            place.write(value)
+        self.resized[place.name] = before.shape
+        self.report.changed.append(place.name)
+        return np.ascontiguousarray(value)
 
     def _put(self, place: StoredTensor, value: Array, original: ir.TensorProtocol, moved: bool) -> ir.TensorProtocol:
         """Replace a stored tensor. `moved`: training changed its float value, though the stored numbers may be the

@@ -13,10 +13,12 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export import files
 from onnxgen.export.back import write_back
 from onnxgen.export.freed import fix_sizes, free_batch
+from onnxgen.export.heads import Head
 from onnxgen.export.norms import Norms
 from onnxgen.export.origin import Origin
 from onnxgen.export.places import Array
 from onnxgen.export.report import ExportReport
+from onnxgen.export.resized import fit_sizes
 from onnxgen.export.retyped import retyped_file
 from onnxgen.export.shared import CannotWriteBack
 from onnxgen.options import Options
@@ -51,10 +53,11 @@ class Changed:
         origin: the origin of the module.
         options: the sizes that the module was generated for.
         state: the trained tensors.
+        head: the head, if it has another number of classes.
     """
 
-    def __init__(self, origin: Origin, options: Options, state: Mapping[str, Array]) -> None:
-        self.origin, self.options, self.state = origin, options, state
+    def __init__(self, origin: Origin, options: Options, state: Mapping[str, Array], head: Head | None) -> None:
+        self.origin, self.options, self.state, self.head = origin, options, state, head
 
     def write(self, made: Path, report: ExportReport, wanted: _Changes) -> _Changes:
         """Write the file to `made`, and return which of the changes it has. The report says why others are missing.
@@ -83,11 +86,18 @@ class Changed:
         if NORMS in wanted:
             norms = Norms(onnx.load(source, load_external_data=False), record.tensors)
             record = replace(record, tensors=norms.tensors)
-        write_back(source, made, record, self.state, report)
+        resized = write_back(source, made, record, self.state, report, self.head)
         done = {SIZES} if SIZES in wanted and self._resized(made, report, SIZES, source) else set()
         done |= {BATCH} if BATCH in wanted and self._resized(made, report, BATCH, source) else set()
         if norms is not None and norms.layers:
             done |= {NORMS} if self._normed(made, report, norms) else set()
+        if self.head is not None:
+            model = onnx.load(made, load_external_data=False)
+            resized |= {
+                key: (self.head.old,) for key in self.head.axes if key in report.added
+            }  # of restored BatchNorms
+            report.resized = [*resized, *fit_sizes(model, made.parent, resized, self.head.old)]
+            files.save(model, made, report.out)
         return frozenset(done)
 
     def _resized(self, made: Path, report: ExportReport, change: str, source: Path) -> bool:

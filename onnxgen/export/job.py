@@ -14,6 +14,8 @@ from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import anew, files
 from onnxgen.export.changes import DTYPE, LEFT_OUT, Changed, choices
+from onnxgen.export.heads import Head
+from onnxgen.export.metadata import record_metadata
 from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
 from onnxgen.export.shared import CannotWriteBack, same
@@ -22,6 +24,7 @@ from onnxgen.options import Options
 from onnxgen.output.write import Output
 from onnxgen.reader.cut import recorded_cut
 from onnxgen.runtime.load import from_pretrained, imported
+from onnxgen.surgery.replacing import resize_head
 from onnxgen.verify.check import Check
 from onnxgen.verify.integrity import metadata_of, shapes_of
 from onnxgen.verify.report import VerifyReport
@@ -75,6 +78,7 @@ class ExportJob:
     out: Path | None
     force: bool
     same_graph: bool
+    metadata: Mapping[str, str]
 
     def run(self, wanted: Verification | None) -> ExportReport:
         if wanted is not None and importlib.util.find_spec("onnxruntime") is None:
@@ -89,7 +93,8 @@ class ExportJob:
             network = self._trained(origin, file)
             report = ExportReport(str(origin.onnx), str(self.module), str(out))
             with files.workshop(out) as made:
-                _Attempt(made, origin, network, state_of(network), report, wanted).run(self.same_graph)
+                attempt = _Attempt(made, origin, network, state_of(network), report, wanted, self.metadata)
+                attempt.run(self.same_graph)
                 report.wrote = files.put_in_place(made, out)
         return report
 
@@ -112,35 +117,44 @@ class _Attempt:
     state: Mapping[str, Array]
     report: ExportReport
     wanted: Verification | None
+    metadata: Mapping[str, str]
 
     def run(self, same_graph: bool) -> None:
         """Write the values back into the original graph, or export anew if that is not possible."""
         report, origin = self.report, self.origin
-        why = _changes(origin, self.network, self.state) or self._back(same_graph)
-        if not why:
-            return
+        generated, given = _shapes(origin, self.network, self.state)
+        head, differing = Head.between(generated, given), misfits(generated, given)
+        why = f"the network was changed: it {differing}"
+        if not differing or head is not None:
+            reason = self._back(same_graph, head)
+            if not reason:
+                return
+            why = f"{why}; the original graph can't hold that: {reason}" if differing else reason
         for path in self.made.parent.iterdir():  # files that writing back left
             path.unlink()
         report.forget()
         report.method, report.why = ANEW, why
         anew.export_anew(self.network, origin, self.made, _options(origin), report)
+        record_metadata(self.made, self.metadata, report)
         compare = None if self.wanted is None else self.wanted.compare
         report.verified = compare and compare(self.made, self.network, origin, report)
         if report.verified is not None and report.verified.differs:
             raise DiffersError(report)
 
-    def _back(self, same_graph: bool) -> str:
+    def _back(self, same_graph: bool, head: Head | None) -> str:
         """Write the values into the original graph. Returns the reason if that is not possible, else "".
 
-        The file also has the changes by options of the generation. Changes with which it does not compute the same as
-        the module are left out.
+        A `head` with another number of classes is fitted in. The file also has the changes by options of the
+        generation. Changes with which it does not compute the same as the module are left out.
         """
-        is_changed, report = self._is_changed(), self.report
-        changed = Changed(self.origin, _options(self.origin), self.state)
+        is_changed, report = self._is_changed(head), self.report
+        changed = Changed(self.origin, _options(self.origin), self.state, head)
         tried: list[frozenset[str]] = []
         for changes in [frozenset[str]()] if same_graph else choices():
             report.forget()
             report.method, report.why = BACK, "the network has not changed since it was generated"
+            if head is not None:
+                report.why = f"only one size was changed, from {head.old} to {head.new}: {', '.join(head.axes)}"
             try:
                 done = changed.write(self.made, report, changes)
             except CannotWriteBack as reason:
@@ -150,28 +164,34 @@ class _Attempt:
             report.notes += [LEFT_OUT[change] for change in sorted(tried[0] - done if tried else ())]
             tried.append(done)
             if is_changed:
-                report.why, note = CHANGED[self.wanted is not None]
+                why, note = CHANGED[self.wanted is not None]
+                report.why = why if head is None else report.why
                 report.notes.append(note)
+            record_metadata(self.made, self.metadata, report)
             if self.wanted is None:
                 return ""
             try:
                 report.verified = self.wanted.compare(self.made, self.network, self.origin, report)
-            except OnnxgenError:  # perhaps no oracle runs the changed file, in another type say
+            except OnnxgenError as error:  # perhaps no oracle runs the changed file, in another type say
+                if not done and head is not None:
+                    return str(error)
                 if not done:
                     raise
                 continue
             if not report.verified.differs:
                 report.notes += _without_kernels(report.verified) if DTYPE in done else []
                 return ""
-        if not is_changed:
+        if not is_changed and head is None:
             raise DiffersError(report)
         return "the network was changed: it no longer computes the same as the original graph"
 
-    def _is_changed(self) -> bool:
+    def _is_changed(self, head: Head | None) -> bool:
         """Return True if the module was edited: its file, or the layers of the module in memory."""
-        file = self.origin.module
+        file, model = self.origin.module, bare_model(self.origin, "meta" if head is None else "cpu")
         text = file.read_text(encoding="utf-8", errors="replace")
-        return Output(file, Options()).is_edited(text) or repr(self.network) != repr(bare_model(self.origin))
+        if head is not None:
+            resize_head(model, {key: array.shape for key, array in self.state.items()})
+        return Output(file, Options()).is_edited(text) or repr(self.network) != repr(model)
 
 
 def _without_kernels(verified: VerifyReport) -> list[str]:
@@ -180,8 +200,11 @@ def _without_kernels(verified: VerifyReport) -> list[str]:
     return [f"{reason}; keep the original types with --same-graph"] if reason else []
 
 
-def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> str:
-    """Describe the keys or shapes that differ from the generated ones. Returns "" if none do."""
+_Shapes = dict[str, tuple[int, ...]]
+
+
+def _shapes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> tuple[_Shapes, _Shapes]:
+    """Return the shapes of the state dict as it was generated, and now. Tied tensors count once."""
     generated = shapes_of(origin.space)
     given = {key: array.shape for key, array in state.items()}
     # The sidecar has a tied tensor once. A tied buffer that was moved to a device is a separate object.
@@ -189,9 +212,7 @@ def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> 
     for names in [*tied(network), *equal]:
         known = [name for name in names if name in generated]
         given = {key: shape for key, shape in given.items() if not known or key in known[:1] or key not in names}
-    wanted = {key: shape for key, shape in generated.items() if key in given or not is_constant(key, state)}
-    found = misfits(wanted, given)
-    return f"the network was changed: it {found}" if found else ""
+    return {key: shape for key, shape in generated.items() if key in given or not is_constant(key, state)}, given
 
 
 def _are_equal(names: list[str], state: Mapping[str, Array]) -> bool:

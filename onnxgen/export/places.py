@@ -77,6 +77,13 @@ class StoredTensor:
             self.attribute.floats[:] = array.reshape(-1).tolist()
         return True
 
+    def resize(self, shape: tuple[int, ...]) -> bool:
+        """Change the shape; the elements must be written afterwards. Returns False if this tensor can't change it."""
+        if self.tensor is None or (self.attribute is not None and self.attribute.name != "value"):
+            return self.attribute is not None and self.attribute.name == "value_floats" and len(shape) == 1
+        self.tensor.dims[:] = shape
+        return True
+
     def _write_sparse(self, array: Array) -> bool:
         assert self.sparse is not None
         where = onnx.numpy_helper.to_array(self.sparse.indices)

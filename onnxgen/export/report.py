@@ -10,6 +10,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.verify.report import VerifyReport
 
 BACK, ANEW = "written back", "exported anew"
+PREFIX = "onnxgen."  # of the keys that exports write to `metadata_props`
 
 
 @dataclass
@@ -27,6 +28,8 @@ class ExportReport:
         below: the names of tensors that training changed by less than a step of the stored numbers (integers, or floats
             of a narrower type), so that they are as before.
         added: new initializers: of BatchNorms, and of tensors that the file shared and training made different.
+        resized: tensors of another shape than in the original, and constants with a size: of a head with another number
+            of classes.
         lossy: the tensors that were cast back from a narrower type.
         notes: other information.
         verified: the comparison of the new file with the module; None with `verify=False`.
@@ -42,6 +45,7 @@ class ExportReport:
     changed: list[str] = field(default_factory=list)
     below: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
+    resized: list[str] = field(default_factory=list)
     lossy: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     verified: VerifyReport | None = None
@@ -49,6 +53,7 @@ class ExportReport:
     def forget(self) -> None:
         """Reset the report before another attempt."""
         self.changed, self.below, self.added, self.lossy, self.notes, self.tensors = [], [], [], [], [], 0
+        self.resized = []
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain types."""

@@ -58,13 +58,13 @@ def _parallel(model: nn.Module) -> object:
     return model.module if isinstance(model, kinds) else None
 
 
-def bare_model(origin: Origin) -> nn.Module:
-    """Return the generated `Model` without weights. Raises `OnnxgenError` if the file has no such class."""
+def bare_model(origin: Origin, device: str = "meta") -> nn.Module:
+    """Return the generated `Model` without its weights. Raises `OnnxgenError` if the file has no such class."""
     kind = origin.space.get("Model")
     if not isinstance(kind, type):
         what = f"{origin.module} has no class Model"
         raise OnnxgenError(what, help="name a module that onnxgen generated")
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         model: nn.Module = kind()
     return model
 
@@ -86,7 +86,9 @@ def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
         known = next((given[name] for name in names if name in given), None)
         given |= {} if known is None else {name: given.get(name, known) for name in names}
     shapes = {key: tuple(array.shape) for key, array in given.items()}
-    if misfits({k: tuple(v.shape) for k, v in wanted.items()}, shapes) and resize_head(model, shapes):
+    if misfits({k: tuple(v.shape) for k, v in wanted.items()}, shapes):
+        # Constants of the sidecar are never on the meta device, so that not every model runs there.
+        resize_head(model := bare_model(origin, "cpu"), shapes)
         wanted = model.state_dict()
     refuse_misfits({k: tuple(v.shape) for k, v in wanted.items()}, shapes, shown)
     model.load_state_dict({key: to_torch(given[key]) for key in wanted}, assign=True)

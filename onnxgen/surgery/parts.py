@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from onnxgen.surgery.owners import Owner, owners
-from onnxgen.surgery.trace import VIEWS, Operation, Trace, Value, source
+from onnxgen.surgery.trace import Operation, Trace, Value, is_view, source
 
 PRODUCTS = {"addmm", "mm", "linear", "convolution", "bmm", "baddbmm", "matmul", "addmv", "mv"}
 NORMS = {"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "batch_norm"}
@@ -86,7 +86,7 @@ class Parts:
         tensor = getattr(weight.owner.module, weight.owner.name)
         others = [owner.path for owner in self._owners[id(tensor)] if owner.path != weight.owner.path]
         for operation in self._operations:
-            if operation.name not in PRODUCTS | VIEWS:
+            if operation.name not in PRODUCTS and not is_view(operation):
                 others += [operation.name for value in operation.inputs if source(value)[0].tensor is tensor]
         return others[0] if others else ""
 

@@ -93,14 +93,15 @@ def resize_head(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool
         True if the checkpoint fits now. Otherwise the model is unchanged.
     """
     differing = {key for key, value in model.state_dict().items() if tuple(value.shape) != shapes.get(key)}
-    try:
-        found = find(model, example_for(model))
-        wanted = {shapes[part.owner.path][part.axis] for part in found.parts if part.owner.path in differing}
-        if len(wanted) != 1 or not differing <= {part.owner.path for part in found.parts}:
-            return False
-        replace_head(model, wanted.pop(), init="zeros")
-    except (OnnxgenError, LookupError):
-        return False
+    for head in (None, *sorted({key.rpartition(".")[0] or key for key in differing})):  # found, or else named by a key
+        try:
+            found = find(model, example_for(model), head=head)
+            wanted = {shapes[part.owner.path][part.axis] for part in found.parts if part.owner.path in differing}
+            if len(wanted) == 1 and differing <= {part.owner.path for part in found.parts}:
+                replace_head(model, wanted.pop(), init="zeros", head=head)
+                break
+        except (OnnxgenError, LookupError):
+            continue
     return all(tuple(value.shape) == shapes.get(key) for key, value in model.state_dict().items())
 
 

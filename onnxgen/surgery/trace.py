@@ -76,10 +76,15 @@ def trace(model: nn.Module, example: Example) -> Trace:
     return found
 
 
+def is_view(made: Operation) -> bool:
+    """Return True if an operation arranges, casts, or multiplies by one number the elements of a tensor."""
+    return bool(made.inputs) and (made.name in VIEWS or (made.name in ("mul", "div") and len(made.inputs) == 1))
+
+
 def source(value: Value) -> tuple[Value, int]:
-    """Return the tensor that a value is a view or cast of, and the number of times that two axes were swapped."""
+    """Return the tensor that a value is a view of (`is_view`), and the number of times that two axes were swapped."""
     turns = 0
-    while (made := value.made_by) is not None and made.name in VIEWS and made.inputs:
+    while (made := value.made_by) is not None and is_view(made):
         turns += made.name in ("t", "transpose", "permute", "numpy_T")
         value = made.inputs[0]
     return value, turns
