@@ -93,10 +93,11 @@ def resize_head(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool
         True if the checkpoint fits now. Otherwise the model is unchanged.
     """
     differing = {key for key, value in model.state_dict().items() if tuple(value.shape) != shapes.get(key)}
-    for head in (None, *sorted({key.rpartition(".")[0] or key for key in differing})):  # found, or else named by a key
+    named = sorted({key.rpartition(".")[0] or key for key in differing})
+    for head in (None, *named) if differing else ():  # it is found, or else one of the keys names it
         try:
             found = find(model, example_for(model), head=head)
-            wanted = {shapes[part.owner.path][part.axis] for part in found.parts if part.owner.path in differing}
+            wanted = {shapes[part.owner.path][part.axis] for part in found.parts}
             if len(wanted) == 1 and differing <= {part.owner.path for part in found.parts}:
                 replace_head(model, wanted.pop(), init="zeros", head=head)
                 break

@@ -1,4 +1,4 @@
-"""A network that somebody changed: exported anew under the original names; one that nobody changed: never."""
+"""A network that somebody changed: exported anew under the original names, unless only one size is another."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_another_head(folder: Path, rows: int) -> None:
     model = imported(folder / "model.py").Model.from_pretrained()
     model.fc2 = nn.Linear(8, 11)
     report = onnxgen.export(folder / "model.py", weights=model.train(), out=folder / "out.onnx")
-    assert report.method == ANEW and "fc2.weight [11, 8] instead of [3, 8]" in report.why and model.training
+    assert report.method == BACK and report.why == "only one size was changed, from 3 to 11: fc2.weight, fc2.bias"
+    assert report.resized == ["fc2.weight", "fc2.bias"] and model.training
     got, x = ran(folder / "out.onnx", rows)
     with torch.no_grad():
         np.testing.assert_allclose(got, model.eval()(x).numpy(), 1e-4, 1e-6)
@@ -67,6 +68,28 @@ def test_another_head(folder: Path, rows: int) -> None:
     ]
     dims = [v.type.tensor_type.shape.dim[0].dim_param for v in (*new.graph.input, *new.graph.output)]
     assert dims == ["n", "n"], "the same symbol for the same size"
+    assert [n.SerializeToString() for n in new.graph.node] == [n.SerializeToString() for n in old.graph.node]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_another_head_and_a_layer(folder: Path, rows: int) -> None:
+    model = imported(folder / "model.py").Model.from_pretrained()
+    model.fc1, model.fc2 = wider()
+    report = onnxgen.export(folder / "model.py", weights=model.train(), out=folder / "out.onnx")
+    assert report.method == ANEW and "it lacks fc1.bias; it has other shapes: fc2." in report.why
+    got, x = ran(folder / "out.onnx", rows)
+    assert model.training
+    with torch.no_grad():
+        np.testing.assert_allclose(got, model.eval()(x).numpy(), 1e-4, 1e-6)
+    new, old = (onnx.load(folder / name) for name in ("out.onnx", "m.onnx"))
+    assert new.opset_import[0].version == old.opset_import[0].version == 13
+    dims = [v.type.tensor_type.shape.dim[0].dim_param for v in (*new.graph.input, *new.graph.output)]
+    assert dims == ["n", "n"], "the same symbol for the same size"
+
+
+def wider() -> tuple[nn.Module, nn.Module]:
+    """A layer without its bias, so that the network has other keys, and another head."""
+    return nn.Linear(6, 8, bias=False), nn.Linear(8, 11)
 
 
 @pytest.mark.parametrize("opset", [13, 18])
@@ -78,7 +101,7 @@ def test_inputs_that_nothing_uses_stay(tmp_path: Path, opset: int) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
     changed = imported(tmp_path / "model.py").Model.from_pretrained()
-    changed.fc2 = nn.Linear(8, 11)
+    changed.fc1, changed.fc2 = wider()
     report = onnxgen.export(tmp_path / "model.py", weights=changed, out=tmp_path / "out.onnx")
     assert report.method == ANEW
     new = onnx.load(tmp_path / "out.onnx").graph
@@ -97,7 +120,7 @@ def test_the_newer_exporter_where_it_writes_the_opset(tmp_path: Path) -> None:
     onnx.save(exported(Net().eval(), [torch.randn(2, 6)], "legacy-18", {0: {0: "n"}}), tmp_path / "m.onnx")
     onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
     model = imported(tmp_path / "model.py").Model.from_pretrained()
-    model.fc2 = nn.Linear(8, 11)
+    model.fc1, model.fc2 = wider()
     report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
     assert report.notes == ["exported by torch's dynamo exporter at opset 18"]
     for rows in (1, 5):
@@ -109,7 +132,7 @@ def test_the_newer_exporter_where_it_writes_the_opset(tmp_path: Path) -> None:
     assert new.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
 
 
-def test_an_edited_file_with_other_keys(folder: Path) -> None:
+def test_an_edited_file_with_another_size(folder: Path) -> None:
     edit(folder, "nn.Linear(8, 3)", "nn.Linear(8, 4)")
     state = load_file(folder / "model.safetensors") | {"fc2.weight": torch.randn(4, 8), "fc2.bias": torch.randn(4)}
     save_file(state, folder / "best.safetensors")
@@ -119,7 +142,7 @@ def test_an_edited_file_with_other_keys(folder: Path) -> None:
     model.load_state_dict(state)
     with torch.no_grad():
         np.testing.assert_allclose(got, model.eval()(x).numpy(), 1e-4, 1e-6)
-    assert report.method == ANEW and report.verified is not None and report.verified.agrees
+    assert report.method == BACK and report.verified is not None and report.verified.agrees
 
 
 def test_a_layer_more(folder: Path) -> None:
