@@ -45,7 +45,8 @@ class Head:
                 if pair[0] != pair[1]:
                     axes[key] = axis
                     sizes.append(pair)
-        return cls(axes, *sizes[0]) if len(set(sizes)) == 1 and len(sizes) == len(axes) else None
+        is_one = len(set(sizes)) == 1 and len(sizes) == len(axes) and 0 not in sizes[0]
+        return cls(axes, *sizes[0]) if is_one else None
 
     def has(self, entries: Any) -> bool:
         """Return True if a tensor with this record (see `provenance.way_back`) holds elements of the head."""
