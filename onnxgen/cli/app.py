@@ -100,6 +100,7 @@ def generate(model: Path, output: Path | None, **given: Any) -> int:
 )
 @_same("--sizes", metavar="NAME=N", multiple=True, help="The size of a dynamic dim. Others are drawn.")
 @_same("--locate", is_flag=True, help="Name the first node and line where MODULE and MODEL differ.")
+@_same("--partial", is_flag=True, help="Load what fits into an edited MODULE, and compare the tensors that both have.")
 @_same("--integrity", is_flag=True, help="Also compare every tensor of the weights, bit for bit.")
 @generation_options(("inputs", "outputs"), " (as when MODULE was generated)")
 @saying_options
@@ -126,9 +127,9 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
 @_file("--onnx", metavar="FILE", type=_path, help="The original ONNX file. Default: the recorded name.")
 @_file(
     "--weights",
-    metavar="FILE.safetensors",
+    metavar="FILE",
     type=_path,
-    help="The trained weights. Default: those beside the module.",
+    help="The trained weights, as safetensors or a PyTorch checkpoint. Default: those beside the module.",
 )
 @_file("-o", "--output", "out", metavar="FILE", type=_path, help="The file to write.")
 @_file("--force", is_flag=True, help="Overwrite any file, not only an earlier export of this model.")

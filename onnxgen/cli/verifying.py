@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +69,11 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
     problems = report.problems()
     if not quiet:
         is_near = any(o.limit is not None for run in report.runs for o in run.outputs)
-        rows = [row for index, run in enumerate(report.runs) for row in _rows(index, run, report.untold, is_near)]
+        rows = [row for index, run in enumerate(report.runs) for row in _rows(index, run, report, is_near)]
         compared = ("root mean square", "limit") if is_near else ("relative",)
         columns = ("run", "sizes", "oracle", "output", "is", "largest difference", *compared, "")
         table(f"{report.module} and {report.model}, in {report.mode} mode", columns, rows)
-        tell(f"gradients: {_gradients(report.gradients)}")
+        tell(f"loaded in part: {report.partial}" if report.partial else f"gradients: {_gradients(report.gradients)}")
         if report.integrity is not None:
             tell(f"integrity: {counted(report.integrity.tensors, 'tensor')} of the weights compared bit for bit")
         for note in report.notes:
@@ -92,15 +91,18 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
         tell(f"not told apart: output {name}: {why}")
     if not quiet:
         equal = "NOT TOLD APART" if report.untold else f"equal, to {report.tolerance}"
+        if report.partial:
+            equal = "equal, as far as tensors that both have; layers differ, so outputs may"
         tell("NOT EQUAL" if report.differs else equal)
 
 
-def _rows(index: int, run: Run, untold: Mapping[str, str], is_near: bool) -> list[tuple[str, ...]]:
+def _rows(index: int, run: Run, report: VerifyReport, is_near: bool) -> list[tuple[str, ...]]:
     sizes = " ".join(f"{name}={size}" for name, size in run.sizes.items())
     first = (str(index), sizes, run.oracle)
     if run.error:
         return [(*first, "", "", *[""] * (3 if is_near else 2), run.error)]
-    found = {o.name: "DIFFERENT" if o.why else "not told apart" if o.name in untold else "ok" for o in run.outputs}
+    other, untold = "differs, as layers do" if report.partial else "DIFFERENT", report.untold
+    found = {o.name: other if o.why else "not told apart" if o.name in untold else "ok" for o in run.outputs}
     return [(*first, o.name, o.got, *_differences(o, is_near), found[o.name]) for o in run.outputs]
 
 

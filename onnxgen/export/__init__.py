@@ -46,8 +46,8 @@ def export(
         module: the generated file.
         onnx: the ONNX file that it was generated from, with the same content. Default: the file of the recorded name
             beside the module, or as `[[tool.onnxgen.models]]` of the nearest pyproject.toml says.
-        weights: a safetensors file (or index) with the module's own keys, or the trained `nn.Module` itself. Default:
-            the module's own sidecar.
+        weights: a safetensors file (or index), a file of `torch.save` or Lightning, or the trained `nn.Module` itself.
+            Default: the module's own sidecar.
         out: the file to write; default: `<onnx>-tuned.onnx` beside the module. External data of the original goes to
             `<out>.data`.
         force: overwrite any file at `out`. Without it, only an earlier export (with the same inputs and outputs).

@@ -14,6 +14,7 @@ from torch import nn
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.origin import Origin
+from onnxgen.runtime.checkpoint import is_pickled, read_weights, without_prefix
 from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.weights.sidecar import read_tensors
 from onnxgen.weights.streamed import Array
@@ -22,21 +23,13 @@ MAX_KEYS_SHOWN = 3  # keys in a message
 
 
 def read_state(path: Path) -> dict[str, Array]:
-    """Read the tensors of a safetensors file, or of the index of several; they are memory-mapped.
+    """Read the tensors of a checkpoint (see `read_weights`). Those of safetensors are memory-mapped.
 
     Raises:
-        OnnxgenError: there is no such file, or it is something else, such as a Lightning checkpoint.
+        OnnxgenError: there is no such file, it is something else, or torch can't read it safely.
     """
-    if not path.is_file() and not path.with_name(path.name + ".index.json").is_file():
-        raise OnnxgenError(f"there is no file {path}")
-    if path.is_file():
-        with open(path, "rb") as file:
-            head = file.read(9)
-        # A safetensors file begins with the length of its header, which may look like any signature of two bytes.
-        if head[:2] in (b"PK", b"\x80\x02") and head[8:] != b"{":
-            what = f"{path} is a PyTorch or Lightning checkpoint, not a safetensors file"
-            way_out = "use best.safetensors, or save model.state_dict() with safetensors.torch.save_file"
-            raise OnnxgenError(what, help=way_out)
+    if is_pickled(path):
+        return {key: to_numpy(tensor) for key, tensor in read_weights(path).items()}
     return read_tensors(path)
 
 
@@ -81,6 +74,7 @@ def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
 
     model = bare_model(origin)
     wanted = model.state_dict()
+    state = without_prefix(state, wanted)
     given = {key: array for key, array in state.items() if key in wanted or not is_constant(key, wanted)}
     for names in tied(model):
         known = next((given[name] for name in names if name in given), None)

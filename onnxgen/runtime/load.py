@@ -21,6 +21,7 @@ from onnxgen.options import Options
 if TYPE_CHECKING:
     from torch import nn
 
+PARTIAL = "load what fits with --partial, or strict=False in Python"
 _numbers = itertools.count(1)
 
 
@@ -134,7 +135,9 @@ def from_pretrained(module: ModuleType, shown: Path) -> nn.Module:
         weights = getattr(module, "WEIGHTS", None)
         place = f" in {weights.name}" if isinstance(weights, Path) else ""
         what = f"{shown}: the weights{place} can't be loaded: {_reason(error)}"
-        raise OnnxgenError(what, help="generate module and weights again") from error
+        edited = isinstance(error, RuntimeError) and "state_dict" in str(error)  # torch names the keys
+        way_out = f"if you changed the layers, {PARTIAL}" if edited else "generate module and weights again"
+        raise OnnxgenError(what, help=way_out) from error
     return built  # type: ignore[no-any-return]
 
 

@@ -124,7 +124,8 @@ def _ready(
     """Return the model, the settings without augmentation, the data and its part; check that they fit together."""
     settings = replace(settings or Settings(val=0.0), **{**overrides, "augment": "none"})
     if not isinstance(model, nn.Module):
-        model = open_model(model, settings.weights)
+        partial = settings.partial
+        model = open_model(model, settings.weights, strict=not partial, ignore_mismatched_sizes=partial)
     elif overrides.get("weights") is not None:
         raise OnnxgenError("weights= needs a model that is given as a file: load the weights into this model yourself")
     else:

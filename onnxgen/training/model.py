@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.runtime.load import from_pretrained
+from onnxgen.runtime.checkpoint import without_prefix
+from onnxgen.runtime.load import PARTIAL, from_pretrained
+from onnxgen.runtime.partial import load_partly, under_own_keys
 from onnxgen.surgery.ports import signature_of
 
 if TYPE_CHECKING:
@@ -57,29 +60,51 @@ def open_module(path: Path | str) -> ModuleType:
     return module
 
 
-def open_model(path: Path | str, weights: Path | str | None = None, *, from_scratch: bool = False) -> nn.Module:
+def open_model(
+    path: Path | str,
+    weights: Path | str | None = None,
+    *,
+    from_scratch: bool = False,
+    strict: bool = True,
+    ignore_mismatched_sizes: bool = False,
+) -> nn.Module:
     """Return the model of a generated file, with its own weights, those of a checkpoint, or fresh ones.
 
     If the checkpoint differs only in its number of classes (see `replace_head`), the model gets that number.
 
+    Args:
+        weights: a safetensors file, or one of `torch.save` or Lightning. Prefixes of wrappers, such as `module.`, are
+            removed if all keys have them.
+        strict: if False, tensors are loaded whose keys the module has. All others start as `Model()` makes them, and a
+            warning names what is newly initialised and what is not used.
+        ignore_mismatched_sizes: with `strict=False`, a tensor of another shape counts as newly initialised.
+
     Raises:
         OnnxgenError: the file can't be imported, has no `Model`, or the weights don't fit it.
     """
+    given = None if weights is None else Path(weights)
+    model, said = load_model(Path(path), given, from_scratch, strict, ignore_mismatched_sizes)
+    if said:
+        warnings.warn(said, stacklevel=2)
+    return model
+
+
+def load_model(path: Path, weights: Path | None, from_scratch: bool, strict: bool, ignore: bool) -> tuple[Any, str]:
+    """Return the model of `open_model`, and what it warns of."""
     module = open_module(path)
     if not hasattr(module, "Model"):
         raise OnnxgenError(f"{path} has no class Model", help="name a module that onnxgen generated")
     if from_scratch:
-        made: nn.Module = module.Model()
-        return made
+        return module.Model(), ""
+    if not strict:
+        return load_partly(module, path, weights, ignore_mismatched_sizes=ignore)
     if weights is None:
-        return from_pretrained(module, Path(path))
-    if not Path(weights).is_file():
-        raise OnnxgenError(f"there is no file {weights}")
-    try:
-        made = module.Model.from_pretrained(weights)
-    except Exception as error:
-        made = _with_other_head(module, Path(path), Path(weights), error)
-    return made
+        return from_pretrained(module, path), ""
+    with under_own_keys(weights, module) as (file, _):
+        try:
+            return module.Model.from_pretrained(file), ""
+        except Exception as error:
+            return _with_other_head(module, path, weights, error), ""
 
 
 def _with_other_head(module: ModuleType, path: Path, weights: Path, error: Exception) -> nn.Module:
@@ -92,13 +117,13 @@ def _with_other_head(module: ModuleType, path: Path, weights: Path, error: Excep
     from onnxgen.surgery.replacing import resize_head
     from onnxgen.verify.convert import to_torch
 
-    state = read_state(weights)
-    given = {key: tuple(array.shape) for key, array in state.items()}
     model = from_pretrained(module, path)
+    state = without_prefix(read_state(weights), model.state_dict())
+    given = {key: tuple(array.shape) for key, array in state.items()}
     wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     if not resize_head(model, given):
         what = f"{weights} does not fit {path}: {misfits(wanted, given) or one_line(error)}"
-        raise OnnxgenError(what, help="give the weights of this module, under its own keys") from error
+        raise OnnxgenError(what, help=f"give the weights of this module, under its own keys; {PARTIAL}") from error
     model.load_state_dict({key: to_torch(array) for key, array in state.items()})
     return model
 

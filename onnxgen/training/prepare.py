@@ -27,7 +27,7 @@ from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import open_model, set_scale, trial_batch
+from onnxgen.training.model import load_model, set_scale, trial_batch
 from onnxgen.training.settings import Settings
 
 
@@ -64,13 +64,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     """
     settings = launched(settings)
     device = choose(settings.device, settings.imports)
-    if not isinstance(model, nn.Module):
-        model = open_model(model, settings.weights, from_scratch=settings.from_scratch)
-    elif settings.weights is not None:
-        raise OnnxgenError("weights= needs a model that is given as a file: load the weights into this model yourself")
-    elif settings.from_scratch:
-        set_scale(model, "")
-        reset(model)
+    model, said = _begun(model, settings)
     if settings.replace_head is not None:
         replace_head(model, settings.replace_head)
     if settings.resume and (found := peek(settings.out / CHECKPOINTS)):
@@ -91,11 +85,25 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     # `config.toml` must tell how to treat other data.
     table = opened.table.to_json() if opened.table else settings.table
     settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes, table=table)
-    plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
+    plan = Plan(model, opened, feeding, objectives, device, settings, [*filter(None, [said]), *opened.notes])
     for made in objectives if settings.loss == "auto" else ():
         where = f"output {made.name}" if made.name else "the model"
         plan.notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
     return plan
+
+
+def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module, str]:
+    """Return the model with the weights that training begins with, and what was loaded in part."""
+    partial = settings.partial
+    if not isinstance(model, nn.Module):
+        return load_model(Path(model), settings.weights, settings.from_scratch, not partial, partial)
+    if settings.weights is not None or partial:
+        what = "weights= and partial= need a model that is given as a file"
+        raise OnnxgenError(f"{what}: load the weights into this model yourself")
+    if settings.from_scratch:
+        set_scale(model, "")
+        reset(model)
+    return model, ""
 
 
 def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Objective]:

@@ -73,6 +73,7 @@ class Settings:
     freeze: tuple[str, ...] = _finetuning((), "PATTERN", "Do not train these modules (layer1.*); may be repeated.")
     replace_head: int | None = _finetuning(None, "CLASSES", "Put in a new last layer for that many classes.")
     weights: Path | None = _finetuning(None, "FILE", "Start from your own checkpoint, which has the model's keys.")
+    partial: bool = _finetuning(False, "", "Load what fits of the weights. New and other layers start fresh.")
     from_scratch: bool = _finetuning(False, "", "Start from fresh weights, not from those of the file.")
     early_stop: int | None = _length(None, "N", "Stop after N epochs without a new best.")
     monitor: str = _length(
@@ -107,8 +108,9 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OnnxgenError(f"{name} must be at least 1, not {value}")
-        if self.weights is not None and self.from_scratch:
-            raise OnnxgenError("weights and from_scratch exclude each other: give one of them")
+        for name in ("weights", "partial") if self.from_scratch else ():
+            if getattr(self, name):
+                raise OnnxgenError(f"{name} and from_scratch exclude each other: give one of them")
         for name, known in (("strategy", STRATEGIES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise OnnxgenError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")

@@ -35,6 +35,7 @@ def verify(
     sizes: Mapping[str, int] | None = None,
     integrity: bool = False,
     locate: bool = False,
+    partial: bool = False,
 ) -> VerifyReport:
     """Compare a module with its ONNX file: every output's value, shape and dtype, then the gradients.
 
@@ -57,6 +58,7 @@ def verify(
         sizes: sizes of dynamic dims of inputs, by name; others are drawn.
         locate: if something differs, find the first node that does (`report.located`).
         integrity: also compare every tensor of the sidecar with the ONNX file, bit for bit.
+        partial: load what fits into an edited file. If that is not all, outputs may differ (`VerifyReport.partial`).
 
     Returns:
         the report; `report.agrees` is the verdict.
@@ -72,7 +74,7 @@ def verify(
     from onnxgen.verify.check import Check  # imported here, since it imports torch
 
     check = Check(Path(model), options or Options(), rtol=rtol, atol=atol, sizes=sizes)
-    return check.verify(module, runs=runs, seed=seed, feeds=feeds, integrity=integrity, locate=locate)
+    return check.verify(module, runs=runs, seed=seed, feeds=feeds, integrity=integrity, locate=locate, partial=partial)
 
 
 callable_module(__name__, verify)

@@ -89,7 +89,7 @@ def test_weights_of_another_network(
 def test_weights_that_are_none(folder: Path) -> None:
     refused(folder, "there is no file", weights=folder / "best.safetensors")
     torch.save({"state_dict": {}}, folder / "last.ckpt")
-    refused(folder, "is a PyTorch or Lightning checkpoint, not a safetensors file -> ", weights=folder / "last.ckpt")
+    refused(folder, "last.ckpt has no tensors by key, but state_dict -> ", weights=folder / "last.ckpt")
     (folder / "text").write_text("hello")
     refused(folder, "is not a safetensors file", weights=folder / "text")
 

@@ -16,7 +16,7 @@ from onnxgen.training.settings import SETTINGS, Settings
 # All other settings must be the same. What some of these change is compared in another way: samples, tensors.
 FREE_SETTINGS = (
     "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head", "weights",
-    "from_scratch", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out",
+    "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out",
 )  # fmt: skip
 LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ without a schedule
 MODEL, TENSOR = "model", "tensor "  # the model's key, and the prefix of the tensors' keys

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ from lightning.fabric.plugins import CheckpointIO
 
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.runtime.checkpoint import load_checked, need_safe_torch
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 KEY = "onnxgen"  # the key of onnxgen's part in a checkpoint
@@ -45,7 +44,7 @@ class Store(CheckpointIO):
         """
         damaged = []
         if self.last.is_file():
-            _need_safe_torch()
+            need_safe_torch()
         for path in (self.last, self.folder / PREVIOUS):
             if not path.is_file():
                 continue
@@ -108,7 +107,7 @@ def own_part(found: dict[str, Any]) -> dict[str, Any]:
 def peek(folder: Path) -> dict[str, Any]:
     """Return onnxgen's part of the last checkpoint, without reading its tensors; {} if it can't be read."""
     with suppress(Exception):  # for a damaged file torch raises any exception
-        _need_safe_torch()
+        need_safe_torch()
         found: dict[str, Any] = torch.load(folder / LAST, map_location="cpu", weights_only=True, mmap=True)
         return own_part(found)
     return {}
@@ -121,18 +120,8 @@ def reason(error: OSError) -> str:
     return f"{text}{where}" + (" (make room)" if error.errno == errno.ENOSPC else "")
 
 
-def _need_safe_torch() -> None:
-    """Refuse torch before 2.6: `torch.load` may run code of a file, even with `weights_only` (CVE-2025-32434)."""
-    if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < (2, 6):
-        what = f"torch {torch.__version__} may run code that a checkpoint contains"
-        raise OnnxgenError(what, help="install torch 2.6 or newer, or start a new run without --resume")
-
-
 def _load(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:  # torch's format; torch does not compare the checksums
-        if (bad := archive.testzip()) is not None:
-            raise ValueError(f"wrong checksum of {bad}")
-    found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    found = load_checked(path)
     if not isinstance(found, dict):
         raise ValueError("the file is not a checkpoint")
     return found
