@@ -70,6 +70,10 @@ def verify(
 
     if runs < 1 or rtol < 0 or atol < 0:
         raise OnnxgenError("verifying needs at least one run, and tolerances that are not negative")
+    if (partial or integrity) and not isinstance(module, (str, Path)):
+        raise OnnxgenError("partial and integrity read the weights file: give the path of the generated module")
+    if partial and (integrity or locate):
+        raise OnnxgenError("partial excludes integrity and locate: compare the module as it was generated with them")
     need_torch("verify")
     from onnxgen.verify.check import Check  # imported here, since it imports torch
 

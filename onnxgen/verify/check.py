@@ -37,7 +37,6 @@ from onnxgen.verify.freedom import Freedom
 from onnxgen.verify.graph import examine
 from onnxgen.verify.integrity import (
     approximation_of,
-    compare_loaded,
     compare_recorded,
     compare_weights,
     metadata_of,
@@ -45,6 +44,7 @@ from onnxgen.verify.integrity import (
     record_of,
 )
 from onnxgen.verify.oracle import Answer, ModelPart, Oracle, Refused, oracles, proto
+from onnxgen.verify.partial import in_part
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
@@ -143,12 +143,12 @@ class Check:
         with self._opened(module, partial) as (network, space):
             shown = str(module) if isinstance(module, (str, Path)) else type(network).__name__
             report, backward = self._begun(network, space, shown), torch_side.Backward()
+            if self.partly:
+                return in_part(self, network, space, report, self._inputs(runs, seed, feeds))
             different: tuple[dict[str, Any], Run] | None = None  # inputs of the first run that differs, and the run
             with torch_side.in_mode(network, self.graph):
                 for given in self._inputs(runs, seed, feeds):
-                    report.runs.append(self._run(network, given, None if self.partly else backward, report.gradients))
-                    if self.partly:
-                        continue
+                    report.runs.append(self.run(network, given, backward, report.gradients))
                     self.notes += gradients.without_nans(self.path, self.proto, given.feeds, backward)
                     if not report.runs[-1].agrees and different is None:
                         different = given.feeds, report.runs[-1]
@@ -156,10 +156,6 @@ class Check:
             report.untold = self.telling.untold() | self.coarse
             if self.cast is None and self.approximation is None:  # a small change of a weight may not show in outputs
                 report.moved = compare_recorded(self.path, space, self.options)
-            if self.partly:
-                report.partial, report.untold = self.partly, {}
-                report.moved += compare_loaded(network, space, self.notes)
-                return report
             if locate and (different is not None or report.moved):
                 how = self.path, self.proto(), self.options, self.graph
                 inputs, run = different or ({}, None)
@@ -167,9 +163,7 @@ class Check:
                 report.located = where.locate(*how, network, inputs, report.moved, wrong)
             self._finish_gradients(network, backward, record_of(space), report.gradients)
             if integrity:
-                if not isinstance(module, (str, Path)):
-                    raise OnnxgenError("--integrity compares files: give the path of the generated module")
-                report.integrity = compare_weights(self.path, Path(module), space, self.given)
+                report.integrity = compare_weights(self.path, Path(shown), space, self.given)
         return report
 
     def forward(
@@ -187,7 +181,7 @@ class Check:
             self.approximation = self.approximation.anew()
         with torch_side.in_mode(network, self.graph):
             for given in self._inputs(runs, seed, None):
-                report.runs.append(self._run(network, given, None, report.gradients))
+                report.runs.append(self.run(network, given, None, report.gradients))
         report.untold = self.telling.untold() | self.coarse
         return report
 
@@ -217,13 +211,11 @@ class Check:
         """Yield the module to check, and the names in its file (none for an `nn.Module`)."""
         if isinstance(module, (str, Path)):
             with imported(Path(module)) as file:
-                if partial:
-                    network, self.partly = load_partly(file, Path(module), ignore_mismatched_sizes=True)
-                    yield network, vars(file)
-                else:
+                if not partial:
                     yield from_pretrained(file, Path(module)), vars(file)
-        elif partial:
-            raise OnnxgenError("--partial loads the weights of a file: give the path of the generated module")
+                    return
+                network, self.partly = load_partly(file, Path(module), ignore_mismatched_sizes=True)
+                yield network, vars(file)
         else:
             yield (load(self.path, self.given) if module is None else module), {}
 
@@ -317,7 +309,8 @@ class Check:
 
     # ---- one run ---------------------------------------------------------------------------------------------------
 
-    def _run(self, network: nn.Module, given: Answer, backward: torch_side.Backward | None, found: Gradients) -> Run:
+    def run(self, network: nn.Module, given: Answer, backward: torch_side.Backward | None, found: Gradients) -> Run:
+        """Compare one run. `backward`: None leaves the gradients out."""
         feeds, expected = given.feeds, given.outputs
         run = Run(given.seed, {name: describe(v) for name, v in feeds.items()}, given.sizes, given.oracle.name)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from onnxgen.options import Options
 from onnxgen.output.signature import METADATA, file_sha256, recorded
 from onnxgen.passes.trainable import stored_values
 from onnxgen.reader import read
-from onnxgen.verify.convert import to_numpy
 from onnxgen.verify.graph import Graph
 from onnxgen.verify.report import Integrity
 from onnxgen.weights.approximation import KEY as APPROXIMATION
@@ -26,9 +25,6 @@ from onnxgen.weights.provenance import Source, rebuild
 from onnxgen.weights.sidecar import read_tensors, sidecar_files
 from onnxgen.weights.stored import stored
 from onnxgen.weights.streamed import read_header
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _INDEX = ".index.json"
 Found = TypeVar("Found")
@@ -165,23 +161,6 @@ def compare_recorded(path: Path, space: Mapping[str, Any], options: Options) -> 
         if not all(_is(original, back, rtol) for back in copies):
             found.append(name)
     return found
-
-
-def compare_loaded(network: nn.Module, space: Mapping[str, Any], notes: list[str]) -> list[str]:
-    """Return the tensors of a module that differ from those of the same key and shape in its weights file.
-
-    A note gets their number.
-
-    Raises:
-        OnnxgenError: the module embeds its weights, so there is no such file.
-    """
-    sidecar = sidecar_of(space)
-    if sidecar is None:
-        raise OnnxgenError("--partial compares with the weights file, and the weights are in the module itself")
-    stored, state = read_tensors(sidecar), {key: to_numpy(value) for key, value in network.state_dict().items()}
-    both = [key for key, value in state.items() if key in stored and stored[key].shape == value.shape]
-    notes.append(f"{len(both)} of {counted(len(state), 'tensor')} of the module come from its weights file")
-    return [key for key in both if stored[key].tobytes() != state[key].tobytes()]
 
 
 def _is(original: NDArray[Any], back: NDArray[Any], rtol: float) -> bool:

@@ -98,5 +98,7 @@ def test_what_can_not_be_compared_in_part(tmp_path: Path, capsys: pytest.Capture
     onnxgen.generate(network(tmp_path / "net.onnx", 1), tmp_path / "model.py", Options(embed=True))
     code, said = verified(edit(tmp_path / "model.py", EDITS), capsys, "--partial")
     assert code == 2 and "the weights are in the module itself" in said
+    with pytest.raises(OnnxgenError, match="partial excludes integrity and locate"):
+        onnxgen.verify(tmp_path / "net.onnx", tmp_path / "model.py", partial=True, locate=True)
     with pytest.raises(OnnxgenError, match="give the path of the generated module"):
         onnxgen.verify(tmp_path / "net.onnx", nn.Linear(8, 8), partial=True)
