@@ -7,7 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -89,12 +89,12 @@ def open_model(
     return model
 
 
-def load_model(path: Path, weights: Path | None, from_scratch: bool, strict: bool, ignore: bool) -> tuple[Any, str]:
+def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, ignore: bool) -> tuple[nn.Module, str]:
     """Return the model of `open_model`, and what it warns of."""
     module = open_module(path)
     if not hasattr(module, "Model"):
         raise OnnxgenError(f"{path} has no class Model", help="name a module that onnxgen generated")
-    if from_scratch:
+    if fresh:
         return module.Model(), ""
     if not strict:
         return load_partly(module, path, weights, ignore_mismatched_sizes=ignore)
