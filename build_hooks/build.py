@@ -24,7 +24,8 @@ class Built:
     """The result of building one entry.
 
     Attributes:
-        status: "fresh" (nothing to do), "written", "kept" (edited by hand, or adopted) or "stale" (only checked).
+        status: "fresh" (nothing to do), "written", "merged" (written with the edits that were made by hand), "kept"
+            (edited by hand, or adopted) or "stale" (only checked).
         files: the existing files of module and sidecar, with every shard and the index.
         key: the digest of what the module is made of (see `freshness`).
         seconds: the time that it took.
@@ -166,5 +167,7 @@ def _built(
 ) -> Built:
     place = place or entry
     files = tuple(file for file in outputs(place) if file.exists())
-    key = recorded(place.output) if status == "written" else ""  # the source may have changed after it was examined
+    key = (
+        recorded(place.output) if status in ("written", "merged") else ""
+    )  # the source may have changed after it was examined
     return Built(status, files, key or content.key, time.perf_counter() - begun, entry, note)

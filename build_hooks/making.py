@@ -45,8 +45,7 @@ def generate(entry: Entry, content: Content, cache: Cache, force: bool, progress
             Output(entry.output, entry.options).write(generated, force)
         before, content = content, content_of(entry, cache)
         if before.key == content.key:
-            if generated.report.status == "kept":
-                settle(entry.output, content.key, cache)
+            settle(entry.output, content.key, cache)
             return generated.report.status
     what = f"{entry.at('source')}: {entry.shown(entry.source)} changed while it was read"
     raise OnnxgenError(what, help="build again when it is complete")
@@ -66,19 +65,19 @@ def look(entry: Entry, content: Content, cache: Cache) -> str:
     """
     if is_adopted(entry) or not is_edited(entry):
         return "stale"
-    return _standing(entry, in_memory(entry, content, None), content, cache)
+    return "kept" if _standing(entry, in_memory(entry, content, None), content, cache) == "kept" else "stale"
 
 
-def _standing(entry: Entry, generated: Generated, content: Content, cache: Cache) -> str:
-    """Return "kept" or "stale" for a module that was edited by hand."""
+def _standing(entry: Entry, generated: Generated, content: Content, cache: Cache, merges: bool = True) -> str:
+    """Return the `Standing.status` of a module that was edited by hand. `merges`: it may be merged with the new one."""
     with named(entry, "output"):
         output = Output(entry.output, entry.options)
-        status = output.standing(generated)
-        if status == "edited":
-            raise output.refusal(generated)
-        if status == "kept":
+        found = output.standing(generated)
+        if found.status == "edited" or found.status == "merged" and not merges:
+            raise output.refusal(generated, found)
+        if found.status == "kept":
             settle(entry.output, content.key, cache)
-        return "kept" if status == "kept" else "stale"
+        return found.status
 
 
 def carry(
@@ -86,10 +85,10 @@ def carry(
 ) -> str:
     """Copy an edited module, whose header does not record its content, to its place in `moved`.
 
-    Raises `EditedError` if its source changed too.
+    Raises `EditedError` if its source changed too: a merge is made in place only, where a person sees it.
     """
     generated = in_memory(entry, content, progress)
-    if _standing(entry, generated, content, cache) == "kept":
+    if _standing(entry, generated, content, cache, merges=False) == "kept":
         return copy()
     make_folders(moved)
     with named(entry, "output"):

@@ -147,9 +147,11 @@ def _tell(built: Sequence[Built], project: Project, verbose: bool) -> None:
 
 def _line(one: Built) -> str:
     module = one.entry.shown(one.entry.output)
-    if one.status == "written":
+    if one.status in ("written", "merged"):
         *others, last = [one.entry.shown(path) for path in one.files[1:] + one.files[:1]]
-        return f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
+        wrote = f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
+        check = f"next: onnxgen verify {one.entry.shown(one.entry.source)} {module}"
+        return wrote if one.status == "written" else f"{wrote}: merged your edits into the new module; {check}"
     if one.status == "stale":
         return f"{module} is {'stale' if one.entry.output.exists() else 'missing'}: onnxgen build"
     if one.status == "kept":

@@ -103,6 +103,7 @@ def _names(out: Path) -> list[str]:
 
 _STATUS_TEXTS = {
     "written": "wrote {files}",
+    "merged": "wrote {files}: merged your edits into the new module",
     "fresh": "{module} is fresh: nothing to do",
     "kept": "{module} was edited by hand and its source has not changed: kept",
 }
@@ -122,7 +123,7 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
         tell(f"  note: {note}")
     if result["checked"]:
         tell(f"  checked: {result['checked']}")
-    if result["status"] == "written" and not verified:
+    if result["status"] in ("written", "merged") and not verified:
         tell("  next: " + shlex.join(["onnxgen", "verify", result["model"], result["module"]]))
     if verbose:
         _print_stages(result["stages"])

@@ -153,7 +153,7 @@ def _finished(
 ) -> tuple[str, ast.Module]:
     """Format a file and check it. The user's own templates may only add to it. `restored`: see `Settled`."""
     try:
-        source = restored(_black(text))
+        source = restored(formatted(text))
         if templates is not None:  # a `return` outside of functions is found only here
             compile(source, "<generated>", "exec", dont_inherit=True)
         tree = ast.parse(source)
@@ -232,15 +232,18 @@ def _loading(*loaders: Any) -> Any:
     return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
 
 
-def _black(source: str) -> str:
-    """Format the source. Raises `SyntaxError` if black cannot parse it."""
+def formatted(source: str, keep_commas: bool = True) -> str:
+    """Format a source with black. Raises `SyntaxError` if black cannot parse it.
+
+    `keep_commas`: a comma after the last element keeps a list on several lines.
+    """
     with stage(IMPORTS):
         import black
         from black.parsing import InvalidInput
 
     try:
         with stage(FORMAT):
-            return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
+            return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH, magic_trailing_comma=keep_commas))
     except InvalidInput as error:
         raise SyntaxError(_line(error)) from error
 

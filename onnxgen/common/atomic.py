@@ -28,12 +28,13 @@ class Replacing:
     def __init__(self) -> None:
         self._new: list[tuple[Path, Path]] = []  # (temporary, target)
         self._old: list[tuple[Path, Path | None]] = []  # (target, where its old content is)
+        self._before: dict[Path, bytes] = {}
         self._withdrawn: list[Path] = []
         self._obsolete: list[Path] = []
 
     @contextmanager
-    def file(self, target: Path) -> Iterator[BinaryIO]:
-        """Open a file for the new content of `target`."""
+    def file(self, target: Path, before: bytes | None = None) -> Iterator[BinaryIO]:
+        """Open a file for the new content of `target`. `before`: its old content, if it must still have that."""
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         if target.exists() and not target.is_file():
@@ -44,6 +45,8 @@ class Replacing:
             yield file
         if target.exists():
             shutil.copymode(target, temporary)
+        if before is not None:
+            self._before[target] = before
 
     def take(self, ready: Path, target: Path) -> None:
         """Use a finished file of the same file system as the new content of `target`."""
@@ -86,6 +89,9 @@ class Replacing:
         for temporary, _ in self._new:
             with open(temporary, "rb" if os.name == "posix" else "r+b") as file:
                 os.fsync(file.fileno())
+        for target, before in self._before.items():
+            if target.read_bytes() != before:
+                raise OSError(errno.EBUSY, "it was changed meanwhile: try again", str(target))
         for target in self._withdrawn:
             self._old.append((target, _kept(target)))
             target.unlink(missing_ok=True)

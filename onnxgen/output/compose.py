@@ -28,6 +28,7 @@ from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RE
 from onnxgen.graph.budget import past, writable
 from onnxgen.lowering.uses import uses
 from onnxgen.options import Options
+from onnxgen.output.merge import BASE, BUILD_LINE, packed
 from onnxgen.output.signature import KEY as SIGNATURE
 from onnxgen.output.signature import signature
 from onnxgen.passes.folded import Restored, folds
@@ -49,7 +50,6 @@ _DEFAULTS = Options()
 _COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 # options whose effects, if any, are in the code
 _NOT_IN_FINGERPRINT = ("weights", "limits", "templates", "annotate", "plugins", "allow_unsupported", "paranoid")
-BUILD_LINE = "Build"
 
 
 @dataclass
@@ -64,7 +64,8 @@ class Report:
         trainable: for each stored float tensor of the ONNX file, whether it is trained, and why.
         wrote: the files written.
         plain: paths of modules left without structure, which would have changed their results (see `validate`).
-        status: "written", "fresh" (nothing to do) or "kept" (edited by hand, source unchanged).
+        status: "written", "merged" (written with the edits that were made by hand), "fresh" (nothing to do) or "kept"
+            (edited by hand, source unchanged).
         checked: the result of `Options.paranoid` in a sentence; "" if it was off.
         progress: called with the name of each stage when it begins.
     """
@@ -149,14 +150,17 @@ def compose(
     frame.summary += [f"{BUILD_LINE:<10}{key}"] if key else []
     frame.sharded, frame.floats = sharded, _floats(tensors, module)
     frame.reads_constants = any("constant" in tree.called for tree in classes)
-    if options.embed:
-        frame.embedded = embed_bytes(tensors, origin)
     _check_length(classes, options)
+    if options.embed:  # the text without its weights is in the metadata of the weights
+        frame.embedded = embed_bytes({}, {})
+        origin[BASE] = packed(render(frame, classes, module.own, [], options.templates)[0])
+        frame.embedded = embed_bytes(tensors, origin)
     source, tree = render(frame, classes, module.own, report.notes, options.templates)
     digest = tree_digest(tree)
     fingerprint = _fingerprint(digest, tensors, options)
     source = with_fingerprint(source, fingerprint)
     report.lines = source.count("\n")
+    origin |= {} if options.embed else {BASE: packed(source)}
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
     reads = frozenset({path, *DATA_FILES.get(model)})
     tree = render(frame, classes, module.own, [])[1] if options.templates else tree

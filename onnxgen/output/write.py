@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnxgen.code.render import code_digest
 from onnxgen.common.atomic import is_same_file, tidy
 from onnxgen.errors import EditedError, OnnxgenError
 from onnxgen.options import Options
-from onnxgen.output.compose import BUILD_LINE, DATA, Generated
+from onnxgen.output.compose import DATA, Generated
+from onnxgen.output.merge import BASE, bare, base_of, bases, fingerprint, merge, unpacked, with_build
 from onnxgen.weights.sidecar import index_path, is_lost, same_content, sidecar_files, sidecar_targets, write_pair
 from onnxgen.weights.streamed import read_header
 
-_BUILD = re.compile(rf"^{BUILD_LINE} +[0-9a-f]+$", re.MULTILINE)
+_BOTH = "was edited by hand, and the ONNX file or the options changed too"
+_WEIGHTS = "was edited by hand, and the weights changed too"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The existing files, compared with what was generated.
+
+    Attributes:
+        status: "fresh": module and weights are the same. "stale": they differ or are missing. For an edited module:
+            "kept" if its source is the same, "lost" if moreover its weights are missing or lack what a build records,
+            "merged" if its source changed too and the edits fit, "edited" if they don't.
+        text: of the module to write, if "stale" or "merged"; of the file beside it, if "edited".
+        before: the module as it was read, if the text has its edits.
+        why: what happened to a module that was edited.
+        beside: what the text is, if "edited".
+    """
+
+    status: str
+    text: str = ""
+    before: bytes | None = None
+    why: str = ""
+    beside: str = "what would be written now"
 
 
 class Output:
@@ -33,13 +56,15 @@ class Output:
     def text(self) -> str | None:
         """Return the text of the existing module. None if there is none, or it is empty."""
         self._refuse_folders()
+        return _text(self._bytes() or b"")
+
+    def _bytes(self) -> bytes | None:
         try:
-            text = self.out.read_bytes().decode("utf-8-sig", "replace")
+            return self.out.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise OnnxgenError(f"cannot write {self.out}: {error.strerror}") from None
-        return text.replace("\r\n", "\n").replace("\r", "\n") if text.strip() else None
 
     def _refuse_folders(self) -> None:
         """Raise an error if the path is a folder or a pipe, also with `--force`."""
@@ -49,7 +74,7 @@ class Output:
 
     def is_edited(self, text: str) -> bool:
         """Return True if a person changed the module's AST (except docstrings) since it was generated."""
-        recorded = _fingerprint(text)
+        recorded = fingerprint(text)
         try:
             return recorded is None or not recorded.startswith(code_digest(text))
         except (SyntaxError, ValueError):
@@ -67,117 +92,168 @@ class Output:
 
     def _same_source(self, text: str, generated: Generated) -> bool:
         """Compare fingerprints, which depend on the graph and the options, and not on later edits."""
-        return _fingerprint(text) == generated.metadata["fingerprint"]
+        return fingerprint(text) == generated.metadata["fingerprint"]
 
     def _same_weights(self, generated: Generated) -> bool:
         """Return True if the sidecar is the one that would be written. The data digest counts in builds only."""
         if self.options.embed:
             return True
-        recorded = {} if generated.key else self._recorded_data(generated)
+        recorded = self._recorded(generated)
+        if generated.key:
+            recorded.pop(DATA, None)
         return self._same_content(generated, {**generated.metadata, **recorded})
 
-    def _same_content(self, generated: Generated, metadata: Mapping[str, str]) -> bool:
-        return same_content(generated.weights, generated.tensors, metadata, self.options.shard_size)
+    def _same_content(self, generated: Generated, metadata: Mapping[str, str], alone: bool = True) -> bool:
+        return same_content(generated.weights, generated.tensors, metadata, self.options.shard_size, alone)
 
-    def _recorded_data(self, generated: Generated) -> dict[str, str]:
+    def _metadata(self, generated: Generated) -> dict[str, str]:
+        """Return the metadata of the existing sidecar; empty if there is none."""
         try:
-            metadata, _ = read_header(sidecar_files(generated.weights)[0])
+            return read_header(sidecar_files(generated.weights)[0])[0]
         except OnnxgenError:
             return {}
-        return {DATA: metadata[DATA]} if DATA in metadata else {}
+
+    def _recorded(self, generated: Generated) -> dict[str, str]:
+        """Return what the sidecar may record in another way: the data digest, which only builds record, and the same
+        base, compressed by another zlib.
+        """
+        metadata = self._metadata(generated)
+        found = {DATA: metadata[DATA]} if DATA in metadata else {}
+        if BASE in metadata and unpacked(metadata[BASE]) == unpacked(generated.metadata[BASE]):
+            found[BASE] = metadata[BASE]
+        return found
 
     def write(self, generated: Generated, force: bool) -> None:
-        """Write what changed. An edited module is kept, and its weights are written if they are missing.
+        """Write what changed. Edits of the module are merged into the new one if they fit, else the module is kept. So
+        it is if its source is the same; its weights are written if they are missing.
 
         Raises:
-            EditedError: the module was edited and its source changed too.
+            EditedError: the module was edited, its source changed too, and the two do not fit together.
             OnnxgenError: a file cannot be written. The old files are unchanged.
         """
         self._refuse_folders()
         self._refuse_sources(generated)
-        status = "stale" if force else self.standing(generated)
+        found = Standing("stale", generated.source) if force else self.standing(generated)
+        status = found.status
         if status == "edited":
-            new = self.out.with_name(self.out.name + ".new")
-            write_pair(new, generated.source, None, {}, {})
-            raise self.refusal(generated, new.name)
+            raise self.refusal(generated, found, self._write_beside(found.text))
         generated.report.status = {"stale": "written", "lost": "kept"}.get(status, status)
         if status == "fresh":
             self._sign(generated)
-        if status in ("stale", "lost"):
+        if status in ("stale", "merged", "lost"):
             obsolete = self._own_sidecar(generated.weights) if self.options.embed else []
             generated.report.wrote = write_pair(
                 self.out,
-                None if status == "lost" else generated.source,
+                found.text or None,
                 None if self.options.embed else generated.weights,
                 generated.tensors,
                 generated.metadata,
                 self.options.shard_size,
                 force,
+                found.before,
             )
             for path in obsolete:
                 with suppress(OSError):
                     path.unlink()
-        if status == "stale":
-            self._forget_new()
+        if status in ("stale", "merged"):
+            self._forget_new(force)
         elif status != "lost":
             for folder in {self.out.parent, generated.weights.parent}:
                 tidy(folder)
 
+    def _write_beside(self, text: str) -> str:
+        """Write the `.new` file, and return its name. An existing one may have edits, too, so it is not overwritten
+        unless it is as it was generated.
+        """
+        new = Output(self.out.with_name(self.out.name + ".new"), self.options)
+        there = new.text()
+        if there is not None and there != text and new.is_edited(there):
+            what = f"{self.out} was edited by hand, and {new.out.name} of an earlier run may have edits of yours, too"
+            raise EditedError(what, help=f"move it to {self.out.name} when it is done, or remove it")
+        write_pair(new.out, text, None, {}, {})
+        return new.out.name
+
     def _own_sidecar(self, weights: Path) -> list[Path]:
         """Return the files of the existing module's sidecar, if all have its fingerprint."""
-        fingerprint, found = _fingerprint(self.text() or ""), []
+        recorded, found = fingerprint(self.text() or ""), []
         with suppress(OnnxgenError):
             for path in sidecar_files(weights):
-                if fingerprint is None or read_header(path)[0].get("fingerprint") != fingerprint:
+                if recorded is None or read_header(path)[0].get("fingerprint") != recorded:
                     return []
                 found.append(path)
             found += [index_path(weights)] if found != [weights] else []
         return found
 
-    def _forget_new(self) -> None:
-        """Remove the `.new` file of an earlier run: the module itself is newer now."""
+    def _forget_new(self, force: bool) -> None:
+        """Remove the `.new` file of an earlier run: the module is newer now. Without `force`, edits in it stay."""
         new = self.out.with_name(self.out.name + ".new")
         with suppress(OSError):
-            if _fingerprint(new.read_text(encoding="utf-8", errors="replace")) is not None:
+            text = new.read_text(encoding="utf-8", errors="replace")
+            if fingerprint(text) is not None and (force or not self.is_edited(text)):
                 new.unlink()
 
-    def standing(self, generated: Generated) -> str:
-        """Compare the existing files with what was generated.
-
-        "fresh": module and weights are the same. "stale": they differ or are missing. For an edited module: "kept" if
-        its source is the same, "lost" if moreover its weights are missing or lack what a build records, "edited" if its
-        source changed too.
-        """
-        text = self.text()
+    def standing(self, generated: Generated) -> Standing:
+        """Compare the existing files with what was generated, and merge edits of the module into it."""
+        self._refuse_folders()
+        before = self._bytes()
+        text = _text(before or b"")
         if text is None:
-            return "stale"
+            return Standing("stale", generated.source)
         same, edited = self._same_source(text, generated), self.is_edited(text)
         if same and self._same_weights(generated):
-            return "kept" if edited else "fresh"
-        if not edited:
-            return "stale"
-        return "lost" if same and self._may_write_weights(generated) else "edited"
+            return Standing("kept" if edited else "fresh")
+        if same and edited:
+            if self._may_write_weights(generated):
+                return Standing("lost")
+            if self._has_other_tensors(generated):
+                return Standing("edited", generated.source, None, _WEIGHTS)
+        base = self._base(text, generated) or (generated.source if same else None)
+        if base is None or "\ufffd" in text:
+            why = f"{_BOTH}; {'it is not UTF-8' if base else 'its weights lack the text that it was generated as'}"
+            return Standing("edited" if edited else "stale", generated.source, None, why)
+        merged, doubt = merge(base, text, generated.source, self.out.name)
+        if doubt:
+            return Standing("edited", merged, None, _BOTH, f"the merge of both, {doubt}")
+        before = None if merged == generated.source else before
+        return Standing("merged" if edited else "stale", merged, before, _BOTH)
+
+    def _base(self, text: str, generated: Generated) -> str | None:
+        """Return the text that an edited module was generated as. None if its weights do not have it."""
+        found = (base_of(text, entry) for entry in bases(text, self.out, generated.weights))
+        return next((base for base in found if base is not None), None)
 
     def _may_write_weights(self, generated: Generated) -> bool:
         """Return True if writing the sidecar loses nothing: it is missing, broken, or of another module (a person has
-        updated the code), or lacks only what a build records.
+        updated the code), or lacks only what this version or a build records, or has files of another layout beside it.
         """
-        if is_lost(generated.weights) or self._is_of_another(generated):
-            return True
-        metadata = {k: v for k, v in generated.metadata.items() if k != DATA} | self._recorded_data(generated)
-        return self._same_content(generated, metadata)
+        return (
+            is_lost(generated.weights)
+            or self._is_of_another(generated)
+            or self._same_content(generated, self._needed(generated), alone=False)
+        )
+
+    def _needed(self, generated: Generated) -> dict[str, str]:
+        """Return the metadata that a sidecar of the same source has in any case, with what it may record besides."""
+        needed = {key: value for key, value in generated.metadata.items() if key not in (DATA, BASE)}
+        return needed | self._recorded(generated)
 
     def _is_of_another(self, generated: Generated) -> bool:
         """Return True if the sidecar has the fingerprint of another module, so this one would not load it."""
-        metadata, _ = read_header(sidecar_files(generated.weights)[0])
-        return metadata.get("fingerprint", generated.metadata["fingerprint"]) != generated.metadata["fingerprint"]
+        ours = generated.metadata["fingerprint"]
+        return self._metadata(generated).get("fingerprint", ours) != ours
+
+    def _has_other_tensors(self, generated: Generated) -> bool:
+        """Return True if the sidecar is of the same source and has other tensors: perhaps a person trained them."""
+        metadata = self._metadata(generated)
+        data = metadata.get(DATA, "")
+        return self._needed(generated).items() <= metadata.items() and generated.metadata.get(DATA, data) == data
 
     def _sign(self, generated: Generated) -> None:
-        """Record the build in a fresh module, whose formatting is kept."""
+        """Record the build in a fresh module, whose text is kept otherwise."""
         text = self.text() or ""
-        signed, count = _BUILD.subn(f"{BUILD_LINE:<10}{generated.key}", text, count=1)
-        if generated.key and (signed != text or not count):
-            generated.report.wrote = write_pair(self.out, signed if count else generated.source, None, {}, {})
+        signed = with_build(text, generated.key) if generated.key else text
+        if signed != text:
+            generated.report.wrote = write_pair(self.out, signed, None, {}, {})
             generated.report.status = "written"
 
     def _refuse_sources(self, generated: Generated) -> None:
@@ -190,32 +266,32 @@ class Output:
                 what = f"{target} is the ONNX model or holds its data"
                 raise OnnxgenError(f"cannot write there: {what}", help="name another output or --weights FILE")
 
-    def refusal(self, generated: Generated, new: str = "") -> EditedError:
+    def refusal(self, generated: Generated, found: Standing, new: str = "") -> EditedError:
         """Return the error for an "edited" module. `new`: the file that was written beside it."""
         text = self.text() or ""
-        why, way_out = "was edited by hand, and the ONNX file or the options changed too", "merge the two"
-        if self._same_source(text, generated):
-            why = "was edited by hand, and the weights changed too"
-            way_out = f"to keep your edits, remove {generated.weights.name} and generate again"
-        elif _fingerprint(text) is None:
+        why, way_out = found.why, f"complete it and move it to {self.out.name}"
+        if fingerprint(text) is None:
             why, way_out = "was not written by onnxgen", "name another output"
-        kept = "it was kept" + (f", and {new} is what would be written now" if new else "")
+        elif found.why == _WEIGHTS:
+            way_out = f"to keep your edits, remove {generated.weights.name} and generate again"
+        elif not new:
+            way_out = "`onnxgen build` merges the two, or writes the new one beside it"
+        kept = "it was kept" + (f", and {new} is {found.beside}" if new else "")
         diff = difflib.unified_diff(
-            text.splitlines(), generated.source.splitlines(), self.out.name, new or "generated", lineterm="", n=1
+            bare(text).splitlines(), bare(found.text).splitlines(), self.out.name, new or "generated", lineterm="", n=1
         )
         head = "\n".join(_plain(line) for _, line in zip(range(20), diff))
         overwrite = "--force" if new else "`onnxgen build --force`"
-        if not new and way_out == "merge the two":
-            way_out = "`onnxgen build` writes the new one beside it: merge the two"
         help = f"{way_out}, or overwrite it with {overwrite}\n{head}".rstrip()
         return EditedError(f"{self.out} {why}; {kept}", help=help)
+
+
+def _text(content: bytes) -> str | None:
+    """Return the text of a module. None if it is empty."""
+    text = content.decode("utf-8-sig", "replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n") if text.strip() else None
 
 
 def _plain(line: str) -> str:
     """Replace characters that could control a terminal."""
     return "".join(c if c.isprintable() else "?" for c in line[:200])
-
-
-def _fingerprint(text: str) -> str | None:
-    found = re.search(r'^FINGERPRINT = ["\']([0-9a-f]+)["\']', text, re.MULTILINE)
-    return found.group(1) if found else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from onnxgen.weights.approximation import Approximation
 from onnxgen.weights.provenance import Source, rebuild
 from onnxgen.weights.sidecar import read_tensors, sidecar_files
 from onnxgen.weights.stored import stored
-from onnxgen.weights.streamed import read_header
+from onnxgen.weights.streamed import embedded_header, read_header
 
 _INDEX = ".index.json"
 Found = TypeVar("Found")
@@ -102,8 +101,7 @@ def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, str):
         return {}
     try:
-        data = base64.b85decode("".join(text.split()))
-        return json_object(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return embedded_header(text)
     except ValueError as error:
         raise OnnxgenError(f"the weights in the module are damaged: {printable(str(error), 300)}") from None
 

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,7 @@ def write_pair(
     metadata: Mapping[str, str],
     shard_size: int = Options.shard_size,
     force: bool = False,
+    before: bytes | None = None,
 ) -> list[Path]:
     """Write the module `source` to `out` and its sidecar to `weights` (None: no sidecar is written). Returns the files.
 
@@ -57,9 +58,12 @@ def write_pair(
     fingerprint then does not match. Runs that write to one folder wait for each other. Files of the other layout that
     onnxgen wrote before are removed at the end.
 
+    `before`: the module whose edits are in `source`. If it was changed since, nothing is written. Such a module comes
+    first, since the weights can be made again: a killed process leaves it beside the old weights.
+
     Raises:
-        OnnxgenError: a path cannot be written, the disk is full, or a weight cannot be read or stored; or, without
-            `force`, the sidecar exists and was not written by onnxgen.
+        OnnxgenError: a path cannot be written, the disk is full, or a weight cannot be read or stored; or the module
+            was changed meanwhile; or, without `force`, the sidecar exists and was not written by onnxgen.
     """
     out = _followed(out)
     files = [] if weights is None else _plan(_followed(weights), tensors, metadata, shard_size)
@@ -70,13 +74,16 @@ def write_pair(
     if not force:
         _refuse_foreign(targets, broken=out.is_file())
     with _clear_errors(out), replacing(path.parent for path in (out, *targets)) as replacements:
+        if source is not None and before is not None:
+            with replacements.file(out, before) as file:
+                file.write(source.encode())
         for planned in files:
             with replacements.file(planned.path) as file:
                 write_tensors(file, planned.header, planned.keys, tensors)
         if len(files) > 1:
             # Shards of different trainings fit the same index and module, so a mixture would go unnoticed.
             replacements.withdraw(files[-1].path)
-        if source is not None:
+        if source is not None and before is None:
             with replacements.file(out) as file:
                 file.write(source.encode())
         for stale in [] if weights is None else _stale(_followed(weights), targets):
@@ -111,19 +118,24 @@ def is_sharded(tensors: Tensors, shard_size: int) -> bool:
 
 
 def same_content(
-    path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None, shard_size: int = Options.shard_size
+    path: Path,
+    tensors: Tensors,
+    metadata: Mapping[str, str] | None = None,
+    shard_size: int = Options.shard_size,
+    alone: bool = True,
 ) -> bool:
     """Return True if the sidecar at `path` is, byte for byte, what `write_pair` would write.
 
-    Without `metadata`, the file's metadata counts as right. Returns False if the sidecar is missing or broken, or if
-    files of the other layout (one file, or shards) lie beside it. Streams both sides.
+    Without `metadata`, the file's metadata counts as right. Returns False if the sidecar is missing or broken, or, if
+    it must be `alone`, if files of another layout (one file, or other shards) lie beside it. Streams both sides.
     """
     path = _followed(path)
     try:
         if metadata is None:
             metadata = read_header(sidecar_files(path)[0])[0]
         files = _plan(path, tensors, metadata, shard_size)
-        return not _stale(path, [file.path for file in files]) and all(_same(file, tensors) for file in files)
+        left_over = alone and _stale(path, [file.path for file in files])
+        return not left_over and all(_same(file, tensors) for file in files)
     except (OSError, OnnxgenError):
         return False
 
@@ -158,6 +170,13 @@ def sidecar_files(path: Path) -> list[Path]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgenError(f"{index} is not an index of weights: {error}") from error
     return [path.with_name(name) for name in names]
+
+
+def entries(path: Path, key: str) -> Iterator[str]:
+    """Yield an entry of the metadata of each file that a sidecar at `path` has, also in the other layout."""
+    for file in _stale(_followed(path), []):
+        with suppress(OnnxgenError, KeyError):
+            yield read_header(file)[0][key]
 
 
 def read_tensors(path: Path) -> dict[str, Array]:

@@ -9,6 +9,7 @@ and only the pages that it is reading if the tensor is memory-mapped.
 
 from __future__ import annotations
 
+import base64
 import io
 import itertools
 import json
@@ -83,6 +84,15 @@ def embed_bytes(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def embedded_header(text: str) -> dict[str, Any]:
+    """Return the header of the weights in the constant `WEIGHTS` of a module (`--embed`).
+
+    Raises `ValueError` if they are damaged.
+    """
+    data = base64.b85decode("".join(text.split()))
+    return json_object(data[8 : 8 + int.from_bytes(data[:8], "little")])
 
 
 def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:

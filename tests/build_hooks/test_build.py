@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -90,6 +91,14 @@ def edit(root: Path, name: str = "net") -> str:
     assert "return " in text
     module.write_text(text.replace("        return ", "        print(1)\n        return ", 1))
     return module.read_text()
+
+
+def edit_the_width(root: Path) -> str:
+    """Change the line that has the width of the layer, too: a network of another width is a conflict."""
+    module = root / "src/pkg/net.py"
+    text = edit(root).replace("std=0.02", "std=0.01")
+    module.write_text(text)
+    return text
 
 
 # ---- in place --------------------------------------------------------------------------------------------------------
@@ -250,22 +259,22 @@ def test_edits_of_the_header(root: Path, generates_nothing: Callable[[], None]) 
     assert one(root).status == "fresh"
 
 
-@pytest.mark.parametrize("what", ["source", "options", "weights alone"])
+@pytest.mark.parametrize("what", ["source", "options"])
 def test_edited_and_stale(root: Path, what: str) -> None:
-    """The error has the head of the diff; module and sidecar stay, and the new module lies beside."""
+    """The error has the head of the diff; module and sidecar stay, and the merge with its conflict lies beside."""
     one(root)
-    text = edit(root)
+    text = edit_the_width(root)
     before = tree(root)
     if what == "options":
         (root / "pyproject.toml").write_text(SETTINGS + "annotate = true\nflat = true\n")
     else:
-        net(root / "models/net.onnx", seed=1, width=5 if what == "source" else 4, data="net.bin")
+        net(root / "models/net.onnx", seed=1, width=5, data="net.bin")
     with pytest.raises(BuildError) as refused:
         one(root)
     (problem,) = refused.value.problems
     assert refused.value.exit_code == EditedError.exit_code == 3 and refused.value.built == ()
     assert problem.what.startswith("pyproject.toml: tool.onnxgen.models[0].output: ")
-    assert "was edited by hand, and" in problem.what and "net.py.new is what would be written now" in problem.what
+    assert "was edited by hand, and" in problem.what and "net.py.new is the merge of both, with " in problem.what
     assert "--- net.py\n+++ net.py.new\n@@" in problem.help
     after = tree(root)
     assert all(after[name] == before[name] for name in ("src/pkg/net.py", "src/pkg/net.safetensors"))
@@ -273,14 +282,39 @@ def test_edited_and_stale(root: Path, what: str) -> None:
     assert one(root, force=True).status == "written" and one(root).status == "fresh"
 
 
+@pytest.mark.parametrize("what", ["source", "options", "weights alone", "header gone"])
+def test_edits_are_merged(root: Path, what: str) -> None:
+    """What a build writes then is fresh for every build after it."""
+    built = one(root)
+    text = edit(root)
+    if what == "header gone":
+        text = text[text.index('"""', 3) + 3 :]
+        built.files[0].write_text(text)
+    if what == "options":
+        (root / "pyproject.toml").write_text(SETTINGS + 'class-name = "Other"\n')
+    else:
+        net(root / "models/net.onnx", seed=1, width=5 if what == "source" else 4, data="net.bin")
+    before = tree(root)
+    assert one(root, check=True).status == "stale" and tree(root) == before
+    built = one(root)
+    assert built.status == "merged" and "        print(1)\n" in built.files[0].read_text()
+    assert np.array_equal(stored(built.files[1]), weights(root / "models/net.onnx"))
+    assert (f"Build     {built.key}" in built.files[0].read_text()) == (what != "header gone")
+    before = tree(root)
+    assert one(root, check=True).status == "fresh" and one(root).status == "fresh" and tree(root) == before
+
+
 def test_edits_that_were_brought_up_to_date(root: Path) -> None:
     """Who put the edits into what lay beside has said all there is to say: the weights follow."""
     one(root)
-    edit(root)
+    edit_the_width(root)
     net(root / "models/net.onnx", seed=1, width=5, data="net.bin")
     with pytest.raises(BuildError):
         one(root)
-    (root / "src/pkg/net.py.new").replace(root / "src/pkg/net.py")
+    merged = (root / "src/pkg/net.py.new").read_text()
+    (root / "src/pkg/net.py.new").unlink()
+    text = re.sub(r"<<<<<<<.*?=======\n(.*?)>>>>>>> generated now\n", r"\1", merged, flags=re.DOTALL)
+    (root / "src/pkg/net.py").write_text(text)
     text = edit(root)
     assert one(root, check=True).status == "stale"
     built = one(root)
@@ -434,7 +468,7 @@ def test_elsewhere_edited_and_stale(root: Path, tmp_path: Path) -> None:
     before = tree(root)
     with pytest.raises(EditedError, match=r"^pyproject\.toml: tool\.onnxgen\.models\[0\]\.output: .*edited by hand"):
         build(first(root), to=tmp_path / "lib", base=root / "src")
-    assert tree(root) == before and not (tmp_path / "lib").exists()
+    assert tree(root) == before and not (tmp_path / "lib").exists(), "a merge is made where a person sees it"
     assert build(first(root), to=tmp_path / "lib", base=root / "src", force=True).status == "written"
     assert tree(root) == before
 
@@ -574,7 +608,7 @@ def test_every_problem_of_every_model(root: Path) -> None:
         + "input-shape = {z = [1]}\n"
     )
     pipeline.generate(root / "models/net.onnx", root / "src/pkg/net.py")
-    edit(root)
+    edit_the_width(root)
     net(root / "models/net.onnx", width=5)
     with pytest.raises(BuildError) as refused:
         build_project(project(root))
@@ -639,6 +673,8 @@ def test_check_writes_nothing(root: Path, tmp_path: Path) -> None:
     assert check() == "stale"
     one(root)
     net(root / "models/net.onnx", width=5, data="net.bin")
+    assert check() == "stale", "the two can be merged"
+    edit_the_width(root)
     assert check() == "3"
     (root / "models/net.onnx").write_bytes(b"broken")
     assert check() == "2"

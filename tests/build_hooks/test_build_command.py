@@ -44,6 +44,13 @@ def edit(module: Path) -> None:
     module.write_text(text.replace("F.relu(", "F.gelu("))
 
 
+def edit_the_width(module: Path) -> None:
+    """Change a line that a network of another width changes, too."""
+    text = module.read_text()
+    assert "nn.Linear(4, 16)" in text
+    module.write_text(text.replace("nn.Linear(4, 16)", "nn.Linear(4, 16, bias=True)"))
+
+
 # ---- what is said ----------------------------------------------------------------------------------------------------
 
 
@@ -124,23 +131,40 @@ def test_check(root: Path, capsys: Out) -> None:
     assert files(root) == before
 
 
-def test_edited_by_hand_and_stale(root: Path, capsys: Out) -> None:
+def test_edits_are_merged(root: Path, capsys: Out) -> None:
     assert call(root, "-q") == 0
     edit(root / ONE)
+    save_model(root / "models/one.onnx", 5, hidden=9)
+    capsys.readouterr()
+    assert call(root, "--check") == 1 and call(root) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{ONE} is stale: onnxgen build",
+        f"{TWO} is fresh",
+        f"wrote src/pkg/one.safetensors and {ONE}: merged your edits into the new module; next: onnxgen verify "
+        f"models/one.onnx {ONE}",
+        f"{TWO} is fresh",
+    ]
+    text = (root / ONE).read_text()
+    assert "F.gelu(" in text and "nn.Linear(4, 9)" in text and call(root, "--check") == 0
+
+
+def test_edited_by_hand_and_stale(root: Path, capsys: Out) -> None:
+    assert call(root, "-q") == 0
+    edit_the_width(root / ONE)
     assert call(root, "--check") == 0, "its source is as it was"
-    save_model(root / "models/one.onnx", 5)
+    save_model(root / "models/one.onnx", 5, hidden=9)
     kept = (root / ONE).read_bytes()
     for args in (["--check"], []):
         assert call(root, *args) == 3
         said = capsys.readouterr()
         assert (
             said.err.startswith("error: pyproject.toml: tool.onnxgen.models[0]")
-            and "\n-        return self.fc2(F.gelu(" in said.err
+            and "\n+<<<<<<< one.py, edited\n         self.fc1 = nn.Linear(4, 16, bias=True)\n" in said.err
         )
         assert said.out.splitlines()[-1] == f"{TWO} is fresh"
         assert (root / ONE).read_bytes() == kept
     assert call(root, "--force", "-q") == 0
-    assert (root / ONE).read_bytes() != kept and "F.relu(" in (root / ONE).read_text()
+    assert "nn.Linear(4, 9)" in (root / ONE).read_text()
 
 
 def test_every_problem_of_every_model_at_once(root: Path, capsys: Out) -> None:
@@ -280,7 +304,7 @@ def test_a_back_end_that_would_leave_the_modules_out_is_named(system: str, said:
 
 def test_the_new_file_goes_when_the_module_is_newer(root: Path) -> None:
     assert call(root, "-q") == 0
-    edit(root / ONE)
+    edit_the_width(root / ONE)
     save_model(root / "models/one.onnx", 5, hidden=9)
     new = root / f"{ONE}.new"
     assert call(root, "-q") == 3 and new.exists()

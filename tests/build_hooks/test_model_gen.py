@@ -187,6 +187,11 @@ def test_an_edited_module_is_kept_or_refused_or_forced(here: Path) -> None:
     module = models.run()[0].files[0]
     mine = edit(module)
     assert models.run()[0].status != "written" and module.read_text() == mine
+    save_model(here / "a.onnx", seed=5)
+    assert not models.check() and models.run()[0].status == "merged" and models.check()
+    assert "print()" in module.read_text()
+    mine = module.read_text().replace("nn.Linear(4, 16)", "nn.Linear(4, 16, bias=True)")
+    module.write_text(mine)
     save_model(here / "a.onnx", seed=5, hidden=8)
     with pytest.raises(OnnxgenError, match="edited by hand") as caught:
         models.run()

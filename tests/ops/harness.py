@@ -173,8 +173,8 @@ def _declared(name: str, value: Value, dynamic: bool | Container[int]) -> onnx.V
 @contextlib.contextmanager
 def unformatted() -> Iterator[None]:
     """Without black: it costs more than all else and changes nothing that runs."""
-    formatted = render._black
-    render._black = lambda source: source
+    formatted = render.formatted
+    render.formatted = lambda source: source
     try:
         yield
     finally:

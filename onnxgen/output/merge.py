@@ -1,0 +1,228 @@
+"""Takes the edits of a module over into the text that is generated now: a three-way merge.
+
+The base of the merge is the text that the edited module was generated as. It is in the metadata of the weights.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import builtins
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from onnxgen.code.render import code_digest, formatted
+from onnxgen.common.limits import Limits
+from onnxgen.weights.sidecar import INDEX, entries
+from onnxgen.weights.streamed import embedded_header
+
+BASE = "base"  # key in the sidecar's metadata
+BUILD_LINE = "Build"
+_MAX_BYTES = 4 * Limits.source_length  # of a base: a character has up to four
+_FINGERPRINT = re.compile(r"""^FINGERPRINT = ["']([0-9a-f]*)["']""", re.MULTILINE)
+_QUOTED = 'WEIGHTS = """'
+_EMBEDDED = re.compile(rf'^{_QUOTED}[^"]*"""', re.MULTILINE)
+_SIDECAR = re.compile(r"""^WEIGHTS = Path\(__file__\)\.(?:with_name\(|parent / )["']([^"']+)["']""", re.MULTILINE)
+_BUILD = re.compile(rf"^{BUILD_LINE} +([0-9a-f]+)\n", re.MULTILINE)
+_HEADER_END = re.compile(r'\A((?:#[^\n]*\n|[ \t]*\n)*"""(?:(?!""").)*\n)(?=""")', re.DOTALL)
+_MAX_EXACT = 5_000  # lines; past that, comparing frequent ones takes long, and so does black
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)  # of `ast.parse`
+
+Lines = Sequence[str]
+
+
+# ---- the base --------------------------------------------------------------------------------------------------------
+
+
+def packed(source: str) -> str:
+    """Return the metadata entry `BASE` of a generated text: without what each run fills in, compressed."""
+    return base64.b85encode(zlib.compress(bare(source).encode())).decode()
+
+
+def unpacked(entry: str) -> str | None:
+    """Return the text in an entry `BASE`. None if it is damaged."""
+    try:
+        inflate = zlib.decompressobj()
+        text = inflate.decompress(base64.b85decode(entry), _MAX_BYTES).decode()
+        return text if inflate.eof else None
+    except (ValueError, zlib.error):
+        return None
+
+
+def bases(text: str, out: Path, weights: Path) -> Iterator[str]:
+    """Yield the entries `BASE` that may be those of a module: of the weights in it, or of its sidecar.
+
+    Args:
+        text: the module.
+        out: its path.
+        weights: the sidecar, if the module does not say where it is.
+    """
+    if embedded := _EMBEDDED.search(text):
+        with suppress(ValueError, KeyError, TypeError):
+            yield str(embedded_header(embedded[0][len(_QUOTED) : -3])["__metadata__"][BASE])
+    elif found := _SIDECAR.search(text):
+        weights = out.parent / found[1].removesuffix(INDEX)
+    yield from entries(weights, BASE)
+
+
+def base_of(text: str, entry: str) -> str | None:
+    """Return the base of an edited module from an entry `BASE`. None if it is damaged, or the base of another module.
+
+    The module's fingerprint begins with the digest of the code that it was generated with. If the weights are in the
+    module, they are part of that code.
+    """
+    recorded, base = fingerprint(text), unpacked(entry)
+    if recorded is None or base is None:
+        return None
+    weights = _EMBEDDED.search(text)
+    whole = _EMBEDDED.sub(lambda _: weights[0], base) if weights else base
+    try:
+        return base if recorded.startswith(code_digest(whole)) else None
+    except _UNREADABLE:
+        return None
+
+
+def fingerprint(text: str) -> str | None:
+    """Return the `FINGERPRINT` of a module. None if it has none."""
+    found = _FINGERPRINT.search(text)
+    return found[1] if found and found[1] else None
+
+
+def bare(text: str) -> str:
+    """Return a module without its fingerprint, the weights in it, and the line of a build: what a person reads."""
+    text = _BUILD.sub("", _FINGERPRINT.sub('FINGERPRINT = ""', text, count=1), count=1)
+    return _EMBEDDED.sub('WEIGHTS = """"""', text, count=1)
+
+
+def _filled(text: str, new: str) -> str:
+    """Return a bare text with the fingerprint, the weights and the build line of the text `new`."""
+    for pattern in (_FINGERPRINT, _EMBEDDED):
+        if found := pattern.search(new):
+            text = pattern.sub(lambda _, whole=found[0]: whole, text, count=1)  # type: ignore[misc]
+    build = _BUILD.search(new)
+    return with_build(text, build[1]) if build else text
+
+
+def with_build(text: str, key: str) -> str:
+    """Return a module with the key of a build in its header. A module without a header has no place for it."""
+    line = f"{BUILD_LINE:<10}{key}\n"
+    made, count = _BUILD.subn(line, text, count=1)
+    return made if count else _HEADER_END.sub(lambda header: header[1] + line, text, count=1)
+
+
+# ---- the merge -------------------------------------------------------------------------------------------------------
+
+
+def merge(base: str, mine: str, new: str, name: str) -> tuple[str, str]:
+    """Merge an edited module `mine`, and the text `new` that is generated now.
+
+    Lines that only one side changed are taken from it. If there are conflicts and black's formatting of the texts has
+    fewer of them, the result is formatted: the person may have formatted the file otherwise.
+
+    Args:
+        base: of `base_of`, or the generated text itself.
+        name: of the module, for the conflict markers.
+
+    Returns:
+        The text, with conflict markers if there are conflicts; and why it can't replace the module ("in which nothing
+        sets x"), "" if it can.
+    """
+    texts = [bare(text) for text in (base, mine, new)]
+    text, conflicts = _merged(texts, texts, name)
+    if conflicts and all(one.count("\n") < _MAX_EXACT for one in texts):
+        with suppress(*_UNREADABLE):
+            other, fewer = _merged([formatted(one, keep_commas=False) for one in texts], texts, name)
+            text = other if fewer < conflicts else text
+    text = _filled(text, new)
+    at = [str(number) for number, line in enumerate(text.split("\n"), 1) if line.startswith("<" * 7 + " ")]
+    if not at:
+        return text, _doubt(text, mine, new)
+    return text, f"with conflicts at lines {', '.join(at)}" if len(at) > 1 else f"with a conflict at line {at[0]}"
+
+
+def _merged(texts: Lines, originals: Lines, name: str) -> tuple[str, int]:
+    """Return the merge of base, mine and new, and the number of conflicts. `originals`: before they were formatted."""
+    base, mine, new = texts
+    if base == mine:
+        return originals[2], 0
+    if base == new or mine == new:
+        return originals[1], 0
+    lines: list[str] = []
+    conflicts = 0
+    for old, ours, theirs in _changes(*(text.split("\n") for text in texts)):
+        if old == ours or ours == theirs:
+            lines += theirs
+        elif old == theirs:
+            lines += ours
+        else:
+            conflicts += 1
+            lines += [f"<<<<<<< {name}, edited", *ours, "||||||| generated before", *old]
+            lines += ["=======", *theirs, ">>>>>>> generated now"]
+    return "\n".join(lines), conflicts
+
+
+def _changes(base: Lines, mine: Lines, new: Lines) -> Iterator[tuple[Lines, Lines, Lines]]:
+    """Yield the texts in parts: a line that all have, or what lies between two such lines."""
+    ours, theirs = _pairs(base, mine), _pairs(base, new)
+    at = (0, 0, 0)
+    for line in [*sorted(ours.keys() & theirs.keys()), len(base)]:
+        end = (line, ours.get(line, len(mine)), theirs.get(line, len(new)))
+        yield base[at[0] : end[0]], mine[at[1] : end[1]], new[at[2] : end[2]]
+        yield base[line : line + 1], base[line : line + 1], base[line : line + 1]
+        at = (end[0] + 1, end[1] + 1, end[2] + 1)
+
+
+def _pairs(base: Lines, other: Lines) -> dict[int, int]:
+    """Return which line of `other` is which line of the base.
+
+    An insertion moves down where that says the same, as in git: a method is inserted after a blank line, not before.
+    """
+    long = len(base) > _MAX_EXACT  # then frequent lines are paired only beside others
+    blocks = SequenceMatcher(None, base, other, autojunk=long).get_matching_blocks()
+    pairs = {block.a + n: block.b + n for block in blocks for n in range(block.size)}
+    for block, after in zip(blocks, blocks[1:]):
+        line, first, end = block.a + block.size, block.b + block.size, after.b
+        while pairs.get(line) == end and other[first] == other[end]:
+            pairs[line] = first
+            line, first, end = line + 1, first + 1, end + 1
+    return pairs
+
+
+# ---- what a merge without a conflict may still break -----------------------------------------------------------------
+
+
+def _doubt(text: str, mine: str, new: str) -> str:
+    """Return why a merge can't replace the module: it does not parse, or one side took away what the other one uses."""
+    try:
+        unset = _unset(text) - _unset(mine) - _unset(new)
+    except _UNREADABLE as error:
+        return "which is not Python" + (f" (line {error.lineno})" if isinstance(error, SyntaxError) else "")
+    if not re.search(r"^(class Model\b|Model\b.*=)", text, re.MULTILINE):
+        return "which has no class Model"
+    return f"in which nothing sets {', '.join(sorted(unset))}" if unset else ""
+
+
+def _unset(text: str) -> set[str]:
+    """Return the names, and attributes of `self`, that a module uses and never sets."""
+    used: set[str] = set()
+    known = set(dir(builtins))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            name = node.id if isinstance(node, ast.Name) else f"self.{node.attr}"
+            if not isinstance(node.ctx, ast.Load):
+                known.add(name)
+            elif isinstance(node, ast.Name) or isinstance(node.value, ast.Name) and node.value.id == "self":
+                used.add(name)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            known |= {node.name, f"self.{node.name}"}
+        elif isinstance(node, ast.arg):
+            known.add(node.arg)
+        elif isinstance(node, ast.alias):
+            known.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.Constant):  # the name of a buffer
+            known.add(f"self.{node.value}")
+    return used - known
