@@ -97,13 +97,14 @@ class ModelGen:
             progress: called with each stage of a generation as it begins.
 
         Returns:
-            The modules, in the order of the inputs: `status` ("fresh", "written", or "kept" because it was edited and
-            its source has not changed), `files`, `seconds`.
+            The modules, in the order of the inputs: `status` ("fresh", "written", "merged" with edits, or "kept", if it
+            was edited and its source has not changed), `files`, `seconds`.
 
         Raises:
             OnnxgenError: a path or an option is bad, or a model can't be converted: all problems, each with its input.
                 The other models were built; the files of these are unchanged.
-            EditedError: a module was edited and its source changed too; `<module>.new` was written beside it.
+            EditedError: a module was edited, its source changed too, and they can't be merged; `<module>.new` was
+                written beside it.
         """
         from .build import build_project
 

@@ -69,7 +69,7 @@ class OnnxgenError(Exception):
 
 
 class EditedError(OnnxgenError):
-    """The output was edited by hand and its source changed too. Nothing was overwritten."""
+    """The output was edited by hand, its source changed too, and they can't be merged. Nothing was overwritten."""
 
     exit_code = 3
 

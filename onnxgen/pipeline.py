@@ -118,12 +118,13 @@ def generate(
         progress: called with the name of each stage (`onnxgen.common.timing.STAGES`) when it begins.
 
     Returns:
-        The result. `report.status` says if it was written, was fresh, or was kept because it was edited.
+        The result. `report.status` says if it was written, merged with edits, fresh, or kept because it was edited.
 
     Raises:
         OnnxgenError: the file or an option is bad, the model can't be converted exactly, or writing failed. No file was
             changed.
-        EditedError: the module was edited and its source changed too. `<out>.new` was written beside it.
+        EditedError: the module was edited, its source changed too, and they can't be merged. `<out>.new` was written
+            beside it.
     """
     path, out = Path(path), default_out(path, out)
     refuse_hiding(out)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-_EDITED = "the module was edited by hand and its source changed too: MODULE.new is beside it"
+_EDITED = "the module was edited by hand, its source changed too, and they can't be merged: MODULE.new is beside it"
 _ALWAYS = {
     0: "fine",
     2: "bad input: the file, an option, or a model that can't be converted exactly",

@@ -156,15 +156,13 @@ def compose(
         origin[BASE] = packed(render(frame, classes, module.own, [], options.templates)[0])
         frame.embedded = embed_bytes(tensors, origin)
     source, tree = render(frame, classes, module.own, report.notes, options.templates)
-    digest = tree_digest(tree)
-    fingerprint = _fingerprint(digest, tensors, options)
+    fingerprint = _fingerprint(tree_digest(tree), tensors, options)
     source = with_fingerprint(source, fingerprint)
     report.lines = source.count("\n")
     origin |= {} if options.embed else {BASE: packed(source)}
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
-    reads = frozenset({path, *DATA_FILES.get(model)})
     tree = render(frame, classes, module.own, [])[1] if options.templates else tree
-    return Generated(source, tensors, metadata, weights, report, reads, key, tree)
+    return Generated(source, tensors, metadata, weights, report, frozenset({path, *DATA_FILES.get(model)}), key, tree)
 
 
 def _check_bytes(tensors: Tensors, model: ir.Model, options: Options) -> None:

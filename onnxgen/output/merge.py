@@ -223,6 +223,6 @@ def _unset(text: str) -> set[str]:
             known.add(node.arg)
         elif isinstance(node, ast.alias):
             known.add((node.asname or node.name).split(".")[0])
-        elif isinstance(node, ast.Constant):  # the name of a buffer
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # the name of a buffer
             known.add(f"self.{node.value}")
     return used - known

@@ -44,7 +44,7 @@ GIVEN = {
     "docs/CONVERT.md": "mnist.onnx bert.onnx",
     "docs/DATA.md": "model.py bert.py text.npz detector.py boxes.npz wave.py people.py people.csv",
     "docs/DEVICES.md": "model.py",
-    "docs/EDIT.md": "model.py mine.safetensors",
+    "docs/EDITING.md": "model.py mine.safetensors",
     "docs/EVALUATE.md": "runs/digits",
     "docs/EXPORT.md": "runs/digits",
     "docs/EXTENDING.md": "acme.onnx",

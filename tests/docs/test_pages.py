@@ -91,7 +91,7 @@ def test_every_option_there_is_one() -> None:
     parameters = [p for command in cli.app.commands.values() for p in command.params]
     known = {o for p in parameters for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h", "--version"}
     elsewhere = {"--logdir", "--no-"}  # of tensorboard, and the beginning of several
-    guides = "COMMANDS CONVERT EDIT EVALUATE EXPORT GETTING_STARTED LARGE_MODELS QUANTIZED TRAINING VERIFY".split()
+    guides = "COMMANDS CONVERT EDITING EVALUATE EXPORT GETTING_STARTED LARGE_MODELS QUANTIZED TRAINING VERIFY".split()
     for page in (ROOT / "README.md", *(DOCS / f"{name}.md" for name in guides)):
         named = set(re.findall(r"`(--?[a-z][a-z-]*)", page.read_text(encoding="utf-8")))
         assert named - elsewhere <= known, page.name
