@@ -26,7 +26,7 @@ from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
 from onnxgen.training.model import fixed_batch, open_model, scale_of, table_of
-from onnxgen.training.prepare import objectives_of
+from onnxgen.training.prepare import objectives_of, refuse_outside
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import QUIET, metrics, quiet
@@ -60,6 +60,7 @@ def evaluate(
     """
     network, settings, opened, samples, feeding, device = _ready(model, data, part, settings, overrides)
     objectives = objectives_of(network, samples, feeding, settings)
+    refuse_outside(samples, objectives)
     _refuse_unordered(opened, samples, objectives, settings)
     task = Task(prepare_for(network, device), objectives, feeding)
     with quiet():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
+from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.launch import launched
-from onnxgen.training.losses import Objective, objective
+from onnxgen.training.losses import BINARY_LOSSES, Objective, objective
 from onnxgen.training.model import load_model, set_scale, trial_batch
 from onnxgen.training.settings import Settings
 
@@ -79,6 +80,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
     objectives = objectives_of(model, opened.train, feeding, settings)
+    for samples in opened.parts.values():
+        refuse_outside(samples, objectives)
     set_scale(model, opened.normalize, opened.table)
     classes = settings.classes or classes_used(opened, feeding)
     set_classes(model, classes)
@@ -144,6 +147,18 @@ def _refuse_one_hot(samples: Samples, column: str) -> None:
         what = f"each row of target {column!r} has a single 1: one class of {count}, or {count} yes/no labels?"
         way = "give class indices (y.argmax(1)), or name the loss: --loss cross_entropy, bce, mse, ..."
         raise OnnxgenError(what, help=way)
+
+
+def refuse_outside(samples: Samples, objectives: Sequence[Objective]) -> None:
+    """Refuse targets of a binary loss that are not from 0 to 1: torch fails on some, and learns nothing of others."""
+    for made in objectives:
+        values = Values(samples, [made.column])[made.column] if made.loss in BINARY_LOSSES else ()
+        for wrong in (found[(found < 0) | (found > 1)] for _, found in values):
+            if len(wrong):
+                what = f"{made.loss} needs targets from 0 to 1, but column {made.column!r} has {wrong[0].item():g}"
+                raise OnnxgenError(
+                    what, help="give the model an output for each class, or name another loss with --loss"
+                )
 
 
 def _trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...]:

@@ -84,7 +84,7 @@ def detector(path: Path) -> None:
     export(Detector(), path, ["boxes", "scores"], image=torch.rand(2, 3, 16, 16))
 
 
-def wave(path: Path) -> None:
+def waves(path: Path) -> None:
     export(nn.Sequential(nn.Linear(64, 2)), path, ["scores"], wave=torch.rand(2, 64))
 
 
@@ -187,12 +187,12 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "bert.onnx": bert,
     "llm.onnx": bert,
     "detector.onnx": detector,
-    "wave.onnx": wave,
+    "waves.onnx": waves,
     "people.onnx": people,
     "people.csv": people_csv,
     "acme.onnx": acme,
     "mnist-int8.onnx": quantised,
-    **dict.fromkeys(("model.py", "bert.py", "detector.py", "wave.py", "people.py"), made),
+    **dict.fromkeys(("model.py", "bert.py", "detector.py", "waves.py", "people.py"), made),
     "mine.safetensors": mine,
     "photos": photos,
     "text.npz": text,

@@ -148,6 +148,13 @@ def test_numbers_too_large_for_the_input_are_refused(model: Any) -> None:
     checked({"x": x, "y": Y}, model(x=("float64", ("batch", 5))), val=0)
 
 
+def test_missing_numbers_of_a_table(model: Any) -> None:
+    given = {"a": np.arange(10.0), "b": np.where(np.arange(10) == 4, np.nan, 1), "label": Y}
+    assert said(given, model(x=("float32", ("batch", 2))), val=0, inputs={"x": "a+b"}) == (
+        "column 'a+b' of train has nan in row 4 -> remove the sample, or fill in the value: --table auto"
+    )
+
+
 def test_targets_that_are_not_finite_are_refused(model: Any) -> None:
     y = np.zeros((10, 3))
     y[4, 1] = np.nan

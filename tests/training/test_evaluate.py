@@ -210,3 +210,19 @@ def test_a_scale_is_written_with_all_its_digits(tmp_path):
     data = {"image": np.zeros((4, 4, 4, 3), np.uint8), "label": np.arange(4) % 3}
     plan = prepare(network(tmp_path, **IMAGES), data, Settings(normalize="0.13071234567,0.3", val=0.0, device="cpu"))
     assert plan.settings.normalize == ",".join(["/".join(["0.13071234567"] * 3), "/".join(["0.3"] * 3)])
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 1], [0.0, 1.0, 0.5, -0.5]])
+@pytest.mark.parametrize("loss", ["auto", "bce"])
+def test_targets_of_a_binary_loss_are_from_0_to_1(labels: list[float], loss: str, tmp_path: Path) -> None:
+    """In any part: torch fails on them in the middle of an epoch."""
+    network, y = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Sigmoid()), torch.tensor(labels)
+    good, bad = (torch.rand(4, 3), y.clamp(0, 1)), (torch.rand(4, 3), y)
+    message = (
+        "^binary_cross_entropy needs targets from 0 to 1, but column 'target' has (2|-0.5) -> give the model an output"
+    )
+    with pytest.raises(OnnxgenError, match=message):
+        fit(network, {"train": good, "val": bad}, loss=loss, device="cpu", show="nothing", out=tmp_path / "run")
+    with pytest.raises(OnnxgenError, match=message):
+        evaluate(network, bad, loss=loss, device="cpu", workers=0)
+    assert evaluate(network, good, loss=loss, device="cpu", workers=0)["loss"] > 0

@@ -48,7 +48,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     for part, values in seen.items():
         for column in columns:
             if found := values.infinite(column):
-                help = "remove the sample, or fill in the value"
+                help = "remove the sample, or fill in the value" + (": --table auto" if column in data.joined else "")
                 problems.add(f"column {column!r} of {part} has {found}", help=help)
         for port, column in zip(ports, feeding.inputs):
             _check_held(part, values, port, column, problems)

@@ -71,7 +71,7 @@ def _column(path: Path, name: str, texts: list[str], lines: Sequence[int]) -> An
     numbers = all(map(_is_number, there))
     bare = [i for i, v in enumerate(values) if (v.lower() in MISSING if numbers else not v)]
     if bare:
-        kept = _typed([v for i, v in enumerate(values) if i not in {*bare}], numbers)
+        kept = _typed(np.delete(np.array(values, dtype=object), bare).tolist(), numbers)
         return missing(f"{path}, line {lines[bare[0]]}", name, bare, kept)
     return _typed(values, numbers)
 
