@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,10 @@ def first_process() -> bool:
 
 
 def _fit() -> Any:
-    """Return `onnxgen.training.fit`, which takes seconds to import. Raises `ModuleNotFoundError`."""
-    from onnxgen.training import fit
+    """Return `fit`, which takes seconds to import, with advice that names options. Raises `ModuleNotFoundError`."""
+    from onnxgen.training.fit import fit
 
-    return fit
+    return inspect.unwrap(fit)
 
 
 def _tell(result: Any, quiet: bool, as_json: bool) -> None:

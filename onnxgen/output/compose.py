@@ -97,7 +97,7 @@ class Build:
     data: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class Generated:
     """The result of a generation.
 
@@ -120,6 +120,11 @@ class Generated:
     reads: frozenset[Path] = frozenset()
     key: str = ""
     tree: ast.Module = field(default_factory=lambda: ast.Module([], []))
+
+    def __repr__(self) -> str:
+        counts = {"class": self.report.classes, "parameter": self.report.parameters, "line": self.report.lines}
+        shown = ", ".join(counted(number, noun) for noun, number in counts.items())
+        return f"<Generated, {self.report.status}: {shown}; weights: {self.weights}>"
 
 
 def compose(

@@ -30,10 +30,12 @@ from onnxgen.training.prepare import objectives_of, refuse_outside
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import QUIET, metrics, quiet
+from onnxgen.training.words import python_words
 
 PREFERRED_PARTS = ("test", "val", "train")  # the first one that the data has is evaluated
 
 
+@python_words()
 def evaluate(
     model: nn.Module | Path | str,
     data: Any,
@@ -69,6 +71,7 @@ def evaluate(
     return {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
 
 
+@python_words()
 def predict(
     model: nn.Module | Path | str, data: Any, *, part: str | None = None, settings: Settings | None = None, **given: Any
 ) -> Tensor | tuple[Tensor, ...]:

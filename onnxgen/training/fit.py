@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,18 @@ from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
+from onnxgen.training.report.notebook import table
+from onnxgen.training.report.progress import scores
 from onnxgen.training.schedules import make_schedule
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
+from onnxgen.training.words import python_words
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
-    """The result of a training run.
+    """The result of a training run. A notebook shows it as a table of the epochs.
 
     Attributes:
         model: with the best weights, in eval mode, on the CPU, in its original dtypes. FSDP leaves the given model
@@ -61,7 +65,21 @@ class Result:
     test: dict[str, float] | None = None
     stopped: str = "epochs"
 
+    def __repr__(self) -> str:
+        rows = "".join(f"\n  epoch {row['epoch']:.0f}: {scores(row)}" for row in self.history)
+        return f"<{self._facts()}>{rows}"
 
+    def _repr_html_(self) -> str:
+        best = self.history[self.best_epoch] if self.history else None
+        return f"<p>{escape(self._facts())}</p>{table(self.history, best)}"
+
+    def _facts(self) -> str:
+        best = f"the best is epoch {self.history[self.best_epoch]['epoch']:.0f}, " if self.history else ""
+        test = f", {scores(self.test, ('test',))}" if self.test else ""
+        return f"{type(self.model).__name__}; stopped: {self.stopped}, {best}files in {self.out}{test}"
+
+
+@python_words()
 def fit(
     model: nn.Module | Path | str,
     data: Any = "digits",
@@ -80,7 +98,8 @@ def fit(
         data: what `onnxgen.training.data.open_data` takes: a path, "digits", "module:function", arrays, datasets.
         settings, overrides: see `Settings`; `fit(model, data, epochs=3, lr=1e-3)`.
         callbacks: Lightning callbacks, in addition to those of every run.
-        show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": "live" on a terminal, else "lines".
+        show: "live" (a panel that needs a terminal), "notebook" (a table and a curve), "lines", "nothing", or "auto":
+            what suits the place.
 
     Raises:
         OnnxgenError: model, data and settings do not fit together (nothing was trained), or the loss became NaN.

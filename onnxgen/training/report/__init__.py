@@ -27,6 +27,7 @@ from onnxgen.training.checkpoint.folder import BEST, CONFIG, LAST
 from onnxgen.training.config import write_config
 from onnxgen.training.report.facts import Facts, Outcome, facts_of
 from onnxgen.training.report.metrics import Metrics, read_rows
+from onnxgen.training.report.notebook import Notebook, in_notebook
 from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
 from onnxgen.training.report.progress import Progress
@@ -35,7 +36,7 @@ from onnxgen.training.settings import Settings
 
 __all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]
 
-SHOWS = {"live": Dashboard, "lines": Lines, "nothing": Progress}  # "auto" chooses one of the first two
+SHOWS = {"live": Dashboard, "notebook": Notebook, "lines": Lines, "nothing": Progress}
 CURVES = ("loss", "accuracy")  # over the epochs
 PICTURES = (*CURVES, "confusion")
 _LOGS = "tensorboard"
@@ -45,7 +46,8 @@ def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Met
     """Return the callback that writes `metrics.csv`, and the one that shows the run.
 
     Args:
-        show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": "live" on a terminal, else "lines".
+        show: "live" (a panel that needs a terminal), "notebook" (a table and a curve), "lines", "nothing", or "auto":
+            what suits the place.
 
     Raises:
         OnnxgenError: `show` has another value, or a package for the report is missing.
@@ -54,7 +56,7 @@ def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Met
     if show not in ("auto", *SHOWS):
         raise OnnxgenError(f"show must be auto or one of {', '.join(SHOWS)}, not {show!r}")
     if show == "auto":
-        show = "live" if sys.stdout.isatty() else "lines"
+        show = "notebook" if in_notebook() else "live" if sys.stdout.isatty() else "lines"
     metrics = Metrics(settings.out / "metrics.csv", facts.monitor, settings.early_stop)
     return metrics, SHOWS[show](facts, settings.out, metrics)
 

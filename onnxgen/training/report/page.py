@@ -10,7 +10,8 @@ from typing import Any
 
 from onnxgen._version import __version__
 from onnxgen.training.report.facts import Facts, Outcome
-from onnxgen.training.report.metrics import FIRST_COLUMNS, Row, best_row
+from onnxgen.training.report.metrics import Row, best_row
+from onnxgen.training.report.notebook import cell
 from onnxgen.training.report.plots import DPI
 from onnxgen.training.report.progress import duration, number
 from onnxgen.training.settings import Settings
@@ -33,9 +34,7 @@ def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row]
         out=settings.out,
         settings=[(n.replace("_", "-"), _text(value), value != getattr(default, n)) for n, value in values.items()],
         columns=list(dict.fromkeys(name for row in rows for name in row)),
-        rows=[
-            {name: f"{v:.0f}" if name in FIRST_COLUMNS else number(name, v) for name, v in row.items()} for row in rows
-        ],
+        rows=[{name: cell(name, v) for name, v in row.items()} for row in rows],
         best=None if best is None else f"{best['epoch']:.0f}",
         best_value=None if best is None else number(facts.monitor, best[facts.monitor]),
         test={name.removeprefix("test_"): number(name, value) for name, value in outcome.test.items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from onnxgen.training.data.samples import Batch
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics, Row, best_row, whole_epoch
 from onnxgen.training.trainer import metrics as values_of
+from onnxgen.training.words import spoken
 
 SPARKLINE_LOSSES = 60
 
@@ -50,6 +52,13 @@ class Progress(lightning.Callback):
     def show(self) -> None:
         """Show the current state."""
 
+    def tell_epoch(self, trainer: lightning.Trainer) -> None:
+        """Say the results of the epoch that has ended."""
+        row = self.metrics.rows[-1]
+        best = best_row(self.metrics.rows, self.facts.monitor)
+        of = f"{self.epochs}" if whole_epoch(trainer) else f"{self.epochs}, batch {self.batch} of {self.batches}"
+        self.say(epoch_line(row, of, best is row, self.rate))
+
     def close(self) -> None:
         """End the display."""
 
@@ -57,7 +66,7 @@ class Progress(lightning.Callback):
 
     def say(self, text: str) -> None:
         """Print a line. If the handler of a signal calls this while something is printed, the line follows that."""
-        self._said.append(text)
+        self._said.append(spoken.get()(text))
         self._print()
 
     def _print(self, show: bool = False) -> None:
@@ -116,10 +125,7 @@ class Progress(lightning.Callback):
     def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if not trainer.is_global_zero or not self.metrics.rows:
             return
-        row = self.metrics.rows[-1]
-        best = best_row(self.metrics.rows, self.facts.monitor)
-        of = f"{self.epochs}" if whole_epoch(trainer) else f"{self.epochs}, batch {self.batch} of {self.batches}"
-        self.say(epoch_line(row, of, best is row, self.rate))
+        self.tell_epoch(trainer)
         if time.monotonic() >= self._due:  # epochs may be shorter than `every`
             self._show()
 
@@ -173,10 +179,10 @@ def epoch_line(row: Row, of: str, best: bool, rate: float) -> str:
     return f"epoch {row['epoch']:.0f} of {of}: {found}; {duration(row['seconds'])}{speed}"
 
 
-def scores(row: Row) -> str:
-    """Return the metrics of training and validation: `train loss 0.1234, accuracy 96.3%; val loss 0.1`."""
+def scores(row: Row, of: Sequence[str] = ("train", "val")) -> str:
+    """Return the metrics of parts of the data: `train loss 0.1234, accuracy 96.3%; val loss 0.1`."""
     parts = []
-    for part in ("train", "val"):
+    for part in of:
         values = {name[len(part) + 1 :]: value for name, value in row.items() if name.startswith(f"{part}_")}
         if values:
             parts.append(f"{part} " + ", ".join(f"{name} {number(name, value)}" for name, value in values.items()))

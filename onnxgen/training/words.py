@@ -1,0 +1,60 @@
+"""Advice in the words of the caller: options for the command line, arguments of `fit` for Python.
+
+Messages name settings as options of `onnxgen train`. `python_words` changes them where Python calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.settings import SETTINGS
+
+spoken: ContextVar[Callable[[str], str]] = ContextVar("spoken", default=str)  # what a message becomes
+_FIELDS = {about.option: name for name, about in SETTINGS.items()}
+# a value is a number, or a word that ends its part of the sentence: not that of "--monitor takes one of ..."
+_OPTION = re.compile(r"(--[a-z][a-z-]*)(?: (\d+(?= )|[^\s-]\S*?(?=[,;:)](?:\s|$)|$| or | and )))?")
+
+
+@contextmanager
+def python_words() -> Iterator[None]:
+    """Change the advice of errors that are raised in this context, and of the lines of a run, by `in_python`."""
+    before = spoken.set(in_python)
+    try:
+        yield
+    except OnnxgenError as error:
+        error.problems = tuple(replace(p, what=in_python(p.what), help=in_python(p.help)) for p in error.problems)
+        error.args = ("\n".join(map(str, error.problems)),)
+        raise
+    finally:
+        spoken.reset(before)
+
+
+def in_python(text: str) -> str:
+    """Return a text with arguments in place of the options of settings: `val=0` for `--val 0`."""
+    return _OPTION.sub(_argument, text)
+
+
+def _argument(found: re.Match[str]) -> str:
+    name, value = _FIELDS.get(found[1]), found[2]
+    if name is None:  # an option of another command
+        return found[0]
+    if SETTINGS[name].like == "":
+        return f"{name}=True" + (f" {value}" if value else "")
+    if value is None:
+        return name
+    pairs = dict(part.split("=", 1) for part in value.split(",")) if "=" in value else None
+    shown = _literal(value) if pairs is None else f"{{{', '.join(f'{k!r}: {_literal(v)}' for k, v in pairs.items())}}}"
+    return f"{name}={shown}"
+
+
+def _literal(text: str) -> str:
+    """Return a number as it is, and any other text in quotes."""
+    with suppress(ValueError):
+        float(text)
+        return text
+    return repr(text)
