@@ -56,7 +56,7 @@ def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options,
     finally:
         for module, mode in modes.items():
             module.training = mode
-    what = f"the changed module can't be exported ({'; '.join(reasons)})"
+    what = f"the changed module can't be exported ({'; '.join(reasons)}); not written back, because {report.why}"
     raise OnnxgenError(what, help="keep the architecture, or call torch.onnx.export yourself")
 
 
@@ -116,13 +116,16 @@ def _dynamo(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings and progress output of exporters."""
+    """Suppress warnings and other output of exporters. Raises `TypeError` if one recorded one branch of an `if`."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _no_graphs():
-            warnings.simplefilter("ignore")
+        hidden = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+        with warnings.catch_warnings(record=True) as said, hidden[0], hidden[1], _no_graphs():
+            warnings.simplefilter("always")
             yield
+        if any(w.category.__name__ == "TracerWarning" and "Python boolean" in str(w.message) for w in said):
+            raise TypeError("it would record one branch of an if that depends on values")
     finally:
         logging.disable(before)
 

@@ -149,10 +149,8 @@ class _Fitting:
         """Raise `CannotWriteBack` if a node can't take the new size, or if it can't be known."""
         for node in graph:
             for value in node.outputs:
-                old, new = (
-                    shape and [isinstance(d, int) for d in shape]
-                    for shape in (self.before.get(value.name or ""), info(value).shape)
-                )
+                shapes = self.before.get(value.name or "") or (), info(value).shape or ()
+                old, new = ([isinstance(dim, int) for dim in shape] for shape in shapes)
                 if value.name in self.behind and old != new:
                     raise CannotWriteBack(f"{_title(node)} can't take another number than {self.classes}")
         for proto in self.model.graph.node:

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from safetensors.torch import save_file
 
 import onnxgen
+from onnxgen.errors import OnnxgenError
 from onnxgen.export.report import ANEW, BACK
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
@@ -185,6 +186,19 @@ def test_with_options_of_the_generation(case: str, tmp_path: Path) -> None:
         assert_computes_the_same(tmp_path, model, 3)
 
 
+@pytest.mark.parametrize("free", [False, True])
+def test_as_many_samples_as_classes(free: bool, tmp_path: Path) -> None:
+    """A Reshape to [10, 10] has the classes last. With a free batch it has another shape already."""
+    text = "(float[10,6,4,4] x) => (float[10,10] y)" + POOLED + "r = Reshape(p, s) y = Softmax<axis=1>(r)}"
+    onnx.save(graph(text, **KERNEL, s=ints(10, 10)), tmp_path / "m.onnx")
+    generate(tmp_path / "m.onnx", tmp_path / f"as_many_{free}.py", Options(dynamic_batch=free))
+    model, report = swapped(tmp_path, 5, f"as_many_{free}")
+    assert report.method == BACK and report.resized == ["w", "b", "r.shape" if free else "s"]
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "out.onnx").graph.initializer}
+    assert stored[report.resized[2]].tolist() == ([-1, 5] if free else [10, 5])
+    assert_computes_the_same(tmp_path, model, 5)
+
+
 def test_a_norm_that_was_restored_after_the_head(tmp_path: Path) -> None:
     """Its tensors have a value for each class, and are in no file."""
     text = IMAGES + "{a = Conv(x, w, b) r = Relu(a) p = GlobalAveragePool(r) y = Flatten(p)}"
@@ -239,6 +253,18 @@ ANEW_CASES: dict[str, tuple[onnx.ModelProto, str]] = {
         ),
         "w holds the head's weights as integers, and new classes have no scale",
     ),
+    "a table": (
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]> g (float[n,2] x) => (int64[n] k, float[n,3] y) '
+            '{k, y = ai.onnx.ml.LinearClassifier<coefficients=[1.0,2.0,3.0,4.0,5.0,6.0], intercepts=[0.1,0.2,0.3], '
+            'classlabels_ints=[0,1,2], post_transform="SOFTMAX">(x)}'
+        ),
+        "the 3 classes are no axis of k:coefficients",
+    ),
+    "another layer behind a cut": (
+        graph(ROWS.replace("10", "4") + LINEAR + "r = Softmax<axis=1>(a) y = MatMul(r, v)}", **MATRIX, v=floats(10, 4)),
+        "MatMul y can't take another number than 10",
+    ),
     "a local function": (onnx.parser.parse_model(CALLED), "is in a local function"),
 }  # fmt: skip
 
@@ -249,9 +275,25 @@ def test_what_the_graph_cant_hold_is_exported_anew(name: str, tmp_path: Path) ->
     model, why = ANEW_CASES[name]
     onnx.save(model, tmp_path / "m.onnx")
     module = f"anew_{name.replace(' ', '_')}"
-    options = Options(quantized="float") if name == "integers" else Options()
-    generate(tmp_path / "m.onnx", tmp_path / f"{module}.py", options)
+    given: dict[str, Any] = {"integers": {"quantized": "float"}, "another layer behind a cut": {"outputs": ["a"]}}.get(
+        name, {}
+    )
+    generate(tmp_path / "m.onnx", tmp_path / f"{module}.py", Options(**given))
     trained, report = swapped(tmp_path, 5, module)
     assert report.method == ANEW and report.verified is not None and report.verified.agrees
     assert why in report.why and not report.resized
-    assert_computes_the_same(tmp_path, trained, 5)
+    assert_computes_the_same(tmp_path, trained, 5, output=1 if name == "a table" else 0)
+
+
+def test_a_branch_is_neither_resized_nor_recorded(tmp_path: Path) -> None:
+    """The file is refused: PyTorch's older exporter would record the branch of its example, its newer one refuses."""
+    text = ROWS + LINEAR + "s = ReduceSum<keepdims=0>(x) z = Constant<value=float{0.0}>() c = Greater(s, z) "
+    text += (
+        "y = If(c) <then_branch = t () => (u) {u = Softmax<axis=1>(a)}, else_branch = e () => (v) {v = Identity(a)}>}"
+    )
+    onnx.save(graph(text, **MATRIX), tmp_path / "m.onnx")
+    generate(tmp_path / "m.onnx", tmp_path / "branching_head.py")
+    what = "can't be exported .*one branch of an if.*because .*a subgraph of If uses the 10 classes"
+    with pytest.raises(OnnxgenError, match=what):
+        swapped(tmp_path, 5, "branching_head")
+    assert not (tmp_path / "out.onnx").exists()
