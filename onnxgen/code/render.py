@@ -318,9 +318,14 @@ def code_digest(source: str) -> str:
 
 def tree_digest(tree: ast.Module) -> str:
     """Return the `code_digest` of a tree whose `FINGERPRINT` is empty. Removes the docstrings from the tree."""
-    for node in ast.walk(tree):
+    blocks: list[ast.AST] = [tree]  # of statements: no expression holds a definition
+    while blocks:
+        node = blocks.pop()
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             node.body = without_docstring(node.body)
+        blocks += [
+            n for n in ast.iter_child_nodes(node) if isinstance(n, (ast.stmt, ast.ExceptHandler, ast.match_case))
+        ]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
 
 

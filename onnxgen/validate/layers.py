@@ -5,6 +5,7 @@ Both get one form, with the argument names of torch's documentation.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from onnxgen.code.torch_api import DEFAULTS, LAYER_OF, SIGNATURES
@@ -16,14 +17,8 @@ class Layers:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.defaults = {graph.dotted(name): given for name, given in DEFAULTS.items()}
-        self.functions = {
-            graph.dotted(f): list(SIGNATURES[f][1:] if f in SIGNATURES else SIGNATURES[layer])
-            for f, layer in LAYER_OF.items()
-        }
-        self.of_layer = {
-            graph.dotted(layer): (graph.dotted(f), list(SIGNATURES[layer])) for f, layer in LAYER_OF.items()
-        }
+        nodes, self.defaults, self.functions, self.of_layer = _tables()
+        graph.share(nodes)
         self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
 
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -61,6 +56,22 @@ class Layers:
         if len(args) > len(names):
             raise Unreadable("a layer with more arguments than it takes")
         return function, [value], dict(zip(names, args)) | dict(kwargs)
+
+
+@cache
+def _tables() -> (
+    tuple[Graph, dict[Node, dict[str, Any]], dict[Node, tuple[str, ...]], dict[Node, tuple[Node, tuple[str, ...]]]]
+):
+    """Return the nodes of the tables in a graph of their own; the defaults and the further arguments of functions; and
+    the function of each layer with its arguments.
+    """
+    graph = Graph()
+    defaults = {graph.dotted(name): given for name, given in DEFAULTS.items()}
+    functions = {
+        graph.dotted(f): SIGNATURES[f][1:] if f in SIGNATURES else SIGNATURES[layer] for f, layer in LAYER_OF.items()
+    }
+    of_layer = {graph.dotted(layer): (graph.dotted(f), SIGNATURES[layer]) for f, layer in LAYER_OF.items()}
+    return graph, defaults, functions, of_layer
 
 
 def constant(value: Any) -> tuple[str, str]:

@@ -61,6 +61,10 @@ class Graph:
         made.shapes, made._nodes = self.shapes, dict(self._nodes)
         return made
 
+    def share(self, other: Graph) -> None:
+        """Take the nodes of a graph that never changes, before any node of its own is made."""
+        self._nodes = other._nodes | self._nodes
+
     def dotted(self, name: str) -> Node:
         """Return the node of a dotted name such as `torch.nn.functional`."""
         first, *rest = name.split(".")

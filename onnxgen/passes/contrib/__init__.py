@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
 
 import onnx_ir as ir
 
@@ -58,11 +59,12 @@ _REFUSALS = {
 REFUSALS = {name: reason for names, reason in _REFUSALS.items() for name in names.split()}
 
 
-def bodies() -> set[tuple[str, str]]:
+@cache
+def bodies() -> frozenset[tuple[str, str]]:
     """Return (domain, name) of every operator that has a body."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return set(BODIES)
+    return frozenset(BODIES)
 
 
 def contrib(model: ir.Model, options: Options) -> None:
