@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def _check(case: Case, held: frozenset[str]) -> dict[str, bool]:
 
 def _gradients(function: Callable[..., tuple[Tensor, ...]], free: tuple[Tensor, ...]) -> Sequence[Tensor]:
     """Of a weighted sum of all results; zeros where none flows."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     results = [made for made in function(*free) if made.requires_grad]
     if not results:
         return [torch.zeros_like(f) for f in free]
@@ -115,7 +116,7 @@ def as_function(
     state = {key: leaf(key, p, most) for key, p in stored_ones}
 
     def function(*free: Tensor) -> tuple[Tensor, ...]:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` also notes the stack for each kind of device: slow
         moved = iter([at.value(f) for at, f in zip(leaves, free)])
         arguments = [_refilled(values[n], moved) for n in names]
         weights = {key: at.value(f) for (key, at), f in zip(state.items(), free[len(leaves) :])}
@@ -141,10 +142,16 @@ def folded(x: Tensor) -> Tensor:
     x = torch.where(x.isfinite(), x, 0.0)
     if x.numel() <= SEEN:
         return x
-    generator = torch.Generator().manual_seed(x.numel())
-    weights = torch.rand(x.numel(), generator=generator) - 0.5
-    places = torch.randint(0, SEEN, (x.numel(),), generator=generator)
+    weights, places = _sums(x.numel())
     return torch.zeros(SEEN).scatter_add(0, places, x.flatten() * weights)
+
+
+@cache
+def _sums(count: int) -> tuple[Tensor, Tensor]:
+    """The weight of each of `count` elements, and the sum that it goes into."""
+    generator = torch.Generator().manual_seed(count)
+    weights = torch.rand(count, generator=generator, dtype=torch.float64) - 0.5
+    return weights, torch.randint(0, SEEN, (count,), generator=generator)
 
 
 def _prepared(case: Case, name: str, number: int, held: bool) -> Any:

@@ -1,14 +1,18 @@
-"""A sample's script, run in the test's own process."""
+"""A sample's script, run in the test's own process; a network that one process trains, and several."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from onnxgen.cli import run
+
+if TYPE_CHECKING:
+    from tests.training.processes import Job
 
 Sample = Callable[..., list[list[str]]]
 
@@ -29,3 +33,11 @@ def sample(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
     return script
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A network with data for it; each way to train it runs once."""
+    from tests.training.processes import Job  # here: it imports Lightning, which few tests need
+
+    return Job(tmp_path_factory.mktemp("job"))

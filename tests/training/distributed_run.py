@@ -23,13 +23,16 @@ from onnxgen.training import fit
 
 
 class End(lightning.Callback):
-    """Writes the weights after the last step."""
+    """Writes the weights after the last step into a folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         found = pl_module.model.state_dict()
         state = {key: t.full_tensor() if hasattr(t, "full_tensor") else t for key, t in found.items()}  # all must call
         if trainer.is_global_zero:
-            save_file({key: value.contiguous() for key, value in state.items()}, Path(sys.argv[3]) / "end.safetensors")
+            save_file({key: value.contiguous() for key, value in state.items()}, self.out / "end.safetensors")
 
 
 class Stop(lightning.Callback):
@@ -56,10 +59,13 @@ class Wait(lightning.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    out, given = Path(sys.argv[3]), json.loads(sys.argv[4])
+def train(model: Path, data: Path, out: Path, given: dict[str, Any]) -> None:
     stop: list[lightning.Callback] = [Stop(given.pop("stop_at"))] if "stop_at" in given else []
     stop += [Wait(given.pop("wait_at"))] if "wait_at" in given else []
-    result = fit(sys.argv[1], sys.argv[2], callbacks=[End(), *stop], out=out, **given)
+    result = fit(model, data, callbacks=[End(out), *stop], out=out, **given)
     save_file(result.model.state_dict(), out / f"result{os.environ.get('LOCAL_RANK', 0)}.safetensors")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    train(*map(Path, sys.argv[1:4]), json.loads(sys.argv[4]))

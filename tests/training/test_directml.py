@@ -1,10 +1,7 @@
-"""Fits without what DirectML lacks, and on simulated devices that check the placement of tensors."""
+"""Fits without what DirectML lacks, and on a simulated device that checks the placement of tensors."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,15 +18,9 @@ from onnxgen.training.devices import prepare_for, verdicts
 from onnxgen.training.fit import run
 from onnxgen.training.meter import Meter
 from onnxgen.training.prepare import Plan, prepare
-from tests.conftest import ROOT
 from tests.training.standin.lacking import LackedByDirectML, Lacking
 from tests.training.standin.nets import Net, data
-
-PLUG = ROOT / "tests" / "training" / "standin" / "plug"
-simulating = pytest.mark.skipif(
-    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="this torch can't register a back end from Python",
-)
+from tests.training.standin.started import matches_the_cpu, simulating
 
 # ---- (a) torch_directml with the CPU for its device, under a mode that raises where DirectML lacks something ---------
 
@@ -119,43 +110,11 @@ def test_directml_is_chosen_and_the_model_prepared(standin: None) -> None:
     assert torch.float64 not in {tensor.dtype for tensor in model.state_dict().values()}
 
 
-# ---- (b) devices that are simulated: their tensors mix with no others ------------------------------------------------
-
-
-def child(tmp_path: Path, *arguments: str) -> Any:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(PLUG))), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+# ---- (b) a device that is simulated: its tensors mix with no others --------------------------------------------------
 
 
 @simulating
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "device, imports, works",
-    [("directml", (), ["foreach"]), ("ocl:0", ("simulated_ocl",), ["float64", "lerp", "foreach"])],
-    ids=["directml", "plug-in"],
-)
-def test_a_fit_on_a_simulated_device_matches_the_cpu(
-    tmp_path: Path, device: str, imports: tuple[str, ...], works: list[str]
-) -> None:
-    """DirectML, and an external back end, are chosen, tested and trained on like real ones."""
-    said = child(tmp_path, "-m", "tests.training.standin.fitting", device, str(tmp_path), *imports)
-    assert (said["verdict"], said["works"]) == ("ok", works)
-    assert said["auto"] == f"{device.partition(':')[0]}:0"
-    assert said["type"] == ("privateuseone" if device == "directml" else "ocl")
-    assert said["calls"] > 1000  # it did run there
-    assert said["keys"] and said["difference"] < 1e-4
-    assert said["losses"] == [pytest.approx(pair, abs=1e-4) for pair in said["expected"]]
-    assert said["saved on"] == ["cpu"]
-    assert "same device" in said["misplaced"] or "a tensor on cpu" in said["misplaced"]
-
-
-@simulating
-@pytest.mark.slow
-def test_the_command_lists_simulated_devices(tmp_path: Path) -> None:
-    said = child(tmp_path, "-m", "onnxgen", "devices", "--json", "--import", "simulated_ocl")
-    assert [(d["device"], d["self_test"]) for d in said] == [("ocl:0", "ok"), ("cpu", "ok")]
-    assert "recurrent" in said[1]["works"] and "recurrent" not in said[0]["works"]
+def test_a_fit_on_a_simulated_device_matches_the_cpu(tmp_path: Path) -> None:
+    """Of an external back end; `long_directml.py` has DirectML."""
+    matches_the_cpu(tmp_path, "ocl:0", "ocl", ["float64", "lerp", "foreach"], "simulated_ocl")
