@@ -11,8 +11,9 @@ from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.checkpoint.folder import CONFIG, holds_a_run, need_run
 from onnxgen.training.config import DIGITS, read_config
+from onnxgen.training.runs.folder import CONFIG, RUNS, holds_a_run, latest, need_run
+from onnxgen.training.runs.record import going_on, read_record
 from onnxgen.training.settings import Settings
 
 
@@ -31,8 +32,13 @@ def train_command(
     Args:
         given: settings of the command line, which overrule those of `config`.
     """
+    if given.get("resume") and "out" not in given:
+        given = {**given, "out": latest(given.get("name", ""))}
     named = {"model": model, "data": data}
-    values = {**_configured(config, given), **given, **{k: v for k, v in named.items() if v is not None}}
+    base = _configured(config, given)
+    if model is not None and model.is_dir():
+        base = {**going_on(model, data), "data": read_record(model).data_for(model), **base}
+    values = {**base, **given, **{k: v for k, v in named.items() if v is not None}}
     run: dict[str, str] = {name: str(values.pop(name)) for name in named if name in values}
     settings = Settings(**values)
     _check(run, settings)
@@ -61,7 +67,7 @@ def _check(run: dict[str, str], settings: Settings) -> None:
         need_run(settings.out)
     if "model" not in run:
         raise OnnxgenError("MODEL is missing", help="onnxgen train model.py --data DATA")
-    if not Path(run["model"]).is_file():
+    if not Path(run["model"]).is_file() and not Path(run["model"]).is_dir():
         raise OnnxgenError(f"there is no file {run['model']}", help="name the module that onnxgen generated")
     if settings.weights is not None and not settings.weights.is_file():
         raise OnnxgenError(f"there is no file {settings.weights}")
@@ -70,11 +76,14 @@ def _check(run: dict[str, str], settings: Settings) -> None:
         raise OnnxgenError(
             f"{run['model']} is not a Python file", help=f"first: onnxgen {run['model']} -o {made}; then train {made}"
         )
-    python_file(Path(run["model"]))
+    if not Path(run["model"]).is_dir():
+        python_file(Path(run["model"]))
+    elif not run["data"]:
+        raise OnnxgenError(f"the data of {run['model']} was a Python object", help="name data with --data")
     data = run.setdefault("data", DIGITS)
     if data != DIGITS and ":" not in data and not Path(data).exists():
         raise OnnxgenError(f"there is no data at {data}", help="name a file, a folder, module:function or digits")
-    if not settings.resume and settings.out != Settings().out and first_process() and holds_a_run(settings.out):
+    if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
         raise OnnxgenError(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
 
 

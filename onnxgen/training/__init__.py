@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from onnxgen.training.fit import Result as Result
     from onnxgen.training.fit import fit as fit
     from onnxgen.training.model import open_model as open_model
+    from onnxgen.training.runs.learner import Learner as Learner
+    from onnxgen.training.runs.learner import load as load
     from onnxgen.training.settings import Settings as Settings
 
 _EXPORTS = {
@@ -38,6 +40,8 @@ _EXPORTS = {
     "training.finetune.scratch": "reset",
     "training.fit": "Result fit",
     "training.model": "open_model",
+    "training.runs.answers": "Prediction",
+    "training.runs.learner": "Learner load",
     "training.settings": "Settings",
 }
 _MODULES = {name: module for module, names in _EXPORTS.items() for name in names.split()}

@@ -55,7 +55,7 @@ def read_config(path: Path) -> dict[str, Any]:
             problems.add(f"{path}: there is no setting {key!r}", help=did_you_mean(name, TYPES))
             continue
         try:
-            values[name] = _moved(name, typed(value, TYPES[name]), path.parent, _as_seen_here)
+            values[name] = seen_here(name, typed(value, TYPES[name]), path.parent)
         except ValueError as error:
             problems.add(f"{path}: {key} must be {error}, not {value!r}")
     problems.raise_if_any()
@@ -92,6 +92,16 @@ def _wording(kind: Any) -> str:
     if origin is Mapping:
         return "a table" if inner[1] is Any else "a table of text"
     return "a list of text" if origin is tuple else _WORDS[origin]
+
+
+def seen_here(name: str, value: Any, folder: Path) -> Any:
+    """Return the value of a setting in a file of `folder`. A relative path becomes one from the current folder."""
+    return _moved(name, value, folder, _as_seen_here)
+
+
+def seen_from(name: str, value: Any, folder: Path) -> Any:
+    """Return the value of a setting for a file in `folder`: the inverse of `seen_here`."""
+    return _moved(name, value, folder, _as_seen_from)
 
 
 def _moved(name: str, value: Any, folder: Path, move: Callable[[str, Path], str]) -> Any:
@@ -134,7 +144,7 @@ def write_config(path: Path, settings: Settings, besides: Mapping[str, str], com
         if value is None:
             continue
         try:
-            lines.append(f"{name} = {_toml(_moved(name, value, path.parent, _as_seen_from))}")
+            lines.append(f"{name} = {_toml(seen_from(name, value, path.parent))}")
         except TypeError:
             lines.append(_comment(f"{name}: not written, since TOML has no such value: {value!r}"))
     with replacing([path.parent]) as files, files.file(path) as file:

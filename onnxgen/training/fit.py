@@ -22,10 +22,10 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of, set_classes
 from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
-from onnxgen.training.checkpoint.folder import BEST, CHECKPOINTS, LAST
 from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
-from onnxgen.training.checkpoint.weights import load_weights, save_weights, sharded
+from onnxgen.training.checkpoint.weights import load_weights, sharded
+from onnxgen.training.config import DIGITS
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.groups import param_groups
@@ -37,6 +37,9 @@ from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
+from onnxgen.training.runs.folder import BEST, CHECKPOINTS, RUNS, latest
+from onnxgen.training.runs.keep import Kept, kept, placed
+from onnxgen.training.runs.record import going_on, read_record
 from onnxgen.training.schedules import make_schedule
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
@@ -82,7 +85,7 @@ class Result:
 @python_words()
 def fit(
     model: nn.Module | Path | str,
-    data: Any = "digits",
+    data: Any = None,
     *,
     settings: Settings | None = None,
     callbacks: Sequence[lightning.Callback] = (),
@@ -94,8 +97,9 @@ def fit(
     The global generators of Python, numpy and torch are seeded with `seed`.
 
     Args:
-        model: an `nn.Module`, trained in place, or the path of a generated file.
+        model: an `nn.Module`, trained in place, or the path of a generated file, or of a run to go on from.
         data: what `onnxgen.training.data.open_data` takes: a path, "digits", "module:function", arrays, datasets.
+            Default: the digits; of a run its own data.
         settings, overrides: see `Settings`; `fit(model, data, epochs=3, lr=1e-3)`.
         callbacks: Lightning callbacks, in addition to those of every run.
         show: "live" (a panel that needs a terminal), "notebook" (a table and a curve), "lines", "nothing", or "auto":
@@ -104,13 +108,25 @@ def fit(
     Raises:
         OnnxgenError: model, data and settings do not fit together (nothing was trained), or the loss became NaN.
     """
+    if settings is None and isinstance(model, (str, Path)) and Path(model).is_dir():
+        settings = Settings(**going_on(Path(model), data))
     settings = replace(settings or Settings(), **overrides)
+    if settings.resume and settings.out == RUNS:
+        settings = replace(settings, out=latest(settings.name))
+    if data is None:
+        data = _own_data(model) or DIGITS
     with quiet():
         lightning.seed_everything(settings.seed, verbose=False)
         plan = prepare(model, data, settings)
         file = file_of(model) if isinstance(model, nn.Module) else model
         named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
         return run(plan, callbacks, show, {name: str(value) for name, value in named.items() if value is not None})
+
+
+def _own_data(model: Any) -> str:
+    """Return the data of a run to go on from; "" for any other model."""
+    is_run = isinstance(model, (str, Path)) and Path(model).is_dir()
+    return read_record(Path(model)).data_for(Path(model)) if is_run else ""
 
 
 def run(
@@ -123,22 +139,25 @@ def run(
     network = prepare_for(plan.model, plan.device).train()
     dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
+    plan = placed(plan)
+    settings, keeps = plan.settings, kept(plan, named or {})
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
     if settings.compile:
         network.compile()
     task = Task(network, plan.objectives, plan.feeding, partial(_optimization, plan))
     facts = report.facts_of(plan)
     history, progress = report.callbacks(settings, facts, show)
-    keep = checkpoints(plan, progress.say)
+    keep = checkpoints(plan, progress.say, keeps)
     first, rest = LogEpoch(), [history, progress, keep]
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume)  # may raise, so it comes before files of an older run are replaced
     report.begin(settings, facts, named or {})
+    keeps.write(settings.out)
     loaders, begun = _Loaders(plan), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from)
     seconds = time.monotonic() - begun
-    _restore(network, whole, trainer, keep.store, stopped)
+    _restore(network, whole, trainer, keep, stopped)
     result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
     outcome = report.Outcome(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
     if plan.data.test is not None and stopped != "interrupted":
@@ -146,6 +165,7 @@ def run(
         result.test = metrics(trainer)
         outcome = replace(outcome, test=result.test, confusion=task.confusion, confused="test")
     report.finish(settings, facts, outcome)
+    keeps.write(settings.out, _outcome(result, outcome.seconds))
     for name, tensor in _tensors(whole.cpu().eval()):  # undo "bf16-true" and the like
         if name in dtypes and tensor.dtype != dtypes[name]:
             tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
@@ -181,7 +201,7 @@ def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> l
     )
 
 
-def checkpoints(plan: Plan, say: Callable[[str], None]) -> Checkpoints:
+def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoints:
     """Return the callback that saves checkpoints; `say` prints its messages."""
     settings = plan.settings
     assert plan.data.train is not None
@@ -192,7 +212,18 @@ def checkpoints(plan: Plan, say: Callable[[str], None]) -> Checkpoints:
         minutes=settings.checkpoint_minutes,
         monitor=plan.monitor,
         say=say,
+        constants=keeps.constants,
+        metadata=keeps.metadata,
     )
+
+
+def _outcome(result: Result, seconds: float) -> dict[str, Any]:
+    """Return the `result` of `run.json`."""
+    rows = result.history
+    best = rows[result.best_epoch] if rows else {}
+    seconds = round(max(seconds, sum(row.get("seconds", 0.0) for row in rows)), 3)
+    found = {"stopped": result.stopped, "seconds": seconds, "epochs": len(rows), "best": best, "test": result.test}
+    return found | {"best_epoch": best.get("epoch")}
 
 
 class _Loaders(lightning.LightningDataModule):
@@ -256,7 +287,7 @@ def _copy(network: nn.Module) -> nn.Module:
     return found
 
 
-def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, store: Store, stopped: str) -> None:
+def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, keep: Checkpoints, stopped: str) -> None:
     """Load the best weights into the model. If the run was interrupted, save the latest weights first.
 
     Process 0 writes files, and every process reads them.
@@ -264,12 +295,12 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, s
     Args:
         whole: the model to return. It is `network` unless that is sharded: other processes may have ended by now.
     """
-    out = store.folder.parent
+    out = keep.out
     if stopped == "interrupted":
-        if any(map(sharded, network.parameters())) and (found := store.read()) is not None:
+        if any(map(sharded, network.parameters())) and (found := keep.store.read()) is not None:
             whole.load_state_dict({key.removeprefix("model."): value for key, value in found["state_dict"].items()})
         if trainer.is_global_zero:
-            save_weights(whole, out / LAST)
+            keep.save_last(whole)
     else:
         trainer.strategy.barrier()
     for model in dict.fromkeys((network, whole)):

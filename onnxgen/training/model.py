@@ -17,7 +17,11 @@ from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.runtime.checkpoint import without_prefix
 from onnxgen.runtime.load import PARTIAL, from_pretrained
 from onnxgen.runtime.partial import load_partly, under_own_keys
+from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.preprocessing import fitted
+from onnxgen.training.runs.folder import BEST
+from onnxgen.training.runs.record import read_record
 
 if TYPE_CHECKING:
     from onnxgen.training.data.preprocessing import Table
@@ -68,9 +72,10 @@ def open_model(
     strict: bool = True,
     ignore_mismatched_sizes: bool = False,
 ) -> nn.Module:
-    """Return the model of a generated file, with its own weights, those of a checkpoint, or fresh ones.
+    """Return the model of a generated file or of a run, with its own weights, those of a checkpoint, or fresh ones.
 
-    If the checkpoint differs only in its number of classes (see `replace_head`), the model gets that number.
+    If the checkpoint differs only in its number of classes (see `replace_head`), the model gets that number. The
+    weights of a run are its best ones.
 
     Args:
         weights: a safetensors file, or one of `torch.save` or Lightning. Prefixes of wrappers, such as `module.`, are
@@ -91,6 +96,16 @@ def open_model(
 
 def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, ignore: bool) -> tuple[nn.Module, str]:
     """Return the model of `open_model`, and what it warns of."""
+    if path.is_dir():
+        record = read_record(path)
+        if not record.module:
+            what = f"{path} has no module: {record.note}"
+            raise OnnxgenError(what, help=f"load its {BEST} into the model yourself")
+        model, said = load_model(path / record.module, weights or path / BEST, fresh, strict, ignore)
+        settings = record.settings_for(path)
+        set_scale(model, settings.normalize, fitted(settings.table))
+        set_classes(model, settings.classes)
+        return model, said
     module = open_module(path)
     if not hasattr(module, "Model"):
         raise OnnxgenError(f"{path} has no class Model", help="name a module that onnxgen generated")

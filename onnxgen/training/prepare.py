@@ -15,7 +15,6 @@ from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
 from onnxgen.surgery.replacing import replace_head
-from onnxgen.training.checkpoint.folder import CHECKPOINTS
 from onnxgen.training.checkpoint.identity import compare_model
 from onnxgen.training.checkpoint.store import peek
 from onnxgen.training.data import check, feed, open_data
@@ -29,6 +28,7 @@ from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import BINARY_LOSSES, Objective, objective
 from onnxgen.training.model import load_model, set_scale, trial_batch
+from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.settings import Settings
 
 
@@ -87,7 +87,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     set_classes(model, classes)
     # `config.toml` must tell how to treat other data.
     table = opened.table.to_json() if opened.table else settings.table
-    settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes, table=table)
+    normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
+    settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
     plan = Plan(model, opened, feeding, objectives, device, settings, [*filter(None, [said]), *opened.notes])
     for made in objectives if settings.loss == "auto" else ():
         where = f"output {made.name}" if made.name else "the model"
@@ -112,7 +113,7 @@ def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module
 def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Objective]:
     """Return the objective of each output with a target. The model runs on a few samples to find its last operation."""
     batch = trial_batch(model, samples, settings.seed)
-    outputs = _trial(model, batch, feeding)
+    outputs = trial(model, batch, feeding)
     names = [port.name for port in signature_of(model).outputs] or [f"output{n}" for n in range(len(outputs))]
     found = []
     for index, column in feeding.targets.items():
@@ -161,7 +162,7 @@ def refuse_outside(samples: Samples, objectives: Sequence[Objective]) -> None:
                 )
 
 
-def _trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...]:
+def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...]:
     """Return the outputs for a batch in evaluation mode, with autograd's history. The model is not changed."""
     device = next(model.parameters()).device
     inputs = [batch[column].to(device) for column in feeding.inputs]

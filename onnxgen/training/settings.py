@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxgen.common.declared import declared, options_of
 from onnxgen.errors import OnnxgenError
+from onnxgen.training.runs.folder import RUNS
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true")
@@ -19,7 +20,8 @@ _data = partial(declared, group="Data")
 _length = partial(declared, group="Length of the run")
 _optimizer = partial(declared, group="Optimizer")
 _finetuning = partial(declared, group="Fine-tuning")
-_devices = partial(declared, group="Devices and speed")
+DEVICES = "Devices and speed"
+_devices = partial(declared, group=DEVICES)
 _run = partial(declared, group="The run and its files")
 
 
@@ -84,6 +86,7 @@ class Settings:
     table: str | Mapping[str, Any] = _data(
         "none", "HOW", "Columns of a table as inputs: none (as stored), auto, or COLUMN=HOW,... (age=median+scale)."
     )
+    size: str = _data("auto", "HxW", "Size of the images, for a model that takes any size; auto: that of the data.")
     normalize: str = _data("auto", "HOW", "auto, none, or MEAN,STD (for several channels: joined by /).")
     augment: str = _data("none", "HOW", "none, auto, or some of flip,vflip,rotate,shift,crop,light,noise,erase.")
     strict: bool = _data(False, "", "End with an error if a sample can't be read. Otherwise it is skipped.")
@@ -91,7 +94,8 @@ class Settings:
     seed: int = _run(0, "N", "Seed of all random numbers.")
     checkpoint_minutes: float = _run(10.0, "X", "Write a checkpoint at least every X minutes, and after each epoch.")
     resume: bool = _run(False, "", "Go on from the last checkpoint in --out, with the settings of that run.")
-    out: Path = _run(Path("runs/last"), "FOLDER", "The folder that the run writes to.")
+    out: Path = _run(RUNS, "FOLDER", "The folder that the run writes to. Without it, runs are numbered below runs/.")
+    name: str = _run("", "NAME", "The folder is runs/NAME-1, runs/NAME-2 and so on. Default: the model's name.")
 
     def __post_init__(self) -> None:
         for name in ("weights", "out"):  # paths may be given as text

@@ -20,13 +20,13 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from onnxgen.training.checkpoint.callback import Checkpoints
-from onnxgen.training.checkpoint.folder import holds_a_run
 from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.fit import fit
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
+from onnxgen.training.runs.folder import holds_a_run
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, quiet

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,16 +15,16 @@ import lightning
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
+from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
-from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run, need_run
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import between_batches, resume_loops
 from onnxgen.training.checkpoint.store import KEY, Store, own_part, reason
 from onnxgen.training.checkpoint.weights import finite, plain, tied_names, write
+from onnxgen.training.runs.folder import BEST, LAST, holds_a_run, need_run
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
 
@@ -62,10 +62,15 @@ class Checkpoints(lightning.Callback):
         minutes: float,
         monitor: str,
         say: Callable[[str], None],
+        constants: Mapping[str, Tensor] | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """`monitor` is the logged metric that decides which epoch is best. `say` prints a line."""
+        """`monitor` is the logged metric that decides which epoch is best. `say` prints a line. Each file of weights
+        also has `constants` and `metadata`.
+        """
         self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
         self.monitor, self.say = monitor, say
+        self.constants, self.metadata = constants or {}, metadata
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._goodness: tuple[float, ...] | None = None  # of the best epoch
@@ -179,6 +184,11 @@ class Checkpoints(lightning.Callback):
 
     # Saving.
 
+    def save_last(self, model: nn.Module) -> None:
+        """Write the weights of a model as the latest ones. Raises `OSError`."""
+        weights = plain(model.state_dict(), tied_names(model))
+        write({**weights, **self.constants}, self.out / LAST, self.metadata)
+
     def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
         self._check_finite(trainer, task)
         state = trainer.strategy.lightning_module_state_dict()
@@ -213,7 +223,7 @@ class Checkpoints(lightning.Callback):
     def _write(self, found: dict[str, Tensor], name: str) -> None:
         self._failed = None
         try:
-            write(found, self.out / name)
+            write({**found, **self.constants}, self.out / name, self.metadata)
         except OSError as error:
             self._failed = error
             self.say(f"{name} was not written: {reason(error)}; the one before it is kept")

@@ -36,7 +36,7 @@ def identity(model: nn.Module, samples: Samples, settings: Settings) -> Identity
     free = FREE_SETTINGS + (() if settings.schedule else LENGTH_SETTINGS)
     found = {name: _shown(getattr(settings, name)) for name in SETTINGS if name not in free}
     found["batch_size"] = f"{settings.batch_size * settings.devices * settings.nodes} of all processes together"
-    found["data"] = f"{len(samples):,} samples ({_probe(samples)})"
+    found["data"] = f"{len(samples):,} samples ({probe(samples)})"
     return found | _of_model(model)
 
 
@@ -82,7 +82,7 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _probe(samples: Samples) -> str:
+def probe(samples: Samples) -> str:
     """Return a short hash of the fields and of evenly spaced samples."""
     digest = hashlib.sha256(repr([(n, str(f.dtype), f.shape, f.classes) for n, f in samples.fields.items()]).encode())
     indices = sorted({i * (len(samples) - 1) // (HASHED_SAMPLES - 1) for i in range(HASHED_SAMPLES)})

@@ -94,11 +94,11 @@ def _stored(model: nn.Module) -> frozenset[str]:
         return frozenset()
 
 
-def write(found: Mapping[str, Tensor], path: Path) -> None:
+def write(found: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors as safetensors, as `save_weights` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing([path.parent]) as files, files.file(path) as file:
-        file.write(safetensors.torch.save(dict(found), metadata={"format": "pt"}))
+        file.write(safetensors.torch.save(dict(found), metadata={**(metadata or {}), "format": "pt"}))
 
 
 def finite(model: nn.Module) -> bool:

@@ -92,8 +92,11 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         raise OnnxgenError(*map(text_input, texts))
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
     whites = {c: w for port, c in zip(ports.inputs, feeding.inputs) if (w := _white(source, c, port, settings, asked))}
+    sizes = by_input(settings.size, [port.name for port in ports.inputs])
     images = {
-        c: _image_step(source, c, port, whites[c]) for port, c in zip(ports.inputs, feeding.inputs) if c in whites
+        column: _image_step(source, column, port, whites[column], sizes[port.name])
+        for port, column in zip(ports.inputs, feeding.inputs)
+        if column in whites
     }
     target = next(iter(feeding.targets.values()), "")
     named = number_classes(source, feeding, settings.classes)
@@ -113,6 +116,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     found = Data(
         None, name=source.name, notes=source.notes, target=target, named=named, joined=source.joined, table=table
     )
+    frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
+    found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
     if settings.normalize not in ("auto", "none") and not images:
         raise OnnxgenError(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
@@ -155,10 +160,10 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
     return sizes.get("C", 1), sizes["H"], sizes["W"]
 
 
-def _image_step(source: DataSource, column: str, port: Port, white: float) -> ToInput:
+def _image_step(source: DataSource, column: str, port: Port, white: float, size: str) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
-    wanted = frame(port, _size(shape, port))
+    wanted = frame(port, _size(shape, port), size)
     for part, samples in source.parts.items():  # files are decoded in the wanted size
         sized: Callable[[int, int, int], Samples] | None = getattr(samples, "sized", None)
         if sized is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ class Files:
         size: channels, height and width that every image gets; None if the files differ and no size is set.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path | Image.Image, ...]
     labels: Tensor | None
     classes: tuple[str, ...]
     size: tuple[int, int, int] | None
@@ -76,8 +77,8 @@ class Files:
         return replace(self, labels=places[self.labels], classes=classes)
 
 
-def decoded(path: Path, size: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Decode the first frame of an image as uint8 [H, W] or [H, W, C], upright.
+def decoded(path: Path | Image.Image, size: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Decode the first frame of a file, or take a PIL image, as uint8 [H, W] or [H, W, C], upright.
 
     Raises:
         OnnxgenError: it can't be read.
@@ -86,7 +87,7 @@ def decoded(path: Path, size: tuple[int, int, int]) -> NDArray[np.uint8]:
 
     channels, height, width = size
     try:
-        with Image.open(path) as image:
+        with nullcontext(path) if isinstance(path, Image.Image) else Image.open(path) as image:
             image.draft(None, (2 * width, 2 * height))  # a JPEG of more than twice the size is decoded smaller
             upright = _eight_bits(ImageOps.exif_transpose(image)).convert(_MODES[channels])
             if upright.size != (width, height):
@@ -105,6 +106,19 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
     return image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
+
+
+def open_images(images: Sequence[Path | Image.Image]) -> DataSource:
+    """Open image files or PIL images, in this order, without labels.
+
+    Raises:
+        OnnxgenError: one can't be read, or PIL is missing.
+    """
+    paths = [image for image in images if isinstance(image, Path)]
+    for path, seen in _seen(Path(), paths).items() if paths else ():
+        if isinstance(seen, str):
+            raise OnnxgenError(f"{path} can't be read: {seen}", help="remove or repair it")
+    return DataSource({"train": Files(tuple(images), None, (), None)}, "images", "", {"image": 255.0})
 
 
 def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSource:

@@ -69,12 +69,13 @@ def _wanted_axes(port: Port) -> str:
     return {3: "HW", 2: "flat"}.get(len(port.dims), "")
 
 
-def frame(port: Port, stored: tuple[int, int, int] | None) -> Frame:
+def frame(port: Port, stored: tuple[int, int, int] | None, size: str = "auto") -> Frame:
     """Return the image that an input takes.
 
     Args:
         port: the input.
         stored: channels, height and width of the data's images; None if they differ.
+        size: of an input that takes any size, "224x224"; "auto" takes that of the data.
 
     Raises:
         OnnxgenError: the input takes no images, or it takes any size and the images differ in size.
@@ -83,20 +84,28 @@ def frame(port: Port, stored: tuple[int, int, int] | None) -> Frame:
     dims = list(port.dims or ())[1:]
     if not axes:
         raise OnnxgenError(f"input {port.name!r} is {shown(port)}, which is not an image")
+    if size != "auto":
+        height, width = parse_size(size)
+        flat = dims[0] if axes == "flat" else ""
+        channels = max(flat // (height * width), 1) if isinstance(flat, int) else stored[0] if stored else 3
+        stored = channels, height, width
+        fixed = {axis: dim for axis, dim in zip(axes, dims) if isinstance(dim, int)}
+        if (fixed.get("H", height), fixed.get("W", width)) != (height, width):
+            raise OnnxgenError(f"size {size}: input {port.name!r} is {shown(port)}", help="leave --size out")
     if axes == "flat":
         return _flat(port, dims[0], stored)
     named = dict(zip(axes, dims, strict=False))
-    sizes = {axis: size for axis, size in named.items() if isinstance(size, int)}
+    sizes = {axis: dim for axis, dim in named.items() if isinstance(dim, int)}
     if axes == "HW":
         sizes["C"] = 1
     if len(sizes) < 3 and stored is None:
         shape = ",".join(["-1", *("224" if axis in "HW" else "3" for axis in axes)])
         raise OnnxgenError(
             f"input {port.name!r} takes images of any size {shown(port)}, but those of the data differ in size",
-            help=f"resize them to one size, or generate with --input-shape {port.name}={shape}",
+            help=f"name one: --size 224x224 (or generate with --input-shape {port.name}={shape})",
         )
-    for axis, size in zip("CHW", stored or (), strict=False):
-        sizes.setdefault(axis, size)
+    for axis, dim in zip("CHW", stored or (), strict=False):
+        sizes.setdefault(axis, dim)
     if sizes["C"] not in CHANNELS:
         what = f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image"
         raise OnnxgenError(what, help=_GIVE_ARRAYS)
@@ -211,13 +220,21 @@ def parse_scale(text: str, channels: int) -> Scale:
     return (mean * channels)[:channels], (std * channels)[:channels]
 
 
+def parse_size(text: str) -> tuple[int, int]:
+    """Parse a size "HEIGHTxWIDTH". Raises `OnnxgenError` if it is anything else."""
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise OnnxgenError(f"size {text!r} is not HEIGHTxWIDTH", help="such as --size 224x224")
+    return int(height), int(width)
+
+
 def scale_text(scale: Scale) -> str:
     """Write a scale as `parse_scale` reads it."""
     return ",".join("/".join(repr(n).removesuffix(".0") for n in part) for part in scale)
 
 
 def by_input(text: str, inputs: Sequence[str]) -> dict[str, str]:
-    """Parse `Settings.normalize` into a text for each input: "left=0.1,0.3;right=none", or one text for all.
+    """Parse `Settings.normalize` or `.size` to a text for each input: "left=0.1,0.3;right=none", or one text for all.
 
     Raises:
         OnnxgenError: it names an unknown input.
@@ -227,7 +244,7 @@ def by_input(text: str, inputs: Sequence[str]) -> dict[str, str]:
     said = {name.strip(): how.strip() for name, _, how in (part.rpartition("=") for part in text.split(";"))}
     for name in said:
         if name not in inputs:
-            what = f"normalize {text!r}: the model has no input {name!r}"
+            what = f"{text!r}: the model has no input {name!r}"
             raise OnnxgenError(what, help=f"there are {', '.join(inputs)}")
     return {name: said.get(name, "auto") for name in inputs}
 

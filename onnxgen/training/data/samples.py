@@ -68,6 +68,7 @@ class Data:
         named: the targets that were class names, and were numbered when they were read.
         joined: the columns of a table that make an input's column, by the name of that column.
         table: how they became numbers, if `Settings.table` asked for more than to join them; other data gets the same.
+        size: the size that images got, in the form of `Settings.size` ("224x224"); empty if there are none.
     """
 
     train: Samples | None
@@ -80,6 +81,7 @@ class Data:
     named: frozenset[str] = frozenset()
     joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
     table: Table | None = None
+    size: str = ""
 
     @property
     def parts(self) -> dict[str, Samples]:

@@ -23,7 +23,6 @@ from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.checkpoint.folder import BEST, CONFIG, LAST
 from onnxgen.training.config import write_config
 from onnxgen.training.report.facts import Facts, Outcome, facts_of
 from onnxgen.training.report.metrics import Metrics, read_rows
@@ -32,6 +31,7 @@ from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
 from onnxgen.training.report.progress import Progress
 from onnxgen.training.report.shown import Dashboard, Lines
+from onnxgen.training.runs.folder import BEST, CONFIG, LAST
 from onnxgen.training.settings import Settings
 
 __all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]

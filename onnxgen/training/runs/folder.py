@@ -1,0 +1,72 @@
+"""The files in a run's folder, and the folder of a new run. This module does not import torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from onnxgen.errors import OnnxgenError
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+CHECKPOINTS, CONFIG = "checkpoints", "config.toml"
+MODULE, RECORD, METRICS = "model.py", "run.json", "metrics.csv"
+RUNS = Path("runs")  # new runs are numbered in here, if no folder is given
+
+
+def holds_a_run(out: Path) -> bool:
+    """Return True if the folder has the weights or checkpoints of a run."""
+    return any(path.exists() for path in (out / BEST, out / LAST, *(out / CHECKPOINTS).glob("*")))
+
+
+def need_run(out: Path) -> None:
+    """Raise `OnnxgenError` if the folder has no run to resume, not even one without weights yet."""
+    if not (out / CONFIG).is_file() and not holds_a_run(out):
+        way_out = "name the run's folder with --out, or start a run without --resume"
+        raise OnnxgenError(f"there is no run to resume in {out}", help=way_out)
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the runs in a folder and in the folders below it, the oldest first."""
+    found = {path.parent for path in folder.rglob("*/" + CONFIG)} if folder.is_dir() else set()
+    return sorted(found, key=lambda run: ((run / CONFIG).stat().st_mtime_ns, run))
+
+
+def numbered(name: str, runs: Path = RUNS) -> Path:
+    """Make the next free folder `runs/NAME-1`, `runs/NAME-2`, and return its path.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    number = max(_numbers(name, runs), default=0) + 1
+    while True:
+        try:
+            (made := runs / f"{name}-{number}").mkdir(parents=True)
+        except FileExistsError:  # another process made it at this moment
+            number += 1
+        else:
+            return made
+
+
+def latest(name: str, runs: Path = RUNS) -> Path:
+    """Return the newest run called `name`, or the newest of all if `name` is empty.
+
+    Raises:
+        OnnxgenError: there is none.
+    """
+    found = [run for run in runs_in(runs) if not name or re.fullmatch(rf"{re.escape(name)}-\d+", run.name)]
+    if not found:
+        what = f"there is no run {name or ''}".rstrip() + f" in {runs}"
+        raise OnnxgenError(what, help="name the run's folder with --out, or start a run without --resume")
+    return found[-1]
+
+
+def _numbers(name: str, runs: Path) -> Iterator[int]:
+    for path in runs.glob(f"{name}-*"):  # `name` has no wildcards: see `slug`
+        if found := re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name):
+            yield int(found[1])
+
+
+def slug(text: str) -> str:
+    """Return a text as a part of a folder's name: letters, digits, `_` and `-`; "run" if none are left."""
+    return re.sub(r"[^\w-]+", "-", text).strip("-")[:60] or "run"
