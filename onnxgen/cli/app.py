@@ -15,6 +15,7 @@ from onnxgen.cli.group import CODES, DEFAULT, MANNERS, WRITES, Command, DefaultG
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.train_options import given_settings, train_options
+from onnxgen.training.runs.folder import RUNS
 from onnxgen.training.settings import SETTINGS
 
 EXIT_CODES = exit_codes(CODES)
@@ -119,7 +120,7 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
     "Write a trained module back to ONNX.",
     [
         ("onnxgen export model.py -o tuned.onnx", "Write the weights beside it."),
-        ("onnxgen export model.py --weights best.safetensors", "Write those of a training run."),
+        ("onnxgen export runs/digits-1", "Write those of a training run."),
     ],
     {1: "the file and the module differ"},
 )
@@ -141,7 +142,7 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
 @_compared
 @saying_options
 def export(module: Path, **given: Any) -> int:
-    """Write the trained values of MODULE into its original graph, or export it anew if it was changed."""
+    """Write the trained values of MODULE, or of a run, into its original graph; a changed one is exported anew."""
     from onnxgen.cli.exporting import export_command
 
     return export_command(module, **given)
@@ -197,7 +198,7 @@ def view(model: Path, output: Path | None, **given: Any) -> int:
     [
         ("onnxgen train model.py --data photos/", "Train on images in folders."),
         ("onnxgen train model.py --data photos/ --replace-head 2", "Give it a new last layer for two classes."),
-        ("onnxgen train --resume --out runs/last", "Go on with a stopped run."),
+        ("onnxgen train --resume --out runs/digits-1", "Go on with a stopped run."),
     ],
 )
 @click.argument("model", type=_path, required=False)
@@ -213,6 +214,83 @@ def train(context: click.Context, /, model: Path | None, **given: Any) -> int:
 
     others = {name: value for name, value in given.items() if name not in SETTINGS}
     return train_command(model, given_settings(context), **others)
+
+
+_run = click.argument("run", type=_path)
+_asked = add_all(
+    [
+        option("--device", metavar="DEVICE", default="auto", group="Devices", help=SETTINGS["device"].help),
+        _file("--weights", metavar="FILE", type=_path, help="Other weights than the best ones of the run."),
+    ]
+)
+
+
+@_command(
+    "predict",
+    "Predict with a trained run.",
+    [
+        ("onnxgen predict runs/digits-1 photo.png", "Print the class and its probability."),
+        ("onnxgen predict runs/digits-1 photos/ --top 3", "Print the three best of each image."),
+        ("onnxgen predict runs/digits-1 new.csv -o out.csv", "Write a table."),
+        ("ls *.png | onnxgen predict runs/digits-1 -", "Read the names of the files."),
+    ],
+)
+@_run
+@click.argument("files", nargs=-1, required=True)
+@option("--top", metavar="N", type=click.IntRange(min=1), default=1, group="Answers", help="Show the N best classes.")
+@_file("-o", "--output", "out", metavar="FILE", type=_path, help="Write a table (.csv) or whole outputs (.npz).")
+@_asked
+@saying_options
+def predict(run: Path, files: tuple[str, ...], **given: Any) -> int:
+    """Predict for FILES with the model of RUN, a folder that onnxgen train left.
+
+    FILES are images, folders of images, patterns, tables (.csv, .parquet), arrays (.npz), or - to read names from
+    stdin. They are prepared as in training.
+    """
+    from onnxgen.cli.asking import predict_command
+
+    return predict_command(run, files, **given)
+
+
+@_command(
+    "evaluate",
+    "Measure a trained run.",
+    [
+        ("onnxgen evaluate runs/digits-1", "Evaluate on the part of its data that was held back."),
+        ("onnxgen evaluate runs/digits-1 --data new/", "Evaluate on other data."),
+    ],
+)
+@_run
+@option("--data", metavar="DATA", group="Data", help="Other data. Default: the part that the run held back.")
+@option("--part", metavar="PART", group="Data", help="test, val or train. Default: test, else val.")
+@_asked
+@saying_options
+def evaluate(run: Path, **given: Any) -> int:
+    """Print the loss and the metrics of RUN, a folder that onnxgen train left.
+
+    Samples that the run was trained on are evaluated only with --part train.
+    """
+    from onnxgen.cli.asking import evaluate_command
+
+    return evaluate_command(run, **given)
+
+
+@_command(
+    "runs",
+    "List and compare trained runs.",
+    [
+        ("onnxgen runs", "List the runs below runs/."),
+        ("onnxgen runs --html runs.html", "Write a page with their curves over each other."),
+    ],
+)
+@click.argument("folder", type=_path, default=RUNS)
+@_file("--html", metavar="FILE.html", type=_path, help="Write a page with settings, metrics and curves.")
+@saying_options
+def runs(folder: Path, **given: Any) -> int:
+    """List the runs in FOLDER: the settings that differ, the best metrics and the time."""
+    from onnxgen.cli.asking import runs_command
+
+    return runs_command(folder, **given)
 
 
 @_command(

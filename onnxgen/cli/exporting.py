@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen.cli.say import progress, tell, tell_json
-from onnxgen.errors import counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
+from onnxgen.training.runs.folder import BEST
+from onnxgen.training.runs.record import read_record
 
 
 def export_command(module: Path, *, quiet: bool, verbose: bool, as_json: bool, **given: Any) -> int:
     """Write the ONNX file and print a report. Returns the exit code."""
     from onnxgen.export import export
 
+    if module.is_dir():
+        module, given = of_run(module, given)
     with progress(f"exporting {module.name}", quiet or as_json):
         report = export(module, **given)
     if as_json:
@@ -21,6 +25,17 @@ def export_command(module: Path, *, quiet: bool, verbose: bool, as_json: bool, *
     elif not quiet:
         _print(report, verbose)
     return 0
+
+
+def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Return the module of a run to export, and the arguments of `export`: its best weights, the original ONNX file."""
+    record = read_record(run)
+    if not record.module:
+        raise OnnxgenError(f"{run} has no module: {record.note}", help="export the model in Python")
+    module = record.origin_for(run)
+    beside = module.with_name(record.onnx)
+    found = {"weights": run / BEST, "out": run / f"{record.name}.onnx", "onnx": beside if beside.is_file() else None}
+    return module, {**given, **{name: value for name, value in found.items() if given[name] is None}}
 
 
 def _print(report: ExportReport, verbose: bool) -> None:

@@ -101,7 +101,7 @@ def _fit() -> Any:
 
 def _tell(result: Any, quiet: bool, as_json: bool) -> None:
     """Print the last lines, or the JSON object."""
-    from onnxgen.training.report.progress import number
+    from onnxgen.training.runs.rows import number
 
     files = sorted(path.name for path in result.out.iterdir())
     if as_json:

@@ -135,8 +135,9 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("lightning")
     from onnxgen.training.config import write_config
     from onnxgen.training.report import Facts, Outcome, finish
-    from onnxgen.training.report.metrics import Metrics, write_rows
+    from onnxgen.training.report.metrics import Metrics
     from onnxgen.training.report.shown import Lines
+    from onnxgen.training.runs.rows import write_rows
     from onnxgen.training.settings import Settings
 
     settings = Settings(out=tmp_path)

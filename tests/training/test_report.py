@@ -27,11 +27,12 @@ from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
-from onnxgen.training.report.metrics import Metrics, best_row, write_rows
+from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
-from onnxgen.training.report.progress import Progress, duration
+from onnxgen.training.report.progress import Progress
 from onnxgen.training.report.shown import Dashboard, Lines, sparkline
+from onnxgen.training.runs.rows import best_row, duration, write_rows
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET

@@ -278,7 +278,7 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path, capsys: Ou
     assert [line for line in lines if re.match(r"epoch \d of 2: train loss ", line)] == lines[-4:-2]
     assert re.fullmatch(r"test: loss [\d.]+, accuracy [\d.]+%", lines[-2])
     expected = {"config.toml", "metrics.csv", "report.html", "loss.png", "accuracy.png", "confusion.png", "tensorboard"}
-    expected |= {"best.safetensors", "last.safetensors", "checkpoints"}
+    expected |= {"best.safetensors", "last.safetensors", "checkpoints", "model.py", "run.json"}
     assert expected <= {path.name for path in first.iterdir()}
     assert expected <= set(re.split(r"[:,] ", lines[-1]))
 
@@ -294,16 +294,18 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path, capsys: Ou
     assert ours.keys() == untrained.keys() and not all(np.array_equal(ours[key], untrained[key]) for key in ours)
 
 
-def test_replacing_an_older_run_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    said = "the earlier run in runs/last is replaced; to keep a run, give the next one another --out FOLDER"
+def test_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
     paths = [Path(name).absolute() for name in ("small.py", "data.npz")]
     monkeypatch.chdir(tmp_path)
     once = (paths[0], "--data", paths[1], "--max-steps", 1, "--workers", 0)
-    printed = []
-    for arguments in (once, once, (*once, "--resume", "--max-steps", 2), (*once, "--quiet")):
-        assert train(*arguments) == 0
-        printed.append(capsys.readouterr().out)
-    assert [said in text for text in printed] == [False, True, False, False]
+    for more in ((), (), ("--resume", "--max-steps", 2), ("--name", "slow")):
+        assert train(*once, *more) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["slow-1", "small-1", "small-2"]
+    resumed = Path("runs/small-2/config.toml").read_text(encoding="utf-8")
+    assert "max_steps = 2" in resumed
+    capsys.readouterr()
+    assert train(*once, "--out", "runs/small-1") == 2
+    assert "already has a run" in capsys.readouterr().err
 
 
 def test_quiet(tmp_path: Path, capsys: Out) -> None:

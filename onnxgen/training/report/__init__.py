@@ -25,13 +25,14 @@ from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import write_config
 from onnxgen.training.report.facts import Facts, Outcome, facts_of
-from onnxgen.training.report.metrics import Metrics, read_rows
+from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.notebook import Notebook, in_notebook
 from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
 from onnxgen.training.report.progress import Progress
 from onnxgen.training.report.shown import Dashboard, Lines
 from onnxgen.training.runs.folder import BEST, CONFIG, LAST
+from onnxgen.training.runs.rows import read_rows
 from onnxgen.training.settings import Settings
 
 __all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]

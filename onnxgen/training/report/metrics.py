@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +10,9 @@ import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from onnxgen.common.atomic import replacing
-from onnxgen.training.best import goodness
+from onnxgen.training.runs.rows import Row, best_row, write_rows
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
-
-Row = dict[str, float]
-FIRST_COLUMNS = ("epoch", "step")  # epochs from 1; optimizer steps
 
 
 class Metrics(lightning.Callback):
@@ -92,28 +85,3 @@ def _forget(logger: TensorBoardLogger, step: int) -> None:
 def whole_epoch(trainer: lightning.Trainer) -> bool:
     """Return True if all batches of the epoch were trained. `max_steps` may end a run within an epoch."""
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready >= trainer.num_training_batches
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
-    """Replace a CSV file atomically. Columns are in the order of their first use. Raises `OSError`."""
-    columns = list(dict.fromkeys([*FIRST_COLUMNS, *(name for row in rows for name in row)]))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    with replacing([path.parent]) as files, files.file(path) as file:
-        file.write(text.getvalue().encode())
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a `metrics.csv`, without keys for missing values; [] if there is no such file."""
-    if not path.is_file():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
-
-
-def best_row(rows: Sequence[Row], monitor: str) -> Row | None:
-    """Return the first row that is best by a metric (see `goodness`); None if no row has a finite value of it."""
-    found = [(good, row) for row in rows if (good := goodness(row, monitor)) is not None]
-    return max(found, key=lambda pair: pair[0])[1] if found else None

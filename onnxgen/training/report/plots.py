@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from onnxgen.training.report.metrics import Row, best_row
+from onnxgen.training.runs.rows import Row, best_row
 
 COLORS = {"train": "#4c72b0", "val": "#dd8452"}
 LABELS = {"train": "training", "val": "validation"}
@@ -36,6 +36,19 @@ def curves(rows: Sequence[Row], metric: str, monitor: str) -> bytes | None:
     if best is not None:
         _mark(axes, best, metric, monitor, percent)
     _label(axes, metric)
+    return _png(figure)
+
+
+def overlaid(runs: Mapping[str, Sequence[Row]], metric: str) -> bytes | None:
+    """Draw one metric of several runs over the epochs; None if no run has it."""
+    found = {name: [row for row in rows if metric in row] for name, rows in runs.items()}
+    if not any(found.values()):
+        return None
+    figure, axes = _figure(7.0, 4.0)
+    for name, rows in found.items():
+        if rows:
+            axes.plot([row["epoch"] for row in rows], [row[metric] for row in rows], marker=".", label=name)
+    _label(axes, metric.replace("_", " "))
     return _png(figure)
 
 

@@ -14,7 +14,8 @@ import torch
 
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.report.facts import Facts
-from onnxgen.training.report.metrics import Metrics, Row, best_row, whole_epoch
+from onnxgen.training.report.metrics import Metrics, whole_epoch
+from onnxgen.training.runs.rows import Row, best_row, duration, number
 from onnxgen.training.trainer import metrics as values_of
 from onnxgen.training.words import spoken
 
@@ -187,21 +188,6 @@ def scores(row: Row, of: Sequence[str] = ("train", "val")) -> str:
         if values:
             parts.append(f"{part} " + ", ".join(f"{name} {number(name, value)}" for name, value in values.items()))
     return "; ".join(parts)
-
-
-def number(name: str, value: float) -> str:
-    """Return a metric's value as text; accuracies are in percent."""
-    return f"{value:.2%}" if "accuracy" in name else f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """Return `0.4 s`, `12 s`, `3:05 min` or `2:03:05 h`; `?` for NaN."""
-    if seconds != seconds:
-        return "?"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"
 
 
 def size(count: int) -> str:

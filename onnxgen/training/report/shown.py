@@ -10,7 +10,8 @@ from typing import Any
 from onnxgen.common.names import visible
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics
-from onnxgen.training.report.progress import Progress, duration, number, size
+from onnxgen.training.report.progress import Progress, size
+from onnxgen.training.runs.rows import duration, number
 
 BARS = "▁▂▃▄▅▆▇█"
 

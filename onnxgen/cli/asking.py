@@ -1,0 +1,176 @@
+"""`onnxgen predict RUN FILES...`, `onnxgen evaluate RUN` and `onnxgen runs`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.cli.say import progress, table, tell, tell_json
+from onnxgen.common.atomic import replacing
+from onnxgen.common.paths import installing
+from onnxgen.errors import OnnxgenError, counted
+from onnxgen.training.runs.record import read_record
+
+if TYPE_CHECKING:
+    from onnxgen.training.runs.answers import Answer, Prediction
+    from onnxgen.training.runs.learner import Learner
+
+MAX_SHOWN = 8  # numbers of an answer in the table
+STDIN = "-"
+
+
+def predict_command(
+    run: Path, files: tuple[str, ...], *, top: int, out: Path | None, device: str, weights: Path | None, **say: Any
+) -> int:
+    """Predict for files, and print a table, or write it to `out` (.csv or .npz). Returns the exit code."""
+    read_record(run)  # an error about the folder comes before PyTorch is loaded
+    if out is not None and out.suffix not in (".csv", ".npz"):
+        raise OnnxgenError(f"can't write {out}", help="name a file that ends in .csv, or in .npz for whole outputs")
+    names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
+    if not names:
+        raise OnnxgenError(
+            "no file to predict for", help="onnxgen predict RUN FILES...; - reads their names from stdin"
+        )
+    quiet, as_json = say["quiet"], say["as_json"]
+    with progress("loading PyTorch", quiet or as_json):
+        learner = _learner(run, device, weights)
+    with progress("predicting", quiet or as_json):
+        found = learner.predict(names)
+    if out is not None:
+        _write(out, found, top)
+    if as_json:
+        tell_json([_plain(one, top) for one in found])
+    elif out is not None and not quiet:
+        tell(f"wrote {out}")
+    elif out is None:
+        _print(found, top)
+    return 0
+
+
+def evaluate_command(
+    run: Path, *, data: str | None, part: str | None, device: str, weights: Path | None, **say: Any
+) -> int:
+    """Evaluate a run and print its metrics. Returns the exit code."""
+    record = read_record(run)
+    quiet, as_json = say["quiet"], say["as_json"]
+    with progress("loading PyTorch and Lightning", quiet or as_json):
+        learner = _learner(run, device, weights)
+    found = learner.evaluate(data, part=part)
+    if as_json:
+        tell_json(found)
+    elif not quiet:
+        from onnxgen.training.runs.rows import number
+
+        what = data or f"the {part or learner.held_back} part of {record.data_for(run)}"
+        tell(f"{record.name} on {what}: " + ", ".join(f"{name} {number(name, v)}" for name, v in found.items()))
+    return 0
+
+
+def runs_command(folder: Path, *, html: Path | None, **say: Any) -> int:
+    """List the runs in a folder and compare them. Returns the exit code."""
+    from onnxgen.training.runs.listing import compared, listed, page
+
+    found = listed(folder)
+    if not found:
+        raise OnnxgenError(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")
+    if html is not None:
+        with replacing([html.parent]) as files, files.file(html) as file:
+            file.write(page(folder, found).encode())
+    if say["as_json"]:
+        tell_json([one.as_json() for one in found])
+    elif html is not None and not say["quiet"]:
+        tell(f"wrote {html}")
+    elif html is None:
+        table(f"{counted(len(found), 'run')} in {folder}", *compared(found))
+    return 0
+
+
+def _learner(run: Path, device: str, weights: Path | None) -> Learner:
+    try:
+        from onnxgen.training.runs.learner import load
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("onnxgen"):
+            raise
+        raise OnnxgenError(f"this needs {error.name}", help=installing("train")) from None
+    return load(run, device=device, weights=weights)
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+def _print(found: Sequence[Prediction], top: int) -> None:
+    several = len(found[0].answers) > 1
+    rows = [
+        [one.source, *([name] if several else []), *_cells(answer, top)]
+        for one in found
+        for name, answer in one.answers.items()
+    ]
+    table(counted(len(found), "prediction"), ["file", *(["output"] if several else []), "prediction", ""], rows)
+
+
+def _cells(answer: Answer, top: int) -> tuple[str, str]:
+    """Return what is predicted, and how sure that is."""
+    if isinstance(answer.label, str):
+        rest = answer.top(top)[1:] if answer.probabilities else []
+        sure = f"{answer.probabilities[answer.label]:.1%}" if answer.probabilities else ""
+        return answer.label, "  ".join([sure, *(f"{name} {p:.1%}" for name, p in rest)])
+    if answer.label is not None:
+        return ", ".join(answer.label) or "none", "  ".join(f"{name} {p:.1%}" for name, p in answer.top(top))
+    if answer.value.size <= MAX_SHOWN:
+        return " ".join(f"{v:.6g}" for v in answer.value.flatten().tolist()), ""
+    return f"{answer.value.dtype} {list(answer.value.shape)}", "write them with -o FILE.npz"
+
+
+def _plain(one: Prediction, top: int) -> dict[str, Any]:
+    answers = {}
+    for name, answer in one.answers.items():
+        probabilities = dict(answer.top(top) if top > 1 else answer.probabilities.items())
+        answers[name] = {"label": answer.label, "probabilities": probabilities, "value": answer.value.tolist()}
+    return {"source": one.source, "outputs": answers}
+
+
+def _write(out: Path, found: Sequence[Prediction], top: int) -> None:
+    content = _npz(found) if out.suffix == ".npz" else _csv(found)
+    try:
+        with replacing([out.parent]) as files, files.file(out) as file:
+            file.write(content)
+    except OSError as error:
+        raise OnnxgenError(f"can't write {out}: {error.strerror or error}") from None
+
+
+def _csv(found: Sequence[Prediction]) -> bytes:
+    """Return a row for each sample: label and probabilities of each class, or numbers."""
+    rows = []
+    for one in found:
+        row: dict[str, Any] = {"source": one.source}
+        for name, answer in one.answers.items():
+            before = f"{name}." if len(one.answers) > 1 else ""
+            if answer.label is None and answer.value.size > MAX_SHOWN:
+                what = f"output {name} has {answer.value.size:,} numbers for each sample, too many for a table"
+                raise OnnxgenError(what, help="write them with -o FILE.npz")
+            if answer.label is not None:
+                row[f"{before}label"] = answer.label if isinstance(answer.label, str) else " ".join(answer.label)
+                row |= {f"{before}p({label})": p for label, p in answer.probabilities.items()}
+            else:
+                values = answer.value.flatten().tolist()
+                row |= {f"{before}value{n if len(values) > 1 else ''}": value for n, value in enumerate(values)}
+        rows.append(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _npz(found: Sequence[Prediction]) -> bytes:
+    """Return the values of each output, stacked, and the sources."""
+    import numpy as np
+
+    content = io.BytesIO()
+    arrays: dict[str, Any] = {n: np.stack([one.answers[n].value for one in found]) for n in found[0].answers}
+    np.savez(content, source=np.array([one.source for one in found]), **arrays)
+    return content.getvalue()
