@@ -119,7 +119,8 @@ def _cells(answer: Answer, top: int) -> tuple[str, str]:
         sure = f"{answer.probabilities[answer.label]:.1%}" if answer.probabilities else ""
         return answer.label, "  ".join([sure, *(f"{name} {p:.1%}" for name, p in rest)])
     if answer.label is not None:
-        return ", ".join(answer.label) or "none", "  ".join(f"{name} {p:.1%}" for name, p in answer.top(top))
+        shown = answer.top(top) if top > 1 else [(name, answer.probabilities[name]) for name in answer.label]
+        return ", ".join(answer.label) or "none", "  ".join(f"{name} {p:.1%}" for name, p in shown)
     if answer.value.size <= MAX_SHOWN:
         return " ".join(f"{v:.6g}" for v in answer.value.flatten().tolist()), ""
     return f"{answer.value.dtype} {list(answer.value.shape)}", "write them with -o FILE.npz"

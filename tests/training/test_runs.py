@@ -1,0 +1,254 @@
+"""What a run leaves: it can be copied, asked, evaluated, gone on from and shipped. Five tasks: images, a table, text,
+masks, several labels."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from onnxgen.cli import run as cli
+from onnxgen.errors import OnnxgenError
+from onnxgen.training import Learner, evaluate, fit, load, open_model
+from onnxgen.training.data.samples import Data
+from onnxgen.training.runs.folder import latest, numbered, slug
+from onnxgen.training.runs.record import read_record
+from samples.tasks.make import SHAPES, make
+
+TASKS = {
+    "shapes": ("shapes", "--replace-head", "3"),
+    "flowers": ("flowers.csv",),
+    "words": ("words.npz",),
+    "masks": ("masks.npz",),
+    "labels": ("labels.npz", "--classes", ",".join(SHAPES)),
+}
+NEW = {"shapes": "new.png", "flowers": "new.csv"}
+SHORT = ("--test", "0.2", "--max-steps", "3", "--workers", "0", "--quiet")
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in which each of the five networks was trained once."""
+    folder = tmp_path_factory.mktemp("tasks")
+    make(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, (data, *more) in TASKS.items():
+            assert cli([f"{name}.onnx", "--quiet"]) == 0
+            assert cli(["train", f"{name}.py", "--data", data, *more, *SHORT]) == 0
+    yield folder
+
+
+@pytest.fixture
+def here(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(made)
+    return made
+
+
+def prepared(learner: Learner, name: str) -> tuple[Data, list[Tensor]]:
+    """The inputs of the model for the new samples."""
+    data, names = next(iter(learner._opened(NEW.get(name, f"new_{name}.npz"))))
+    samples = next(iter(data.parts.values()))
+    batch = samples.take(range(len(names)), 0)
+    return data, [batch[column] for column in batch]
+
+
+COPIED = """
+import sys
+sys.modules["onnxgen"] = sys.modules["lightning"] = None
+import torch
+from safetensors.torch import load_file, save_file
+from model import Model
+assert Model.__module__ == "model"
+model, own = Model.from_pretrained("best.safetensors").eval(), Model.from_pretrained().eval()
+x = load_file("x.safetensors")["x"]
+with torch.inference_mode():
+    assert torch.equal(model(x), own(x))
+    save_file({"y": model(x)}, "y.safetensors")
+"""
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_copied_folder_needs_no_onnxgen(name: str, here: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    learner = load(f"runs/{name}-1")
+    _, (x,) = prepared(learner, name)
+    copy = tmp_path / "copy"
+    shutil.copytree(f"runs/{name}-1", copy)
+    save_file({"x": x.contiguous()}, copy / "x.safetensors")
+    subprocess.run([sys.executable, "-c", COPIED], cwd=copy, check=True, env={"PATH": ""})
+    with torch.inference_mode():
+        assert torch.equal(load_file(copy / "y.safetensors")["y"], learner.model(x))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_is_predicted_is_what_onnxruntime_computes(name: str, here: Path, tmp_path: Path) -> None:
+    learner = load(f"runs/{name}-1")
+    _, (x,) = prepared(learner, name)
+    out, answers = tmp_path / "out.onnx", tmp_path / "answers.npz"
+    assert cli(["export", f"runs/{name}-1", "-o", str(out), "--quiet"]) == 0
+    assert cli(["predict", f"runs/{name}-1", NEW.get(name, f"new_{name}.npz"), "-o", str(answers), "--quiet"]) == 0
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    (computed,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    found = np.load(answers)[session.get_outputs()[0].name]
+    wanted = computed.argmax(1) if name == "masks" else computed
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_evaluate_takes_what_was_held_back(here: Path, capsys: Out) -> None:
+    """The numbers are those that the run printed of its test part."""
+    for name in TASKS:
+        result = read_record(Path(f"runs/{name}-1")).result
+        assert cli(["evaluate", f"runs/{name}-1", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found == pytest.approx({k.removeprefix("test_"): v for k, v in result["test"].items()}, rel=1e-6)
+    learner = load("runs/flowers-1")
+    assert learner.evaluate(part="val") != learner.evaluate()
+    assert learner.evaluate("flowers.csv") == learner.evaluate(), "the same data is split as before"
+    assert learner.evaluate(part="train")["loss"] != learner.evaluate()["loss"]
+
+
+def test_training_samples_are_scored_only_if_asked(here: Path, tmp_path: Path, capsys: Out) -> None:
+    result = fit("flowers.py", "flowers.csv", val=0.0, max_steps=2, out=tmp_path, show="nothing")
+    assert cli(["evaluate", str(result.out)]) == 2
+    assert "was trained on all of its data" in capsys.readouterr().err
+    assert "loss" in load(result.out).evaluate(part="train")
+
+
+def test_changed_data_is_refused(here: Path, tmp_path: Path) -> None:
+    shutil.copy("flowers.csv", tmp_path / "flowers.csv")
+    result = fit("flowers.py", tmp_path / "flowers.csv", test=0.2, max_steps=2, out=tmp_path / "run", show="nothing")
+    rows = (tmp_path / "flowers.csv").read_text().splitlines()
+    (tmp_path / "flowers.csv").write_text("\n".join([rows[0], *rows[:0:-1]]))
+    with pytest.raises(OnnxgenError, match="has changed since the run: its test part is not the same"):
+        load(result.out).evaluate()
+
+
+def test_predict_takes_what_people_have(here: Path) -> None:
+    """A file, a pattern, a PIL image and an array are the same image."""
+    learner = load("runs/shapes-1")
+    image = Image.open("new.png")
+    (wanted,) = learner.predict("new.png")
+    assert wanted.label in SHAPES and sum(wanted.probabilities.values()) == pytest.approx(1)
+    assert list(wanted.probabilities) == sorted(SHAPES) and wanted.answer.top(1)[0][0] == wanted.label
+    for given in (Path("new.png"), ["new.png"], "ne*.png", image, [image]):
+        (found,) = learner.predict(given)
+        assert found.probabilities == wanted.probabilities
+    array = np.asarray(image.resize((24, 24), Image.Resampling.BILINEAR))
+    for given in (array, torch.from_numpy(array.copy()), {"image": array[None]}):
+        (found,) = learner.predict(given)
+        assert found.probabilities == pytest.approx(dict(wanted.probabilities), rel=1e-5)
+    assert len(learner.predict("shapes/circle")) == 40 and len(learner.predict(np.stack([array, array]))) == 2
+    with pytest.raises(OnnxgenError, match="images have values up to 0.5"):
+        learner.predict(np.full((24, 24, 3), 0.5, np.float32))
+    with pytest.raises(OnnxgenError, match="there is no file no.png"):
+        learner.predict(["new.png", "no.png"])
+
+
+def test_predict_a_table(here: Path) -> None:
+    learner = load("runs/flowers-1")
+    rows = learner.predict("new.csv")
+    assert [row.source for row in rows] == [f"new.csv:{n}" for n in range(5)] and rows[0].label in repr(rows[0])
+    table = np.genfromtxt("new.csv", delimiter=",", skip_header=1, dtype=np.float32)
+    assert [row.probabilities for row in learner.predict(table)] == [row.probabilities for row in rows]
+    assert learner.predict(table[0].tolist())[0].probabilities == pytest.approx(dict(rows[0].probabilities))
+
+
+def test_predict_on_the_command_line(here: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("new.png\n\nnew.png\n"))
+    assert cli(["predict", "runs/shapes-1", "-", "--top", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 predictions" and len(lines) == 4 and lines[-1].count("%") == 3
+    assert cli(["predict", "runs/labels-1", "new_labels.npz", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 5 and list(found[0]["outputs"]["labels"]["probabilities"]) == list(SHAPES)
+    assert cli(["predict", "runs/masks-1", "new_masks.npz", "-o", str(tmp_path / "x.csv")]) == 2
+    assert "too many for a table" in capsys.readouterr().err
+    assert cli(["predict", "runs/flowers-1", "new.csv", "-o", str(tmp_path / "x.csv")]) == 0
+    assert (tmp_path / "x.csv").read_text().startswith("source,label,p(setosa),p(versicolor),p(virginica)\n")
+    assert cli(["predict", "shapes", "new.png"]) == 2
+    assert "shapes is not a run: it has no run.json" in capsys.readouterr().err
+
+
+def test_open_model_takes_a_run(here: Path) -> None:
+    model = open_model("runs/flowers-1")
+    assert (
+        evaluate(model, "flowers.csv", val=0.1, test=0.2) == load("runs/flowers-1").evaluate()
+    ), "it knows its classes"
+
+
+def test_a_run_goes_on(here: Path, capsys: Out, tmp_path: Path) -> None:
+    """On its own data it is split as before. On other data its classes keep their places."""
+    assert cli(["train", "runs/flowers-1", *SHORT[2:], "--out", str(tmp_path / "again")]) == 0
+    first, again = read_record(Path("runs/flowers-1")), read_record(tmp_path / "again")
+    assert again.parts == first.parts and again.result["best"]["train_loss"] < first.result["best"]["train_loss"]
+    assert again.origin_for(tmp_path / "again").resolve() == Path("runs/flowers-1/model.py").resolve()
+    rows = Path("flowers.csv").read_text().splitlines()
+    (tmp_path / "two.csv").write_text("\n".join([rows[0], *(r for r in rows[1:] if "setosa" not in r)]))
+    assert (
+        cli(["train", "runs/flowers-1", "--data", str(tmp_path / "two.csv"), *SHORT, "--out", str(tmp_path / "t")]) == 0
+    )
+    assert read_record(tmp_path / "t").classes == first.classes
+
+
+def test_runs_are_listed_and_compared(here: Path, capsys: Out, tmp_path: Path) -> None:
+    assert cli(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "5 runs in runs" and lines[1].split()[:3] == ["run", "model", "data"]
+    assert sorted(line.split()[0] for line in lines[2:]) == sorted(f"runs/{name}-1" for name in TASKS)
+    assert cli(["runs", "--html", str(tmp_path / "runs.html"), "--quiet"]) == 0
+    page = (tmp_path / "runs.html").read_text(encoding="utf-8")
+    assert page.count("<tr>") == 6 and "data:image/png;base64," in page and 'src="http' not in page
+    assert cli(["runs", "--json"]) == 0
+    assert {run["model"] for run in json.loads(capsys.readouterr().out)} >= {"Shapes", "Masks"}
+    assert cli(["runs", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "can't be read"), ('{"format": 2}', "this version reads 1"), ('{"format": 1}', "an entry is missing")],
+)
+def test_a_damaged_record_is_refused(text: str, message: str, tmp_path: Path, capsys: Out) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert cli(["evaluate", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_numbers(tmp_path: Path) -> None:
+    assert [numbered("net", tmp_path).name for _ in range(3)] == ["net-1", "net-2", "net-3"]
+    (tmp_path / "net-9").mkdir()
+    assert numbered("net", tmp_path).name == "net-10" and numbered("net-9", tmp_path).name == "net-9-1"
+    with pytest.raises(OnnxgenError, match="there is no run net"):
+        latest("net", tmp_path)
+    assert [slug(text) for text in ("a b/c", "../..", "größe_1", "")] == ["a-b-c", "run", "größe_1", "run"]
+
+
+def test_a_model_of_no_file_has_no_module(tmp_path: Path) -> None:
+    """The record says why, and so does whoever is asked."""
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    result = fit(net, "digits", max_steps=2, out=tmp_path, show="nothing")
+    assert read_record(result.out).module == "" and not (result.out / "model.py").exists()
+    with pytest.raises(OnnxgenError, match="Sequential is not the Model of a file that onnxgen generated"):
+        load(result.out)
+
+
+def test_settings_survive(here: Path) -> None:
+    """What a record keeps of the settings is what they were."""
+    record = read_record(Path("runs/labels-1"))
+    settings: Any = record.settings_for(Path("runs/labels-1"))
+    assert settings.classes == SHAPES and settings.test == 0.2 and settings.workers == "auto", "devices are not kept"
+    assert type(record).from_json(record.to_json()) == record
