@@ -59,12 +59,13 @@ MORE = {
     "train --loss": "Others are `nll_loss`, `mse_loss`, ..., and `boxes=mse_loss,scores=cross_entropy`. The first "
     "lines of the run name what was chosen.",
     "train --weights": "",
-    "train --out": "The next run replaces `runs/last`, and no other folder.",
+    "train --size": "Files of several sizes are stretched to it.",
     "train --resume": "They are in `config.toml` there.",
     "export --onnx": "It is looked for beside the module, and in what `[[tool.onnxgen.models]]` of `pyproject.toml` "
     "says. It must be the very file that the module was generated from.",
     "export --weights": "They have the module's own keys. Of several files, name the index.",
-    "export --output": "Default: `<original>-tuned.onnx` beside the module. An earlier export is written over.",
+    "export --output": "Default: `<original>-tuned.onnx` beside the module; of a run `NAME.onnx` in its folder. An "
+    "earlier export is written over.",
     "export --same-graph": "These are a free batch, fixed sizes, BatchNorms put back, another floating point type.",
     "export --plugin": "Name what you generated with. [Plugins](EXTENDING.md).",
     "build --watch": "It needs the extra `watch`: [Watch](BUILDING.md#watch).",

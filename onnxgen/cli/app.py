@@ -232,7 +232,7 @@ _asked = add_all(
         ("onnxgen predict runs/digits-1 photo.png", "Print the class and its probability."),
         ("onnxgen predict runs/digits-1 photos/ --top 3", "Print the three best of each image."),
         ("onnxgen predict runs/digits-1 new.csv -o out.csv", "Write a table."),
-        ("ls *.png | onnxgen predict runs/digits-1 -", "Read the names of the files."),
+        ("onnxgen predict runs/digits-1 -", "Read the names of the files from stdin."),
     ],
 )
 @_run

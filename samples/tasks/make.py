@@ -150,7 +150,8 @@ def export(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """Write the networks and the data to a folder."""
+    """Write the networks and the data to a folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     make_images(folder, rng)
     make_table(folder)

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from onnxgen.cli import run
+from samples.tasks.make import make
 from tests.conftest import ROOT
 from tests.docs.blocks import blocks
 
@@ -133,6 +134,21 @@ def photos(path: Path) -> None:
             Image.fromarray(draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(path / name / f"{number}.png")
 
 
+DIGITS = {"three.png": "3", "seven.png": "7"}
+
+
+def digit(path: Path) -> None:
+    shutil.copy(ROOT / "samples/mnist/digits" / f"{DIGITS[path.name]}.png", path)
+
+
+def digits(path: Path) -> None:
+    """Images of two digits, each in a folder."""
+    for name in DIGITS.values():
+        (path / name).mkdir(parents=True)
+        for number in range(4):
+            Image.open(ROOT / "samples/mnist/digits" / f"{name}.png").rotate(number).save(path / name / f"{number}.png")
+
+
 def text(path: Path) -> None:
     draw = np.random.default_rng(0)
     tokens = draw.integers(0, 50, (40, 8))
@@ -195,6 +211,9 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     **dict.fromkeys(("model.py", "bert.py", "detector.py", "waves.py", "people.py"), made),
     "mine.safetensors": mine,
     "photos": photos,
+    "photos2": digits,
+    **dict.fromkeys(DIGITS, digit),
+    "tasks": make,
     "text.npz": text,
     "boxes.npz": boxes,
     "digits": trained,

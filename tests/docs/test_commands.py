@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,23 @@ GIVEN = {
     "docs/DATA.md": "model.py bert.py text.npz detector.py boxes.npz waves.py people.py people.csv",
     "docs/DEVICES.md": "model.py",
     "docs/EDITING.md": "model.py mine.safetensors",
-    "docs/EVALUATE.md": "runs/digits",
+    "docs/EVALUATE.md": "runs/digits three.png",
     "docs/EXPORT.md": "runs/digits",
     "docs/EXTENDING.md": "acme.onnx",
     "docs/FINETUNING.md": "model.py",
     "docs/GETTING_STARTED.md": "samples",
     "docs/LARGE_MODELS.md": "llm.onnx mnist.onnx",
     "docs/QUANTIZED.md": "mnist-int8.onnx",
-    "docs/TRAINING.md": "mnist.onnx photos",
+    "docs/RUNS.md": "mnist.onnx photos photos2 three.png seven.png",
+    "docs/TRAINING.md": "mnist.onnx photos three.png",
     "docs/VERIFY.md": "model.py",
     "samples/lightning_module/README.md": "samples",
     "samples/mnist/README.md": "samples",
     "samples/plugin/README.md": "samples",
+    "samples/tasks/README.md": "tasks",
 }
 TYPED_IN = {f"samples/{name}/README.md": f"samples/{name}" for name in ("lightning_module", "mnist")}
+TYPED_IN["samples/tasks/README.md"] = "tasks"
 
 # What is not run: a pattern of a command, or of a block that is no shell, and why.
 NOT_RUN = {
@@ -115,9 +119,11 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
 
 def _forget(folder: str) -> None:
-    for name, module in list(sys.modules.items()):
-        places = [vars(module).get("__file__"), *vars(module).get("__path__", ())]  # a namespace has no __file__
-        if any(str(place).startswith(folder) for place in places):
+    for name, module in list(sys.modules.copy().items()):
+        places = [vars(module).get("__file__")]
+        with suppress(KeyError):  # a namespace whose parent is gone
+            places = places if places[0] else [*vars(module).get("__path__", ())]
+        if places and all(str(place).startswith(folder) for place in places):
             del sys.modules[name]
 
 
