@@ -220,7 +220,12 @@ def test_runs_are_listed_and_compared(here: Path, capsys: Out, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "can't be read"), ('{"format": 2}', "this version reads 1"), ('{"format": 1}', "an entry is missing")],
+    [
+        ("{", "can't be read"),
+        ('{"format": 2}', "this version reads 1"),
+        ('{"format": 1, "module": "../model.py"}', "its module is '../model.py', not model.py"),
+        ('{"format": 1, "module": "model.py"}', "an entry is missing"),
+    ],
 )
 def test_a_damaged_record_is_refused(text: str, message: str, tmp_path: Path, capsys: Out) -> None:
     (tmp_path / "run.json").write_text(text)

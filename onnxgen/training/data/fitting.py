@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port
+from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, recipes
@@ -30,7 +30,7 @@ from onnxgen.training.data.images import (
     parse_scale,
     scale_text,
 )
-from onnxgen.training.data.samples import PARTS, Batch, Data, Field, Samples
+from onnxgen.training.data.samples import PARTS, Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
@@ -91,13 +91,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     if texts := [column for column in feeding.inputs if column in source.text]:
         raise OnnxgenError(*map(text_input, texts))
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
-    whites = {c: w for port, c in zip(ports.inputs, feeding.inputs) if (w := _white(source, c, port, settings, asked))}
-    sizes = by_input(settings.size, [port.name for port in ports.inputs])
-    images = {
-        column: _image_step(source, column, port, whites[column], sizes[port.name])
-        for port, column in zip(ports.inputs, feeding.inputs)
-        if column in whites
-    }
+    images = _image_steps(source, ports, feeding, settings, asked)
     target = next(iter(feeding.targets.values()), "")
     named = number_classes(source, feeding, settings.classes)
     if targets:
@@ -158,6 +152,16 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
         return None
     sizes = dict(zip(axes, shape))
     return sizes.get("C", 1), sizes["H"], sizes["W"]
+
+
+def _image_steps(
+    source: DataSource, ports: Signature, feeding: Feeding, settings: Settings, normalize: Mapping[str, str]
+) -> dict[str, ToInput]:
+    """Return a step for each column of images, without a scale yet."""
+    sizes = by_input(settings.size, [port.name for port in ports.inputs])
+    pairs = list(zip(ports.inputs, feeding.inputs))
+    whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
+    return {c: _image_step(source, c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
 
 
 def _image_step(source: DataSource, column: str, port: Port, white: float, size: str) -> ToInput:
