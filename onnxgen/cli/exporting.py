@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
-from onnxgen.training.runs.folder import BEST
+from onnxgen.training.runs.folder import BEST, RECORD
 from onnxgen.training.runs.record import read_record
 
 
@@ -28,14 +30,16 @@ def export_command(module: Path, *, quiet: bool, verbose: bool, as_json: bool, *
 
 
 def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Return the module of a run to export, and the arguments of `export`: its best weights, the original ONNX file."""
+    """Return the module of a run to export, and the arguments of `export`: weights, ONNX file, facts of the run."""
     record = read_record(run)
     if not record.module:
         raise OnnxgenError(f"{run} has no module: {record.note}", help="export the model in Python")
     module = record.origin_for(run)
     beside = module.with_name(record.onnx)
     found = {"weights": run / BEST, "out": run / f"{record.name}.onnx", "onnx": beside if beside.is_file() else None}
-    return module, {**given, **{name: value for name, value in found.items() if given[name] is None}}
+    facts = {"classes": json.dumps(record.classes), "preprocessing": record.preprocessing()}
+    facts["run"] = hashlib.sha256((run / RECORD).read_bytes()).hexdigest()
+    return module, {**given, **{name: value for name, value in found.items() if given[name] is None}, "metadata": facts}
 
 
 def _print(report: ExportReport, verbose: bool) -> None:

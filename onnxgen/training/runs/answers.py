@@ -1,0 +1,124 @@
+"""What a model's outputs say about one sample: a class with its probability, labels, numbers or a map of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onnxgen.training.losses import BINARY_LOSSES
+from onnxgen.training.runs.record import Target
+
+Probabilities: TypeAlias = Mapping[str, float]
+LIKELY = 0.5  # a label with at least this probability holds
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one output says about one sample.
+
+    Attributes:
+        label: the most probable class; the labels that hold, if there may be several; None for numbers and maps.
+        probabilities: of each class or label, in the model's order; empty for numbers and maps.
+        value: for a map of classes, the class index at each position; else the output as it is.
+    """
+
+    label: str | tuple[str, ...] | None
+    probabilities: Probabilities
+    value: NDArray[Any]
+
+    def top(self, count: int) -> list[tuple[str, float]]:
+        """Return the most probable classes, the first one first."""
+        return sorted(self.probabilities.items(), key=lambda pair: -pair[1])[:count]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one sample.
+
+    Attributes:
+        source: the file, or the number of the row, counted from 0.
+        answers: by the name of the output.
+    """
+
+    source: str
+    answers: Mapping[str, Answer]
+
+    @property
+    def answer(self) -> Answer:
+        """The answer of the first output."""
+        return next(iter(self.answers.values()))
+
+    @property
+    def label(self) -> str | tuple[str, ...] | None:
+        """The label of the first output."""
+        return self.answer.label
+
+    @property
+    def probabilities(self) -> Probabilities:
+        """The probabilities of the first output."""
+        return self.answer.probabilities
+
+    def __repr__(self) -> str:
+        shown = {name: _shown(answer) for name, answer in self.answers.items()}
+        text = ", ".join(shown.values() if len(shown) == 1 else (f"{name}: {text}" for name, text in shown.items()))
+        return f"<{self.source}: {text}>"
+
+
+def _shown(answer: Answer) -> str:
+    if isinstance(answer.label, str):
+        return f"{answer.label} {answer.probabilities[answer.label]:.1%}" if answer.probabilities else answer.label
+    if answer.label is not None:
+        return ", ".join(answer.label) or "no label"
+    value = answer.value
+    return f"{value.item():.6g}" if value.size == 1 else f"{value.dtype} {list(value.shape)}"
+
+
+def answer(output: Tensor, target: Target | None) -> Answer:
+    """Return what one output says about one sample.
+
+    Args:
+        output: for one sample, with a batch axis of 1.
+        target: what the output was trained for; None if it was not trained.
+    """
+    value = output[0].numpy()
+    if target is None or not target.classes:
+        return Answer(None, {}, value)
+    if target.loss in BINARY_LOSSES:
+        return _labels(output, target)
+    if output.ndim > 2:
+        return Answer(None, {}, output.argmax(target.axis)[0].numpy())
+    names = target.names or tuple(map(str, range(target.classes)))
+    label = names[int(output[0].argmax())]
+    if target.loss == "multi_margin_loss":  # scores, which are no probabilities
+        return Answer(label, {}, value)
+    found = _probabilities(output, target)[0].tolist()
+    return Answer(label, dict(zip(names, found, strict=True)), value)
+
+
+def _probabilities(output: Tensor, target: Target) -> Tensor:
+    if target.loss in BINARY_LOSSES:
+        return output if target.activation else output.sigmoid()
+    if target.activation == "softmax":
+        return output
+    return output.exp() if target.activation == "log_softmax" else output.softmax(target.axis)
+
+
+def _labels(output: Tensor, target: Target) -> Answer:
+    """Return the answer of one number for two classes, of one number for each label, or of a map of such numbers."""
+    found, value = _probabilities(output, target)[0].flatten(), output[0].numpy()
+    if found.numel() == 1:
+        names = target.names if len(target.names) == 2 else ("0", "1")
+        second = found.item()
+        return Answer(names[second > LIKELY], {names[0]: 1 - second, names[1]: second}, value)
+    if output.ndim > 2:
+        return Answer(None, {}, (_probabilities(output, target)[0] > LIKELY).numpy().astype(np.int64))
+    many = target.names if len(target.names) == found.numel() else tuple(map(str, range(found.numel())))
+    likely = dict(zip(many, found.tolist(), strict=True))
+    return Answer(tuple(name for name, p in likely.items() if p > LIKELY), likely, value)
+
+

@@ -1,0 +1,183 @@
+"""Writes `model.py` and `run.json` of a run, and makes what its weights say about themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from onnxgen._version import __version__
+from onnxgen.common.atomic import replacing
+from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.export.state import is_constant
+from onnxgen.output.signature import KEY as SIGNATURE
+from onnxgen.output.signature import Port, Signature
+from onnxgen.surgery.ports import signature_of
+from onnxgen.training.checkpoint.identity import probe
+from onnxgen.training.config import seen_from
+from onnxgen.training.data.fitting import Prepared
+from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.samples import Field, Samples
+from onnxgen.training.launch import launched
+from onnxgen.training.losses import Objective
+from onnxgen.training.model import trial_batch
+from onnxgen.training.prepare import Plan, trial
+from onnxgen.training.report.facts import file_of
+from onnxgen.training.runs.folder import MODULE, RUNS, numbered, slug
+from onnxgen.training.runs.record import Image, Input, Part, Record, Target, noted, write_record
+from onnxgen.training.runs.source import fingerprint_of, source_of
+from onnxgen.training.settings import Settings
+from onnxgen.verify.convert import to_torch
+from onnxgen.verify.integrity import metadata_of, sidecar_of
+from onnxgen.weights.sidecar import read_tensors
+
+_OUT = "ONNXGEN_OUT"  # tells the folder of a run to the processes that Lightning starts
+
+
+@dataclass
+class Kept:
+    """What a run keeps beside its weights.
+
+    Attributes:
+        record: the contents of `run.json`.
+        source: the text of `model.py`; "" if there is none.
+        metadata: of the weights' files.
+        constants: tensors of the module's own weights file that are in no state dict.
+    """
+
+    record: Record
+    source: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+    @rank_zero_only
+    def write(self, out: Path, result: Mapping[str, Any] | None = None) -> None:
+        """Write `run.json`, with the result once there is one, and `model.py` before that. Raises `OSError`."""
+        if result is None and self.source:
+            with replacing([out]) as files, files.file(out / MODULE) as file:
+                file.write(self.source.encode())
+        write_record(out, replace(self.record, result=result or {}))
+
+
+def placed(plan: Plan) -> Plan:
+    """Return the plan with the folder of its run. Without `out` it is made, with the next number below `runs/`.
+
+    Raises:
+        OnnxgenError: processes that a launcher started can't agree on a number.
+    """
+    settings = plan.settings
+    if settings.out != RUNS:
+        return plan
+    if os.environ.get("LOCAL_RANK", "0") != "0" and _OUT in os.environ:  # Lightning started this process
+        return replace(plan, settings=replace(settings, out=Path(os.environ[_OUT])))
+    if launched(Settings()) != Settings():
+        raise OnnxgenError("several processes can't agree on the number of a run", help="name its folder with --out")
+    source = Path(signature_of(plan.model).source).stem or type(plan.model).__name__.lower()
+    out = numbered(slug(settings.name or source))
+    if settings.devices * settings.nodes > 1:
+        os.environ[_OUT] = str(out)
+    return replace(plan, settings=replace(settings, out=out))
+
+
+def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
+    """Return what a run keeps. `named`: the `data` of the run, if it has a name."""
+    assert plan.data.train is not None
+    batch = trial_batch(plan.model, plan.data.train, plan.settings.seed)
+    outputs = trial(plan.model, batch, plan.feeding)
+    own = signature_of(plan.model)
+    ports = tuple(_resized(port, tuple(made.shape)) for port, made in zip(own.outputs, outputs))
+    signature = replace(own, outputs=ports) if own.outputs else own
+    record = _record(plan, named, signature)
+    found = Kept(record)
+    try:
+        found.source, metadata, found.constants = _module(plan, list(zip(own.outputs, ports)))
+    except OnnxgenError as error:
+        found.record = replace(record, module="", note=str(error))
+        return found
+    facts = {"classes": json.dumps(record.classes), "preprocessing": record.preprocessing()}
+    found.metadata = {**metadata, **facts, "format": "pt", SIGNATURE: signature.to_json()}
+    found.metadata["fingerprint"] = fingerprint_of(found.source)
+    return found
+
+
+def _module(plan: Plan, ports: list[tuple[Port, Port]]) -> tuple[str, Mapping[str, str], dict[str, Tensor]]:
+    """Return the text of `model.py`, the metadata of its weights, and their constants.
+
+    Raises:
+        OnnxgenError: the model is of no single file that can be copied.
+    """
+    space = sys.modules.get(type(plan.model).__module__)
+    path = Path(str(getattr(space, "__file__", None)))
+    if space is None or not hasattr(space, "FINGERPRINT") or not isinstance(plan.model, getattr(space, "Model", ())):
+        raise OnnxgenError(f"{type(plan.model).__name__} is not the Model of a file that onnxgen generated")
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = source_of(text, space, plan.model, ports)
+    except OnnxgenError:
+        raise
+    except Exception as error:  # the module's code may raise anything
+        raise OnnxgenError(f"{path} can't be copied: {one_line(error)}") from error
+    sidecar = sidecar_of(vars(space))
+    state = plan.model.state_dict()
+    stored = {} if sidecar is None else read_tensors(sidecar)
+    constants = {key: to_torch(array) for key, array in stored.items() if key not in state and is_constant(key, state)}
+    return found, metadata_of(vars(space)), constants
+
+
+def _resized(port: Port, shape: tuple[int, ...]) -> Port:
+    """Return an output with the sizes that it has now."""
+    if port.dims is None or len(port.dims) != len(shape):
+        return port
+    return replace(port, dims=tuple(size if isinstance(dim, int) else dim for dim, size in zip(port.dims, shape)))
+
+
+def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Record:
+    out, train, origin = plan.settings.out, plan.data.train, file_of(plan.model)
+    assert train is not None
+    ports = zip(signature.inputs, plan.feeding.inputs)
+    return Record(
+        name=out.name,
+        model=type(plan.model).__name__,
+        module=MODULE,
+        origin=seen_from("model", str(origin), out) if origin is not None else "",
+        onnx=signature.source,
+        sha256=signature.sha256,
+        versions={"onnxgen": __version__, "torch": torch.__version__, "lightning": lightning.__version__},
+        data=seen_from("data", named["data"], out) if "data" in named else "",
+        parts={name: part(samples) for name, samples in plan.data.parts.items()},
+        inputs=tuple(_input(port.name, column, train) for port, column in ports),
+        targets=tuple(_target(made, signature, train.fields[made.column], plan) for made in plan.objectives),
+        settings=noted(plan.settings),
+    )
+
+
+def part(samples: Samples) -> Part:
+    """Describe a part of the data as it is stored, before it is made to fit the model."""
+    return Part(len(samples), probe(samples.samples if isinstance(samples, Prepared) else samples))
+
+
+def _input(name: str, column: str, samples: Samples) -> Input:
+    made = samples.fields[column]
+    step = samples.steps[column] if isinstance(samples, Prepared) else None
+    image = None
+    if isinstance(step, ToInput):
+        mean, std = step.scale or (None, None)
+        frame = step.frame
+        image = Image(frame.channels, frame.height, frame.width, frame.axes, mean, std, step.white)
+    return Input(name, column, str(made.dtype).removeprefix("torch."), tuple(made.shape), image)
+
+
+def _target(made: Objective, signature: Signature, field: Field, plan: Plan) -> Target:
+    ports = signature.outputs
+    name = ports[made.output].name if made.output < len(ports) else f"output{made.output}"
+    names = (plan.settings.classes or field.classes) if made.classes else ()
+    return Target(made.output, name, made.column, made.loss, made.ending.kind, made.classes, made.axis, names)

@@ -1,0 +1,224 @@
+"""A run, opened: its model, and what it needs to treat other data as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data import open_data
+from onnxgen.training.data.fitting import fit_to_model
+from onnxgen.training.data.folder import SUFFIXES, open_images
+from onnxgen.training.data.objects import from_object
+from onnxgen.training.data.samples import Data
+from onnxgen.training.data.source import DataSource
+from onnxgen.training.evaluate import evaluate, predict
+from onnxgen.training.model import open_model
+from onnxgen.training.runs.answers import Prediction, answer
+from onnxgen.training.runs.keep import part as described
+from onnxgen.training.runs.record import Input, Record, is_same, read_record
+from onnxgen.training.settings import Settings
+
+Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample
+
+
+def load(run: Path | str, *, device: str = "auto", weights: Path | str | None = None) -> Learner:
+    """Open a run that `fit` or `onnxgen train` left.
+
+    Args:
+        run: its folder.
+        device: where it predicts and evaluates; see `Settings.device`.
+        weights: other weights than the best ones.
+
+    Raises:
+        OnnxgenError: the folder is no run, or it has no module.
+    """
+    return Learner(Path(run), device, weights)
+
+
+class Learner:
+    """A trained model with its record.
+
+    Attributes:
+        run: the folder.
+        record: see `Record`: classes, inputs, settings, results.
+        model: in eval mode.
+        settings: those of the run, for its data.
+    """
+
+    def __init__(self, run: Path, device: str = "auto", weights: Path | str | None = None) -> None:
+        self.run, self.record = run, read_record(run)
+        self.settings = replace(self.record.settings_for(run), device=device, resume=False)
+        self.model: nn.Module = open_model(run, weights).eval()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{i.name} {list(i.shape)}" for i in self.record.inputs)
+        outputs = ", ".join(t.name + (f" of {t.classes} classes" if t.classes else "") for t in self.record.targets)
+        return f"<run {self.record.name}: {self.record.model}, {inputs} -> {outputs}>"
+
+    def predict(self, data: Any) -> list[Prediction]:
+        """Return a prediction for each sample, in order. Images and tables are prepared as in training.
+
+        Args:
+            data: a file (an image, a table, arrays), a folder, a pattern ("photos/*.jpg"), or a list of them; a PIL
+                image or a list of them; an array, of one sample or of several; a DataFrame; a dict of columns, by
+                input or by column.
+
+        Raises:
+            OnnxgenError: there is no such data, it can't be read, or it does not fit the model.
+        """
+        return [one for made, names in self._opened(data) for one in self._predicted(made, names)]
+
+    def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
+        """Return losses and metrics.
+
+        Args:
+            data: by default the data of the run, of which the held back part is evaluated.
+            part: "test", "val" or "train". Default: of the run's own data the test part, else the validation part. Of
+                other data as in `evaluate`.
+
+        Raises:
+            OnnxgenError: the run has no part that it was not trained on, its data has changed, or data does not fit.
+        """
+        own = self.record.data_for(self.run)
+        if data is None or is_same(data, own):
+            return evaluate(self.model, self._held(own, part), part=self._part(part), settings=self.settings)
+        settings = replace(self.settings, val=0.0, test=0.0)
+        return evaluate(self.model, data, part=part, settings=settings)
+
+    @property
+    def held_back(self) -> str:
+        """The part of the run's data that it was not trained on: "test", else "val"; "" if there is none."""
+        return next((name for name in ("test", "val") if name in self.record.parts), "")
+
+    def _part(self, part: str | None) -> str:
+        """Return the part of the run's own data to evaluate: never the training part, unless asked for."""
+        found = part or self.held_back
+        if not found:
+            what = f"{self.record.name} was trained on all of its data, so none of it can tell how good the model is"
+            raise OnnxgenError(what, help="give other data with --data, or ask for the training samples: --part train")
+        return found
+
+    def _held(self, own: str, part: str | None) -> Data:
+        """Return the data of the run, split as it was. Raises `OnnxgenError` if it is not the same any more."""
+        if not own:
+            raise OnnxgenError("the run's data was a Python object", help="give the data: evaluate(data)")
+        found = open_data(own, self.model, replace(self.settings, augment="none"))
+        name = self._part(part)
+        samples, then = found.parts.get(name), self.record.parts.get(name)
+        if samples is None or then is None:
+            raise OnnxgenError(f"the data of the run has no part {name}", help=f"it has {', '.join(self.record.parts)}")
+        if described(samples) != then:
+            what = f"{own} has changed since the run: its {name} part is not the same"
+            raise OnnxgenError(what, help="evaluate other data by naming it")
+        return found
+
+    def _predicted(self, data: Data, names: Sequence[str]) -> Iterator[Prediction]:
+        outputs = predict(self.model, data, settings=self.settings)
+        made = outputs if isinstance(outputs, tuple) else (outputs,)
+        ports = [port.name for port in signature_of(self.model).outputs] or [f"output{n}" for n in range(len(made))]
+        by_output = {target.output: target for target in self.record.targets}
+        shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
+        for row, name in enumerate(names):
+            yield Prediction(name, {ports[n]: answer(made[n][row : row + 1], by_output.get(n)) for n in shown})
+
+    # Opening data.
+
+    def _opened(self, data: Any) -> Iterator[Named]:
+        items = data if isinstance(data, list) else [data]
+        paths = [path for item in items for path in _paths(item)] if all(map(_is_path, items)) else []
+        if not paths:
+            yield self._objects(data)
+            return
+        images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+        if len(images) == len(paths):
+            yield self._fitted(open_images(images)), list(map(str, images))
+            return
+        for path in paths:
+            if path in images:
+                yield self._fitted(open_images([path])), [str(path)]
+            else:
+                found = open_data(path, self.model, self.settings, targets=False)
+                rows = len(next(iter(found.parts.values())))
+                yield found, [f"{path}:{row}" for row in range(rows)]
+
+    def _objects(self, data: Any) -> Named:
+        """Open PIL images, an array, a DataFrame, a list of numbers, or a dict of columns."""
+        images = data if isinstance(data, (list, tuple)) else [data]
+        if images and all(hasattr(image, "getbands") for image in images):
+            return self._fitted(open_images(images)), list(map(str, range(len(images))))
+        if isinstance(data, (Tensor, np.ndarray, list, tuple)):
+            entry = self.record.inputs[0]
+            data = {entry.column: _batch(torch.as_tensor(np.array(data)), entry)}
+        if isinstance(data, Mapping):
+            columns = {entry.name: entry.column for entry in self.record.inputs}
+            data = {columns.get(str(name), str(name)): values for name, values in data.items()}
+        source = from_object(data, "data")
+        assert isinstance(source, DataSource)
+        source.whites = {**source.whites, **self._whites(source)}
+        found = self._fitted(source)
+        return found, list(map(str, range(len(next(iter(found.parts.values()))))))
+
+    def _whites(self, source: DataSource) -> dict[str, float]:
+        """Return the value of white in each column of images. Bytes have 255, other numbers that of the run's data."""
+        samples, found = next(iter(source.parts.values())), {}
+        for entry in self.record.inputs:
+            field = samples.fields.get(entry.column)
+            if entry.image is None or field is None or entry.column in source.whites:
+                continue
+            white = 255.0 if field.dtype == torch.uint8 else entry.image.white
+            highest = float(samples.take(range(len(samples)), 0)[entry.column].max())
+            if highest > white or (white > 1 and 0 < highest <= 1 and field.dtype.is_floating_point):
+                what = f"images have values up to {highest:g}, but white was {white:g} in training"
+                raise OnnxgenError(what, help=f"scale them from 0 to {white:g}, or give bytes from 0 to 255 (uint8)")
+            found[entry.column] = white
+        return found
+
+    def _fitted(self, source: DataSource) -> Data:
+        column = next((entry.column for entry in self.record.inputs if entry.image), "")
+        first = next(iter(source.parts.values()))
+        settings: Settings = self.settings
+        if column and column not in first.fields and len(first.fields) == 1:  # images of files, trained on arrays
+            settings = replace(settings, inputs={})
+        return fit_to_model(source, self.model, settings, targets=False)
+
+
+def _is_path(item: Any) -> bool:
+    return isinstance(item, (str, Path))
+
+
+def _paths(item: Path | str) -> list[Path]:
+    """Return the files that are meant by a path, a folder (its images) or a pattern, in sorted order.
+
+    Raises:
+        OnnxgenError: there are none.
+    """
+    path = Path(item)
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        if not found:
+            raise OnnxgenError(f"the folder {path} has no images", help=f"their names end in {', '.join(SUFFIXES)}")
+        return found
+    if path.exists():
+        return [path]
+    root = Path(path.anchor or ".")
+    found = sorted(p for p in root.glob(str(path.relative_to(path.anchor))) if p.is_file()) if "*" in str(path) else []
+    if not found:
+        raise OnnxgenError(f"there is no file {path}", help="name image files, tables, arrays (.npz), or a folder")
+    return found
+
+
+def _batch(array: Tensor, entry: Input) -> Tensor:
+    """Return an array with a batch axis. One sample is recognised by its rank."""
+    rank = len(entry.shape)
+    if entry.image is not None:
+        colours = array.ndim == 3 and {array.shape[0], array.shape[-1]} & {1, 3, 4}
+        return array[None] if array.ndim == 2 or colours else array
+    return array[None] if array.ndim == rank else array

@@ -1,0 +1,244 @@
+"""`run.json`: what a run was trained on, and how its model is to be fed. Reading it imports no torch.
+
+docs/RUNS.md has the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from onnxgen.common.atomic import replacing
+from onnxgen.common.json_text import json_object
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.config import TYPES, seen_from, seen_here, typed
+from onnxgen.training.runs.folder import MODULE, RECORD
+from onnxgen.training.settings import DEVICES, SETTINGS, Settings
+
+FORMAT = 1  # of the file; a newer one is refused
+_PLACES = ("out", "weights", "resume", "replace_head")  # settings that only the run itself could use
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Image:
+    """How an image becomes an input: convert to these channels, resize (bilinear, antialiased), scale, normalise.
+
+    Attributes:
+        channels: 1 is gray, 3 is RGB, 4 is RGBA.
+        height, width: in pixels.
+        axes: of one sample: "CHW", "HWC", "HW", or "flat" (the elements of CHW in one axis).
+        mean, std: for each channel, of values from 0 to 1. None: values are fed as they are, from 0 to `white`.
+        white: the value of white in the data of the run.
+    """
+
+    channels: int
+    height: int
+    width: int
+    axes: str
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    white: float
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of the model: the data's column that fed it, torch's dtype, and the shape of one sample."""
+
+    name: str
+    column: str
+    dtype: str
+    shape: tuple[int, ...]
+    image: Image | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A trained output.
+
+    Attributes:
+        output: its index, and `name` its name.
+        column: the data's column with the target.
+        loss: torch's name of the loss.
+        activation: what the model ends in: "softmax", "log_softmax", "sigmoid" or "".
+        classes: number of classes; 0 if this is not a classifier. With 2 classes the output may be one number.
+        axis: the output's axis along which the classes lie.
+        names: of the classes, in order; may be empty.
+    """
+
+    output: int
+    name: str
+    column: str
+    loss: str
+    activation: str
+    classes: int
+    axis: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the data: its number of samples, and a hash of its columns and of some samples."""
+
+    samples: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """The contents of `run.json`.
+
+    Attributes:
+        name: of the run's folder.
+        model: its class.
+        module: the file of its code in the run's folder; "" if the model is of no single file, and `note` says why.
+        origin: the module that was trained, seen from the run's folder; "" if it was of no file.
+        onnx, sha256: name and SHA-256 of the ONNX file that the module was generated from; may be "".
+        versions: of onnxgen, torch and lightning.
+        data: the data as it was named, seen from the run's folder; "" if it was a Python object.
+        parts: of the data, as they were split; the seed and the shares are in `settings`.
+        inputs, targets: see `Input` and `Target`.
+        settings: those that differ from the defaults, by name; `table` says how columns of a table were prepared.
+        result: `stopped`, `seconds`, `best_epoch`, `best` and `test`, once the run has ended.
+    """
+
+    name: str
+    model: str
+    module: str
+    origin: str
+    onnx: str
+    sha256: str
+    versions: Mapping[str, str]
+    data: str
+    parts: Mapping[str, Part]
+    inputs: tuple[Input, ...]
+    targets: tuple[Target, ...]
+    settings: Mapping[str, Any]
+    note: str = ""
+    result: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    format: int = FORMAT
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes of the first classifier; () if there is none."""
+        return next((target.names for target in self.targets if target.classes), ())
+
+    def to_json(self) -> str:
+        found = asdict(replace(self, versions=dict(self.versions), result=dict(self.result)))
+        return json.dumps({"format": found.pop("format"), **found}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Record:
+        """Raises `ValueError` for anything that `to_json` did not write."""
+        found = json_object(text)
+        if found.get("format") != FORMAT:
+            raise ValueError(f"its format is {found.get('format')!r}, and this version reads {FORMAT}")
+        if found.get("module") not in ("", MODULE):  # it is code that runs: no other file may be named
+            raise ValueError(f"its module is {found.get('module')!r}, not {MODULE}")
+        try:
+            found["parts"] = {name: Part(**part) for name, part in found["parts"].items()}
+            found["inputs"] = tuple(_input(entry) for entry in found["inputs"])
+            found["targets"] = tuple(_frozen(Target, entry) for entry in found["targets"])
+            return cls(**found)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"an entry is missing or unknown: {error}") from None
+
+    def preprocessing(self) -> str:
+        """Return the inputs as JSON, for the metadata of other files."""
+        return json.dumps([asdict(entry) for entry in self.inputs])
+
+    def settings_for(self, run: Path) -> Settings:
+        """Return the settings of the run, to treat other data in the same way; without those of its devices.
+
+        Raises:
+            OnnxgenError: one of them has a wrong type.
+        """
+        try:
+            kept = {name: value for name, value in self.settings.items() if SETTINGS[name].group != DEVICES}
+            values = {name: typed(value, TYPES[name]) for name, value in kept.items()}
+        except (KeyError, ValueError) as error:
+            raise OnnxgenError(f"{run / RECORD}: settings: {error}") from None
+        return Settings(**values)
+
+    def data_for(self, run: Path) -> str:
+        """Return the data of the run as it is named from the current folder; "" if it was a Python object."""
+        return str(seen_here("data", self.data, run)) if self.data else ""
+
+    def origin_for(self, run: Path) -> Path:
+        """Return the module that was trained, as it is named from the current folder; the run's own if that is gone."""
+        found = Path(seen_here("model", self.origin, run)) if self.origin else run / self.module
+        return found if found.is_file() else run / self.module
+
+
+def read_record(run: Path) -> Record:
+    """Return the record of a run.
+
+    Raises:
+        OnnxgenError: the folder is no run, or its record is damaged.
+    """
+    try:
+        return Record.from_json((run / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OnnxgenError(f"{run} is not a run: it has no {RECORD}", help="name a folder of `onnxgen train`") from None
+    except OSError as error:
+        raise OnnxgenError(f"{run / RECORD} can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise OnnxgenError(f"{run / RECORD} can't be read: {error}") from None
+
+
+def write_record(run: Path, record: Record) -> None:
+    """Write the record of a run. The file is replaced atomically. Raises `OSError`."""
+    with replacing([run]) as files, files.file(run / RECORD) as file:
+        file.write(record.to_json().encode())
+
+
+def noted(settings: Settings) -> dict[str, Any]:
+    """Return the settings that differ from the defaults, without paths of the run itself and Python objects."""
+    default = Settings()
+    found = {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name not in _PLACES}
+    plain = {name: value for name, value in found.items() if value != getattr(default, name) and _is_plain(value)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+
+
+def going_on(run: Path, data: Any) -> dict[str, Any]:
+    """Return the settings with which a run goes on: all of its own on its own data, which is then split as before.
+
+    Other data gets the size of the images and, in the same order, the classes.
+
+    Args:
+        data: as it is named from the current folder; None for the run's own.
+    """
+    record = read_record(run)
+    kept = {name: typed(value, TYPES[name]) for name, value in record.settings.items()}
+    if data is None or is_same(data, record.data_for(run)):
+        return kept
+    return {name: kept[name] for name in ("size", "classes") if name in kept}
+
+
+def is_same(data: Any, own: str) -> bool:
+    """Return True if `data` names the data of a run."""
+    if not own or not isinstance(data, (str, Path)):
+        return False
+    return str(data) == own or Path(data).resolve() == Path(own).resolve()
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _input(entry: Mapping[str, Any]) -> Input:
+    image = entry.get("image")
+    found: Input = _frozen(Input, {**entry, "image": image and _frozen(Image, image)})
+    return found
+
+
+def _frozen(kind: type[Any], entry: Mapping[str, Any]) -> Any:
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
