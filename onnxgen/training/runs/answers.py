@@ -120,5 +120,3 @@ def _labels(output: Tensor, target: Target) -> Answer:
     many = target.names if len(target.names) == found.numel() else tuple(map(str, range(found.numel())))
     likely = dict(zip(many, found.tolist(), strict=True))
     return Answer(tuple(name for name, p in likely.items() if p > LIKELY), likely, value)
-
-

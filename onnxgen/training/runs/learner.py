@@ -23,7 +23,7 @@ from onnxgen.training.evaluate import evaluate, predict
 from onnxgen.training.model import open_model
 from onnxgen.training.runs.answers import Prediction, answer
 from onnxgen.training.runs.keep import part as described
-from onnxgen.training.runs.record import Input, Record, is_same, read_record
+from onnxgen.training.runs.record import Input, is_same, read_record
 from onnxgen.training.settings import Settings
 
 Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample

@@ -10,9 +10,9 @@ from typing import Any
 
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.runs.rows import Row, duration, number, read_rows
 from onnxgen.training.runs.folder import METRICS, runs_in
 from onnxgen.training.runs.record import Record, read_record
+from onnxgen.training.runs.rows import Row, duration, number, read_rows
 
 _SHOWN = ("val_accuracy", "test_accuracy", "val_loss", "test_loss", "train_loss")
 

@@ -15,7 +15,7 @@ from typing import Any
 from onnxgen.common.atomic import replacing
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.config import TYPES, seen_from, seen_here, typed
+from onnxgen.training.config import TYPES, seen_here, typed
 from onnxgen.training.runs.folder import MODULE, RECORD
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
