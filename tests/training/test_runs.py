@@ -106,7 +106,7 @@ def test_what_is_predicted_is_what_onnxruntime_computes(name: str, here: Path, t
     kept = {entry.key: entry.value for entry in onnx.load(out).metadata_props}
     assert tuple(json.loads(kept["onnxgen.classes"])) == learner.record.classes and len(kept["onnxgen.run"]) == 64
     (entry,) = json.loads(kept["onnxgen.preprocessing"])
-    assert entry["shape"] == list(x.shape[1:]) and bool(entry["image"]) == (name == "shapes")
+    assert entry["shape"] == list(x.shape[1:]) and bool(entry["image"]) == (name in ("shapes", "masks", "labels"))
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     (computed,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     found = np.load(answers)[session.get_outputs()[0].name]
