@@ -10,9 +10,9 @@ from typing import Any
 
 import lightning
 
-from onnxgen.training.report.metrics import FIRST_COLUMNS, Row, best_row
 from onnxgen.training.report.plots import curves
-from onnxgen.training.report.progress import Progress, number
+from onnxgen.training.report.progress import Progress
+from onnxgen.training.runs.rows import FIRST_COLUMNS, Row, best_row, number
 
 
 def in_notebook() -> bool:

@@ -12,7 +12,7 @@ from onnxgen._version import __version__
 from onnxgen.training.report.facts import Facts, Outcome
 from onnxgen.training.report.notebook import cell
 from onnxgen.training.report.plots import DPI
-from onnxgen.training.runs.rows import FIRST_COLUMNS, Row, best_row, duration, number
+from onnxgen.training.runs.rows import Row, best_row, duration, number
 from onnxgen.training.settings import Settings
 
 
