@@ -92,7 +92,7 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
     if not quiet:
         equal = "NOT TOLD APART" if report.untold else f"equal, to {report.tolerance}"
         if report.partial:
-            equal = "equal, as far as tensors that both have; layers differ, so outputs may"
+            equal = "equal in all tensors that both have; outputs may differ, because layers do"
         tell("NOT EQUAL" if report.differs else equal)
 
 
@@ -101,8 +101,8 @@ def _rows(index: int, run: Run, report: VerifyReport, is_near: bool) -> list[tup
     first = (str(index), sizes, run.oracle)
     if run.error:
         return [(*first, "", "", *[""] * (3 if is_near else 2), run.error)]
-    other, untold = "differs, as layers do" if report.partial else "DIFFERENT", report.untold
-    found = {o.name: other if o.why else "not told apart" if o.name in untold else "ok" for o in run.outputs}
+    told = {o.name: "not told apart" if o.name in report.untold else "ok" for o in run.outputs}
+    found = told | {o.name: f"differs: {o.why}" if report.partial else "DIFFERENT" for o in run.outputs if o.why}
     return [(*first, o.name, o.got, *_differences(o, is_near), found[o.name]) for o in run.outputs]
 
 

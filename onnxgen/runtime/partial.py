@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, typed
+from onnxgen.helpers.skip_init import SkipInit
 from onnxgen.runtime.checkpoint import is_pickled, read_weights, without_prefix
 from onnxgen.weights.sidecar import INDEX, sidecar_files
 from onnxgen.weights.streamed import read_header
@@ -60,7 +61,7 @@ def under_own_keys(source: Path, module: ModuleType, *, drop: bool = False) -> I
     Raises:
         OnnxgenError: the checkpoint can't be read, or has no key of the model.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), SkipInit():
         wanted = {key: value.shape for key, value in module.Model().state_dict().items()}
     state = read_weights(source)
     found = without_prefix(state, wanted)
