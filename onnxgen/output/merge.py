@@ -203,6 +203,8 @@ def _doubt(text: str, mine: str, new: str) -> str:
         return "which is not Python" + (f" (line {error.lineno})" if isinstance(error, SyntaxError) else "")
     if not re.search(r"^(class Model\b|Model\b.*=)", text, re.MULTILINE):
         return "which has no class Model"
+    if _FINGERPRINT.findall(text) != [fingerprint(new)]:
+        return "which has not one FINGERPRINT"
     return f"in which nothing sets {', '.join(sorted(unset))}" if unset else ""
 
 

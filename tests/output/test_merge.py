@@ -299,6 +299,10 @@ FAULTS = {
     "in which nothing sets y": (("y = x\n        z = y + 1", "t = x\n        z = t + 1"), ("return w", "return w + y")),
     "in which nothing sets self.a": (("        self.a = 1\n", ""), ("return w", "return w + self.a")),
     "which has no class Model": (("class Model", "class Net"), ("return w", "return x")),
+    "which has not one FINGERPRINT": (
+        ("return w\n", 'return w\n\n\nFINGERPRINT = "00"\n'),
+        ("self.a = 1", "self.a = 5"),
+    ),
     "which is not Python (line 14)": (("return w", "return w +"), ("self.a = 1", "self.a = 5")),
 }
 
