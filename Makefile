@@ -1,6 +1,6 @@
 # make demo: everything set up, the sample network generated, verified, used, and trained.
 # make test: everything set up, the suite. Both are quick when nothing has changed.
-# make long: the files named tests/*/long_*.py, which CI runs after that: mostly models that torch.compile compiles.
+# make long: the files named tests/*/long_*.py, which CI runs after that: compiled models, isolated builds, processes.
 # make slowest: the suite, and then the fifty tests that take the most of the processor's time.
 # make docs: the pages of docs/ as a site, in build/site; a link that leads nowhere is an error.
 # Without make (Windows): see CONTRIBUTING.md.

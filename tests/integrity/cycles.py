@@ -8,16 +8,19 @@ from __future__ import annotations
 import gc
 import linecache
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import torch
 
 import onnxgen
 from benchmarks.memory import resident
+from tests.conftest import ROOT
 from tests.integrity.pairs import network
 
 
@@ -59,6 +62,25 @@ def cycles(folder: Path, count: int, every: int) -> Iterator[Held]:
         del y
         if number % every == 0:
             yield held(number)
+
+
+reads_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def hold_nothing(count: int, objects: int) -> None:
+    """So many cycles in a process of their own: what other tests have open, and close at some time, is not counted.
+
+    The last two thirds may add so many `objects`, and no file, module, source or temporary folder.
+    """
+    command = [sys.executable, "-m", "tests.integrity.cycles", str(count)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    names, *rows = (line.split() for line in done.stdout.splitlines())
+    held = [Held(*map(int, row)) for row in rows]
+    first, last = held[len(held) // 3], held[-1]
+    assert tuple(names) == Held._fields and last.cycles == count
+    assert last.files == first.files and last.objects <= first.objects + objects
+    assert last.modules == first.modules and last.sources == first.sources
+    assert last.temporaries == 0
 
 
 def main(count: int) -> None:

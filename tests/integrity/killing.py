@@ -31,7 +31,28 @@ from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which, write
 from tests.weights.test_weights import Fault
 
 LAYOUTS = {"nothing": ONE, "one": ONE, "shards": SHARDS}
+# One file and an index have different names: between those layouts the old pair stands until the new one does.
+STAGES = {
+    "nothing-one": ["none", "new"],
+    "one-one": ["old", "new"],
+    "shards-shards": ["old", "none", "new"],
+    "one-shards": ["old", "new"],
+    "shards-one": ["old", "new"],
+}
 CHANGING = ("write", "copy_file_range", "rename", "link", "unlink", "chmod", "fsync", "ftruncate", "mkdir", "rmdir")
+
+
+killing = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
+
+
+def stages(folder: Path, how: str, *changes: str) -> dict[str, list[str]]:
+    """What loaded, step after step, each outcome once."""
+    command = [sys.executable, "-m", "tests.integrity.killing", str(folder), how, *changes]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(len(steps) > 8 for steps in found.values()), "a few steps are too few to be all"
+    return {change: [name for name, _ in itertools.groupby(o for _, o in steps)] for change, steps in found.items()}
 
 
 def forked(act: Callable[[], None]) -> int:
