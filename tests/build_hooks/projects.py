@@ -164,9 +164,15 @@ def backend(
     return into / printed.split()[-1]
 
 
-def make_venv(folder: Path) -> Path:
-    """An empty virtual environment, without pip (`pip --python` installs into it); returns its interpreter."""
+def make_venv(folder: Path, builder: Path | None = None) -> Path:
+    """An empty virtual environment, without pip (`pip --python` installs into it); returns its interpreter.
+
+    With the interpreter of a `builder`, it sees the packages of that environment too, for builds without isolation.
+    """
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
+    if builder is not None:
+        ours, theirs = (next(environment.rglob("site-packages")) for environment in (folder, builder.parents[1]))
+        (ours / "builder.pth").write_text(str(theirs))
     return interpreter(folder)
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tarfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,12 +94,12 @@ def backend(builder: Path, wheelhouse: Path, tmp_path_factory: pytest.TempPathFa
     return Backend(builder, environment(wheelhouse, tmp_path_factory.mktemp("cache")))
 
 
-# ---- builds in isolation, as pip and build make them -----------------------------------------------------------------
+# ---- a wheel, an sdist, and the wheel of that; `long_builds.py` makes the last two in isolation ----------------------
 
 
 @dataclass
 class Built:
-    """A project, and what was built of it: in isolation but for `wheel`."""
+    """A project, and what was built of it."""
 
     project: Path
     before: dict[str, bytes]
@@ -115,8 +114,8 @@ def built(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Built:
     project = write_project(folder / "project", SRC, HATCHLING)
     before = tree(project)
     wheel = backend.build("wheel", project, folder / "direct")
-    run(sys.executable, "-m", "build", "--outdir", folder / "dist", ".", cwd=project, env=backend.env)
-    (sdist,), (of_sdist,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
+    sdist = backend.build("sdist", project, folder / "dist")
+    of_sdist = backend.build("wheel", unpack_sdist(sdist, folder / "unpacked"), folder / "dist")
     return Built(project, before, wheel, sdist, of_sdist)
 
 
@@ -160,8 +159,8 @@ def test_an_editable_install_follows_the_file(built: Built, backend: Backend, tm
     """Written in place; found fresh after a touch and in a fresh checkout; written again when the file changed."""
     project = tmp_path / "project"
     shutil.copytree(built.project, project)
-    python = make_venv(tmp_path / "venv")
-    pip("--python", python, "install", "--no-deps", "-e", ".", cwd=project, env=backend.env)
+    python = make_venv(tmp_path / "venv", backend.python)
+    pip("--python", python, "install", "--no-build-isolation", "--no-deps", "-e", ".", cwd=project, env=backend.env)
     files = compare(sources(project), tmp_path, python=python)
     assert files == {"pkg.one": project / "src/pkg/one.py", "pkg.nets.two": project / "src/pkg/nets/two.py"}
     assert set(tree(project)) - set(built.before) == {f"src/{name}" for name in WHEEL if "__init__" not in name}
@@ -372,24 +371,3 @@ def test_a_project_without_the_hook_does_not_notice(backend: Backend, tmp_path: 
     assert printed[-3:] == ["False", "None", str([f"onnxgen.{name}" for name in ours])]
     (wheel,) = tmp_path.glob("*.whl")
     assert members(wheel) == {"pkg/__init__.py"}
-
-
-# ---- time ------------------------------------------------------------------------------------------------------------
-
-
-def test_time_of_a_build_with_models_and_without(
-    backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def seconds(name: str, text: str) -> float:
-        project = write_project(tmp_path / name, LAYOUTS["src"], text)
-        if "hooks.onnxgen" not in text:
-            (project / "pyproject.toml").write_text((project / "pyproject.toml").read_text().split("[[", 1)[0])
-        begun = time.perf_counter()
-        backend.build("wheel", project, tmp_path / f"{name}-dist")
-        return time.perf_counter() - begun
-
-    without = seconds("without", HATCHLING.split("[tool", 1)[0])
-    with_models = seconds("with", HATCHLING)
-    with capsys.disabled():
-        print(f"\n  hatchling: {with_models:.1f} s with two small models, {without:.1f} s without models")
-    assert with_models > without

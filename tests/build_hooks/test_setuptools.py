@@ -1,6 +1,6 @@
-"""A project that ships models, built with setuptools as its users do: pip and build, isolated, from local wheels.
+"""A project that ships models, built with setuptools as its users do: `pip wheel`, isolated, from local wheels.
 
-`test_setuptools_layouts.py` has the other layouts, built without isolation.
+`test_setuptools_layouts.py` has the other layouts, built without isolation; `long_builds.py` has `python -m build`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-import tarfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +17,6 @@ import pytest
 
 from tests.build_hooks.projects import (
     LAYOUTS,
-    SETUPTOOLS,
-    Layout,
     backend,
     check_record,
     compare,
@@ -61,11 +56,10 @@ setup()
 
 @dataclass(frozen=True)
 class Built:
-    """A project, its wheel by `pip wheel` in isolation, how long that took, and what the build saw."""
+    """A project, its wheel by `pip wheel` in isolation, and what the build saw."""
 
     project: Path
     wheel: Path
-    seconds: float
     seen: dict[str, object]
     sources: Mapping[str, Path]  # the ONNX file by module
 
@@ -76,11 +70,9 @@ def built(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     project = write_project(folder / "project", LAYOUT)
     (project / "setup.py").write_text(SETUP)
     env = {**environment(wheelhouse, folder / "cache"), "SEEN": str(folder / "seen.json")}
-    begun = time.perf_counter()
     wheel = pip_wheel(project, folder / "wheels", env)
-    seconds = time.perf_counter() - begun
     sources = {m: project / s for m, s in zip(LAYOUT.modules, LAYOUT.outputs, strict=True)}
-    return Built(project, wheel, seconds, json.loads((folder / "seen.json").read_text()), sources)
+    return Built(project, wheel, json.loads((folder / "seen.json").read_text()), sources)
 
 
 @pytest.fixture
@@ -111,36 +103,6 @@ def test_the_build_environment_has_no_torch(built: Built) -> None:
     assert not {"torch", "onnxruntime", "lightning"} & names
 
 
-def test_what_a_build_costs_is_printed(
-    built: Built, wheelhouse: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Beside the same project without models."""
-    plain = Layout({}, [], LAYOUT.files)
-    project = write_project(tmp_path / "plain", plain, SETUPTOOLS.replace(', "onnxgen"', ""))
-    begun = time.perf_counter()
-    pip_wheel(project, tmp_path / "wheels", environment(wheelhouse, tmp_path / "cache"))
-    seconds = time.perf_counter() - begun
-    with capsys.disabled():
-        print(f"\npip wheel: {built.seconds:.1f} s with two models, {seconds:.1f} s without", file=sys.stderr)
-
-
-def test_an_sdist_has_the_sources_and_gives_the_same_wheel(built: Built, tmp_path: Path, env: dict[str, str]) -> None:
-    """`python -m build`: an sdist, and of that a wheel, each in an environment of its own."""
-    project = tmp_path / "project"
-    shutil.copytree(built.project, project, ignore=shutil.ignore_patterns("build", "*.egg-info"))
-    run(sys.executable, "-m", "build", "--outdir", tmp_path / "dist", cwd=project, env=env)
-    (sdist,), (wheel,) = (tmp_path / "dist").glob("*.tar.gz"), (tmp_path / "dist").glob("*.whl")
-    with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    data = {s.replace(".onnx", ".data") for s in list(LAYOUT.outputs)[1:]}
-    assert {*LAYOUT.outputs, *data, "pyproject.toml"} <= names
-    assert not {name for name in names if name.endswith(".safetensors")}
-    assert members(wheel) == FILES
-    for name in ("pkg/one.py", "pkg/one.safetensors", "pkg/nets/two.py", "pkg/nets/two.safetensors"):
-        first, second = (unpack(w, tmp_path / w.parent.name) / name for w in (built.wheel, wheel))
-        assert first.read_bytes() == second.read_bytes(), name
-
-
 def test_an_uninstall_removes_all_of_it(built: Built, tmp_path: Path, env: dict[str, str]) -> None:
     python = make_venv(tmp_path / "venv")
     pip("--python", python, "install", "--no-deps", built.wheel, cwd=tmp_path, env=env)
@@ -155,11 +117,12 @@ def test_an_uninstall_removes_all_of_it(built: Built, tmp_path: Path, env: dict[
 
 def test_an_editable_install_writes_in_place(built: Built, builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
     """It follows its source when it is built again, and an uninstall leaves the project's files."""
-    project, python = tmp_path / "project", make_venv(tmp_path / "venv")
+    project, python = tmp_path / "project", make_venv(tmp_path / "venv", builder)
     shutil.copytree(built.project, project, ignore=shutil.ignore_patterns("build", "*.egg-info"))
     sources = {m: project / s for m, s in zip(LAYOUT.modules, LAYOUT.outputs, strict=True)}
     outputs = [project / output for output in LAYOUT.outputs.values()]
-    pip("--python", python, "install", "--no-deps", "-e", project, cwd=tmp_path, env=env)
+    install = ("install", "--no-build-isolation", "--no-deps", "-e", project)
+    pip("--python", python, *install, cwd=tmp_path, env=env)
     assert list(compare(sources, tmp_path, python=python).values()) == outputs
     first = [(output.read_bytes(), output.stat().st_mtime_ns) for output in outputs]
     save_model(sources[LAYOUT.modules[0]], seed=5, hidden=24)

@@ -1,4 +1,4 @@
-"""Every layout and every way to say it, in every kind of build; without isolation, so that it is quick."""
+"""Layouts and settings of projects that setuptools builds; without isolation, so that it is quick."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.build_hooks.layouts import CASES, FLAT, every_kind_of_build, expected, sources
 from tests.build_hooks.projects import (
     LAYOUTS,
     Layout,
@@ -24,104 +25,15 @@ from tests.build_hooks.wheelhouse import environment
 
 pytestmark = pytest.mark.slow
 
-FLAT = LAYOUTS["flat"]
-NAMED = 'packages = ["pkg"]\n'
-MODELS = [{"source": source, "output": output} for source, output in FLAT.outputs.items()]
-CASES = {
-    "src": LAYOUTS["src"],
-    "flat": FLAT,
-    # Packages that lie elsewhere than their names say.
-    "mapped": Layout(
-        {"models/one.onnx": "lib/code/one.py", "models/two.onnx": "lib/nets/two.py"},
-        ["pkg.one", "pkg.nets.two"],
-        {"lib/code/__init__.py": "", "lib/nets/__init__.py": ""},
-        '[tool.setuptools]\npackages = ["pkg", "pkg.nets"]\n'
-        '[tool.setuptools.package-dir]\npkg = "lib/code"\n"pkg.nets" = "lib/nets"\n',
-    ),
-    # Namespace packages (PEP 420), one of which has nothing but a model.
-    "namespace": Layout(
-        {"src/group/pkg/one.onnx": "src/group/pkg/one.py", "src/group/nets/two.onnx": "src/group/nets/two.py"},
-        ["group.pkg.one", "group.nets.two"],
-        {"src/group/pkg/__init__.py": ""},
-    ),
-    # A folder that is no package yet, in one that is.
-    "new folder": Layout(
-        {"models/one.onnx": "pkg/made/one.py", "models/two.onnx": "pkg/two.py"},
-        ["pkg.made.one", "pkg.two"],
-        {"pkg/__init__.py": ""},
-        f"[tool.setuptools]\n{NAMED}",
-    ),
-    # Nothing but modules that are generated, in no package.
-    "modules": Layout(
-        {"models/one.onnx": "one.py", "models/two.onnx": "two.py"},
-        ["one", "two"],
-        settings="[tool.setuptools]\npackages = []\npy-modules = []\n",
-    ),
-    "setup.py": replace(
-        FLAT,
-        files={**FLAT.files, "setup.py": f"from setuptools import setup\nsetup(onnxgen_models={MODELS!r})\n"},
-    ),
-}
-
-
-def without_table(project: Path) -> None:
-    """Remove the models from pyproject.toml, for a project that says them in setup.py."""
-    file = project / "pyproject.toml"
-    file.write_text(file.read_text().partition("[[tool.onnxgen")[0])
-
 
 @pytest.fixture
 def env(wheelhouse: Path, tmp_path: Path) -> dict[str, str]:
     return environment(wheelhouse, tmp_path / "cache")
 
 
-def sources(layout: Layout, project: Path) -> dict[str, Path]:
-    return {m: project / s for m, s in zip(layout.modules, layout.outputs, strict=True)}
-
-
-def expected(layout: Layout) -> set[str]:
-    """The files that an installation of a project has; `__init__.py` where the project has one."""
-    modules = [module.replace(".", "/") for module in layout.modules]
-    return {*(f"{m}.py" for m in modules), *(f"{m}.safetensors" for m in modules)}
-
-
-IMPORT = """
-import importlib.util, site, sys
-site.addsitedir(sys.argv[1])
-for name in sys.argv[2:]:
-    print(importlib.util.find_spec(name).origin)
-"""
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != "src"])  # `test_setuptools.py` has that
+@pytest.mark.parametrize("name", ["setup.py"])  # `long_builds.py` has the others
 def test_every_kind_of_build(name: str, builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    layout = CASES[name]
-    project = write_project(tmp_path / "project", layout)
-    if name == "setup.py":
-        without_table(project)
-    wheel = backend("build_wheel", project, tmp_path / "wheel", builder, env)
-    assert {name for name in members(wheel) if not name.endswith("__init__.py")} == expected(layout)
-    check_record(wheel)
-    assert sum(name.endswith("__init__.py") for name in members(wheel)) == sum("__init__" in f for f in layout.files)
-    assert not any((project / output).exists() for output in layout.outputs.values())
-    site = unpack(wheel, tmp_path / "site")
-    compare(sources(layout, project), tmp_path, path=site)
-
-    unpacked = unpack_sdist(backend("build_sdist", project, tmp_path / "sdist", builder, env), tmp_path / "unpacked")
-    assert not list(unpacked.rglob("*.safetensors"))
-    again = backend("build_wheel", unpacked, tmp_path / "again", builder, env)
-    assert members(again) == members(wheel)
-    second = unpack(again, tmp_path / "second")
-    assert all((site / name).read_bytes() == (second / name).read_bytes() for name in members(wheel))
-
-    for mode in ("lenient", "strict"):
-        wheel = backend("build_editable", project, tmp_path / mode, builder, env, {"editable_mode": mode})
-        site = unpack(wheel, tmp_path / f"site-{mode}")
-        printed = run(builder, "-c", IMPORT, site, *layout.modules, cwd=tmp_path, env=env)
-        found = [Path(line) for line in printed.splitlines()]
-        assert [file.resolve() for file in found] == [project / output for output in layout.outputs.values()]
-        assert all(file.with_suffix(".safetensors").is_file() for file in found)
-        assert all(file.is_relative_to(project / "build") == (mode == "strict") for file in found)
+    every_kind_of_build(name, builder, tmp_path, env)
 
 
 @pytest.mark.parametrize(("mode", "layout"), [("lenient", FLAT), ("strict", LAYOUTS["src"])], ids=["lenient", "strict"])

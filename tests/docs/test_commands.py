@@ -86,7 +86,7 @@ ELSEWHERE = {
     ("samples/fully_connected/README.md", r".*"): "tests/training/test_samples.py",
     ("samples/lora/README.md", r"python tune.py"): "tests/training/test_sample_lora.py",
     ("samples/mnist/README.md", r"python -m samples.mnist.train|onnxgen (tr|exp)"): "tests/training/test_samples.py",
-    ("samples/package/README.md", r"python -m digits"): "tests/build_hooks/test_sample_package.py",
+    ("samples/package/README.md", r"python -m digits"): "tests/build_hooks/long_sample_package.py",
     ("samples/plugin/README.md", r"python samples/plugin/tune.py"): "tests/plugins/test_sample.py",
     ("samples/speed/README.md", r"python -m samples.speed.run"): "tests/training/long_speed.py",
 }  # fmt: skip
