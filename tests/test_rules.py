@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import graphlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -185,6 +186,33 @@ def test_rooms_import_from_below() -> None:
             if other and other[0] not in APART and floor[other[0]] > floor[room[0]]:
                 found.add((module, used))
     assert found == set(UPWARD)
+
+
+def test_any_module_may_be_imported_first() -> None:
+    """What modules import when they are loaded makes no circle; importing one loads the packages around it, too."""
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in OURS}
+    needs: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        used = {".".join(part) for found in at_once(tree(path).body) for part in _heads(found.split("."))}
+        needs[module] = {name for name in used & modules.keys() if not f"{module}.".startswith(f"{name}.")}
+    graphlib.TopologicalSorter(needs).prepare()  # raises CycleError with the circle
+
+
+def _heads(parts: list[str]) -> list[list[str]]:
+    return [parts[:end] for end in range(1, len(parts) + 1)]
+
+
+def at_once(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Yield what statements import when a module is loaded: not inside functions, nor for a type checker."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif not isinstance(node, ast.FunctionDef) and not (
+            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        ):
+            yield from at_once(inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt))
 
 
 def test_every_room_has_a_floor() -> None:
