@@ -173,6 +173,76 @@ def test_predict_a_table(here: Path) -> None:
     assert learner.predict(table[0].tolist())[0].probabilities == pytest.approx(dict(rows[0].probabilities))
 
 
+def reordered(path: Path, order: list[int], out: Path) -> Path:
+    """Write a CSV file with its columns in another order."""
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    out.write_text("\n".join(",".join(row[place] for place in order) for row in rows) + "\n")
+    return out
+
+
+def test_columns_of_a_table_are_found_by_name(here: Path, tmp_path: Path) -> None:
+    """Their order in a file does not count, further columns are ignored, and a missing one is named."""
+    learner = load("runs/flowers-1")
+    wanted = [row.probabilities for row in learner.predict("new.csv")]
+    for order in ([2, 0, 3, 1], [3, 3, 2, 1, 0]):
+        other = reordered(Path("new.csv"), order, tmp_path / "new.csv")
+        if len(order) > 4:
+            other.write_text("more" + other.read_text()[len("petal_width") :])
+        assert [row.probabilities for row in learner.predict(other)] == wanted
+    with pytest.raises(OnnxgenError, match="lacks petal_width, which the run was trained with"):
+        learner.predict(reordered(Path("new.csv"), [2, 0, 1], tmp_path / "less.csv"))
+    whole = learner.evaluate({"measures": np.zeros((1, 4), np.float32), "target": np.array([0])})
+    assert whole["loss"] > 0, "an array for the input has no names"
+    other = reordered(Path("flowers.csv"), [4, 2, 0, 3, 1], tmp_path / "flowers.csv")
+    again = reordered(other, [2, 4, 1, 3, 0], tmp_path / "again.csv")
+    assert learner.evaluate(other, part="train") == pytest.approx(_all_rows(learner, again), rel=1e-5)
+    assert cli(["train", "runs/flowers-1", "--data", str(other), *SHORT, "--out", str(tmp_path / "run")]) == 0
+    assert read_record(tmp_path / "run").inputs[0].columns == learner.record.inputs[0].columns
+
+
+def _all_rows(learner: Learner, path: Path) -> dict[str, float]:
+    """Loss and accuracy of all rows of a table whose columns are in the order of the training, in plain torch."""
+    rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    with torch.inference_mode():
+        scores = learner.model(torch.tensor([[float(value) for value in row[:-1]] for row in rows]))
+    labels = torch.tensor([learner.record.classes.index(row[-1]) for row in rows])
+    accuracy = (scores.argmax(1) == labels).float().mean()
+    return {"loss": float(torch.nn.functional.cross_entropy(scores, labels)), "accuracy": float(accuracy)}
+
+
+def test_a_copy_of_the_data_is_the_data(here: Path, tmp_path: Path) -> None:
+    """Its training samples are not scored unasked, either."""
+    for name, data in (("flowers", "flowers.csv"), ("shapes", "shapes")):
+        copy = Path(shutil.copytree(data, tmp_path / data) if Path(data).is_dir() else shutil.copy(data, tmp_path))
+        learner = load(f"runs/{name}-1")
+        assert learner.evaluate(copy) == learner.evaluate()
+
+
+def test_arrays_in_a_file_have_the_range_of_the_training(here: Path, tmp_path: Path) -> None:
+    learner, (name, bytes_) = load("runs/labels-1"), next(iter(np.load("new_labels.npz").items()))
+    wanted = [row.probabilities for row in learner.predict("new_labels.npz")]
+    for column in (name, "photos"):
+        np.savez(tmp_path / "x.npz", **{column: bytes_.astype(np.float32)})
+        assert [row.probabilities for row in learner.predict(tmp_path / "x.npz")] == wanted
+    for wrong in (bytes_.astype(np.uint16) * 257, bytes_.astype(np.float32) / 255):
+        np.savez(tmp_path / "x.npz", **{name: wrong})
+        with pytest.raises(OnnxgenError, match="but white was 255 in training"):
+            learner.predict(tmp_path / "x.npz")
+
+
+def test_data_in_parts_is_not_predicted(here: Path, tmp_path: Path) -> None:
+    ids = np.load("words.npz")["x"]
+    np.savez(tmp_path / "parts.npz", x_train=ids[:4], x_test=ids[4:7])
+    with pytest.raises(OnnxgenError, match="has the parts train, test, and a prediction is for one"):
+        load("runs/words-1").predict(tmp_path / "parts.npz")
+
+
+def test_an_image_is_no_row_of_a_table(here: Path) -> None:
+    for name in ("flowers", "words"):
+        with pytest.raises(OnnxgenError, match="was trained on numbers as they are stored"):
+            load(f"runs/{name}-1").predict("new.png")
+
+
 def test_predict_on_the_command_line(here: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("new.png\n\nnew.png\n"))
     assert cli(["predict", "runs/shapes-1", "-", "--top", "3"]) == 0

@@ -39,14 +39,18 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
     Raises:
         OnnxgenError: there is no such data, it is damaged, or it can't be made to fit.
     """
+    found = open_source(spec, settings, targets=targets)
+    return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
+
+
+def open_source(spec: Any, settings: Settings, *, targets: bool = True) -> DataSource | Data:
+    """Like `open_data`, but return the data as it was read. Of the settings only `strict` is read."""
     name = spec if isinstance(spec, str) else spec.name if isinstance(spec, Path) else "data"
     if isinstance(spec, str) and FUNCTION.fullmatch(spec) and not Path(spec).exists():
         spec = call(spec)
     if isinstance(spec, (str, Path)):
-        found: DataSource | Data = open_digits() if spec == DIGITS else _open_path(Path(spec), settings, targets)
-    else:
-        found = from_object(spec, name)
-    return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
+        return open_digits() if spec == DIGITS else _open_path(Path(spec), settings, targets)
+    return from_object(spec, name)
 
 
 def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:

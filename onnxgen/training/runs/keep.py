@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         versions={"onnxgen": __version__, "torch": torch.__version__, "lightning": lightning.__version__},
         data=seen_from("data", named["data"], out) if "data" in named else "",
         parts={name: part(samples) for name, samples in plan.data.parts.items()},
-        inputs=tuple(_input(port.name, column, train) for port, column in ports),
+        inputs=tuple(_input(port.name, column, train, plan.data.joined.get(column, ())) for port, column in ports),
         targets=tuple(_target(made, signature, train.fields[made.column], plan) for made in plan.objectives),
         settings=noted(plan.settings),
     )
@@ -165,7 +165,7 @@ def part(samples: Samples) -> Part:
     return Part(len(samples), probe(samples.samples if isinstance(samples, Prepared) else samples))
 
 
-def _input(name: str, column: str, samples: Samples) -> Input:
+def _input(name: str, column: str, samples: Samples, joined: Sequence[str]) -> Input:
     made = samples.fields[column]
     step = samples.steps[column] if isinstance(samples, Prepared) else None
     image = None
@@ -173,7 +173,7 @@ def _input(name: str, column: str, samples: Samples) -> Input:
         mean, std = step.scale or (None, None)
         frame = step.frame
         image = Image(frame.channels, frame.height, frame.width, frame.axes, mean, std, step.white)
-    return Input(name, column, str(made.dtype).removeprefix("torch."), tuple(made.shape), image)
+    return Input(name, column, str(made.dtype).removeprefix("torch."), tuple(made.shape), image, tuple(joined))
 
 
 def _target(made: Objective, signature: Signature, field: Field, plan: Plan) -> Target:

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.data import open_data
+from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import SUFFIXES, open_images
 from onnxgen.training.data.objects import from_object
+from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.evaluate import evaluate, predict
 from onnxgen.training.model import open_model
+from onnxgen.training.runs.alike import as_in_training, need_alike
 from onnxgen.training.runs.answers import Prediction, answer
 from onnxgen.training.runs.keep import part as described
 from onnxgen.training.runs.record import Input, is_same, read_record
@@ -80,7 +82,7 @@ class Learner:
         """Return losses and metrics.
 
         Args:
-            data: by default the data of the run, of which the held back part is evaluated.
+            data: by default the data of the run, of which the held back part is evaluated. A copy of it is the same.
             part: "test", "val" or "train". Default: of the run's own data the test part, else the validation part. Of
                 other data as in `evaluate`.
 
@@ -88,10 +90,12 @@ class Learner:
             OnnxgenError: the run has no part that it was not trained on, its data has changed, or data does not fit.
         """
         own = self.record.data_for(self.run)
-        if data is None or is_same(data, own):
-            return evaluate(self.model, self._held(own, part), part=self._part(part), settings=self.settings)
+        if data is None or is_same(data, own) or self._is_copy(data):
+            held = self._held(own if data is None else data, part)
+            return evaluate(self.model, held, part=self._part(part), settings=self.settings)
         settings = replace(self.settings, val=0.0, test=0.0)
-        return evaluate(self.model, data, part=part, settings=settings)
+        made = self._fitted(open_source(data, settings), targets=True)
+        return evaluate(self.model, made, part=part, settings=settings)
 
     @property
     def held_back(self) -> str:
@@ -106,9 +110,17 @@ class Learner:
             raise OnnxgenError(what, help="give other data with --data, or ask for the training samples: --part train")
         return found
 
-    def _held(self, own: str, part: str | None) -> Data:
+    def _is_copy(self, data: Any) -> bool:
+        """Return True if data, split as that of the run, has the same parts: a copy, or the same in another place."""
+        try:
+            found = open_data(data, self.model, replace(self.settings, augment="none"))
+        except OnnxgenError:  # other data may have no such column, or be too small for these parts
+            return False
+        return {name: described(samples) for name, samples in found.parts.items()} == self.record.parts
+
+    def _held(self, own: Any, part: str | None) -> Data:
         """Return the data of the run, split as it was. Raises `OnnxgenError` if it is not the same any more."""
-        if not own:
+        if isinstance(own, str) and not own:
             raise OnnxgenError("the run's data was a Python object", help="give the data: evaluate(data)")
         found = open_data(own, self.model, replace(self.settings, augment="none"))
         name = self._part(part)
@@ -145,7 +157,7 @@ class Learner:
             if path in images:
                 yield self._fitted(open_images([path])), [str(path)]
             else:
-                found = open_data(path, self.model, self.settings, targets=False)
+                found = self._fitted(open_source(path, replace(self.settings, strict=True), targets=False))
                 rows = len(next(iter(found.parts.values())))
                 yield found, [f"{path}:{row}" for row in range(rows)]
 
@@ -160,34 +172,25 @@ class Learner:
         if isinstance(data, Mapping):
             columns = {entry.name: entry.column for entry in self.record.inputs}
             data = {columns.get(str(name), str(name)): values for name, values in data.items()}
-        source = from_object(data, "data")
-        assert isinstance(source, DataSource)
-        source.whites = {**source.whites, **self._whites(source)}
-        found = self._fitted(source)
+        found = self._fitted(from_object(data, "data"))
         return found, list(map(str, range(len(next(iter(found.parts.values()))))))
 
-    def _whites(self, source: DataSource) -> dict[str, float]:
-        """Return the value of white in each column of images. Bytes have 255, other numbers that of the run's data."""
-        samples, found = next(iter(source.parts.values())), {}
-        for entry in self.record.inputs:
-            field = samples.fields.get(entry.column)
-            if entry.image is None or field is None or entry.column in source.whites:
-                continue
-            white = 255.0 if field.dtype == torch.uint8 else entry.image.white
-            highest = float(samples.take(range(len(samples)), 0)[entry.column].max())
-            if highest > white or (white > 1 and 0 < highest <= 1 and field.dtype.is_floating_point):
-                what = f"images have values up to {highest:g}, but white was {white:g} in training"
-                raise OnnxgenError(what, help=f"scale them from 0 to {white:g}, or give bytes from 0 to 255 (uint8)")
-            found[entry.column] = white
-        return found
-
-    def _fitted(self, source: DataSource) -> Data:
+    def _fitted(self, source: DataSource | Data, targets: bool = False) -> Data:
+        """Make data fit the model, as in training. Without targets it is not split."""
+        if isinstance(source, Data):
+            return source
+        if len(source.parts) > 1 and not targets:
+            what = f"{source.name} has the parts {', '.join(source.parts)}, and a prediction is for one"
+            raise OnnxgenError(what, help="give the samples without parts: one array for each input")
+        as_in_training(source, self.record)
         column = next((entry.column for entry in self.record.inputs if entry.image), "")
         first = next(iter(source.parts.values()))
-        settings: Settings = self.settings
+        settings: Settings = replace(self.settings, val=0.0, test=0.0)
         if column and column not in first.fields and len(first.fields) == 1:  # images of files, trained on arrays
             settings = replace(settings, inputs={})
-        return fit_to_model(source, self.model, settings, targets=False)
+        found = fit_to_model(source, self.model, settings, targets=targets)
+        need_alike(found, feed(found, self.model, settings, targets=False), self.record)
+        return found
 
 
 def _is_path(item: Any) -> bool:

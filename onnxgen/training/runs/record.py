@@ -47,13 +47,17 @@ class Image:
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the model: the data's column that fed it, torch's dtype, and the shape of one sample."""
+    """An input of the model: the data's column that fed it, torch's dtype, and the shape of one sample.
+
+    `columns`: those of a table that were joined to that column, in their order; () if none were.
+    """
 
     name: str
     column: str
     dtype: str
     shape: tuple[int, ...]
     image: Image | None = None
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,7 @@ def noted(settings: Settings) -> dict[str, Any]:
 def going_on(run: Path, data: Any) -> dict[str, Any]:
     """Return the settings with which a run goes on: all of its own on its own data, which is then split as before.
 
-    Other data gets the size of the images and, in the same order, the classes.
+    Other data gets the size of the images and, in the same order, the classes and the columns of a table.
 
     Args:
         data: as it is named from the current folder; None for the run's own.
@@ -216,7 +220,11 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
     kept = {name: typed(value, TYPES[name]) for name, value in record.settings.items()}
     if data is None or is_same(data, record.data_for(run)):
         return kept
-    return {name: kept[name] for name in ("size", "classes") if name in kept}
+    found: dict[str, Any] = {name: kept[name] for name in ("size", "classes") if name in kept}
+    if isinstance(data, (str, Path)) and Path(data).suffix.lower() in (".csv", ".tsv", ".parquet"):
+        joined = {entry.name: "+".join(entry.columns) for entry in record.inputs if entry.columns}
+        found |= {"inputs": joined} if joined and "table" not in kept else {}
+    return found
 
 
 def is_same(data: Any, own: str) -> bool:

@@ -1,0 +1,79 @@
+"""Treats other data as a run treated its own: the columns of a table, the value of white, images or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.fitting import Prepared
+from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.samples import Data, Feeding, Field
+from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.runs.record import Record
+
+
+def as_in_training(source: DataSource, record: Record) -> None:
+    """Give a table the columns of the training, in their order, and images the white of the training.
+
+    Raises:
+        OnnxgenError: a column is missing, or images have values that can't be of the range of the training.
+    """
+    if source.table and "table" not in record.settings:  # a fitted table knows its columns
+        _order(source, record)
+    source.whites = {**source.whites, **_whites(source, record)}
+
+
+def _order(source: DataSource, record: Record) -> None:
+    """Leave out columns that the run did not use: without names for them, an input takes all columns by position."""
+    fields = next(iter(source.parts.values())).fields
+    wanted = [name for entry in record.inputs for name in entry.columns or (entry.column,)]
+    missing = [name for name in wanted if name not in fields and name not in source.unfit]
+    if missing:
+        what = f"{source.name} lacks {listed(missing)}, which the run was trained with (it has {listed(fields)})"
+        raise OnnxgenError(what, help="give the columns of the training, under the same names")
+    kept = dict.fromkeys([*wanted, *(target.column for target in record.targets)])
+    source.unfit = {name: problem for name, problem in source.unfit.items() if name in kept}
+    for part, samples in source.parts.items():
+        assert isinstance(samples, Arrays)
+        columns = {name: samples.columns[name] for name in kept if name in samples.columns}
+        if columns:
+            source.parts[part] = replace(samples, columns=columns)
+
+
+def _whites(source: DataSource, record: Record) -> dict[str, float]:
+    """Return the value of white in each column of images. Bytes have 255, other numbers that of the run's data."""
+    samples, found = next(iter(source.parts.values())), {}
+    for entry in record.inputs:
+        column = entry.column if entry.column in samples.fields else _only_images(samples.fields, source.target)
+        if entry.image is None or not column or column in source.whites:
+            continue
+        field = samples.fields[column]
+        white = 255.0 if field.dtype == torch.uint8 else entry.image.white
+        highest = float(samples.take(range(len(samples)), 0)[column].max())
+        if highest > white or (white > 1 and 0 < highest <= 1 and field.dtype.is_floating_point):
+            what = f"images have values up to {highest:g}, but white was {white:g} in training"
+            raise OnnxgenError(what, help=f"scale them from 0 to {white:g}, or give bytes from 0 to 255 (uint8)")
+        found[column] = white
+    return found
+
+
+def _only_images(fields: Mapping[str, Field], target: str) -> str:
+    """Return the only column besides the target that has two axes or more for each sample; "" if there is none."""
+    found = [name for name, field in fields.items() if len(field.shape) >= 2 and name != target]
+    return found[0] if len(found) == 1 else ""
+
+
+def need_alike(data: Data, feeding: Feeding, record: Record) -> None:
+    """Raise `OnnxgenError` if an input would get images that got numbers in training, or the other way round."""
+    samples = next(iter(data.parts.values()))
+    for entry, column in zip(record.inputs, feeding.inputs):
+        step = samples.steps.get(column) if isinstance(samples, Prepared) else None
+        if step is None or isinstance(step, ToInput) == (entry.image is not None):
+            continue
+        had, has = ("images", "numbers") if entry.image else ("numbers as they are stored", "images")
+        what = f"input {entry.name!r} was trained on {had} {list(entry.shape)}, but this data is {has}"
+        raise OnnxgenError(what, help="give data of the same kind as in training")
