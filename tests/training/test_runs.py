@@ -271,7 +271,7 @@ def test_a_run_goes_on(here: Path, capsys: Out, tmp_path: Path) -> None:
     assert cli(["train", "runs/flowers-1", *SHORT[2:], "--out", str(tmp_path / "again")]) == 0
     first, again = read_record(Path("runs/flowers-1")), read_record(tmp_path / "again")
     assert again.parts == first.parts and again.result["best"]["train_loss"] < first.result["best"]["train_loss"]
-    assert again.origin_for(tmp_path / "again").resolve() == Path("runs/flowers-1/model.py").resolve()
+    assert again.origin_for(tmp_path / "again").resolve() == Path("flowers.py").resolve(), "where the ONNX file is"
     rows = Path("flowers.csv").read_text().splitlines()
     (tmp_path / "two.csv").write_text("\n".join([rows[0], *(r for r in rows[1:] if "setosa" not in r)]))
     assert (
@@ -290,7 +290,7 @@ def test_runs_are_listed_and_compared(here: Path, capsys: Out, tmp_path: Path) -
     assert page.count("<tr>") == 6 and "data:image/png;base64," in page and 'src="http' not in page
     assert cli(["runs", "--json"]) == 0
     assert {run["model"] for run in json.loads(capsys.readouterr().out)} >= {"Shapes", "Masks"}
-    assert cli(["runs", str(tmp_path)]) == 2
+    assert cli(["runs", str(tmp_path)]) == 2 and cli(["runs", "runs/words-1"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -300,6 +300,8 @@ def test_runs_are_listed_and_compared(here: Path, capsys: Out, tmp_path: Path) -
         ('{"format": 2}', "this version reads 1"),
         ('{"format": 1, "module": "../model.py"}', "its module is '../model.py', not model.py"),
         ('{"format": 1, "module": "model.py"}', "an entry is missing"),
+        ('{"format": 1, "module": "model.py", "settings": []}', "its settings is of type list"),
+        ('{"format": 1, "module": "model.py", "data": 5}', "its data is of type int"),
     ],
 )
 def test_a_damaged_record_is_refused(text: str, message: str, tmp_path: Path, capsys: Out) -> None:

@@ -27,8 +27,8 @@ def need_run(out: Path) -> None:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the runs in a folder and in the folders below it, the oldest first."""
-    found = {path.parent for path in folder.rglob("*/" + CONFIG)} if folder.is_dir() else set()
+    """Return the runs in a folder and below it, the oldest first. The folder itself may be one."""
+    found = {path.parent for path in folder.rglob(CONFIG)} if folder.is_dir() else set()
     return sorted(found, key=lambda run: ((run / CONFIG).stat().st_mtime_ns, run))
 
 

@@ -32,8 +32,8 @@ from onnxgen.training.losses import Objective
 from onnxgen.training.model import trial_batch
 from onnxgen.training.prepare import Plan, trial
 from onnxgen.training.report.facts import file_of
-from onnxgen.training.runs.folder import MODULE, RUNS, numbered, slug
-from onnxgen.training.runs.record import Image, Input, Part, Record, Target, noted, write_record
+from onnxgen.training.runs.folder import MODULE, RECORD, RUNS, numbered, slug
+from onnxgen.training.runs.record import Image, Input, Part, Record, Target, noted, read_record, write_record
 from onnxgen.training.runs.source import fingerprint_of, source_of
 from onnxgen.training.settings import Settings
 from onnxgen.verify.convert import to_torch
@@ -143,6 +143,8 @@ def _resized(port: Port, shape: tuple[int, ...]) -> Port:
 def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Record:
     out, train, origin = plan.settings.out, plan.data.train, file_of(plan.model)
     assert train is not None
+    if origin is not None and (origin.parent / RECORD).is_file():  # it goes on from a run
+        origin = read_record(origin.parent).origin_for(origin.parent)
     ports = zip(signature.inputs, plan.feeding.inputs)
     return Record(
         name=out.name,

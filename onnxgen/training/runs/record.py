@@ -143,6 +143,9 @@ class Record:
             raise ValueError(f"its format is {found.get('format')!r}, and this version reads {FORMAT}")
         if found.get("module") not in ("", MODULE):  # it is code that runs: no other file may be named
             raise ValueError(f"its module is {found.get('module')!r}, not {MODULE}")
+        kinds = {"settings": dict, "result": dict, "versions": dict, "data": str, "origin": str, "onnx": str}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(found.get(name, kind()), kind)]:
+            raise ValueError(f"its {wrong[0]} is of type {type(found[wrong[0]]).__name__}")
         try:
             found["parts"] = {name: Part(**part) for name, part in found["parts"].items()}
             found["inputs"] = tuple(_input(entry) for entry in found["inputs"])
