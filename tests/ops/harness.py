@@ -178,7 +178,7 @@ def unformatted() -> Iterator[None]:
     try:
         yield
     finally:
-        render._black = formatted
+        render.formatted = formatted
 
 
 def generate(model: onnx.ModelProto, options: Options = DEFAULTS, pretty: bool = False) -> Generated:
