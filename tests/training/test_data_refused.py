@@ -286,7 +286,7 @@ def test_images_of_different_sizes_for_an_input_of_any_size(tmp_path: Path) -> N
     image(tmp_path / "data/owl/b.png", (7, 7))
     assert said(tmp_path / "data", model) == (
         "input 'image' takes images of any size [batch, 3, height, width], but those of the data differ in size"
-        " -> resize them to one size, or generate with --input-shape image=-1,3,224,224"
+        " -> name one: --size 224x224 (or generate with --input-shape image=-1,3,224,224)"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning
 
+from onnxgen.common.names import visible
 from onnxgen.training.report.plots import curves
 from onnxgen.training.report.progress import Progress
 from onnxgen.training.runs.rows import FIRST_COLUMNS, Row, best_row, number
@@ -28,7 +29,7 @@ class Notebook(Progress):
     _handle: Any = None
 
     def write(self, text: str) -> None:
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
     def show(self) -> None:
         from IPython.display import HTML, display
