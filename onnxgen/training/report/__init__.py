@@ -41,6 +41,7 @@ SHOWS = {"live": Dashboard, "notebook": Notebook, "lines": Lines, "nothing": Pro
 CURVES = ("loss", "accuracy")  # over the epochs
 PICTURES = (*CURVES, "confusion")
 _LOGS = "tensorboard"
+PACKAGES = ("tensorboard", "matplotlib")
 
 
 def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Metrics, Progress]:
@@ -53,7 +54,7 @@ def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Met
     Raises:
         OnnxgenError: `show` has another value, or a package for the report is missing.
     """
-    need(("tensorboard", "matplotlib"))
+    need(PACKAGES)
     if show not in ("auto", *SHOWS):
         raise OnnxgenError(f"show must be auto or one of {', '.join(SHOWS)}, not {show!r}")
     if show == "auto":
