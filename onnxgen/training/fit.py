@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from onnxgen._callable import callable_module
-from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of, set_classes
 from onnxgen.training import report
@@ -140,7 +139,6 @@ def run(
     network = prepare_for(plan.model, plan.device).train()
     dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
-    need(report.PACKAGES)  # before a folder is made
     plan = placed(plan)
     settings, keeps = plan.settings, kept(plan, named or {})
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
