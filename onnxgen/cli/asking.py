@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
-from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.runs.record import read_record
 
@@ -90,12 +89,8 @@ def runs_command(folder: Path, *, html: Path | None, **say: Any) -> int:
 
 
 def _learner(run: Path, device: str, weights: Path | None) -> Learner:
-    try:
-        from onnxgen.training.runs.learner import load
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("onnxgen"):
-            raise
-        raise OnnxgenError(f"this needs {error.name}", help=installing("train")) from None
+    from onnxgen.training.runs.learner import load
+
     return load(run, device=device, weights=weights)
 
 
@@ -136,11 +131,8 @@ def _plain(one: Prediction, top: int) -> dict[str, Any]:
 
 def _write(out: Path, found: Sequence[Prediction], top: int) -> None:
     content = _npz(found) if out.suffix == ".npz" else _csv(found)
-    try:
-        with replacing([out.parent]) as files, files.file(out) as file:
-            file.write(content)
-    except OSError as error:
-        raise OnnxgenError(f"can't write {out}: {error.strerror or error}") from None
+    with replacing([out.parent]) as files, files.file(out) as file:
+        file.write(content)
 
 
 def _csv(found: Sequence[Prediction]) -> bytes:

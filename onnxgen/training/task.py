@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from onnxgen.training.data.samples import Batch, Feeding
 from onnxgen.training.finetune.blocks import blocks
+from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
 from onnxgen.training.meter import Made, Meter
@@ -194,6 +195,14 @@ def _sum(losses: Iterable[Tensor]) -> Tensor:
 
 class LogEpoch(lightning.Callback):
     """Logs a training epoch's means. It must be the first callback; the module's own hook would come after them."""
+
+    def on_sanity_check_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Begin the validation data again: else each validation would have the seed of the epoch after it, and a
+        resumed run, which validates nothing before its first step, that of its own epoch.
+        """
+        loader = trainer.val_dataloaders
+        if isinstance(loader, Loader):
+            loader.load_state_dict({"epoch": 0, "given": 0})
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         assert isinstance(pl_module, Task)

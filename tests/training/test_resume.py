@@ -14,6 +14,9 @@ from safetensors.torch import load_file
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.checkpoint.callback import Stopped
+from onnxgen.training.data.samples import Data
+from onnxgen.training.fit import fit
+from onnxgen.training.loader import epoch_seed
 from tests.training.runs import CASES, Noisy, net, state, train
 
 KILLS = 20
@@ -30,6 +33,21 @@ def test_a_run_killed_at_random_moments_ends_the_same(tmp_path):
     assert made.returncode == 0 and len(found) == len(CASES)
     assert sum(int(killed) for _, killed, _, _ in found) >= KILLS
     assert all(runs == same for _, _, runs, same in found)
+
+
+def test_the_score_before_training_takes_no_seed(tmp_path):
+    """Each epoch validates with its own seed, as in a resumed run, which has no score before training."""
+    seen = []
+
+    class Seeds(Noisy):
+        def take(self, indices, seed):
+            seen.append(seed)
+            return super().take(indices, seed)
+
+    data = Data(train=Noisy(16, 0), val=Seeds(8, 1), target="y")
+    fit(net(), data, out=tmp_path, epochs=2, batch_size=8, seed=3, workers=0, show="nothing")
+    first, second, third = (epoch_seed(3, epoch) for epoch in range(3))
+    assert [seed for seed in seen if seed in (first, second, third)] == [first, first, second]
 
 
 class Ask(lightning.Callback):

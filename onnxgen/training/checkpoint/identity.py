@@ -10,13 +10,14 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.checkpoint.weights import COMPILED
+from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.settings import SETTINGS, Settings
 
 # All other settings must be the same. What some of these change is compared in another way: samples, tensors.
 FREE_SETTINGS = (
     "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head", "weights",
-    "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out",
+    "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out", "name",
 )  # fmt: skip
 LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ without a schedule
 MODEL, TENSOR = "model", "tensor "  # the model's key, and the prefix of the tensors' keys
@@ -83,9 +84,11 @@ def _shown(value: object) -> str:
 
 
 def probe(samples: Samples) -> str:
-    """Return a short hash of the fields and of evenly spaced samples."""
+    """Return a short hash of the fields, of evenly spaced samples, and of all columns that are in memory."""
     digest = hashlib.sha256(repr([(n, str(f.dtype), f.shape, f.classes) for n, f in samples.fields.items()]).encode())
     indices = sorted({i * (len(samples) - 1) // (HASHED_SAMPLES - 1) for i in range(HASHED_SAMPLES)})
-    for name, column in sorted(samples.take(indices, 0).items()):
-        digest.update(name.encode() + column.cpu().flatten().view(torch.uint8).numpy().tobytes())
+    for name, some in sorted(samples.take(indices, 0).items()):
+        column = column_of(samples, name)
+        whole = some if column is None else column
+        digest.update(name.encode() + whole.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]

@@ -168,7 +168,8 @@ class Learner:
             return self._fitted(open_images(images)), list(map(str, range(len(images))))
         if isinstance(data, (Tensor, np.ndarray, list, tuple)):
             entry = self.record.inputs[0]
-            data = {entry.column: _batch(torch.as_tensor(np.array(data)), entry)}
+            array = data if isinstance(data, Tensor) else torch.as_tensor(np.array(data))
+            data = {entry.column: _batch(array, entry)}
         if isinstance(data, Mapping):
             columns = {entry.name: entry.column for entry in self.record.inputs}
             data = {columns.get(str(name), str(name)): values for name, values in data.items()}

@@ -27,9 +27,9 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the best epoch, and those of the test."""
+        """The metrics of the best epoch (of the last one, while the run goes on), and those of the test."""
         result = self.record.result
-        return {**(result.get("best") or {}), **(result.get("test") or {})}
+        return {**(result.get("best") or (self.rows[-1] if self.rows else {})), **(result.get("test") or {})}
 
     @property
     def state(self) -> str:

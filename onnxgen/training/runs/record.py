@@ -20,7 +20,7 @@ from onnxgen.training.runs.folder import MODULE, RECORD
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
 FORMAT = 1  # of the file; a newer one is refused
-_PLACES = ("out", "weights", "resume", "replace_head")  # settings that only the run itself could use
+_PLACES = ("out", "name", "weights", "resume", "replace_head")  # settings that only the run itself could use
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
