@@ -68,7 +68,7 @@ def test_a_class_of_the_plugin_holds_the_weights(here: Path) -> None:
     generated = generate(saved(net(), here / "net.onnx"), here / "net.py", Options(plugins=["acme/"]))
     source = generated.source
     assert "self.act1 = Swish(8, 2.0)" in source and "self.act2 = Swish(8, 0.5)" in source
-    assert "# of the paper" in source and "unused" not in source and "import math\n" in source
+    assert "# of the paper" in source and "def unused" not in source and "import math\n" in source
     assert "from fractions import Fraction as Ratio\n" in source
     module = imported(here / "net.py")
     network = module.Model.from_pretrained()

@@ -23,7 +23,7 @@ from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import between_batches, resume_loops
 from onnxgen.training.checkpoint.store import KEY, Store, own_part, reason
-from onnxgen.training.checkpoint.weights import finite, plain, tied_names, write
+from onnxgen.training.checkpoint.weights import finite, plain, save_weights, tied_names, write
 from onnxgen.training.runs.folder import BEST, LAST, holds_a_run, need_run
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
@@ -186,8 +186,7 @@ class Checkpoints(lightning.Callback):
 
     def save_last(self, model: nn.Module) -> None:
         """Write the weights of a model as the latest ones. Raises `OSError`."""
-        weights = plain(model.state_dict(), tied_names(model))
-        write({**weights, **self.constants}, self.out / LAST, self.metadata)
+        save_weights(model, self.out / LAST, self.constants, self.metadata)
 
     def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
         self._check_finite(trainer, task)

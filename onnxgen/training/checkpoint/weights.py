@@ -23,15 +23,21 @@ from onnxgen.weights.streamed import read_header
 COMPILED = "_orig_mod."  # torch.compile's prefix for the names in a module that it wraps
 
 
-def save_weights(model: nn.Module, path: Path | str) -> None:
+def save_weights(
+    model: nn.Module,
+    path: Path | str,
+    constants: Mapping[str, Tensor] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write a model's weights as safetensors, with the keys of the generated file's sidecar.
 
     `Model.from_pretrained(path)` reads them. The file is replaced atomically, and is on disk when this returns.
+    `constants` are further tensors of the file.
 
     Raises:
         OSError: it can't be written; the former file is kept.
     """
-    write(plain(model.state_dict(), tied_names(model)), Path(path))
+    write({**plain(model.state_dict(), tied_names(model)), **(constants or {})}, Path(path), metadata)
 
 
 def load_weights(model: nn.Module, path: Path | str) -> None:
