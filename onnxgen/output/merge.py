@@ -26,11 +26,13 @@ _MAX_BYTES = 4 * Limits.source_length  # of a base: a character has up to four
 _FINGERPRINT = re.compile(r"""^FINGERPRINT = ["']([0-9a-f]*)["']""", re.MULTILINE)
 _QUOTED = 'WEIGHTS = """'
 _EMBEDDED = re.compile(rf'^{_QUOTED}[^"]*"""', re.MULTILINE)
-_SIDECAR = re.compile(r"""^WEIGHTS = Path\(__file__\)\.(?:with_name\(|parent / )["']([^"']+)["']""", re.MULTILINE)
-_BUILD = re.compile(rf"^{BUILD_LINE} +([0-9a-f]+)\n", re.MULTILINE)
+_SIDECAR = re.compile(  # a formatter may have broken the line
+    r"""^WEIGHTS = \(?\s*Path\(\s*__file__\s*\)\s*\.(?:with_name\(|parent\s*/)\s*["']([^"']+)["']""", re.MULTILINE
+)
+_BUILD = re.compile(rf"^{BUILD_LINE} +([0-9a-f]{{64}})\n", re.MULTILINE)  # a text of the user's has no such word
 _HEADER_END = re.compile(r'\A((?:#[^\n]*\n|[ \t]*\n)*"""(?:(?!""").)*\n)(?=""")', re.DOTALL)
 _MAX_EXACT = 5_000  # lines; past that, comparing frequent ones takes long, and so does black
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)  # of `ast.parse`
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)  # of `ast.parse`
 
 Lines = Sequence[str]
 
@@ -79,10 +81,10 @@ def base_of(text: str, entry: str) -> str | None:
     if recorded is None or base is None:
         return None
     weights = _EMBEDDED.search(text)
-    whole = _EMBEDDED.sub(lambda _: weights[0], base) if weights else base
+    whole = _EMBEDDED.sub(lambda _: re.sub(r"[ \t]+\n", "\n", weights[0]), base) if weights else base
     try:
         return base if recorded.startswith(code_digest(whole)) else None
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
 
 
@@ -117,7 +119,7 @@ def with_build(text: str, key: str) -> str:
 # ---- the merge -------------------------------------------------------------------------------------------------------
 
 
-def merge(base: str, mine: str, new: str, name: str) -> tuple[str, str]:
+def merge(base: str, mine: str, new: str, name: str, same: bool = False) -> tuple[str, str]:
     """Merge an edited module `mine`, and the text `new` that is generated now.
 
     Lines that only one side changed are taken from it. If there are conflicts and black's formatting of the texts has
@@ -126,16 +128,17 @@ def merge(base: str, mine: str, new: str, name: str) -> tuple[str, str]:
     Args:
         base: of `base_of`, or the generated text itself.
         name: of the module, for the conflict markers.
+        same: base and new differ in comments and docstrings only. Then there is no conflict: the edited lines are kept.
 
     Returns:
         The text, with conflict markers if there are conflicts; and why it can't replace the module ("in which nothing
         sets x"), "" if it can.
     """
     texts = [bare(text) for text in (base, mine, new)]
-    text, conflicts = _merged(texts, texts, name)
+    text, conflicts = _merged(texts, texts, name, same)
     if conflicts and all(one.count("\n") < _MAX_EXACT for one in texts):
-        with suppress(*_UNREADABLE):
-            other, fewer = _merged([formatted(one, keep_commas=False) for one in texts], texts, name)
+        with suppress(*UNREADABLE):
+            other, fewer = _merged([formatted(one, keep_commas=False) for one in texts], texts, name, same)
             text = other if fewer < conflicts else text
     text = _filled(text, new)
     at = [str(number) for number, line in enumerate(text.split("\n"), 1) if line.startswith("<" * 7 + " ")]
@@ -144,7 +147,7 @@ def merge(base: str, mine: str, new: str, name: str) -> tuple[str, str]:
     return text, f"with conflicts at lines {', '.join(at)}" if len(at) > 1 else f"with a conflict at line {at[0]}"
 
 
-def _merged(texts: Lines, originals: Lines, name: str) -> tuple[str, int]:
+def _merged(texts: Lines, originals: Lines, name: str, same: bool) -> tuple[str, int]:
     """Return the merge of base, mine and new, and the number of conflicts. `originals`: before they were formatted."""
     base, mine, new = texts
     if base == mine:
@@ -160,6 +163,9 @@ def _merged(texts: Lines, originals: Lines, name: str) -> tuple[str, int]:
             lines += ours
         else:
             conflicts += 1
+            if same:
+                lines += ours
+                continue
             lines += [f"<<<<<<< {name}, edited", *ours, "||||||| generated before", *old]
             lines += ["=======", *theirs, ">>>>>>> generated now"]
     return "\n".join(lines), conflicts
@@ -198,18 +204,19 @@ def _pairs(base: Lines, other: Lines) -> dict[int, int]:
 def _doubt(text: str, mine: str, new: str) -> str:
     """Return why a merge can't replace the module: it does not parse, or one side took away what the other one uses."""
     try:
-        unset = _unset(text) - _unset(mine) - _unset(new)
-    except _UNREADABLE as error:
-        return "which is not Python" + (f" (line {error.lineno})" if isinstance(error, SyntaxError) else "")
-    if not re.search(r"^(class Model\b|Model\b.*=)", text, re.MULTILINE):
+        (used, known), *sides = map(_names, (text, mine, new))
+    except UNREADABLE as error:
+        return "which is not Python" + (f" (line {at})" if (at := getattr(error, "lineno", None)) else "")
+    if "Model" not in known:
         return "which has no class Model"
     if _FINGERPRINT.findall(text) != [fingerprint(new)]:
         return "which has not one FINGERPRINT"
+    unset = used - known - {name for side_used, side_known in sides for name in side_used - side_known}
     return f"in which nothing sets {', '.join(sorted(unset))}" if unset else ""
 
 
-def _unset(text: str) -> set[str]:
-    """Return the names, and attributes of `self`, that a module uses and never sets."""
+def _names(text: str) -> tuple[set[str], set[str]]:
+    """Return the names, and attributes of `self`, that a module uses, and those that something sets."""
     used: set[str] = set()
     known = set(dir(builtins))
     for node in ast.walk(ast.parse(text)):
@@ -227,4 +234,4 @@ def _unset(text: str) -> set[str]:
             known.add((node.asname or node.name).split(".")[0])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # the name of a buffer
             known.add(f"self.{node.value}")
-    return used - known
+    return used, known

@@ -14,7 +14,7 @@ from onnxgen.common.atomic import is_same_file, tidy
 from onnxgen.errors import EditedError, OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.compose import DATA, Generated
-from onnxgen.output.merge import BASE, bare, base_of, bases, fingerprint, merge, unpacked, with_build
+from onnxgen.output.merge import BASE, UNREADABLE, bare, base_of, bases, fingerprint, merge, unpacked, with_build
 from onnxgen.weights.sidecar import index_path, is_lost, same_content, sidecar_files, sidecar_targets, write_pair
 from onnxgen.weights.streamed import read_header
 
@@ -77,7 +77,7 @@ class Output:
         recorded = fingerprint(text)
         try:
             return recorded is None or not recorded.startswith(code_digest(text))
-        except (SyntaxError, ValueError):
+        except UNREADABLE:
             return True
 
     def is_of(self, generated: Generated) -> bool:
@@ -211,7 +211,7 @@ class Output:
         if base is None or "\ufffd" in text:
             why = f"{_BOTH}; {'it is not UTF-8' if base else 'its weights lack the text that it was generated as'}"
             return Standing("edited" if edited else "stale", generated.source, None, why)
-        merged, doubt = merge(base, text, generated.source, self.out.name)
+        merged, doubt = merge(base, text, generated.source, self.out.name, same)
         if doubt:
             return Standing("edited", merged, None, _BOTH, f"the merge of both, {doubt}")
         before = None if merged == generated.source else before
@@ -246,7 +246,8 @@ class Output:
         """Return True if the sidecar is of the same source and has other tensors: perhaps a person trained them."""
         metadata = self._metadata(generated)
         data = metadata.get(DATA, "")
-        return self._needed(generated).items() <= metadata.items() and generated.metadata.get(DATA, data) == data
+        same = self._needed(generated).items() <= metadata.items() and generated.metadata.get(DATA, data) == data
+        return same and not same_content(generated.weights, generated.tensors, None, self.options.shard_size, False)
 
     def _sign(self, generated: Generated) -> None:
         """Record the build in a fresh module, whose text is kept otherwise."""

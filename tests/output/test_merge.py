@@ -22,7 +22,7 @@ from onnxgen.output import write
 from onnxgen.output.merge import BASE, merge
 from onnxgen.weights.streamed import read_header
 from tests.conftest import ROOT
-from tests.output.edits import Place, network, replaced
+from tests.output.edits import Place, network, new_method, replaced
 
 Out = pytest.CaptureFixture[str]
 FAR = network(layers=4)  # changes other lines than `new_method`
@@ -104,6 +104,29 @@ def test_comments_alone_are_merged_too(place: Place, formatting: str) -> None:
     assert "self.fc3" in text and ("# The hot path." in text) == (formatting == "comments")
 
 
+def test_other_comments_alone_are_merged(place: Place, capsys: Out) -> None:
+    """The code stays the same, so does the fingerprint: a conflict in comments could never be resolved."""
+    mine = place.edit(lambda text: new_method(text).replace("(opset 17)", "(mine)"))
+    model = onnx.load(place.model)
+    model.opset_import[0].version = 18
+    for number, node in enumerate(model.graph.node):
+        node.name = f"node{number}"
+    onnx.save(model, place.model)
+    assert place("--annotate") == 0 and "merged your edits" in capsys.readouterr().out
+    text = place.out.read_text()
+    assert METHOD in text and "(mine)" in text and "; onnx: " in text and place("--check", "--annotate") == 0
+    assert place() == 0 and "; onnx: " not in place.out.read_text(), "the same file, and its weights are not trained"
+    assert place.out.read_text() == mine and loads(place.out)
+
+
+def test_words_of_the_header_are_a_persons_elsewhere(place: Place) -> None:
+    """A build writes its key into the header, and each generation takes it out of there only."""
+    words = "NOTE = '''\nBuild cafe\nBuild 0123456789abcdef\n'''\n"
+    place.edit(lambda text: f"{text}\n\n{words}")
+    onnx.save(FAR, place.model)
+    assert place() == 0 and place.out.read_text().endswith(words)
+
+
 LAYOUTS = {
     "embedded": (["--embed"], ["--embed"]),
     "sharded": (["--shard-size", "200B"], ["--shard-size", "200B"]),
@@ -113,6 +136,21 @@ LAYOUTS = {
     "to another file": ([], ["--weights", "sub/other.safetensors"]),
     "from another file": (["--weights", "sub/other.safetensors"], []),
 }
+
+
+@pytest.mark.parametrize("place_of", ["other.safetensors", "sub/other.safetensors"])
+def test_a_broken_line_says_where_the_weights_are(
+    place_of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    black = pytest.importorskip("black")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    place = Place(tmp_path, "--weights", place_of)
+    place.edit(lambda text: black.format_str(new_method(text), mode=black.Mode(line_length=50)))
+    assert not re.search(f"WEIGHTS = .*{place_of}", place.out.read_text())
+    onnx.save(FAR, place.model)
+    place.options = ()
+    assert place() == 0 and METHOD in place.out.read_text() and "self.fc3" in place.out.read_text() and loads(place.out)
 
 
 @pytest.mark.parametrize(("before", "after"), LAYOUTS.values(), ids=LAYOUTS)
@@ -295,6 +333,24 @@ HEAD = 'FINGERPRINT = "00"\n\n\nclass Model:\n    def __init__(self):\n'
 BODY = "        self.a = 1\n        self.b = 2\n        self.c = 3\n\n"
 FORWARD = "    def forward(self, x):\n        y = x\n        z = y + 1\n        w = z + 1\n        return w\n"
 TEXT = HEAD + BODY + FORWARD
+
+
+@pytest.mark.parametrize("deep", ["1" + " + 1" * 3000, "-" * 9_000 + "1", "a" + ".b" * 3000])
+def test_a_module_that_python_finds_too_deep_is_kept(deep: str, place: Place, capsys: Out) -> None:
+    """Its syntax tree can't be walked or written."""
+    place.edit(lambda text: f"{text}\n\nDEEP = {deep}\n")
+    before = place.out.read_bytes()
+    assert place() == 0
+    onnx.save(FAR, place.model)
+    assert place("--check") == 1 and place() in (0, 3)
+    said, text = capsys.readouterr().err, place.out.read_text()
+    assert f"DEEP = {deep}\n" in text
+    if place.new.is_file():
+        assert place.out.read_bytes() == before and "which is not Python" in said
+    else:
+        assert "self.fc3" in text
+
+
 FAULTS = {
     "in which nothing sets y": (("y = x\n        z = y + 1", "t = x\n        z = t + 1"), ("return w", "return w + y")),
     "in which nothing sets self.a": (("        self.a = 1\n", ""), ("return w", "return w + self.a")),
@@ -313,6 +369,13 @@ def test_a_merge_that_would_not_run_is_not_taken(doubt: str) -> None:
     mine, new = (TEXT.replace(*change) for change in FAULTS[doubt])
     text, found = merge(TEXT, mine, new, "model.py")
     assert found == doubt and "<<<<<<<" not in text
+
+
+@pytest.mark.parametrize("root", ["Net = Model = Tower", "Model: type = Tower", "from tower import Tower as Model"])
+def test_model_may_be_set_in_any_way(root: str) -> None:
+    mine = TEXT.replace("class Model", "class Tower") + f"\n\n{root}\n"
+    text, doubt = merge(TEXT, mine, TEXT.replace("return w", "return w + 1"), "model.py")
+    assert doubt == "" and root in text and "return w + 1" in text
 
 
 def test_faults_of_one_side_are_its_own() -> None:
