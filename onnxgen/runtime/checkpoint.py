@@ -36,7 +36,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         found = load_checked(path)
     except Exception as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))  # torch's own text says how to read it unsafely
-        what = f"{path} has more than tensors ({named[1]})" if named else f"{path} is damaged: {one_line(error, 120)}"
+        why = one_line(error, 120) or type(error).__name__
+        why = "torch.save did not write it" if "weights_only" in why else why
+        what = f"{path} has more than tensors ({named[1]})" if named else f"{path} is damaged: {why}"
         raise OnnxgenError(what, help=CONVERT) from None
     outer = found if isinstance(found, Mapping) else {}
     inner = next((outer[name] for name in WRAPPERS if isinstance(outer.get(name), Mapping)), outer)
@@ -44,6 +46,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not tensors:
         has = ", ".join(printable(str(key)) for key in [*outer][:5]) or f"a {type(found).__name__}"
         raise OnnxgenError(f"{path} has no tensors by key, but {has}", help="save model.state_dict()")
+    for key, value in tensors.items():
+        if value.is_meta or value.is_quantized or value.layout is not torch.strided:
+            raise OnnxgenError(f"{path}: {printable(key)} is not a dense tensor with values", help=CONVERT)
     return tensors
 
 

@@ -176,7 +176,7 @@ class Check:
             is_anew: the file was exported from the module itself; the module was generated from another file.
         """
         self.is_rounded = is_rounded
-        report = self._begun(network, space, type(network).__name__)
+        report = self._begun(network, space, type(network).__name__, is_anew)
         if is_anew and self.approximation is not None:
             self.approximation = self.approximation.anew()
         with torch_side.in_mode(network, self.graph):
@@ -185,10 +185,10 @@ class Check:
         report.untold = self.telling.untold() | self.coarse
         return report
 
-    def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
+    def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str, is_anew: bool = False) -> VerifyReport:
         """Return the report before the first run, and decide what is compared and how."""
         self._cut(space)
-        self.notes += other_file(self.path, self.graph, space, shown)
+        self.notes += [] if is_anew else other_file(self.path, self.graph, space, shown)
         self._approximate(space)
         self._free_batch(space)
         self._choose_tolerance(network, metadata_of(space).get(DTYPE, ""))

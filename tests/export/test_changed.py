@@ -87,6 +87,20 @@ def test_another_head_and_a_layer(folder: Path, rows: int) -> None:
     assert dims == ["n", "n"], "the same symbol for the same size"
 
 
+def test_another_output(folder: Path) -> None:
+    """The new file is compared with the module that it was exported from."""
+    edit(folder, "        return self.fc2(", "        y = self.fc2(")
+    edit(folder, "\n\n    @classmethod", "\n        return y, y.mean(1)\n\n    @classmethod")
+    report = onnxgen.export(folder / "model.py", out=folder / "out.onnx")
+    assert report.method == ANEW and report.verified is not None and report.verified.agrees
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        wanted = imported(folder / "model.py").Model.from_pretrained().eval()(x)
+    session = ort.InferenceSession(folder / "out.onnx")
+    for got, right in zip(session.run(None, {"i0": x.numpy()}), wanted, strict=True):
+        np.testing.assert_allclose(got, right.numpy(), 1e-4, 1e-6)
+
+
 def wider() -> tuple[nn.Module, nn.Module]:
     """A layer without its bias, so that the network has other keys, and another head."""
     return nn.Linear(6, 8, bias=False), nn.Linear(8, 11)

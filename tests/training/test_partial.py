@@ -70,6 +70,16 @@ def test_what_fits_is_loaded_and_the_rest_is_named(edited: Path) -> None:
     assert equal(model, own) and float(model.out.weight.detach().std()) > 0
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_new_layer_has_the_type_of_the_network(dtype: str, module: Path) -> None:
+    onnxgen.generate(module.with_name("net.onnx"), module, onnxgen.Options(dtype=dtype), force=True)
+    text = module.read_text()
+    module.write_text(text.replace("super().__init__()\n", "super().__init__()\n        self.new = nn.Linear(2, 2)\n"))
+    model = open_model(module, strict=False)
+    assert {value.dtype for value in model.state_dict().values()} == {getattr(torch, dtype)}
+    assert model.new.weight.std() > 0
+
+
 def test_other_shapes(edited: Path) -> None:
     edit(edited, {"nn.Linear(8, 5)": "nn.Linear(8, 7)", "torch.arange(5)": "torch.arange(7)"})
     own = stored(edited)
@@ -202,7 +212,13 @@ def pickled(path: Path) -> None:
         (flip, "wrong checksum of"),
         (code, "has more than tensors .*save_file"),
         (pickled, "has more than tensors|is damaged"),
-        (lambda path: path.write_bytes(b""), "is damaged: "),
+        (lambda path: path.write_bytes(b""), "is damaged: EOFError"),
+        (
+            lambda path: path.write_bytes(pickle.dumps(Bad(path.with_name("made")))),
+            "more than|torch.save did not write",
+        ),
+        (lambda path: torch.save({"a": torch.ones(2, 2).to_sparse()}, path), "a is not a dense tensor"),
+        (lambda path: torch.save({"a": torch.ones(2, device="meta")}, path), "a is not a dense tensor"),
         (lambda path: torch.save([1, 2], path), "has no tensors by key, but a list"),
         (lambda path: torch.save({"net": {"a": torch.ones(1)}}, path), "has no tensors by key, but net"),
         (lambda path: torch.save({"layers.0.weight": torch.ones(8, 8).double()}, path), "does not fit"),
