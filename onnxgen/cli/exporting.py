@@ -10,7 +10,7 @@ from typing import Any
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
-from onnxgen.training.runs.folder import BEST, RECORD
+from onnxgen.training.runs.folder import RECORD, best_of
 from onnxgen.training.runs.record import read_record
 
 
@@ -35,11 +35,28 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     if not record.module:
         raise OnnxgenError(f"{run} has no module: {record.note}", help="export the model in Python")
     module = record.origin_for(run)
-    beside = module.with_name(record.onnx)
-    found = {"weights": run / BEST, "out": run / f"{record.name}.onnx", "onnx": beside if beside.is_file() else None}
+    module = module if _is_whole(module) else run / record.module
+    beside = record.place_of_origin(run).with_name(record.onnx) if record.onnx else Path()
+    found = {
+        "weights": given["weights"] or best_of(run),
+        "out": run / f"{record.name}.onnx",
+        "onnx": beside if beside.is_file() else None,
+    }
     facts = {"classes": json.dumps(record.classes), "preprocessing": record.preprocessing()}
     facts["run"] = hashlib.sha256((run / RECORD).read_bytes()).hexdigest()
     return module, {**given, **{name: value for name, value in found.items() if given[name] is None}, "metadata": facts}
+
+
+def _is_whole(module: Path) -> bool:
+    """Return True if a module can be imported and has its weights."""
+    from onnxgen.runtime.load import imported
+    from onnxgen.verify.integrity import metadata_of
+
+    try:
+        with imported(module) as space:
+            return bool(metadata_of(vars(space)))
+    except OnnxgenError:
+        return False
 
 
 def _print(report: ExportReport, verbose: bool) -> None:

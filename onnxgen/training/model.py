@@ -20,7 +20,7 @@ from onnxgen.runtime.partial import load_partly, under_own_keys
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.preprocessing import fitted
-from onnxgen.training.runs.folder import BEST
+from onnxgen.training.runs.folder import BEST, best_of
 from onnxgen.training.runs.record import read_record
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, igno
         if not record.module:
             what = f"{path} has no module: {record.note}"
             raise OnnxgenError(what, help=f"load its {BEST} into the model yourself")
-        model, said = load_model(path / record.module, weights or path / BEST, fresh, strict, ignore)
+        model, said = load_model(
+            path / record.module, weights or (None if fresh else best_of(path)), fresh, strict, ignore
+        )
         settings = record.settings_for(path)
         set_scale(model, settings.normalize, fitted(settings.table))
         set_classes(model, settings.classes)

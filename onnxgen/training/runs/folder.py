@@ -26,6 +26,14 @@ def need_run(out: Path) -> None:
         raise OnnxgenError(f"there is no run to resume in {out}", help=way_out)
 
 
+def best_of(run: Path) -> Path:
+    """Return the best weights of a run. Raise `OnnxgenError` if it has none yet."""
+    if not (run / BEST).is_file():
+        way = f"continue it: onnxgen train --resume --out {run}"
+        raise OnnxgenError(f"{run} has no {BEST}: it was stopped before the end of its first epoch", help=way)
+    return run / BEST
+
+
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder and below it, the oldest first. The folder itself may be one."""
     found = {path.parent for path in folder.rglob(CONFIG)} if folder.is_dir() else set()

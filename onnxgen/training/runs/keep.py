@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.utilities import rank_zero_only
+from safetensors.torch import load
 from torch import Tensor
 
 from onnxgen._version import __version__
@@ -35,7 +37,7 @@ from onnxgen.training.prepare import Plan, trial
 from onnxgen.training.report import PACKAGES
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.runs.folder import MODULE, RECORD, RUNS, numbered, slug
-from onnxgen.training.runs.record import Image, Input, Part, Record, Target, noted, read_record, write_record
+from onnxgen.training.runs.record import Image, Input, Part, Record, Target, code_of, noted, read_record, write_record
 from onnxgen.training.runs.source import fingerprint_of, source_of
 from onnxgen.training.settings import Settings
 from onnxgen.verify.convert import to_torch
@@ -129,11 +131,16 @@ def _module(plan: Plan, ports: list[tuple[Port, Port]]) -> tuple[str, Mapping[st
         raise
     except Exception as error:  # the module's code may raise anything
         raise OnnxgenError(f"{path} can't be copied: {one_line(error)}") from error
-    sidecar = sidecar_of(vars(space))
-    state = plan.model.state_dict()
-    stored = {} if sidecar is None else read_tensors(sidecar)
-    constants = {key: to_torch(array) for key, array in stored.items() if key not in state and is_constant(key, state)}
-    return found, metadata_of(vars(space)), constants
+    return found, metadata_of(vars(space)), _constants(vars(space), plan.model.state_dict())
+
+
+def _constants(space: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a module's own weights, in files or in the module, that are in no state dict."""
+    sidecar, text = sidecar_of(space), space.get("WEIGHTS")
+    stored: Mapping[str, Any] = read_tensors(sidecar) if sidecar is not None else {}
+    if isinstance(text, str):
+        stored = {key: tensor.numpy() for key, tensor in load(base64.b85decode(text)).items()}
+    return {key: to_torch(array) for key, array in stored.items() if key not in state and is_constant(key, state)}
 
 
 def _resized(port: Port, shape: tuple[int, ...]) -> Port:
@@ -154,6 +161,7 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         model=type(plan.model).__name__,
         module=MODULE,
         origin=seen_from("model", str(origin), out) if origin is not None else "",
+        code=(code_of(origin) if origin is not None else None) or "",
         onnx=signature.source,
         sha256=signature.sha256,
         versions={"onnxgen": __version__, "torch": torch.__version__, "lightning": lightning.__version__},

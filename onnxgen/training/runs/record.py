@@ -71,7 +71,7 @@ class Target:
         activation: what the model ends in: "softmax", "log_softmax", "sigmoid" or "".
         classes: number of classes; 0 if this is not a classifier. With 2 classes the output may be one number.
         axis: the output's axis along which the classes lie.
-        names: of the classes, in order; may be empty.
+        names: of the classes, in order; there may be fewer than classes, or none.
     """
 
     output: int
@@ -82,6 +82,12 @@ class Target:
     classes: int
     axis: int
     names: tuple[str, ...]
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """A name for each class. One that the data did not name has its number."""
+        rest = (str(n) if str(n) not in self.names else f"class {n}" for n in range(len(self.names), self.classes))
+        return (*self.names, *rest)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class Record:
         model: its class.
         module: the file of its code in the run's folder; "" if the model is of no single file, and `note` says why.
         origin: the module that was trained, seen from the run's folder; "" if it was of no file.
+        code: a digest of what that module did then (see `code_digest`).
         onnx, sha256: name and SHA-256 of the ONNX file that the module was generated from; may be "".
         versions: of onnxgen, torch and lightning.
         data: the data as it was named, seen from the run's folder; "" if it was a Python object.
@@ -123,6 +130,7 @@ class Record:
     targets: tuple[Target, ...]
     settings: Mapping[str, Any]
     note: str = ""
+    code: str = ""
     result: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     format: int = FORMAT
 
@@ -143,7 +151,15 @@ class Record:
             raise ValueError(f"its format is {found.get('format')!r}, and this version reads {FORMAT}")
         if found.get("module") not in ("", MODULE):  # it is code that runs: no other file may be named
             raise ValueError(f"its module is {found.get('module')!r}, not {MODULE}")
-        kinds = {"settings": dict, "result": dict, "versions": dict, "data": str, "origin": str, "onnx": str}
+        kinds = {
+            "settings": dict,
+            "result": dict,
+            "versions": dict,
+            "data": str,
+            "origin": str,
+            "onnx": str,
+            "code": str,
+        }
         if wrong := [name for name, kind in kinds.items() if not isinstance(found.get(name, kind()), kind)]:
             raise ValueError(f"its {wrong[0]} is of type {type(found[wrong[0]]).__name__}")
         try:
@@ -176,9 +192,25 @@ class Record:
         return str(seen_here("data", self.data, run)) if self.data else ""
 
     def origin_for(self, run: Path) -> Path:
-        """Return the module that was trained, as it is named from the current folder; the run's own if that is gone."""
-        found = Path(seen_here("model", self.origin, run)) if self.origin else run / self.module
-        return found if found.is_file() else run / self.module
+        """Return the module that was trained, as it is named from the current folder; the run's own if that is gone, or
+        was changed since.
+        """
+        found = self.place_of_origin(run)
+        return found if code_of(found) == self.code else run / self.module
+
+    def place_of_origin(self, run: Path) -> Path:
+        """Return where the module that was trained was, as it is named from the current folder."""
+        return Path(seen_here("model", self.origin, run)) if self.origin else run / self.module
+
+
+def code_of(module: Path) -> str | None:
+    """Return a digest of what a module does (see `code_digest`); None if it can't be read."""
+    from onnxgen.code.render import code_digest
+
+    try:
+        return code_digest(module.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
 
 
 def read_record(run: Path) -> Record:

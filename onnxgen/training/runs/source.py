@@ -24,6 +24,14 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 Place: TypeAlias = tuple[int, int, int]  # line from 0, and the first and last byte of a number in it
 MAX_TRIED = 500  # numbers in a module that may be the number of classes
 _WEIGHTS = f'WEIGHTS = Path(__file__).with_name("{BEST}")'
+_EMBEDDED = re.compile(r'^WEIGHTS = """\n.*?^"""\.replace\("\\n", ""\)$', re.MULTILINE | re.DOTALL)
+_READING = (  # how the templates read weights that are in the module or in several files; and in one file
+    ("Path(weights).read_bytes() if weights else base64.b85decode(WEIGHTS)", "Path(weights or WEIGHTS).read_bytes()"),
+    ("load(base64.b85decode(WEIGHTS))[key]", "load(WEIGHTS.read_bytes())[key]"),
+    ('    name = json.loads(WEIGHTS.read_text())["weight_map"][key]\n', ""),
+    ("safe_open(WEIGHTS.with_name(name), ", "safe_open(WEIGHTS, "),
+)
+_BESIDE = "generate the module without --embed and --shard-size"
 
 
 def shapes_of(model: nn.Module) -> Shapes:
@@ -62,14 +70,21 @@ def fingerprint_of(text: str) -> str:
 
 
 def _with_weights(text: str) -> str:
-    """Name the weights of the run, unless the module has its weights in itself or in several files."""
-    line = re.search(r"^WEIGHTS = Path\(.*$", text, re.MULTILINE)
+    """Let the module read the weights of the run: one file, also if its own are in itself or in several files.
+
+    Raises:
+        OnnxgenError: somebody changed how it reads its own.
+    """
+    line = _EMBEDDED.search(text) or re.search(r"^WEIGHTS = Path\(.*$", text, re.MULTILINE)
     if line is None:
         return text
-    if ".index.json" not in line[0]:
-        text = text.replace(line[0], _WEIGHTS, 1)
-    elif "\ndef constant(" in text:
-        raise OnnxgenError("its constants are in weights of several files, which a run does not have")
+    text = text.replace(line[0], _WEIGHTS, 1)
+    for old, new in _READING:
+        text = text.replace(old, new)
+    if not re.search(r"\bbase64\.", text):
+        text = text.replace("import base64\n", "", 1)
+    if re.search(r"b85decode\(WEIGHTS|WEIGHTS\.read_text", text):
+        raise OnnxgenError("its own code reads its weights, which in a run are one file", help=_BESIDE)
     return re.sub(r"^(Weights +)[^,\n]+", rf"\g<1>{BEST}", text, count=1, flags=re.MULTILINE)
 
 
