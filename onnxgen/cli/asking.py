@@ -156,7 +156,7 @@ def _csv(found: Sequence[Prediction]) -> bytes:
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue().encode()
+    return text.getvalue().encode("utf-8", "surrogateescape")  # a name of a file that is not UTF-8 stays as it is
 
 
 def _npz(found: Sequence[Prediction]) -> bytes:

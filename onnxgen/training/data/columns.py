@@ -145,7 +145,10 @@ def tensor_of(values: Any, what: str) -> Any:
     if isinstance(values, Tensor):
         found: Any = values.detach().cpu()
     else:
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except ValueError:  # nested lists of different length
+            raise OnnxgenError(f"{what} has rows of different shapes", help="give numbers of one shape") from None
         if array.dtype.kind in "US" or (array.dtype == object and all(isinstance(v, str) for v in array.flat)):
             if array.ndim != 1:
                 raise OnnxgenError(f"{what} is text of rank {array.ndim}; text must be one class name for each sample")
@@ -154,6 +157,8 @@ def tensor_of(values: Any, what: str) -> Any:
             raise OnnxgenError(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype in (np.uint16, np.uint32, np.uint64):  # torch can't index these
+            if array.size and int(array.max()) >= 1 << 63:
+                raise OnnxgenError(f"{what} has {array.max()}, and torch's whole numbers end below 2**63")
             array = array.astype(np.int64)
         found = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if found.ndim == 0:

@@ -39,7 +39,7 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
     columns = list(samples.fields)
     problems = Problems()
     inputs = _inputs_named(columns, ports, settings, problems)
-    outputs = _targets_named(columns, ports, settings, problems)
+    outputs = _targets_named(columns, ports, settings, problems, targets)
     problems.raise_if_any()
     conventional = known or target_called(columns)
     reserved = {*outputs.values(), *([] if outputs else [conventional])}
@@ -79,8 +79,13 @@ def _inputs_named(columns: list[str], ports: Signature, settings: Settings, prob
     return found
 
 
-def _targets_named(columns: list[str], ports: Signature, settings: Settings, problems: Problems) -> dict[int, str]:
-    """Return the columns that the settings name as targets, else those with an output's name."""
+def _targets_named(
+    columns: list[str], ports: Signature, settings: Settings, problems: Problems, needed: bool
+) -> dict[int, str]:
+    """Return the columns that the settings name as targets, else those with an output's name.
+
+    If they are not `needed` (to predict), the data may lack them.
+    """
     names = [port.name for port in ports.outputs]
     if isinstance(settings.target, str) and len(names) > 1:
         help = f"--target {','.join(f'{name}=COLUMN' for name in names[:2])}"
@@ -98,7 +103,7 @@ def _targets_named(columns: list[str], ports: Signature, settings: Settings, pro
         else:
             problems.add(f"the model has no output {printable(name)!r} (it has {_ports(ports.outputs)})")
     for column in given.values():
-        if column not in columns:
+        if needed and column not in columns:
             problems.add(f"--target {printable(column)}: the data has no such column (it has {listed(columns)})")
     return given or {i: name for i, name in enumerate(names) if name in columns}
 

@@ -88,6 +88,7 @@ def decoded(path: Path | Image.Image, size: tuple[int, int, int]) -> NDArray[np.
     channels, height, width = size
     try:
         with nullcontext(path) if isinstance(path, Image.Image) else Image.open(path) as image:
+            _need_range(image)
             image.draft(None, (2 * width, 2 * height))  # a JPEG of more than twice the size is decoded smaller
             upright = _eight_bits(ImageOps.exif_transpose(image)).convert(_MODES[channels])
             if upright.size != (width, height):
@@ -97,12 +98,16 @@ def decoded(path: Path | Image.Image, size: tuple[int, int, int]) -> NDArray[np.
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}") from None
 
 
+def _need_range(image: Image.Image) -> None:
+    """Raise `ValueError` for numbers of 32 bits. Only in PNG and PNM does PIL's mode I mean 16 bits."""
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise ValueError("the range of numbers of 32 bits is unknown; save it with 8 or 16 bits")
+
+
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Convert 16-bit images and transparent palettes: PIL would clip at 255, and lose the transparency."""
     from PIL import Image
 
-    if image.mode == "F":
-        raise ValueError("the range of a floating-point image is unknown")
     if image.mode.startswith("I"):
         return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
     return image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
@@ -222,6 +227,7 @@ def _look(path: Path) -> Seen:
     try:
         with Image.open(path) as image:
             image.load()
+            _need_range(image)
             _eight_bits(image)
             width, height = image.size
             if image.getexif().get(_ORIENTATION, 1) >= 5:

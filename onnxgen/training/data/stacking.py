@@ -32,7 +32,7 @@ def stack(source: DataSource, ports: Signature, settings: Settings, targets: boo
     aims = _aims(source, ports, settings, columns)
     singles = _singles(source) if settings.table != "none" else []
     for name in (*settings.inputs.values(), *(p.name for p in ports.inputs), *aims):
-        if name in source.unfit and (name in aims or name not in singles):
+        if name in source.unfit and (targets if name in aims else name not in singles):
             problems.add(source.unfit[name])
     problems.raise_if_any()
     table = fitted(settings.table)

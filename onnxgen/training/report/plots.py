@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from onnxgen.common.names import visible
 from onnxgen.training.runs.rows import Row, best_row
 
 COLORS = {"train": "#4c72b0", "val": "#dd8452"}
@@ -96,7 +97,7 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], of: str) -> bytes:
     axes.set_title(f"Confusion matrix ({of})")
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
-    names = [name if len(name) <= 20 else name[:19] + "…" for name in names]
+    names = [visible(name if len(name) <= 20 else name[:19] + "…") for name in names]
     if number <= MAX_CLASSES_WITH_NAMES:
         turned = 90 if any(len(name) > 3 for name in names) else 0
         axes.set_xticks(range(number), names, rotation=turned, fontsize=8, parse_math=False)

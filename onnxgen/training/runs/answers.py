@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from onnxgen.training.runs.record import Target
 
 Probabilities: TypeAlias = Mapping[str, float]
 LIKELY = 0.5  # a label with at least this probability holds
+_HALF = (torch.float16, torch.bfloat16)  # float32 has the same numbers, numpy knows it, and its probabilities sum to 1
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def answer(output: Tensor, target: Target | None) -> Answer:
         output: for one sample, with a batch axis of 1.
         target: what the output was trained for; None if it was not trained.
     """
+    output = output.float() if output.dtype in _HALF else output
     value = output[0].numpy()
     if target is None or not target.classes:
         return Answer(None, {}, value)
@@ -92,7 +95,7 @@ def answer(output: Tensor, target: Target | None) -> Answer:
         return _labels(output, target)
     if output.ndim > 2:
         return Answer(None, {}, output.argmax(target.axis)[0].numpy())
-    names = target.names or tuple(map(str, range(target.classes)))
+    names = target.all_names
     label = names[int(output[0].argmax())]
     if target.loss == "multi_margin_loss":  # scores, which are no probabilities
         return Answer(label, {}, value)
