@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.config import DIGITS, read_config
+from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, read_config
 from onnxgen.training.runs.folder import CONFIG, RUNS, holds_a_run, latest, need_run
 from onnxgen.training.runs.record import going_on, read_record
 from onnxgen.training.settings import Settings
@@ -35,15 +36,19 @@ def train_command(
     if given.get("resume") and "out" not in given:
         given = {**given, "out": latest(given.get("name", ""))}
     named = {"model": model, "data": data}
-    base = _configured(config, given)
-    if model is not None and model.is_dir():
-        base = {**going_on(model, data), "data": read_record(model).data_for(model), **base}
-    values = {**base, **given, **{k: v for k, v in named.items() if v is not None}}
-    run: dict[str, str] = {name: str(values.pop(name)) for name in named if name in values}
-    settings = Settings(**values)
+    chosen = {**_configured(config, given), **given, **{k: v for k, v in named.items() if v is not None}}
+    before = model if model is not None and model.is_dir() else None
+    base = {} if before is None else {**going_on(before, data), "data": read_record(before).data_for(before)}
+    values = {**base, **chosen}
+    run = {name: str(values[name]) for name in named if name in values}
+    settings = _settings(values)
     _check(run, settings)
     with progress("loading PyTorch and Lightning", quiet or as_json):
         fit = _fit()
+    if before is not None and data is not None:  # it may be a copy of the run's data, which takes PyTorch to tell
+        from onnxgen.training.runs.learner import going_on_with
+
+        settings = _settings({**going_on_with(before, data), **chosen})
     try:
         result = fit(run["model"], run["data"], settings=settings, show="nothing" if quiet or as_json else "auto")
     except SystemExit:  # so Lightning answers a second Ctrl-C
@@ -51,6 +56,10 @@ def train_command(
     if first_process():
         _tell(result, quiet, as_json)
     return INTERRUPTED if result.stopped == "interrupted" else 0
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    return Settings(**{name: value for name, value in values.items() if name not in NOT_SETTINGS})
 
 
 def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +90,10 @@ def _check(run: dict[str, str], settings: Settings) -> None:
     elif not run["data"]:
         raise OnnxgenError(f"the data of {run['model']} was a Python object", help="name data with --data")
     data = run.setdefault("data", DIGITS)
-    if data != DIGITS and ":" not in data and not Path(data).exists():
-        raise OnnxgenError(f"there is no data at {data}", help="name a file, a folder, module:function or digits")
+    if is_path(data) and not Path(data).exists():
+        raise OnnxgenError(
+            f"there is no data at {data}", help="--data names a file, a folder, module:function or digits"
+        )
     if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
         raise OnnxgenError(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
 

@@ -35,6 +35,11 @@ FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function, where the function retu
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}
 
 
+def is_path(data: str) -> bool:
+    """Return True if the name of data is that of a file or a folder, not `digits` or `module:function`."""
+    return data != DIGITS and not FUNCTION.fullmatch(data)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Return the values of a TOML file by name, converted to the types of their settings.
 

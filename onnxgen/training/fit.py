@@ -39,7 +39,8 @@ from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
 from onnxgen.training.runs.folder import BEST, CHECKPOINTS, RUNS, latest
 from onnxgen.training.runs.keep import Kept, kept, placed
-from onnxgen.training.runs.record import going_on, read_record
+from onnxgen.training.runs.learner import going_on_with, split_again
+from onnxgen.training.runs.record import read_record
 from onnxgen.training.schedules import make_schedule
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
@@ -108,25 +109,21 @@ def fit(
     Raises:
         OnnxgenError: model, data and settings do not fit together (nothing was trained), or the loss became NaN.
     """
-    if settings is None and isinstance(model, (str, Path)) and Path(model).is_dir():
-        settings = Settings(**going_on(Path(model), data))
+    before = Path(model) if isinstance(model, (str, Path)) and Path(model).is_dir() else None
+    if settings is None and before is not None:
+        settings = Settings(**going_on_with(before, data))
     settings = replace(settings or Settings(), **overrides)
     if settings.resume and settings.out == RUNS:
         settings = replace(settings, out=latest(settings.name))
     if data is None:
-        data = _own_data(model) or DIGITS
+        data = read_record(before).data_for(before) if before is not None else DIGITS
     with quiet():
         lightning.seed_everything(settings.seed, verbose=False)
         plan = prepare(model, data, settings)
+        plan.notes += [] if before is None else [split_again(before, plan.data)]
         file = file_of(model) if isinstance(model, nn.Module) else model
         named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
         return run(plan, callbacks, show, {name: str(value) for name, value in named.items() if value is not None})
-
-
-def _own_data(model: Any) -> str:
-    """Return the data of a run to go on from; "" for any other model."""
-    is_run = isinstance(model, (str, Path)) and Path(model).is_dir()
-    return read_record(Path(model)).data_for(Path(model)) if is_run else ""
 
 
 def run(
@@ -151,7 +148,7 @@ def run(
     first, rest = LogEpoch(), [history, progress, keep]
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
-    go_on_from = keep.start(settings.resume)  # may raise, so it comes before files of an older run are replaced
+    go_on_from = keep.start(settings.resume, settings.epochs)  # it may raise: files of an older run are there still
     report.begin(settings, facts, named or {})
     keeps.write(settings.out)
     loaders, begun = _Loaders(plan), time.monotonic()
@@ -327,8 +324,10 @@ def _check_optimization(plan: Plan, network: nn.Module) -> None:
     assert plan.data.train is not None
     a_step = settings.batch_size * settings.accumulate * settings.devices * settings.nodes
     _optimization(plan, network, settings.epochs * math.ceil(len(plan.data.train) / a_step))
-    if settings.precision == "16-true":
-        check_half(settings, plan.device)
+    kept = "-mixed" in settings.precision or settings.precision == "32-true"  # Lightning leaves the weights' dtypes
+    own = kept and any(p.dtype == torch.float16 and p.requires_grad for p in network.parameters())
+    if own or settings.precision == "16-true":
+        check_half(settings, plan.device, own)
 
 
 callable_module(__name__, fit)

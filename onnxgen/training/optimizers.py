@@ -58,8 +58,8 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
         ) from None
 
 
-def check_half(settings: Settings, device: Device) -> None:
-    """Check that a step of the optimizer keeps float16 weights finite on the device.
+def check_half(settings: Settings, device: Device, own: bool) -> None:
+    """Check that a step of the optimizer keeps float16 weights finite on the device. `own`: the module has such.
 
     In float16 the `eps` of Adam and similar optimizers is 0, so a weight whose gradient is 0 becomes NaN.
 
@@ -74,7 +74,8 @@ def check_half(settings: Settings, device: Device) -> None:
         return
     name, eps = optimizer_class(settings.optimizer).__name__, optimizer.defaults.get("eps")
     why = "" if eps is None else f": its eps of {eps:g} is 0 there"
-    ways = [f"--precision {'bf16-mixed' if device.kind == 'cpu' else '16-mixed'}", "--optimizer sgd"]
+    other = "generate the module without --dtype float16"
+    ways = [other if own else f"--precision {'bf16-mixed' if device.kind == 'cpu' else '16-mixed'}", "--optimizer sgd"]
     ways += [] if eps is None else ["--optimizer-arg eps=1e-4"]
     raise OnnxgenError(f"{name} makes weights of float16 NaN{why}", help=", or ".join(ways))
 

@@ -82,14 +82,15 @@ class Checkpoints(lightning.Callback):
         self._trained = self._cut = False
         self._saved = time.monotonic()
 
-    def start(self, resume: bool) -> Path | None:
+    def start(self, resume: bool, epochs: int | None = None) -> Path | None:
         """Return the `ckpt_path` for `Trainer.fit`; None for a new run.
 
         A run that was stopped before its first checkpoint starts again. A new run removes the checkpoints and weights
-        of an earlier run in its folder.
+        of an earlier run in its folder. `epochs` are those that the run is to have.
 
         Raises:
-            OnnxgenError: there is no run to resume, its model, data or settings differ, or all checkpoints are damaged.
+            OnnxgenError: there is no run to resume, its model, data or settings differ, it has more epochs already, or
+                all checkpoints are damaged.
         """
         found = self.store.read() if resume else None
         if found is None:
@@ -104,6 +105,10 @@ class Checkpoints(lightning.Callback):
                 (self.out / name).unlink(missing_ok=True)
             return None
         compare(own_part(found)["identity"], self.identity)
+        done = found["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+        if epochs is not None and done > epochs:
+            what = f"the run in {self.out} has {done} whole epochs already, and --epochs is {epochs}"
+            raise OnnxgenError(what, help=f"leave --epochs out, or give {done} or more")
         return self.store.found
 
     # Lightning's hooks, in the order in which they are called.

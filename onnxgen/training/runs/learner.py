@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
+from onnxgen.training.config import is_path
 from onnxgen.training.data import feed, open_data
+from onnxgen.training.data.columns import tensor_of
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import SUFFIXES, open_images
 from onnxgen.training.data.objects import from_object
@@ -25,7 +26,7 @@ from onnxgen.training.model import open_model
 from onnxgen.training.runs.alike import as_in_training, need_alike
 from onnxgen.training.runs.answers import Prediction, answer
 from onnxgen.training.runs.keep import part as described
-from onnxgen.training.runs.record import Input, is_same, read_record
+from onnxgen.training.runs.record import Input, Part, going_on, is_same, read_record
 from onnxgen.training.settings import Settings
 
 Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample
@@ -116,12 +117,15 @@ class Learner:
             found = open_data(data, self.model, replace(self.settings, augment="none"))
         except OnnxgenError:  # other data may have no such column, or be too small for these parts
             return False
-        return {name: described(samples) for name, samples in found.parts.items()} == self.record.parts
+        return _parts_of(found) == self.record.parts
 
     def _held(self, own: Any, part: str | None) -> Data:
         """Return the data of the run, split as it was. Raises `OnnxgenError` if it is not the same any more."""
         if isinstance(own, str) and not own:
             raise OnnxgenError("the run's data was a Python object", help="give the data: evaluate(data)")
+        if isinstance(own, str) and is_path(own) and not Path(own).exists():
+            what = f"the data of {self.run} is gone: there is no {own}"
+            raise OnnxgenError(what, help="say where it is now, with --data; in Python: evaluate(data)")
         found = open_data(own, self.model, replace(self.settings, augment="none"))
         name = self._part(part)
         samples, then = found.parts.get(name), self.record.parts.get(name)
@@ -168,8 +172,9 @@ class Learner:
             return self._fitted(open_images(images)), list(map(str, range(len(images))))
         if isinstance(data, (Tensor, np.ndarray, list, tuple)):
             entry = self.record.inputs[0]
-            array = data if isinstance(data, Tensor) else torch.as_tensor(np.array(data))
-            data = {entry.column: _batch(array, entry)}
+            data = {entry.column: _batch(tensor_of(data, "the data"), entry)}
+        if data is None:
+            raise OnnxgenError("the data is None", help="give files, images, an array, a table or a dict of columns")
         if isinstance(data, Mapping):
             columns = {entry.name: entry.column for entry in self.record.inputs}
             data = {columns.get(str(name), str(name)): values for name, values in data.items()}
@@ -192,6 +197,24 @@ class Learner:
         found = fit_to_model(source, self.model, settings, targets=targets)
         need_alike(found, feed(found, self.model, settings, targets=False), self.record)
         return found
+
+
+def going_on_with(run: Path, data: Any) -> dict[str, Any]:
+    """Return the settings with which a run goes on (see `going_on`). A copy of its data is its data."""
+    if data is None or is_same(data, read_record(run).data_for(run)):
+        return going_on(run, None)
+    return going_on(run, None if Learner(run)._is_copy(data) else data)
+
+
+def split_again(run: Path, data: Data) -> str:
+    """Return a note: whether data is split as that of a run, so that what the run held back is held back again."""
+    if _parts_of(data) == read_record(run).parts:
+        return f"the samples are those of {run}, split as before"
+    return f"the samples or their split are not those of {run}: what it held back may be trained on now"
+
+
+def _parts_of(data: Data) -> dict[str, Part]:
+    return {name: described(samples) for name, samples in data.parts.items()}
 
 
 def _is_path(item: Any) -> bool:

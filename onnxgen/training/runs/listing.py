@@ -15,6 +15,7 @@ from onnxgen.training.runs.record import Record, read_record
 from onnxgen.training.runs.rows import Row, duration, number, read_rows
 
 _SHOWN = ("val_accuracy", "test_accuracy", "val_loss", "test_loss", "train_loss")
+_WIDEST = 40  # letters of a setting in the list
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ def _cells(run: Run, differing: Sequence[str], metrics: Sequence[str]) -> list[s
 
 
 def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Return a setting as text of at most `_WIDEST` letters: a fitted table or a thousand classes would fill pages."""
+    pairs = [f"{name}={one}" for name, one in value.items()] if isinstance(value, dict) else value
+    text = ",".join(map(str, pairs)) if isinstance(pairs, list) else str(pairs)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
 
 
 def page(folder: Path, runs: Sequence[Run]) -> str:
