@@ -16,9 +16,11 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
+from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.augment import RECIPES
+from onnxgen.training.data.folder import open_images
 from onnxgen.training.data.samples import Data
 from onnxgen.training.loader import Loader
 from tests.training.small import network
@@ -138,6 +140,13 @@ def test_16_bit_images_are_scaled(model: Model, tmp_path: Path) -> None:
     deep = (pixels(6, 5).astype(np.uint16)) * 257
     found = fed(saved(tmp_path, Image.fromarray(deep)), model(1, 6, 5))[1, 0]
     assert np.array_equal(found.numpy(), (deep / 257).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_numbers_of_32_bits_have_no_known_range(tmp_path: Path, dtype: type[np.generic]) -> None:
+    wide = Image.fromarray((pixels(6, 5).astype(np.float64) * 2**20).astype(dtype))
+    with pytest.raises(OnnxgenError, match="the range of numbers of 32 bits is unknown; save it with 8 or 16 bits"):
+        open_images([saved(tmp_path, wide, "a.tif") / "owl" / "a.tif"])
 
 
 def test_exif_orientation_is_applied(model: Model, tmp_path: Path) -> None:

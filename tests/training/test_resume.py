@@ -226,6 +226,10 @@ def test_fit_resumes_where_it_was_stopped(tmp_path):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     best = load_file(tmp_path / "whole/best.safetensors")
     assert all(torch.equal(tensor, best[name]) for name, tensor in whole.model.state_dict().items())
+    before = {path: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.is_file()}
+    with pytest.raises(OnnxgenError, match="has 3 whole epochs already"):
+        run(tmp_path / "whole", resume=True, epochs=2)
+    assert before == {path: path.read_bytes() for path in before}
 
 
 class Poison(lightning.Callback):
