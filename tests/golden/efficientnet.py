@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "4627a6fd6b9bb4f0123e60da4860043b"
+FINGERPRINT = "0d67236bc8485f1e123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
@@ -134,10 +134,9 @@ class EfficientNet(nn.Module):
         return self.classifier(x)
 
     @classmethod
-    def from_pretrained(
-        cls, weights: Path | str = WEIGHTS, *, strict: bool = True, **to: Any
-    ) -> "Model":
+    def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
         """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
+        strict = to.pop("strict", True)
         with torch.device("meta" if strict else "cpu"):
             model, own = cls(), cls().to("meta", to.get("dtype") or torch.float32)
         with safe_open(weights, "pt") as f:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "536bf96a29a52ecdf7427708ef44062e"
+FINGERPRINT = "19632ec9ee74b36bf7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
@@ -148,10 +148,9 @@ class MobileNetV3(nn.Module):
         return self.classifier(x)
 
     @classmethod
-    def from_pretrained(
-        cls, weights: Path | str = WEIGHTS, *, strict: bool = True, **to: Any
-    ) -> "Model":
+    def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
         """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
+        strict = to.pop("strict", True)
         with torch.device("meta" if strict else "cpu"):
             model, own = cls(), cls().to("meta", to.get("dtype") or torch.float32)
         with safe_open(weights, "pt") as f:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("unet.safetensors")
-FINGERPRINT = "6bf6d2b0e2fdba3e91f87ddccc6d4a67"
+FINGERPRINT = "ab36dfc62ba67d1e91f87ddccc6d4a67"
 
 
 class DoubleConv(nn.Module):
@@ -67,10 +67,9 @@ class UNet(nn.Module):
         return self.outc(self.up2(x, skip1))
 
     @classmethod
-    def from_pretrained(
-        cls, weights: Path | str = WEIGHTS, *, strict: bool = True, **to: Any
-    ) -> "Model":
+    def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
         """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
+        strict = to.pop("strict", True)
         with torch.device("meta" if strict else "cpu"):
             model, own = cls(), cls().to("meta", to.get("dtype") or torch.float32)
         with safe_open(weights, "pt") as f:
