@@ -56,6 +56,12 @@ class ClassTree:
     def base(self) -> str:
         return "nn.Sequential" if self.items else "nn.Module"
 
+    @property
+    def is_row(self) -> bool:
+        """True if `forward` is that of `nn.Sequential`, and need not be written."""
+        plain = [f"return super().forward({argument.arg})" for argument in self.inputs]
+        return bool(self.items) and len(plain) == 1 and [ast.unparse(s) for s in self.body] == plain
+
     @cached_property
     def methods(self) -> list[ast.FunctionDef]:
         """The methods in order, except those that only the templates have."""
@@ -63,8 +69,9 @@ class ClassTree:
         if self.ties:
             ties: list[ast.stmt] = [printer.assigned(tied, kept) for kept, tied in self.ties]
             made.append(ast.FunctionDef(_TIE, _NO_ARGUMENTS, ties, [], ast.Constant(None)))
-        arguments = ast.arguments([], [ast.arg("self"), *self.inputs], None, [], [], None, [])
-        made.append(ast.FunctionDef("forward", arguments, self.body, [], self.result))
+        if not self.is_row:
+            arguments = ast.arguments([], [ast.arg("self"), *self.inputs], None, [], [], None, [])
+            made.append(ast.FunctionDef("forward", arguments, self.body, [], self.result))
         return [*made, *(stub.tree for stub in self.stubs)]
 
     @cached_property
@@ -90,7 +97,7 @@ class ClassTree:
             self.base,
             self.paths,
             printer.lines(self.setup),
-            printer.lines(self.body),
+            [] if self.is_row else printer.lines(self.body),
             list(map(printer.argument, self.inputs)),
             ast.unparse(self.result),
             [(ast.unparse(kept), ast.unparse(tied)) for kept, tied in self.ties],

@@ -118,6 +118,10 @@ class FileText:
         """Return the name itself if it is spelled like a variable (a Python keyword counts), else ""."""
         return self._text if _WORD.fullmatch(self._text) else ""
 
+    def fits(self, pattern: re.Pattern[str]) -> bool:
+        """Return True if the pattern matches the whole name."""
+        return pattern.fullmatch(self._text) is not None
+
     def without(self, prefix: str) -> FileText:
         """Return the name without `prefix`."""
         return FileText(self._text.removeprefix(prefix))

@@ -21,7 +21,9 @@ def role(node: ir.Node) -> str:
 
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
-    """Return a parameter's initial value: ones for rank-1 factors, zeros for rank-1 summands, else normal (0.02)."""
+    """Return a parameter's initial value: ones for rank-1 factors and for single numbers, zeros for rank-1 summands,
+    else normally distributed (0.02).
+    """
     while node.op_type == "Identity" and len(takers := list(node.outputs[0].consumers())) == 1:
         value, node = (
             node.outputs[0],
@@ -35,8 +37,10 @@ def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
     is_vector = len([d for d in shape if d != 1]) <= 1
     if is_vector and (node.op_type in ADDITIVE or place == "bias"):
         return quote("nn.Parameter(x)", x=call("torch.zeros", *(shape or [()]), **dtype))
-    empty = call("torch.empty", *(shape or [()]), **dtype)
-    return quote("nn.Parameter(nn.init.trunc_normal_(x, std=0.02))", x=empty)
+    if all(size == 1 for size in shape):
+        return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))
+    # `nn.init.normal_` and a product import the compiler on the meta device, where `from_pretrained` builds the network
+    return quote("nn.Parameter(x)", x=call("torch.normal", 0.0, 0.02, shape, **dtype))
 
 
 def _place(node: ir.Node, value: ir.Value) -> str:

@@ -21,6 +21,7 @@ from onnxgen.structure.forms import Differ, Form, FormMaker, add, values
 from onnxgen.structure.literals import Signature
 from onnxgen.structure.runs import collect_runs
 from onnxgen.structure.scopes import ClassRef, Scope, callee
+from onnxgen.structure.sequences import share_rows
 from onnxgen.structure.share import Shared, share
 from onnxgen.structure.sizes import resolve_sizes
 from onnxgen.structure.union import unite
@@ -56,6 +57,8 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath]) 
         if scope.path not in plain:
             unpack_shapes(scope, module)
             collect_runs(scope, module)
+    share_rows([scope for scope in order if scope.path not in plain], module.reserved)
+    order = list(_bottom_up(root))
     classes = Classes(module, root, order, plain)
     for level in _levels(order, classes.names):
         classes.add(level)
@@ -116,7 +119,9 @@ class Classes:
         """Merge classes of several roles that differ in a few numbers, unless an exporter recorded their names."""
         forms: dict[str, list[int]] = {}
         for i, (groups, form, _) in enumerate(found):
-            recorded = any(s.path in self.module.classes or s.path in self.plain for group in groups for s in group)
+            recorded = any(
+                (s.path in self.module.classes and not s.row) or s.path in self.plain for group in groups for s in group
+            )
             if not form.variants and not recorded:
                 forms.setdefault(form.key, []).append(i)
         gone: set[int] = set()

@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from onnxgen.code.module_def import ModuleDef
+from onnxgen.code.module_def import Member, ModuleDef
 from onnxgen.code.quote import Ref, walk
 from onnxgen.code.torch_api import CONVOLUTIONS, TRANSPOSED, function_of
 from onnxgen.common.names import RESERVED, ModulePath, Namer, class_name, singular
@@ -69,7 +69,7 @@ class ClassNames:
         self.same: dict[ModulePath, ModulePath] = {}  # roles with one known sequence of layers: the first of them
         first: dict[str, ModulePath] = {}
         for scope in scopes:
-            if scope.path and scope.path not in module.classes:
+            if scope.path and scope.path not in module.classes and not scope.row:
                 role = role_path(scope.path)
                 self.roles[_short(module, scope)].add(role)
                 vague = _word(scope.path) in VAGUE or _is_numbered(scope.path)
@@ -82,11 +82,15 @@ class ClassNames:
 
     def role(self, scope: Scope) -> object:
         """Return the role of a scope. Only scopes of equal roles can be variants of one class."""
+        if scope.row:
+            return scope.row
         role = role_path(scope.path)
         return self.module.classes.get(scope.path) or self.same.get(role, role)
 
     def take(self, scopes: list[Scope]) -> str:
         """Return the name of a class that these scopes share."""
+        if scopes[0].row:
+            return self._free(scopes[0].row)
         recorded = self.module.classes.get(scopes[0].path)
         found = {self.known.get(id(scope), "") for scope in scopes} - {""}
         known = next((name for name in sorted(found) if FAMILY.get(name) not in found), "")
@@ -179,12 +183,18 @@ def _short(module: ModuleDef, scope: Scope) -> str:
 def _known_sequence(scope: Scope) -> str:
     """Return the name of a known sequence of layers; "" if the scope has another one."""
     level = len(scope.path)
-    layers = [m for m in scope.members if not any(SHORTCUT.search(part) for part in m.path[level:])]
+    layers = [m for m in _layers(scope) if not any(SHORTCUT.search(part) for part in m.path[level:])]
     kinds = tuple(kind for m in layers if (kind := _kind(m.build)))
     values = scope.expressions()
     if kinds == ("point", "point") and any(isinstance(v, ast.BinOp) and isinstance(v.op, ast.Mult) for v in values):
         return "SqueezeExcitation"
     return KNOWN_SEQUENCES.get((kinds, any(_is_sum(v) for e in values for v in walk(e))), "")
+
+
+def _layers(scope: Scope) -> list[Member]:
+    """Return the members of a scope, and those of its rows of layers."""
+    inner = [m.build.scope if isinstance(m.build, ClassRef) and m.build.scope.row else None for m in scope.members]
+    return [layer for m, row in zip(scope.members, inner) for layer in ([m] if row is None else row.members)]
 
 
 def _is_projection(scope: Scope) -> bool:

@@ -28,6 +28,8 @@ _OPERATIONS = frozenset("""
     triu unflatten unsqueeze val var view where zeros item detach alias copy expand_as size reshape_ type_as float
     """.split())
 _MEANINGFUL = re.compile(r"[a-z][a-z_]{2,23}")
+_COUNTED = re.compile(r"onnx::\w+|\d+|input\.\d+")  # PyTorch's legacy exporter
+_NUMBERS = re.compile(r"(_\d+)+$")
 Text = TypeVar("Text", str, FileText)
 
 
@@ -60,14 +62,21 @@ def input_name(
     Fixed are the graph's names at the root, roles, and the graph's names of integer tensors (token ids) everywhere.
     """
     value = argument.value
-    hint = (hints.get(value) or FileText(value)).without("size.").identifier()
-    if is_root:
+    name = hints.get(value) or FileText(value)
+    hint = name.without("size.").identifier()
+    if is_root and not is_made_up(name):
         return hint
     if roles.get(value, "x") != "x":
         return roles[value]
     dtype = infos.get(value, Info()).dtype
     is_index = dtype is not None and not dtype.is_floating_point() and hint.isidentifier() and hint.islower()
     return hint if argument.annotation != "Tensor" or is_index else ""
+
+
+def is_made_up(name: FileText) -> bool:
+    """True if an exporter gave a value its name: `onnx::Gemm_0`, `input.1`, `12`, `linear_8`, `view_4_1`."""
+    word = _NUMBERS.sub("", name.word())
+    return name.fits(_COUNTED) or (word in _OPERATIONS and word not in ("output", "result", name.word()))
 
 
 def own_name(hint: FileText) -> str:

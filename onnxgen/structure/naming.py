@@ -16,7 +16,7 @@ from onnxgen.code.torch_api import ACTIVATIONS, PARTS, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, identifier, local
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
-from onnxgen.structure.clues import Clues, input_name
+from onnxgen.structure.clues import Clues, input_name, is_made_up
 from onnxgen.structure.nesting import LINE, width
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
@@ -73,8 +73,10 @@ class Names:
         sure = input_name(argument, not self.scope.path, self.infos, self.clues.roles, self.clues.hints)
         if sure:
             return [sure]
-        hint = self.clues.hint(value).identifier()
-        if value in self.clues.given and len(self.clues.given & self.arguments) > 1 and _IDENTIFIER.fullmatch(hint):
+        name = self.clues.hint(value)
+        hint = name.identifier()
+        several = value in self.clues.given and len(self.clues.given & self.arguments) > 1
+        if several and _IDENTIFIER.fullmatch(hint) and not is_made_up(name):
             return [hint]  # one of several inputs of the graph
         if value in self.parts:
             return [self.parts[value], "x"]
@@ -164,7 +166,7 @@ class Names:
         if not is_used:
             return ["_"]
         hint = self.clues.hint(value)
-        if not self.scope.path and value in self.returned and 0 < len(hint.word()) <= 24:
+        if not self.scope.path and value in self.returned and 0 < len(hint.word()) <= 24 and not is_made_up(hint):
             return [hint.identifier()]
         role = self.clues.roles.get(value, "x")
         if role != "x":

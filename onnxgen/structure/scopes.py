@@ -46,6 +46,7 @@ class Scope:
         containers: lists that are called as one (`nn.Sequential`) or looped over (`nn.ModuleList`), by path.
         nodes: the ONNX nodes that the returned expressions stand for.
         varies: it is called with values of several shapes.
+        row: the name of its class, if it is a row of layers (`sequences.py`).
     """
 
     path: ModulePath
@@ -56,6 +57,7 @@ class Scope:
     containers: dict[ModulePath, Member] = field(default_factory=dict)
     nodes: tuple[FileText, ...] = ()
     varies: bool = False
+    row: str = ""
 
     def expressions(self) -> list[ast.expr]:
         """Return all expressions of the body, nested blocks included, and the returned ones."""

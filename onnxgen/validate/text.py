@@ -303,6 +303,9 @@ class Text(Statements):
             if holder.kind != "Sequential" or kwargs or len(args) != 1:
                 raise Unreadable(f"a call of an nn.{holder.kind}")
             return self._chain(holder, args[0])
+        if holder.kind == "Sequential" and not _defines(holder.definition, "forward"):
+            (value,) = args
+            return self._chain(holder, value)
         method = _method(holder.definition, "forward")
         around, self.graph.home = self.graph.home, holder.path or ""
         self._enter(holder.definition.name)
@@ -344,6 +347,10 @@ def _method(definition: ast.ClassDef | None, name: str) -> ast.FunctionDef:
     if len(found) != 1:
         raise Unreadable(f"{len(found)} methods called {name}")
     return found[0]
+
+
+def _defines(definition: ast.ClassDef, name: str) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in definition.body)
 
 
 def _annotations(root: Holder) -> list[str]:

@@ -78,7 +78,7 @@ def _like(parameter: Tensor, fresh: Tensor) -> None:
     if bool((fresh == fresh.flatten()[0]).all()):
         parameter.fill_(fresh.flatten()[0].item())
     else:
-        nn.init.trunc_normal_(parameter, std=0.02)
+        nn.init.normal_(parameter, std=0.02)
 
 
 def _by_module(model: nn.Module, names: set[str]) -> list[tuple[nn.Module, list[str]]]:
