@@ -58,9 +58,11 @@ class ClassTree:
 
     @property
     def is_row(self) -> bool:
-        """True if `forward` is that of `nn.Sequential`, and need not be written."""
-        plain = [f"return super().forward({argument.arg})" for argument in self.inputs]
-        return bool(self.items) and len(plain) == 1 and [ast.unparse(s) for s in self.body] == plain
+        """True if `forward` is that of `nn.Sequential`, and need not be written. The root's says what it takes."""
+        if not self.items or self.paths == [""] or len(self.inputs) != 1 or not isinstance(self.body[0], ast.Return):
+            return False
+        value = self.body[0].value
+        return value is not None and ast.unparse(value) == f"super().forward({self.inputs[0].arg})"
 
     @cached_property
     def methods(self) -> list[ast.FunctionDef]:

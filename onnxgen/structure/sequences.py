@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, Input, Member
+from onnxgen.code.module_def import Assign, Input, Member, is_statistic
 from onnxgen.code.quote import MemberRef, Ref
 from onnxgen.code.torch_api import CONVOLUTIONS, function_of
 from onnxgen.structure.copies import replace_in
@@ -56,7 +56,9 @@ def _row(scope: Scope, container: Member) -> Row | None:
     """Return a container of nothing but torch's layers; None for others, and for one that is the whole scope."""
     path = container.path
     members = [m for m in scope.members if m.path[: len(path)] == path]
-    are_layers = all(len(m.path) == len(path) + 1 and m.layer.startswith("nn.") and not m.frozen for m in members)
+    are_layers = all(
+        len(m.path) == len(path) + 1 and m.layer.startswith("nn.") and all(map(is_statistic, m.frozen)) for m in members
+    )
     if container.layer != "nn.Sequential" or path == scope.path or len(members) < 2 or not are_layers:
         return None
     given, made = ".".join((*path, "in")), ".".join((*path, "out"))

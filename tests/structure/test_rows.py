@@ -1,0 +1,87 @@
+"""Rows of layers that differ in numbers are one class; names that exporters count are no names."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnxgen.pipeline import generate
+from tests.structure.test_structure import classes, made
+from tests.support.real import imported
+from tests.zoo.export import Case, quiet
+
+
+def conv_bn(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    layers = [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.SiLU()]
+    return nn.Sequential(*layers)
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv_bn(3, 8, 2)
+        self.levels = nn.ModuleList(nn.Sequential(conv_bn(a, b, 2), conv_bn(b, b)) for a, b in ((8, 12), (12, 16)))
+        self.head = nn.Linear(28, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        pooled = []
+        for level in self.levels:
+            x = level(x)
+            pooled.append(x.mean((2, 3)))
+        return self.head(torch.cat(pooled, dim=1))
+
+
+@pytest.mark.parametrize("case", [Case("legacy", 17, True), Case("dynamo", 18, False)], ids=str)
+def test_rows_share_a_class(case: Case, tmp_path: Path) -> None:
+    source = made(Tower, tmp_path, case=case)
+    own = classes(source)["ConvBlock"]
+    assert own.count("nn.Conv2d(") == 1 and "def forward" not in own
+    assert source.count("nn.Conv2d(") == 1 and source.count("= ConvBlock(") + source.count(" ConvBlock(") >= 5
+
+
+def test_drawn_rows_keep_keys_and_outputs(tmp_path: Path) -> None:
+    """Rows of drawn layers and sizes, some of which occur once or never change."""
+    for seed in range(4):
+        drawn = random.Random(seed)
+        kinds = drawn.sample([nn.ReLU, nn.Hardswish, nn.Tanh, nn.ELU], 2)
+        widths = [3, *(drawn.choice((4, 6, 8)) for _ in range(6))]
+        blocks = []
+        for a, b in zip(widths, widths[1:]):
+            layers = [nn.Conv2d(a, b, drawn.choice((1, 3)), padding=drawn.choice((1, 2))), nn.BatchNorm2d(b)]
+            blocks.append(nn.Sequential(*layers, drawn.choice(kinds)()))
+        net = nn.ModuleDict({"a": nn.Sequential(*blocks[:2]), "b": nn.Sequential(*blocks[2:])})
+        model = nn.Sequential(net["a"], net["b"]).eval()
+        inputs = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+        path = tmp_path / f"net{seed}.onnx"
+        with quiet():
+            torch.onnx.export(model, (inputs,), path, dynamo=False, training=torch.onnx.TrainingMode.PRESERVE)
+        generated = generate(path, tmp_path / f"net{seed}.py")
+        assert "def forward(self, x: Tensor)" in generated.source  # `input.1` is no name
+        ours = imported(tmp_path / f"net{seed}.py").Model.from_pretrained().eval()
+        assert list(ours.state_dict()) and set(ours.state_dict()) <= set(model.state_dict())
+        torch.testing.assert_close(ours(inputs), model(inputs), rtol=1e-4, atol=1e-5)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([2.5]))
+        self.table = nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return (first.unsqueeze(1) + self.table).tanh() * self.scale + second
+
+
+def test_counted_names_are_no_names(tmp_path: Path) -> None:
+    """The legacy exporter calls arguments `onnx::Unsqueeze_0`; a table is drawn in one line."""
+    with quiet():
+        args = (torch.rand(2, 5), torch.rand(1, 5))
+        torch.onnx.export(Pair(), args, tmp_path / "pair.onnx", dynamo=False, opset_version=17)
+    source = generate(tmp_path / "pair.onnx", tmp_path / "pair.py").source
+    assert "def forward(self, x: Tensor, " in source and "onnx_" not in source.partition("class Pair")[2]
+    assert "nn.Parameter(torch.normal(0.0, 0.02, (4, 5)))" in source
