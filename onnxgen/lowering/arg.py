@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -16,6 +17,8 @@ from onnxgen.shapes.info import Info, Shape
 from onnxgen.weights.provenance import Source
 
 UNKNOWN_SHAPE = f"{INFER}; after an operator of a plugin, give the plugin an infer rule (docs/EXTENDING.md)"
+
+MAX_WHOLE = 10_000  # a larger number keeps its point: it is a limit or a mask, not a count
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -101,6 +104,14 @@ class Arg:
             return literal(self.info.data.flat[0]) if self.info.data.size == 1 else None
         scalar = self.scalar
         return None if scalar is None else literal(scalar)
+
+    @property
+    def beside(self) -> ast.expr | None:
+        """`number` as it stands beside a tensor of this type, which decides the result's: `x * 8`, not `x * 8.0`."""
+        scalar = self.scalar
+        if not isinstance(scalar, float) or not scalar.is_integer() or abs(scalar) > MAX_WHOLE:
+            return self.number
+        return self.number if math.copysign(1, scalar) < 0 and not scalar else literal(int(scalar))
 
     @property
     def scalar(self) -> float | int | None:

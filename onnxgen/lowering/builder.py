@@ -231,7 +231,7 @@ class Builder:
             kept = ranks.index(best)
         operands: list[Any] = []
         for i, (arg, rank) in enumerate(zip(args, ranks)):
-            number = arg.number if rank is not None and rank <= best and i != kept else None
+            number = arg.beside if rank is not None and rank <= best and i != kept else None
             operands.append(arg if number is None else number)
         return operands
 

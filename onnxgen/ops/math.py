@@ -243,7 +243,7 @@ def _bound(b: Builder, x: Arg, bound: Arg | None, sign: int) -> Any:
         return None
     if x.dtype == ir.DataType.UINT64 or bound.number is None:
         return bound
-    return bound.number
+    return bound.beside
 
 
 # -------------------------------------------------------------------------------------------------- along an axis

@@ -144,7 +144,7 @@ def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.ex
         first, second = moved
         if rank == 2:
             return b("x.T", x=data)
-        if rank > 2 and second == rank - 1 and first == rank - 2:
+        if rank > 3 and second == rank - 1 and first == rank - 2:
             return b("x.transpose(-2, -1)", x=data)
         return b("x.transpose(i, j)", x=data, i=first, j=second)
     return b.call(b("x.permute", x=data), *order)

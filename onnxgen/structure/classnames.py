@@ -82,8 +82,8 @@ class ClassNames:
 
     def role(self, scope: Scope) -> object:
         """Return the role of a scope. Only scopes of equal roles can be variants of one class."""
-        if scope.row:
-            return scope.row
+        if scope.row:  # rows of other layers are no variants
+            return scope.row, *((m.path[-1], m.layer) for m in scope.members)
         role = role_path(scope.path)
         return self.module.classes.get(scope.path) or self.same.get(role, role)
 

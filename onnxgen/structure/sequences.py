@@ -11,11 +11,14 @@ stay: the class is itself an `nn.Sequential`.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Input, Member, is_statistic
 from onnxgen.code.quote import MemberRef, Ref
 from onnxgen.code.torch_api import CONVOLUTIONS, function_of
+from onnxgen.common.names import ModulePath
+from onnxgen.structure.classnames import role_path
 from onnxgen.structure.copies import replace_in
 from onnxgen.structure.forms import Differ, FormMaker, add
 from onnxgen.structure.scopes import ClassRef, Scope
@@ -73,7 +76,8 @@ def _is_worth(rows: list[Row], maker: FormMaker) -> bool:
     texts = [ast.unparse(ast.List([m.build for m in row.own.members], ast.Load())) for row in rows]
     last = rows[0].own.members[-1].path[-1]
     is_long = min(map(len, texts)) + FILLER * (int(last) + 1 - len(rows[0].own.members)) > ONE_LINE
-    if len(rows) < MIN_USES or len(set(texts)) == 1 or not is_long or 2 * len(rows) < int(last) + 1 + FRAME:
+    uses = _uses(rows)
+    if uses < MIN_USES or len(set(texts)) == 1 or not is_long or 2 * uses < int(last) + 1 + FRAME:
         return False
     form, *others = (maker.make(row.own, i) for i, row in enumerate(rows))
     for other in others:
@@ -82,6 +86,15 @@ def _is_worth(rows: list[Row], maker: FormMaker) -> bool:
         return len(share(form, maker).parameters) <= MAX_PARAMETERS
     except Differ:
         return False
+
+
+def _uses(rows: list[Row]) -> int:
+    """Count the places in the text. Scopes of one role will probably share a class."""
+    most: Counter[ModulePath] = Counter()
+    for path, count in Counter(row.around.path for row in rows).items():
+        role = role_path(path)
+        most[role] = max(most[role], count)
+    return most.total()
 
 
 def _take_out(row: Row) -> None:
