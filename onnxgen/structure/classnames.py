@@ -170,6 +170,8 @@ def _is_numbered(path: ModulePath) -> bool:
 
 def _short(module: ModuleDef, scope: Scope) -> str:
     word = _word(scope.path)
+    if word in WHOLE and scope.path[-1].isdigit():
+        return "Block"
     if word in WHOLE:
         nested = sum(part in WHOLE for part in scope.path) > 1  # `model.model`
         return "Backbone" if nested or module.name.endswith("Model") else class_name(f"{module.name}_model")

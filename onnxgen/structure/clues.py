@@ -28,7 +28,7 @@ _OPERATIONS = frozenset("""
     triu unflatten unsqueeze val var view where zeros item detach alias copy expand_as size reshape_ type_as float
     """.split())
 _MEANINGFUL = re.compile(r"[a-z][a-z_]{2,23}")
-_COUNTED = re.compile(r"onnx::\w+|\d+|input\.\d+")  # PyTorch's legacy exporter
+_COUNTED = re.compile(r"onnx::\w+|\d+|input\.\d+|.*_output_\d+")  # PyTorch's legacy exporter
 _NUMBERS = re.compile(r"(_\d+)+$")
 Text = TypeVar("Text", str, FileText)
 
@@ -70,6 +70,7 @@ def input_name(
         return roles[value]
     dtype = infos.get(value, Info()).dtype
     is_index = dtype is not None and not dtype.is_floating_point() and hint.isidentifier() and hint.islower()
+    is_index = is_index and not is_made_up(name)
     return hint if argument.annotation != "Tensor" or is_index else ""
 
 

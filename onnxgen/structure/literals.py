@@ -148,8 +148,8 @@ class _Visit:
                 self.tokens.append(str(len(value)))
                 value = [self.node(v) for v in value]
             else:
-                is_float = isinstance(value, ast.Constant) and isinstance(value.value, float)
-                value = self.node(value, within if is_float else "")
+                is_factor = isinstance(value, ast.Constant) and type(value.value) in (int, float)
+                value = self.node(value, within if is_factor else "")
             setattr(copied, name, value)
         self.tokens.append(")")
         return copied

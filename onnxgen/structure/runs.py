@@ -21,7 +21,7 @@ from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, blocks
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, quote, refs, walk
 from onnxgen.code.torch_api import LAYER_OF, function_of
 from onnxgen.common.names import ModulePath
-from onnxgen.structure.literals import is_number
+from onnxgen.structure.literals import is_literal, is_number
 from onnxgen.structure.loops import make_loop
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.tree import fillable
@@ -308,13 +308,19 @@ def as_module(value: ast.expr) -> ast.expr | None:
     if not isinstance(value, ast.Call) or not isinstance(_operand(value), Ref):
         return None
     if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, Ref):
-        is_default = len(value.args) == 1 and is_number(value.args[0], 1) and not value.keywords
-        return quote("nn.Flatten()") if value.func.attr == "flatten" and is_default else None
+        return _method_layer(value.func.attr, value.args) if not value.keywords else None
     name = function_of(value)
     options = [*value.args[1:], *(k.value for k in value.keywords)]
     if name not in LAYER_OF or any(isinstance(n, RUNTIME) for option in options for n in walk(option)):
         return None
     return ast.Call(quote(LAYER_OF[name]), value.args[1:], value.keywords)
+
+
+def _method_layer(method: str, args: list[ast.expr]) -> ast.expr | None:
+    if method == "flatten" and len(args) == 1 and is_number(args[0], 1):
+        return quote("nn.Flatten()")
+    is_range = method == "clamp" and len(args) == 2 and all(map(is_literal, args))
+    return ast.Call(quote("nn.Hardtanh"), args, []) if is_range else None
 
 
 def _operand(value: ast.expr) -> ast.expr | None:

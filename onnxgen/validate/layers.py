@@ -20,6 +20,7 @@ class Layers:
         nodes, self.defaults, self.functions, self.of_layer = _tables()
         graph.share(nodes)
         self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
+        self.hardtanh = graph.dotted("nn.Hardtanh")
 
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call. If the function belongs to a layer, all but the first are given by name.
@@ -42,7 +43,7 @@ class Layers:
     def is_stateless(self, build: Node) -> bool:
         """Return True if a layer is only a function: no tensors, no state."""
         return build.key[0] == "call" and (
-            build.key[1] in self.of_layer or build.key[1] in (self.identity, self.flatten)
+            build.key[1] in self.of_layer or build.key[1] in (self.identity, self.flatten, self.hardtanh)
         )
 
     def function(self, build: Node, value: Any) -> tuple[Any, list[Any], dict[str, Any]]:
@@ -52,6 +53,10 @@ class Layers:
             if args or kwargs:
                 raise Unreadable("an nn.Flatten of other axes than all but the first")
             return self.graph.make("attribute", value, "flatten"), [1], {}
+        if layer is self.hardtanh:
+            if len(args) != 2 or kwargs:
+                raise Unreadable("an nn.Hardtanh without both bounds")
+            return self.graph.make("attribute", value, "clamp"), list(args), {}
         function, names = self.of_layer[layer]
         if len(args) > len(names):
             raise Unreadable("a layer with more arguments than it takes")

@@ -104,7 +104,7 @@ def test_attention_written_out(tmp_path: Path) -> None:
     assert made.forward["Attention"] == body("""
         def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
             q = self.query(x)
-            k = self.key(memory).transpose(-2, -1)  # [2, 8, 5]
+            k = self.key(memory).transpose(1, 2)  # [2, 8, 5]
             v = self.value(memory)
             scores = q @ k / 2.828427  # [2, 3, 5]
             mask = keep.unsqueeze(1) == 0  # [2, 1, 5]

@@ -86,7 +86,7 @@ SPELLINGS = [
     ("relu6 by Relu and Min", "r = Relu(x) y = Min(r, six)", "F.relu6(x)"),
     ("relu6 by Max and Min", "r = Max(zero, x) y = Min(six, r)", "F.relu6(x)"),
     ("relu6 by Min and Max", "r = Min(x, six) y = Max(r, zero)", "F.relu6(x)"),
-    ("hardtanh", "r = Max(x, least) y = Min(r, one)", "x.clamp(-2.0, 1.0)"),
+    ("hardtanh", "r = Max(x, least) y = Min(r, one)", "x.clamp(-2, 1)"),
     ("hardsigmoid by Clip and Div", "a = Add(x, three) c = Clip(a, zero, six) y = Div(c, six)", "F.hardsigmoid(x)"),
     ("hardsigmoid by Clip to 1", "a = Mul(x, sixth) b = Add(a, half) y = Clip(b, zero, one)", "F.hardsigmoid(x)"),
     ("hardswish, torch's legacy exporter", "s = HardSigmoid<alpha = 0.16666667>(x) y = Mul(x, s)", "F.hardswish(x)"),
@@ -186,8 +186,8 @@ def test_a_trained_factor_is_none_of_the_formula() -> None:
 
 
 def test_a_clamp_of_one_step_stays() -> None:
-    assert "x.clamp(-2.0, 1.0)" in text_of(spelled("y = Clip(x, least, one)", NUMBERS))
-    assert "x.clamp(min=0.0)" in text_of(spelled("y = Max(x, zero)", NUMBERS))
+    assert "x.clamp(-2, 1)" in text_of(spelled("y = Clip(x, least, one)", NUMBERS))
+    assert "x.clamp(min=0)" in text_of(spelled("y = Max(x, zero)", NUMBERS))
     assert "F.relu(x)" in text_of(spelled("y = Relu(x)", NUMBERS))
 
 
@@ -252,10 +252,10 @@ NEUTRAL = [
     ("a = Add(zero, x) s = Sub(a, zero) y = Tanh(s)", "return torch.tanh(x)"),
     ("p = Pow(x, one) y = Tanh(p)", "return torch.tanh(x)"),
     ("g = Greater(x, zero) a = And(yes, g) o = Or(a, no) y = Where(o, x, one)", "torch.where(x > 0.0, x, 1.0)"),
-    ("s = Sub(zero, x) y = Tanh(s)", "torch.tanh(0.0 - x)"),
-    ("d = Div(one, x) y = Tanh(d)", "torch.tanh(1.0 / x)"),
+    ("s = Sub(zero, x) y = Tanh(s)", "torch.tanh(0 - x)"),
+    ("d = Div(one, x) y = Tanh(d)", "torch.tanh(1 / x)"),
     ("m = Mul(x, deep) y = Tanh(m)", "torch.tanh(x * "),
-    ("m = Mul(x, two) y = Tanh(m)", "torch.tanh(x * 2.0)"),
+    ("m = Mul(x, two) y = Tanh(m)", "torch.tanh(x * 2)"),
     ('m = Mul(x, "a.scale") y = Tanh(m)', "self.a(x)"),
 ]
 

@@ -33,7 +33,7 @@ FUNCTIONS: list[tuple[Callable[[Tensor], Tensor], str, int | None]] = [
     (lambda x: F.hardsigmoid(x), "F.hardsigmoid(x)", 9),
     (lambda x: x * F.relu6(x + 3) / 6, "F.hardswish(x)", 9),
     (lambda x: F.relu6(x), "F.relu6(x)", 9),
-    (lambda x: F.hardtanh(x, -2, 1), "x.clamp(-2.0, 1.0)", 9),
+    (lambda x: F.hardtanh(x, -2, 1), "x.clamp(-2, 1)", 9),
     (lambda x: F.leaky_relu(x, 0.1), "F.leaky_relu(x, 0.1)", 9),
     (lambda x: torch.maximum(x, 0.1 * x), "F.leaky_relu(x, 0.1)", 9),
     (lambda x: F.softplus(x), "F.softplus(x)", 9),
@@ -69,12 +69,12 @@ FUNCTIONS: list[tuple[Callable[[Tensor], Tensor], str, int | None]] = [
         11,
     ),
     (lambda x: F.interpolate(x, (7, 5), mode="bilinear"), "F.interpolate(x, size=(7, 5), mode='bilinear')", 11),
-    (lambda x: x.clamp(min=0), "x.clamp(min=0.0)", 9),
-    (lambda x: x.clamp(0, 1), "x.clamp(0.0, 1.0)", 9),
+    (lambda x: x.clamp(min=0), "x.clamp(min=0)", 9),
+    (lambda x: x.clamp(0, 1), "x.clamp(0, 1)", 9),
     (lambda x: x.masked_fill(x > 0, -2.0), "x.masked_fill(x > 0.0, -2.0)", 9),
     (lambda x: torch.where(x > 0, x, -2.0), "torch.where(x > 0.0, x, -2.0)", 9),
     (lambda x: x**2, "x ** 2", 9),
-    (lambda x: torch.rsqrt(x.abs() + 1), "torch.rsqrt(torch.abs(x) + 1.0)", 9),
+    (lambda x: torch.rsqrt(x.abs() + 1), "torch.rsqrt(torch.abs(x) + 1)", 9),
 ]
 
 

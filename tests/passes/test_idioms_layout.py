@@ -100,7 +100,7 @@ TURNED: list[tuple[Callable[[Tensor], Tensor], str]] = [
     (lambda x: x.flatten(2).unflatten(-1, (10, 3)), "self.fc(i0).reshape(-1, 4, 10, 3) * 2"),
     (
         lambda x: x.flatten(2).transpose(1, 2).unflatten(-1, (2, 2)),
-        ".flatten(2).transpose(-2, -1)",
+        ".flatten(2).transpose(1, 2)",
     ),
 ]
 
@@ -166,8 +166,8 @@ IMAGES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
         "torch.cat([",
         "11 17",
     ),
-    "stack": (lambda x: torch.stack([x, x * 2], 1), "torch.stack([x, x * 2.0], dim=1)", "9 17"),
-    "stack at the end": (lambda x: torch.stack([x, x * 2], 4), "torch.stack([x, x * 2.0], dim=-1)", "9 17"),
+    "stack": (lambda x: torch.stack([x, x * 2], 1), "torch.stack([x, x * 2], dim=1)", "9 17"),
+    "stack at the end": (lambda x: torch.stack([x, x * 2], 4), "torch.stack([x, x * 2], dim=-1)", "9 17"),
     "repeat interleave": (lambda x: x.repeat_interleave(2, dim=1), ".repeat_interleave(2, dim=1)", "11 17"),
     "repeated heads": (
         lambda x: x[:, :, None].expand(-1, -1, 3, -1, -1).flatten(1, 2),

@@ -103,13 +103,13 @@ SPELLINGS = [
         "d = Clip(m, eps) b = Div(z, d) p = Mul(a, b) y = ReduceSum<axes = [1], keepdims = 0>(p)",
         "F.cosine_similarity(x, torch.tanh(x), eps=1e-6)",
     ),
-    ("rsqrt", "a = Abs(x) b = Add(a, one) s = Sqrt(b) y = Div(one, s)", "torch.rsqrt(torch.abs(x) + 1.0)"),
+    ("rsqrt", "a = Abs(x) b = Add(a, one) s = Sqrt(b) y = Div(one, s)", "torch.rsqrt(torch.abs(x) + 1)"),
     (
         "rsqrt by Reciprocal",
         "a = Abs(x) b = Add(a, one) s = Sqrt(b) y = Reciprocal(s)",
-        "torch.rsqrt(torch.abs(x) + 1.0)",
+        "torch.rsqrt(torch.abs(x) + 1)",
     ),
-    ("rsqrt by Pow", "a = Abs(x) b = Add(a, one) y = Pow(b, minus)", "torch.rsqrt(torch.abs(x) + 1.0)"),
+    ("rsqrt by Pow", "a = Abs(x) b = Add(a, one) y = Pow(b, minus)", "torch.rsqrt(torch.abs(x) + 1)"),
 ]
 
 

@@ -85,3 +85,20 @@ def test_counted_names_are_no_names(tmp_path: Path) -> None:
     source = generate(tmp_path / "pair.onnx", tmp_path / "pair.py").source
     assert "def forward(self, x: Tensor, " in source and "onnx_" not in source.partition("class Pair")[2]
     assert "nn.Parameter(torch.normal(0.0, 0.02, (4, 5)))" in source
+
+
+class Speech(nn.Module):
+    """Hardtanh in an nn.Sequential, between layers: what the exporter writes is Clip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Hardtanh(0, 20), nn.Conv2d(4, 2, 3), nn.Hardtanh(-1, 20)]
+        self.conv = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3))
+
+
+def test_clamps_of_a_sequence_are_layers(tmp_path: Path) -> None:
+    source = made(Speech, tmp_path)
+    assert "nn.Hardtanh(0, 20)" in source and "nn.Hardtanh(-1, 20)" in source and "clamp" not in source

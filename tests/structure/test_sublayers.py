@@ -352,7 +352,7 @@ LOOPS = {
         return y
     """,
     Reversible: """
-        y = x * 2.0
+        y = x * 2
         for attention, _, feed_forward in self.layers:
             x = x + attention(y)
             y = y + feed_forward(x)
@@ -375,7 +375,7 @@ LOOPS = {
     Growing: """
         for layer in self.layers:
             x = F.relu(layer(x))
-        return x * 2.0
+        return x * 2
     """,
     Again: """
         for _ in range(4):
