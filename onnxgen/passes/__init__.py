@@ -27,6 +27,7 @@ from onnxgen.passes.group_norm import group_norm
 from onnxgen.passes.growing import growing
 from onnxgen.passes.known import known
 from onnxgen.passes.linear import linear
+from onnxgen.passes.multihead import multihead
 from onnxgen.passes.no_ops import no_ops
 from onnxgen.passes.normalise import normalise, reciprocal_roots
 from onnxgen.passes.norms import norms
@@ -88,6 +89,7 @@ PASSES: list[Pass] = [
     softmax,  # before attention, which looks for it
     normalise,
     reciprocal_roots,  # roots that no norm has taken
+    multihead,  # before attention, which takes its inner part
     attention,  # before linear, which also starts from MatMul
     empty_rows,  # of attention that is still spelled out
     views,  # again: attention permutes the heads of an Einsum
