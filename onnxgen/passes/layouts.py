@@ -58,6 +58,12 @@ class Sizes:
                 self.numbers[atom.name] = number
         return self.of(dim) == number
 
+    def fit_heads(self, value: ir.Value, shape: tuple[int, int, int, int]) -> bool:
+        """True if a value has this shape, perhaps with its first two axes merged. New names get their numbers."""
+        dims = info(value).shape or ()
+        wanted = shape if len(dims) == 4 else (shape[0] * shape[1], *shape[2:])
+        return len(dims) == len(wanted) and all(self.equate(d, n) for d, n in zip(dims, wanted))
+
     def shape(self, value: ir.Value | None) -> tuple[int, ...] | None:
         """Return the shape of a value in numbers, or None if a dim is not known."""
         dims = info(value).shape

@@ -78,21 +78,23 @@ def _output_projection(node: ir.Node, views: Views) -> _End | None:
         return None
     scope, weight = SCOPE.get(user), user.inputs[1]
     stored = views(weight)
-    if scope[1:][-1:] != ("out_proj",) or weight is None or stored is None or info(weight).rank != 2:
+    paths = [] if stored is None else [path for path in map(param_path, stored.names) if path is not None]
+    module = scope[:-1] if scope[-1:] == ("out_proj",) else scope if not paths else ()
+    if not module or weight is None or stored is None or info(weight).rank != 2:
         return None
-    if any(path is not None and path[-2:] != ("out_proj", "weight") for path in map(param_path, stored.names)):
+    if any(path[-2:] != ("out_proj", "weight") for path in paths):
         return None
     if user.op_type == "MatMul":
         found = added_vector(user, -1)
         last, bias = found if found is not None and views(found[1]) is not None else (user, None)
-        return _End(value, last, weight, bias, True, scope[:-1])
+        return _End(value, last, weight, bias, True, module)
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
     if any(name in user.attributes and user.attributes[name].value != usual for name, usual in plain.items()):
         return None
     bias = user.inputs[2] if len(user.inputs) > 2 else None
     if bias is not None and (views(bias) is None or info(bias).rank != 1):
         return None
-    return _End(value, user, weight, bias, not user.attributes.get_int("transB", 0), scope[:-1])
+    return _End(value, user, weight, bias, not user.attributes.get_int("transB", 0), module)
 
 
 @dataclass
@@ -181,8 +183,9 @@ class _Search:
     # ---- where each element lies ----
 
     def _sizes(self, known: Sequence[Projection], operands: Sequence[Operand], logits: Logits) -> list[Sizes]:
-        """Return numbers for the named dims. Exporters also write a length as a number: then the name is that number."""
-        (length, batch, _), (source, keys_batch, _) = (info(p.result).shape or (0, 0, 0) for p in known[:2])
+        """Return numbers for the named dims. An exporter may write a length as a number: then that is what the name stands for."""
+        (length, batch, _), *others = (info(p.result).shape or (0, 0, 0) for p in known)
+        source = others[0][0]
         values = [v for o in operands for v in upwards(o.value)] + [self.end.taken]
         numbers = {d for v in values for d in info(v).shape or () if isinstance(d, int)}
         tries = []
@@ -194,7 +197,10 @@ class _Search:
                 continue
             sizes.name((length, batch, source))
             number = sizes.of(batch)
-            if number is not None and sizes.equate(keys_batch, number):
+            keys = sizes.of(source)
+            if number is None or keys is None:
+                continue
+            if all(sizes.equate(rows, keys) and sizes.equate(samples, number) for rows, samples, _ in others):
                 tries.append(sizes)
         return tries
 
@@ -213,11 +219,13 @@ class _Search:
             return None
         (length, batch, _), (source, *_), _ = ((s or (0, 0, 0)) for s in shapes)
         heads = width // size
+        full = (batch, heads, length, source)
         starts = [_start(p, o, sizes, heads, size) for p, o in zip(known, operands)]
         firsts = [start for start in starts if start is not None]
-        if len(firsts) < 3 or info(self.end.weight).shape != (width, width) or not self._merges(sizes, heads, size):
+        if len(firsts) < 3 or info(self.end.weight).shape != (width, width) or not self._merges(sizes, full, size):
             return None
-        full = (batch, heads, length, source)
+        if not sizes.fit_heads(weights.value, full):
+            return None
         masks = masks_of(logits.added, full, sizes) if logits.added else Masks()
         if masks is None:
             return None
@@ -227,14 +235,15 @@ class _Search:
             weights.value, weights.softmax, weights.dropout, masks, sizes, full,
         )  # fmt: skip
 
-    def _merges(self, sizes: Sizes, heads: int, size: int) -> bool:
+    def _merges(self, sizes: Sizes, full: tuple[int, int, int, int], size: int) -> bool:
         """True if the output projection takes the heads side by side, for each position and then each sample."""
-        y = self.node.outputs[0]
-        taken, shape = arrangement(self.end.taken, y, sizes), sizes.shape(y)
-        if taken is None or shape is None:
+        y, (batch, heads, length, _) = self.node.outputs[0], full
+        if not sizes.fit_heads(y, (*full[:-1], size)):
             return False
-        positions = np.arange(math.prod(shape), dtype=np.int32).reshape(-1, heads, shape[-2], size)
-        return taken.shape[-1] == heads * size and _same(taken, positions.transpose(2, 0, 1, 3))
+        taken = arrangement(self.end.taken, y, sizes)
+        positions = np.arange(batch * heads * length * size, dtype=np.int32).reshape(batch, heads, length, size)
+        width = None if taken is None else taken.shape[-1]
+        return taken is not None and width == heads * size and _same(taken, positions.transpose(2, 0, 1, 3))
 
 
 def _start(projection: Projection, operand: Operand, sizes: Sizes, heads: int, size: int) -> int | None:

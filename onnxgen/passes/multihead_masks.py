@@ -58,7 +58,8 @@ def _summands(value: ir.Value, full: Full, sizes: Sizes) -> Iterator[ir.Value]:
     *_, total = upwards(value)
     node = made_by(total, "Add")
     parts = [] if node is None else [v for v in node.inputs if v is not None and info(v).rank in (3, 4)]
-    found = arrangement(value, total, sizes) if len(parts) == 2 else None
+    is_whole = len(parts) == 2 and sizes.fit_heads(total, full)
+    found = arrangement(value, total, sizes) if is_whole else None
     if found is None or not _covers(found, full, np.arange(math.prod(full)).reshape(full)):
         yield value
     else:
