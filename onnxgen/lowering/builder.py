@@ -164,12 +164,23 @@ class Builder:
         return self.module_at(None, role, build, keys)
 
     def module_at(
-        self, home: ModulePath | None, role: str, build: ast.expr, keys: Mapping[str, Source | Arg | None]
+        self,
+        home: ModulePath | None,
+        role: str,
+        build: ast.expr,
+        keys: Mapping[str, Source | Arg | tuple[Source, tuple[int, ...]] | None],
     ) -> MemberRef | None:
-        """Return a submodule as `module` does. `home`: its path, whatever the names of its tensors tell."""
+        """Return a submodule as `module` does.
+
+        `home`: its path, whatever the names of its tensors tell. `keys`: a tensor may be given with the indices of the
+        inputs that it is made of.
+        """
         sources: dict[str, Source] = {}
         users: dict[str, User] = {}
         for key, value in keys.items():
+            if isinstance(value, tuple):
+                sources[key], users[key] = value[0], (self.node, value[1])
+                continue
             source = value.source if isinstance(value, Arg) else value
             if source is None and value is not None:
                 return None

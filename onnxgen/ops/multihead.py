@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -16,6 +16,7 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.weights.provenance import Source, concat
 
 PROJECTIONS = ("q", "k", "v")
+Keys = dict[str, Source | Arg | tuple[Source, tuple[int, ...]] | None]  # see `Builder.module_at`
 
 
 @op("MultiheadAttention", domain=DOMAIN, matrix="q_weight")
@@ -28,22 +29,18 @@ def multihead_attention(
     """`y, weights = self.attn(query, key, value)`; the matrices are [in, out], and q, k and v start at `starts`."""
     for arg, name in ((attn_mask, "mask"), (key_padding_mask, "padding_mask")):
         b.role(arg, name)
-    weights = [_part(w, start, query) for w, start in zip((q_weight, k_weight, v_weight), starts)]
-    biases = [_part(a, start, query) for a, start in zip((q_bias, k_bias, v_bias), starts) if a is not None]
-    projection = out_weight.source
-    assert projection is not None
-    keys = _keys(weights, biases, projection.transpose() if transposed else projection, out_bias)
-    width, kdim, vdim = (w.shape[1] for w in weights)
+    tensors = (q_weight, k_weight, v_weight, q_bias, k_bias, v_bias, out_weight, out_bias)
+    keys, (width, kdim, vdim) = tensors_of(tensors, starts, transposed, first=3)
     build = b.call(
         "nn.MultiheadAttention",
         width,
         heads,
         dropout=unless(shortest(dropout, ir.DataType.FLOAT), 0.0),
-        bias=unless(bool(biases), True),
+        bias=unless(q_bias is not None, True),
         kdim=unless(kdim, width),
         vdim=unless(vdim, width),
         batch_first=unless(bool(batch_first), False),
-        dtype=unless(projection.dtype, ir.DataType.FLOAT),
+        dtype=unless(out_weight.dtype, ir.DataType.FLOAT),
     )
     module = b.module_at(b.scope, "attn", build, keys)
     if module is None:
@@ -58,21 +55,30 @@ def multihead_attention(
     return b.unpack(made, 2) if len(b.node.outputs) > 1 else b("x[0]", x=made)
 
 
-def _part(arg: Arg, start: int, query: Arg) -> Source:
-    """Return the rows of one projection's matrix [out, in], or its part of the bias."""
-    source, width = arg.source, query.shape[-1] if query.shape else 0
-    assert source is not None and isinstance(width, int)
-    if len(source.shape) == 1:
-        return source.slice(0, start, start + width)
-    return source.slice(1, start, start + width).transpose()
+def tensors_of(
+    tensors: Sequence[Arg | None], starts: Sequence[int], transposed: int, first: int
+) -> tuple[Keys, tuple[int, ...]]:
+    """Return the tensors of one layer by their keys, and the sizes of query, key and value.
 
-
-def _keys(weights: list[Source], biases: list[Source], out: Source, out_bias: Arg | None) -> dict[str, Source | None]:
-    """Return the tensors by their keys: one matrix for all projections if query, key and value have one size."""
-    keys: dict[str, Source | None] = {}
-    if len({w.shape for w in weights}) == 1:
-        keys["in_proj_weight"] = concat(weights, 0)
+    Args:
+        tensors: the weights of q, k and v, their biases, and the weight and bias of the output.
+        starts: the first column of q, k and v in their weights, which are [in, out].
+        transposed: 1 if the weight of the output is [in, out].
+        first: the index of the first tensor among the node's inputs.
+    """
+    *projections, out_weight, out_bias = [None if t is None else t.source for t in tensors]
+    assert out_weight is not None
+    width = out_weight.shape[0]
+    weights = [w.slice(1, at, at + width).transpose() for w, at in zip(projections[:3], starts) if w is not None]
+    biases = [v.slice(0, at, at + width) for v, at in zip(projections[3:], starts) if v is not None]
+    keys: Keys = {}
+    if {w.shape for w in weights} == {(width, width)}:
+        keys["in_proj_weight"] = concat(weights, 0), (first, first + 1, first + 2)
     else:
-        keys |= {f"{name}_proj_weight": w for name, w in zip(PROJECTIONS, weights)}
-    keys["in_proj_bias"] = concat(biases, 0) if biases else None
-    return keys | {"out_proj.weight": out, "out_proj.bias": None if out_bias is None else out_bias.source}
+        keys |= {f"{name}_proj_weight": (w, (first + i,)) for i, (name, w) in enumerate(zip(PROJECTIONS, weights))}
+    if biases:
+        keys["in_proj_bias"] = concat(biases, 0), (first + 3, first + 4, first + 5)
+    keys["out_proj.weight"] = (out_weight.transpose() if transposed else out_weight), (first + 6,)
+    if out_bias is not None:
+        keys["out_proj.bias"] = out_bias, (first + 7,)
+    return keys, tuple(w.shape[1] for w in weights)

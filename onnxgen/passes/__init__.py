@@ -45,6 +45,7 @@ from onnxgen.passes.softmax import softmax
 from onnxgen.passes.stack import stack
 from onnxgen.passes.text import text
 from onnxgen.passes.trainable import trainable
+from onnxgen.passes.transformer import transformer
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.views import views
 from onnxgen.scopes.between import infer_missing_scopes
@@ -98,6 +99,7 @@ PASSES: list[Pass] = [
     shared_nodes,  # when chains are as short as they get
     added_bias,
     linear,
+    transformer,  # around the layers that are found by now
     infer_missing_scopes,  # for the remaining nodes; idioms are single nodes now
     restore_batchnorm,  # last: no idiom contains a norm that is put back
 ]

@@ -37,7 +37,8 @@ from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.views import arranges
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info
-from onnxgen.weights.stored import Views
+from onnxgen.weights.sites import Finder
+from onnxgen.weights.stored import Views, is_uniform
 
 KEYS = {"in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
 SCALE_ERROR = 1e-5  # relative
@@ -46,12 +47,12 @@ SCALE_ERROR = 1e-5  # relative
 def multihead(model: ir.Model, options: Options) -> None:
     """Rewrite every attention whose output projection is `out_proj` of the module that has the input projections."""
     opset = model.graph.opset_imports.get("", 1)
-    views = Views(model, options)
+    views, finder = Views(model, options), Finder(model)
     order = {node: i for i, node in enumerate(model.graph)}
     for node in standard_nodes(model, "MatMul", "Einsum"):
         end = _output_projection(node, views)
         if end is not None and (found := _Search(node, end, views, opset).found()) is not None:
-            write(found, order)
+            write(found, order, finder, views)
 
 
 @dataclass
@@ -59,6 +60,7 @@ class _End:
     """The projection of the output: its product, the node with its result, and the module that it belongs to."""
 
     taken: ir.Value
+    product: ir.Node
     last: ir.Node
     weight: ir.Value
     bias: ir.Value | None
@@ -87,14 +89,14 @@ def _output_projection(node: ir.Node, views: Views) -> _End | None:
     if user.op_type == "MatMul":
         found = added_vector(user, -1)
         last, bias = found if found is not None and views(found[1]) is not None else (user, None)
-        return _End(value, last, weight, bias, True, module)
+        return _End(value, user, last, weight, bias, True, module)
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
     if any(name in user.attributes and user.attributes[name].value != usual for name, usual in plain.items()):
         return None
     bias = user.inputs[2] if len(user.inputs) > 2 else None
     if bias is not None and (views(bias) is None or info(bias).rank != 1):
         return None
-    return _End(value, user, weight, bias, not user.attributes.get_int("transB", 0), module)
+    return _End(value, user, user, weight, bias, not user.attributes.get_int("transB", 0), module)
 
 
 @dataclass
@@ -170,12 +172,16 @@ class _Search:
             return None
         if SCOPE.get(made) != self.end.module or info(x).dtype not in FLOATS:
             return None
-        return Projection(value, x, weight, bias)
+        return Projection(made, value, x, weight, bias)
 
     def _is_one_module(self, projections: Sequence[Projection]) -> bool:
-        """True if no tensor has the name of another kind of parameter, and all layers have biases or none has."""
+        """True if no tensor has the name of another kind of parameter, and all layers have biases or none has.
+
+        Exporters store equal biases of untrained layers once, so the name of one may be another layer's.
+        """
         tensors = [t for p in projections for t in (p.weight, p.bias) if t is not None]
-        names = {n for source in map(self.views, tensors) if source is not None for n in source.names}
+        pieces = [piece for source in map(self.views, tensors) if source is not None for piece in source.pieces]
+        names = {piece.name for piece in pieces if not is_uniform(piece.tensor)}
         paths = [path for path in map(param_path, names) if path is not None]
         biased = {p.bias is not None for p in projections}
         return all(path[-1] in KEYS for path in paths) and len(biased) == 1 and biased >= {self.end.bias is not None}
@@ -231,7 +237,7 @@ class _Search:
             return None
         end = self.end
         return Found(
-            self.node, end.last, end.weight, end.bias, end.transposed, end.module, list(known), firsts, heads, width,
+            self.node, end.product, end.last, end.weight, end.bias, end.transposed, end.module, list(known), firsts, heads, width,
             weights.value, weights.softmax, weights.dropout, masks, sizes, full,
         )  # fmt: skip
 

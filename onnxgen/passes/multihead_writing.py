@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +17,18 @@ from onnxgen.passes.multihead_masks import Masks
 from onnxgen.passes.rewrite import drop, names_of, only_user, own, replace
 from onnxgen.passes.steps import insert, known_ints, permuted, replace_uses
 from onnxgen.passes.views import arranges
-from onnxgen.shapes.info import Info, info
+from onnxgen.shapes.info import Info, info, set_info
+from onnxgen.weights.sites import Finder, Place
+from onnxgen.weights.stored import Views
 
 SWAP = (1, 0, 2)
 
 
 @dataclass
 class Projection:
-    """`result = x @ weight + bias`, with the weight as [in, out]."""
+    """`result = x @ weight + bias`, with the weight as [in, out]; `product` is the node without the bias."""
 
+    product: ir.Node
     result: ir.Value
     x: ir.Value
     weight: ir.Value
@@ -33,9 +37,17 @@ class Projection:
 
 @dataclass
 class Found:
-    """A layer. `starts`: the first column of q, k and v in their projections. `full`: the shape of the scores."""
+    """A layer.
+
+    Attributes:
+        node: the product of the probabilities with v.
+        product, last: the output projection without its bias, and with it.
+        starts: the first column of q, k and v in their projections.
+        full: the shape of the scores.
+    """
 
     node: ir.Node
+    product: ir.Node
     last: ir.Node
     weight: ir.Value
     bias: ir.Value | None
@@ -53,7 +65,7 @@ class Found:
     full: tuple[int, int, int, int]
 
 
-def write(found: Found, order: dict[ir.Node, int]) -> None:
+def write(found: Found, order: dict[ir.Node, int], finder: Finder, views: Views) -> None:
     """Replace the nodes by one. It stands before the softmax, if what it takes is computed by then.
 
     `order`: the position of each node of the graph.
@@ -83,6 +95,7 @@ def write(found: Found, order: dict[ir.Node, int]) -> None:
     gone = [found.softmax, found.node, found.last]
     y = insert(at, new, None, permuted(straight, SWAP) if batch_first else straight)
     SCOPE.set(new, found.module)
+    finder.note(new, _places(found, views))
     _put_weights(found, new, averaged)
     _put_result(found, new, y, batch_first, straight)
     STANDS_FOR.set(new, tuple(dict.fromkeys(name for node in gone for name in names_of(node))))
@@ -91,6 +104,18 @@ def write(found: Found, order: dict[ir.Node, int]) -> None:
 def _tensors(found: Found) -> list[ir.Value | None]:
     weights, biases = [p.weight for p in found.projections], [p.bias for p in found.projections]
     return [*weights, *biases, found.weight, found.bias]
+
+
+def _places(found: Found, views: Views) -> Iterator[Place]:
+    """Yield where the older nodes take the tensors (see `Finder.note`)."""
+    made = [(p.product, p.result.producer(), p.weight, p.bias) for p in found.projections]
+    made.append((found.product, found.last, found.weight, found.bias))
+    for i, (product, last, weight, bias) in enumerate(made):
+        at = (3 + i, 6 + i) if i < 3 else (9, 10)
+        for index, node, value in zip(at, (product, last), (weight, bias)):
+            source = views(value)
+            if node is not None and value is not None and source is not None:
+                yield index, node, node.inputs.index(value), source
 
 
 def _position(value: ir.Value, order: dict[ir.Node, int]) -> int:
@@ -132,25 +157,19 @@ def _put_weights(found: Found, new: ir.Node, averaged: list[ir.Node]) -> None:
     whole = Info(info(old).dtype, (batch, found.heads, length, keys))
     if averaged:
         weights.name = averaged[0].outputs[0].name
-        insert_facts(weights, Info(whole.dtype, (batch, length, keys)))
+        set_info(weights, Info(whole.dtype, (batch, length, keys)))
         for node in averaged:
             replace_uses(node.outputs[0], weights)
             drop(node)
         return
     weights.name = f"{old.name}.heads"
-    insert_facts(weights, whole)
+    set_info(weights, whole)
     if info(old).rank == 3:
         shaped = ir.node("Reshape", [weights, known_ints(info(old).shape or ())], version=13)
         weights = insert(found.softmax, shaped, f"{old.name}.merged", info(old), new)
     for use in list(old.uses()):
         if use.node is not found.node:
             use.node.replace_input_with(use.idx, weights)
-
-
-def insert_facts(value: ir.Value, facts: Info) -> None:
-    from onnxgen.shapes.info import set_info
-
-    set_info(value, facts)
 
 
 def _put_result(found: Found, new: ir.Node, y: ir.Value, batch_first: bool, straight: Info) -> None:
