@@ -67,9 +67,7 @@ _CALLED = {
     "nn.TransformerEncoderLayer nn.TransformerDecoderLayer": f"d_model nhead dim_feedforward=2048 {_TRANSFORMER}",
     "nn.TransformerEncoder": "encoder_layer num_layers norm enable_nested_tensor=True",
     "nn.TransformerDecoder": "decoder_layer num_layers norm",
-    "nn.Transformer": (
-        f"d_model nhead num_encoder_layers num_decoder_layers dim_feedforward=2048 {_TRANSFORMER}"
-    ),
+    "nn.Transformer": (f"d_model nhead num_encoder_layers num_decoder_layers dim_feedforward=2048 {_TRANSFORMER}"),
     "nn.Upsample": "size scale_factor mode align_corners recompute_scale_factor",
     "F.affine_grid": "theta size align_corners",
     "F.avg_pool1d": f"input {_POOL} ceil_mode=False count_include_pad=True",

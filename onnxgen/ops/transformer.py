@@ -33,56 +33,59 @@ def transformer(
 
     `tensors`: those of each layer: of its attentions, of both linear layers, of its norms; then of the stack's norm.
     """
-    given = _Tensors(tensors, starts, transposed)
-    keys: Keys = {}
+    given, keys = _Tensors(tensors, starts, transposed), Keys()
     for kind, count in (("encoder", encoders), ("decoder", decoders)):
         prefix = f"{kind}." if encoders and decoders else ""
         for i in range(count):
             given.layer(keys, f"{prefix}layers.{i}." if stacked else prefix, ATTENTIONS[kind])
         if count and norms:
             given.pair(keys, f"{prefix}norm")
-    is_biased = given.tensors[7] is not None
-    linear, dtype = tensors[8 * (2 if not encoders else 1)], source.dtype
-    assert linear is not None and linear.shape is not None and source.shape is not None
-    sizes = [source.shape[-1], heads]
+    linear, size = tensors[8 if encoders else 16], None if source.shape is None else source.shape[-1]
+    assert linear is not None and linear.shape is not None
+    dtype, bias = unless(source.dtype, ir.DataType.FLOAT), unless(tensors[7] is not None, True)
     options = {
         "dropout": unless(shortest(dropout, ir.DataType.FLOAT), 0.1),
         "activation": unless(activation, "relu"),
         "layer_norm_eps": unless(shortest(epsilon, ir.DataType.FLOAT), 1e-5),
         "batch_first": unless(bool(batch_first), False),
         "norm_first": unless(bool(norm_first), False),
-        "bias": unless(is_biased, True),
-        "dtype": unless(dtype, ir.DataType.FLOAT),
+        "bias": bias,
+        "dtype": dtype,
     }
-    inner = linear.shape[-1]
+    inner = unless(linear.shape[-1], 2048)
     if encoders and decoders:
-        build = b.call(
-            "nn.Transformer", *sizes, encoders, decoders, unless(inner, 2048), **options,
-        )  # fmt: skip
+        build = b.call("nn.Transformer", size, heads, encoders, decoders, inner, **options)
     else:
-        kind = "Encoder" if encoders else "Decoder"
-        build = b.call(f"nn.Transformer{kind}Layer", *sizes, unless(inner, 2048), **options)
+        build = b.call(f"nn.Transformer{'Encoder' if encoders else 'Decoder'}Layer", size, heads, inner, **options)
         if stacked:
-            norm = b.call(
-                "nn.LayerNorm", sizes[0], eps=unless(shortest(norm_epsilon, ir.DataType.FLOAT), 1e-5),
-                bias=unless(given.tensors[-1] is not None, True), dtype=options["dtype"],
-            )  # fmt: skip
-            nested = bool(encoders) and (not batch_first or norm_first or heads % 2 or not is_biased)
-            build = b.call(
-                f"nn.Transformer{kind}", build, encoders or decoders, norm=norm if norms else OMIT,
-                enable_nested_tensor=False if nested else OMIT,
-            )  # fmt: skip
+            epsilon = shortest(norm_epsilon, ir.DataType.FLOAT)
+            norm = b.call("nn.LayerNorm", size, eps=unless(epsilon, 1e-5), bias=bias, dtype=dtype) if norms else OMIT
+            is_fast = batch_first and not norm_first and heads % 2 == 0 and bias is OMIT
+            build = _stack(b, build, encoders, decoders, norm, bool(is_fast))
     module = b.module_at(b.scope, "transformer", build, keys)
     if module is None:
         raise b.error("the weights of the transformer belong to other modules", BUG)
     return b.call(module, source, unless(target, None), **_masks(b, stacked, encoders, src_mask, tgt_mask, memory_mask))
 
 
+def _stack(b: Builder, layer: ast.expr, encoders: int, decoders: int, norm: Any, is_fast: bool) -> ast.expr:
+    """Return a stack. torch warns if an encoder is asked for nested tensors, the default, but can't use them."""
+    if decoders:
+        return b.call("nn.TransformerDecoder", layer, decoders, norm=norm)
+    return b.call(
+        "nn.TransformerEncoder", layer, encoders, norm=norm, enable_nested_tensor=OMIT if is_fast else False
+    )  # fmt: skip
+
+
 def _masks(
     b: Builder, stacked: int, encoders: int, src_mask: Arg | None, tgt_mask: Arg | None, memory_mask: Arg | None
 ) -> dict[str, Any]:
     """Return the masks as keywords. Stacks look at the numbers of a mask unless they are told that it is causal."""
-    names = ("mask" if stacked and encoders and tgt_mask is memory_mask is None else "src_mask", "tgt_mask", "memory_mask")
+    names = (
+        "mask" if stacked and encoders and tgt_mask is memory_mask is None else "src_mask",
+        "tgt_mask",
+        "memory_mask",
+    )
     made: dict[str, Any] = {}
     for name, mask in zip(names, (src_mask, tgt_mask, memory_mask)):
         if mask is None:

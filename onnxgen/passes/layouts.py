@@ -115,7 +115,7 @@ def arrangement(value: ir.Value, origin: ir.Value, sizes: Sizes) -> Positions | 
 def _arranged(value: ir.Value, node: ir.Node, x: Positions, sizes: Sizes) -> Positions | None:
     if node.op_type == "Unbind":
         at = next(i for i, output in enumerate(node.outputs) if output is value)
-        return x.take(at, node.attributes["axis"].as_int())
+        return np.take(x, at, node.attributes["axis"].as_int())
     if made_by(value, "Transpose"):
         perm = node.attributes.get_ints("perm", range(x.ndim)[::-1])
         return x.transpose(perm) if sorted(perm) == list(range(x.ndim)) else None
@@ -130,6 +130,7 @@ def _arranged(value: ir.Value, node: ir.Node, x: Positions, sizes: Sizes) -> Pos
     if node.op_type != "Expand":
         return x.reshape(shape) if x.size == math.prod(shape) else None
     try:
-        return np.broadcast_to(x, shape)
+        made: Positions = np.broadcast_to(x, shape)
     except ValueError:
         return None
+    return made

@@ -145,9 +145,13 @@ class _Search:
         if len(known) < 3 or not self._is_one_module(known):
             return None
         size = (operands[2].shape or (0,))[-1]
-        if not isinstance(size, int) or not size or not math.isclose(logits.scale * math.sqrt(size), 1, rel_tol=SCALE_ERROR):
+        if (
+            not isinstance(size, int)
+            or not size
+            or not math.isclose(logits.scale * math.sqrt(size), 1, rel_tol=SCALE_ERROR)
+        ):
             return None
-        for sizes in self._sizes(known, operands, logits):
+        for sizes in self._sizes(known, operands):
             if (found := self._fitted(sizes, known, operands, logits, weights, size)) is not None:
                 return found
         return None
@@ -188,8 +192,11 @@ class _Search:
 
     # ---- where each element lies ----
 
-    def _sizes(self, known: Sequence[Projection], operands: Sequence[Operand], logits: Logits) -> list[Sizes]:
-        """Return numbers for the named dims. An exporter may write a length as a number: then that is what the name stands for."""
+    def _sizes(self, known: Sequence[Projection], operands: Sequence[Operand]) -> list[Sizes]:
+        """Return numbers for the named dims, the likeliest first.
+
+        An exporter may write a length as a number: then the name stands for that.
+        """
         (length, batch, _), *others = (info(p.result).shape or (0, 0, 0) for p in known)
         source = others[0][0]
         values = [v for o in operands for v in upwards(o.value)] + [self.end.taken]
@@ -202,6 +209,10 @@ class _Search:
             if b is not None and (isinstance(source, int) or not sizes.equate(source, b)):
                 continue
             sizes.name((length, batch, source))
+            for projection in known:  # a matrix that is split unfolded has columns without a name
+                columns = self.views(projection.weight)
+                if columns is not None:
+                    sizes.equate((info(projection.result).shape or (0,))[-1], columns.shape[1])
             number = sizes.of(batch)
             keys = sizes.of(source)
             if number is None or keys is None:
@@ -232,13 +243,13 @@ class _Search:
             return None
         if not sizes.fit_heads(weights.value, full):
             return None
-        masks = masks_of(logits.added, full, sizes) if logits.added else Masks()
+        masks = masks_of(logits.added, full, sizes, weights.softmax) if logits.added else Masks()
         if masks is None:
             return None
         end = self.end
         return Found(
-            self.node, end.product, end.last, end.weight, end.bias, end.transposed, end.module, list(known), firsts, heads, width,
-            weights.value, weights.softmax, weights.dropout, masks, sizes, full,
+            self.node, end.product, end.last, end.weight, end.bias, end.transposed, end.module, list(known), firsts,
+            heads, width, weights.value, weights.softmax, weights.dropout, masks, sizes, full,
         )  # fmt: skip
 
     def _merges(self, sizes: Sizes, full: tuple[int, int, int, int], size: int) -> bool:

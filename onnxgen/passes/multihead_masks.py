@@ -14,6 +14,7 @@ from onnxgen.graph.nodes import made_by
 from onnxgen.passes.causal import causal
 from onnxgen.passes.layouts import Positions, Sizes, arrangement, upwards
 from onnxgen.passes.match import elements, uniform
+from onnxgen.passes.steps import constant
 from onnxgen.shapes.info import info
 
 Full: TypeAlias = tuple[int, int, int, int]  # batch, heads, length, keys
@@ -34,13 +35,17 @@ class Masks:
     may_empty: bool = False
 
 
-def masks_of(added: Sequence[ir.Value], full: Full, sizes: Sizes) -> Masks | None:
-    """Return what is added to scores of shape `full` ([batch, heads, length, keys]) as masks; None if it is not."""
+def masks_of(added: Sequence[ir.Value], full: Full, sizes: Sizes, before: ir.Node) -> Masks | None:
+    """Return what is added to scores of shape `full` ([batch, heads, length, keys]) as masks; None if it is not.
+
+    `before`: the node before which a constant may be inserted.
+    """
     found = Masks()
     for value in (part for total in added for part in _summands(total, full, sizes)):
         if uniform(value) == 0:
             continue
         kind, mask = _mask(value, full, sizes)
+        mask = _flat(value, full, before) if mask is None else mask
         if mask is None or getattr(found, kind) is not None:
             return None
         setattr(found, kind, mask)
@@ -90,6 +95,14 @@ def _mask(value: ir.Value, full: Full, sizes: Sizes) -> tuple[str, ir.Value | No
     return "attention", None
 
 
+def _flat(value: ir.Value, full: Full, before: ir.Node) -> ir.Value | None:
+    """Return a constant [1, 1, length, keys], as which an exporter folds a mask, as [length, keys]."""
+    array, dtype = elements(value), info(value).dtype
+    if array is None or dtype is None or array.shape[-2:] != full[2:] or array.size != full[2] * full[3]:
+        return None
+    return constant(before, array.reshape(full[2:]), f"{value.name}.mask", dtype)
+
+
 def _covers(found: Positions, full: Full, wanted: Positions) -> bool:
     """True if a mask of these positions gives each score the wanted one. It has rank 2 to 4 and may broadcast."""
     batch, heads, length, keys = full
@@ -113,5 +126,5 @@ def _keeps_a_key(mask: ir.Value) -> bool:
     """True if each row of an attention mask surely has a key that is not hidden."""
     array, triangle = elements(mask), causal(mask)
     if array is not None and array.dtype.kind == "f":
-        return bool((array > -math.inf).any(axis=-1).all())
+        return bool((array.astype(np.float64) > -math.inf).any(axis=-1).all())
     return triangle is not None and triangle.inside == 0

@@ -78,7 +78,7 @@ def write(found: Found, order: dict[ir.Node, int], finder: Finder, views: Views)
     sources = [_unswapped(x) for x in xs]
     swapped = [s for s in sources if s is not None]
     batch_first = len(swapped) == len(xs)
-    users = [use for use in found.weights.uses() if use.node is not found.node]
+    users = [use.node for use in found.weights.uses() if use.node is not found.node]
     averaged = _averages(found, users)
     rank4 = info(found.node.outputs[0]).rank == 4
     wanted = bool(users) or found.weights.is_graph_output() or found.masks.may_empty or not rank4
@@ -129,11 +129,11 @@ def _unswapped(value: ir.Value) -> ir.Value | None:
     return node.inputs[0] if node is not None and tuple(node.attributes.get_ints("perm", ())) == SWAP else None
 
 
-def _averages(found: Found, users: list[ir.Usage]) -> list[ir.Node]:
+def _averages(found: Found, users: list[ir.Node]) -> list[ir.Node]:
     """Return the nodes that average the probabilities over the heads, if nothing else uses these."""
     ends = []
-    for use in users:
-        value, node = found.weights, use.node
+    for node in users:
+        value = found.weights
         if info(value).rank == 3:
             value = node.outputs[0]
             after = only_user(value) if arranges(node) else None
@@ -143,7 +143,11 @@ def _averages(found: Found, users: list[ir.Usage]) -> list[ir.Node]:
         positions = arrangement(value, found.weights, found.sizes)
         if node.op_type != "ReduceMean" or ints(node, "axes", 1) not in ([1], [-3]) or positions is None:
             return []
-        if node.attributes.get_int("keepdims", 1) or positions.shape != found.full or (np.diff(positions.flat) != 1).any():
+        if (
+            node.attributes.get_int("keepdims", 1)
+            or positions.shape != found.full
+            or (np.diff(positions.flat) != 1).any()
+        ):
             return []
         ends.append(node)
     return [] if found.weights.is_graph_output() else ends

@@ -4,8 +4,8 @@
     x = norm2(x + dropout2(multihead_attn(x, memory, memory)))      x + dropout1(self_attn(norm1(x)))
     x = norm3(x + dropout3(linear2(dropout(activation(linear1(x))))))
 
-Scopes must be those of torch's modules. All Dropouts must have one rate, that of the attention's probabilities included:
-torch's layer has one argument for them. Stacks of layers are joined by `passes.transformer_stacks`.
+Scopes must be those of torch's modules. All Dropouts must have one rate, that of the attention's probabilities too,
+since torch's layer has one argument for them. Stacks of layers are joined by `passes.transformer_stacks`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onnxgen.options import Options
 from onnxgen.passes.match import dropout_ratio, other
 from onnxgen.passes.rewrite import only_user, own
 from onnxgen.passes.steps import input_at
-from onnxgen.passes.transformer_stacks import FIRST, Layer, join, put
+from onnxgen.passes.transformer_stacks import FIRST, Layer, Noted, join, put
 from onnxgen.shapes.info import info
 from onnxgen.weights.sites import Finder, Place
 from onnxgen.weights.stored import Views
@@ -40,7 +40,10 @@ def transformer(model: ir.Model, options: Options) -> None:
             continue
         for norm_first in (False, True):
             found = None if node.graph is None else _Reader(node, norm_first, views).layer()
-            if found is not None and classes.get(found.scope, NAMES[len(found.attentions)]) == NAMES[len(found.attentions)]:
+            if (
+                found is not None
+                and classes.get(found.scope, NAMES[len(found.attentions)]) == NAMES[len(found.attentions)]
+            ):
                 layers.append(_write(found, finder, views))
                 break
     join(layers, views, finder, classes)
@@ -112,7 +115,7 @@ class _Reader:
         return self._residual(x, query, {node}, node.outputs[0])
 
     def _residual(self, x: ir.Value, taken: ir.Value, first: set[ir.Node], result: ir.Value) -> ir.Value | None:
-        """Return the sum of x and a block's result with its norm. `first`: the nodes that take `taken`, the block's x."""
+        """Return the sum of x and a block's result with its norm. `first`: those that take `taken`."""
         end = self._dropped(result)
         add = None if end is None else only_user(end, "Add")
         if end is None or add is None or other(add, end) is not x:
@@ -141,11 +144,13 @@ class _Reader:
         """Return a value after the Dropout that may follow; None if that is none of torch's."""
         node = only_user(value, "Dropout")
         rate = None if node is None else dropout_ratio(node)
-        self.found.dropout.append(rate)
+        self.found.dropout.append(rate or None)
         if node is None:
             return value
         self.found.others.append(node)
-        return None if rate is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]) else node.outputs[0]
+        return (
+            None if rate is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]) else node.outputs[0]
+        )
 
     def _feed_forward(self, x: ir.Value) -> ir.Value | None:
         taken = x
@@ -192,7 +197,7 @@ def _write(found: _Found, finder: Finder, views: Views) -> Layer:
     is_decoder = len(found.attentions) == 2
     tensors: list[ir.Value | None] = []
     places: list[Place] = []
-    noted = {}
+    noted: Noted = {}
     for node in found.attentions:
         noted |= {FIRST + len(tensors) + i - 3: s for i, s in SITES.get(node).items()}
         tensors += [input_at(node, i) for i in ATTENTION_TENSORS]

@@ -7,7 +7,7 @@ both with a norm, are `nn.Transformer`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, SITES, STANDS_FOR
+from onnxgen.graph.sites import Site
 from onnxgen.passes.match import elements
 from onnxgen.passes.rewrite import drop, names_of, only_user, own
 from onnxgen.passes.steps import input_at, insert, replace_uses
@@ -23,6 +24,7 @@ from onnxgen.weights.sites import Finder
 from onnxgen.weights.stored import Views
 
 FIRST = 5  # inputs of `onnxgen.Transformer` before the tensors: source, target or memory, and three masks
+Noted = dict[int, Mapping[str, Set[Site]]]  # see `SITES`
 ALIKE = ("encoders", "decoders", "heads", "batch_first", "norm_first", "dropout", "activation", "epsilon")
 
 
@@ -108,10 +110,10 @@ def _listed(chain: Sequence[ir.Node], name: str) -> list[int]:
     return [v for node in chain for v in node.attributes[name].as_ints()]
 
 
-def _tensors(chain: Sequence[ir.Node]) -> tuple[list[ir.Value | None], dict[int, Mapping[str, object]]]:
+def _tensors(chain: Sequence[ir.Node]) -> tuple[list[ir.Value | None], Noted]:
     """Return the tensors of several nodes, and their sites by the index that they get."""
     tensors: list[ir.Value | None] = []
-    noted = {}
+    noted: Noted = {}
     for node in chain:
         noted |= {len(tensors) + i: sites for i, sites in SITES.get(node).items()}
         tensors += node.inputs[FIRST:]
