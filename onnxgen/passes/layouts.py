@@ -115,7 +115,8 @@ def arrangement(value: ir.Value, origin: ir.Value, sizes: Sizes) -> Positions | 
 def _arranged(value: ir.Value, node: ir.Node, x: Positions, sizes: Sizes) -> Positions | None:
     if node.op_type == "Unbind":
         at = next(i for i, output in enumerate(node.outputs) if output is value)
-        return np.take(x, at, node.attributes["axis"].as_int())
+        taken: Positions = x.take(at, node.attributes["axis"].as_int())
+        return taken
     if made_by(value, "Transpose"):
         perm = node.attributes.get_ints("perm", range(x.ndim)[::-1])
         return x.transpose(perm) if sorted(perm) == list(range(x.ndim)) else None
