@@ -84,6 +84,8 @@ PRODUCT: Annotation[ir.Node, tuple[str, ...]] = Annotation("product", ())
 DROPOUT: Annotation[ir.Node, ModulePath | None] = Annotation("dropout", None)
 # True if a norm was spelled out in its own module. passes.norms -> ops.norm, paranoid.run
 OWN_NORM: Annotation[ir.Node, bool] = Annotation("own", False)
+# By input, and by the name of a stored tensor: where the file's nodes take it. weights.sites -> the same
+SITES: Annotation[ir.Node, Mapping[int, Mapping[str, Set[Site]]]] = Annotation("sites", {})
 
 # ---- of values ----
 

@@ -11,6 +11,7 @@ A function returns the expression of its output; a list of expressions (None whe
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from onnxgen.code.module_def import Assign, Statement, User
 from onnxgen.code.quote import MemberRef, Ref, call, quote
-from onnxgen.common.names import FileText, local, printable, sentence
+from onnxgen.common.names import FileText, ModulePath, local, printable, sentence
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.graph.nodes import told
@@ -160,16 +161,33 @@ class Builder:
         Returns None if the tensors cannot belong to the module: one is computed, or is a parameter whose name in the
         file places it elsewhere. The caller then writes the functional form.
         """
+        return self.module_at(None, role, build, keys)
+
+    def module_at(
+        self,
+        home: ModulePath | None,
+        role: str,
+        build: ast.expr,
+        keys: Mapping[str, Source | Arg | tuple[Source, tuple[int, ...]] | None],
+    ) -> MemberRef | None:
+        """Return a submodule as `module` does.
+
+        `home`: its path, whatever the names of its tensors tell. `keys`: a tensor may be given with the indices of the
+        inputs that it is made of.
+        """
         sources: dict[str, Source] = {}
         users: dict[str, User] = {}
         for key, value in keys.items():
+            if isinstance(value, tuple):
+                sources[key], users[key] = value[0], (self.node, value[1])
+                continue
             source = value.source if isinstance(value, Arg) else value
             if source is None and value is not None:
                 return None
             if source is not None:
                 sources[key] = source
                 users[key] = self.node, self._inputs(value, source)
-        return self._lowering.members.module(self.scope, role, build, sources, users)
+        return self._lowering.members.module(self.scope, role, build, sources, users, home)
 
     def _inputs(self, value: Source | Arg | None, source: Source) -> tuple[int, ...]:
         """Return the indices of the node's inputs that a stored tensor comes from."""

@@ -19,7 +19,8 @@ _LAYER_ATTRIBUTES = """
     output_padding groups padding_mode eps momentum affine track_running_stats num_features running_mean running_var
     num_batches_tracked normalized_shape elementwise_affine num_groups num_channels num_parameters num_embeddings
     embedding_dim padding_idx max_norm norm_type scale_grad_by_freq sparse mode input_size hidden_size num_layers
-    batch_first dropout bidirectional proj_size all_weights flatten_parameters init nonlinearity
+    batch_first dropout bidirectional proj_size all_weights flatten_parameters init nonlinearity embed_dim kdim vdim
+    num_heads head_dim bias_k bias_v add_zero_attn in_proj_weight in_proj_bias out_proj merge_masks
     """
 LAYER_ATTRIBUTES: frozenset[str] = frozenset(_LAYER_ATTRIBUTES.split())
 
@@ -102,4 +103,4 @@ def _other(name: str) -> str:
 def _tensors(member: Member, path: ModulePath) -> list[ModulePath]:
     if member.kind != "module":
         return [path]
-    return [(*path, key) for key in (*member.keys, *member.extra)]
+    return [(*path, *key.split(".")) for key in (*member.keys, *member.extra)]

@@ -65,12 +65,13 @@ class Members:
     # modules
 
     def module(
-        self, scope: ModulePath, role: str, build: ast.expr, sources: dict[str, Source], users: Mapping[str, User]
-    ) -> MemberRef | None:
-        """Return the submodule with these tensors, always the same one."""
+        self, scope: ModulePath, role: str, build: ast.expr, sources: dict[str, Source], users: Mapping[str, User],
+        known_home: ModulePath | None = None,
+    ) -> MemberRef | None:  # fmt: skip
+        """Return the submodule with these tensors, always the same one. `known_home`: see `Builder.module_at`."""
         own = {key: s for key, s in sources.items() if not is_rounding(key)}
         is_layer = bool(own) or not sources  # otherwise it only quantises a layer's input or result
-        home, elsewhere = self._home(scope, own)
+        home, elsewhere = self._home(scope, own) if known_home is None else (known_home, False)
         labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
         # untrained norms are all equal, and several modules may share a weight, each with its own name
         apart = all(len(s.shape) < 2 for s in sources.values()) or (

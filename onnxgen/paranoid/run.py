@@ -13,7 +13,7 @@ from onnxgen.graph.annotations import OWN_NORM
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import RANDOM
-from onnxgen.paranoid import own_layers, stand_ins  # noqa: F401  # the first registers its operators
+from onnxgen.paranoid import own_layers, own_transformer, stand_ins  # noqa: F401  # the first two register operators
 from onnxgen.paranoid.foreign import MICROSOFT, adapted
 from onnxgen.paranoid.own import OWN, RANDOM_NUMBER, dropped
 from onnxgen.paranoid.picture import Made, Picture

@@ -19,10 +19,11 @@ from onnxgen.graph.traits import RANDOM, RECTIFIER, VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.info import info
 
 NORM = "BatchNormalization"
 DROPS = frozenset("Dropout BitmaskDropout BiasDropout BitmaskBiasDropout StochasticDepth".split())
-STACKS = ("recurrent",)  # passes that merge several layers into one, together with the dropout between them
+STACKS = ("recurrent", "transformer")  # passes that merge several layers into one, with the dropout between them
 ADDS = ("restore_batchnorm",)
 EPSILON = 1e-5
 # names that exporters give to folded tensors
@@ -68,6 +69,9 @@ def _kinds(picture: Picture) -> Iterator[str]:
 def _drops(picture: Picture, made: Made) -> bool:
     """Return True if a node drops elements that depend on the network's inputs or trained tensors."""
     ratio = next((made.attributes[n].value for n in ("ratio", "dropout", "p") if n in made.attributes), None)
+    if made.op in DROPS and ratio is None and len(made.inputs) > 1:
+        given = info(made.inputs[1]).constant
+        ratio = None if given is None else float(given.reshape(-1)[0])
     if made.op not in DROPS and not ("dropout" in made.attributes and ratio):
         return False
     return ratio != 0 and any(v in picture.moving for v in made.inputs if v is not None)

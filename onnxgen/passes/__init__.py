@@ -27,6 +27,7 @@ from onnxgen.passes.group_norm import group_norm
 from onnxgen.passes.growing import growing
 from onnxgen.passes.known import known
 from onnxgen.passes.linear import linear
+from onnxgen.passes.multihead import multihead
 from onnxgen.passes.no_ops import no_ops
 from onnxgen.passes.normalise import normalise, reciprocal_roots
 from onnxgen.passes.norms import norms
@@ -44,6 +45,7 @@ from onnxgen.passes.softmax import softmax
 from onnxgen.passes.stack import stack
 from onnxgen.passes.text import text
 from onnxgen.passes.trainable import trainable
+from onnxgen.passes.transformer import transformer
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.views import views
 from onnxgen.scopes.between import infer_missing_scopes
@@ -88,6 +90,7 @@ PASSES: list[Pass] = [
     softmax,  # before attention, which looks for it
     normalise,
     reciprocal_roots,  # roots that no norm has taken
+    multihead,  # before attention, which takes its inner part
     attention,  # before linear, which also starts from MatMul
     empty_rows,  # of attention that is still spelled out
     views,  # again: attention permutes the heads of an Einsum
@@ -96,6 +99,7 @@ PASSES: list[Pass] = [
     shared_nodes,  # when chains are as short as they get
     added_bias,
     linear,
+    transformer,  # around the layers that are found by now
     infer_missing_scopes,  # for the remaining nodes; idioms are single nodes now
     restore_batchnorm,  # last: no idiom contains a norm that is put back
 ]

@@ -46,7 +46,7 @@ HIDING = -1e30  # a score gets no weight if it is at most this, or if this is ad
 
 
 @dataclass
-class _Logits:
+class Logits:
     """The input of the softmax: `q @ k^T * scale`, the masks added to it, and the conditions that hide scores.
 
     Attributes:
@@ -82,7 +82,7 @@ def _rewrite(node: ir.Node, opset: int) -> None:
     if found is None or list(found.left.perm) != sorted(found.left.perm):
         return
     weights = _weights(found.left.value, opset)
-    logits = None if weights is None else _logits(weights.softmax.inputs[0])
+    logits = None if weights is None else logits_of(weights.softmax.inputs[0])
     if weights is None or logits is None or not _fits(logits, found.right):
         return
     logits.added = [mask for mask in logits.added if uniform(mask) != 0]
@@ -144,7 +144,7 @@ def _weights(value: ir.Value, opset: int) -> _Weights | None:
 # ---- from the softmax to q and k ----
 
 
-def _logits(value: ir.Value | None, depth: int = 6) -> _Logits | None:
+def logits_of(value: ir.Value | None, depth: int = 6) -> Logits | None:
     """Return the scores and masks that make a value which only the softmax uses, else None."""
     if value is None or only_user(value) is None or depth == 0:
         return None
@@ -153,7 +153,7 @@ def _logits(value: ir.Value | None, depth: int = 6) -> _Logits | None:
         return _scores(value)
     if node.op_type == "Add":
         for index in (0, 1):
-            found, added = _logits(node.inputs[index], depth - 1), node.inputs[1 - index]
+            found, added = logits_of(node.inputs[index], depth - 1), node.inputs[1 - index]
             if found is not None and added is not None:
                 found.added.append(added)
                 return found
@@ -162,24 +162,24 @@ def _logits(value: ir.Value | None, depth: int = 6) -> _Logits | None:
     for index in (1, 2):
         instead = scalar(node.inputs[3 - index])
         if instead is not None and instead <= HIDING and condition is not None:
-            found = _logits(node.inputs[index], depth - 1)
+            found = logits_of(node.inputs[index], depth - 1)
             if found is not None and not found.added:
                 found.hidden.append((condition, index == 1, instead))
                 return found
     return None
 
 
-def _scores(value: ir.Value) -> _Logits | None:
+def _scores(value: ir.Value) -> Logits | None:
     scores, scale = without_number(value)
     found = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
     if found is None or only_user(scores) is None or list(found.order) != sorted(found.order):
         return None
     q, factor = without_number(found.left.value)
     k = swapped(unscaled(found.right))
-    return _Logits(Operand(q, found.left.perm), Operand(k.value, k.perm), scale * factor * k.scale)
+    return Logits(Operand(q, found.left.perm), Operand(k.value, k.perm), scale * factor * k.scale)
 
 
-def _fits(logits: _Logits, v: Operand) -> bool:
+def _fits(logits: Logits, v: Operand) -> bool:
     """True if the shapes are those of attention, and the leading axes of all operands are equal."""
     q, k, values, dtype = logits.q.shape, logits.k.shape, v.shape, info(logits.q.value).dtype
     if q is None or k is None or values is None or not 3 <= len(q) == len(k) == len(values):
@@ -194,7 +194,7 @@ def _fits(logits: _Logits, v: Operand) -> bool:
 _Mask = tuple[ir.Value | None, bool]  # attn_mask, is_causal
 
 
-def _mask(logits: _Logits, weights: _Weights, node: ir.Node) -> _Mask | None:
+def _mask(logits: Logits, weights: _Weights, node: ir.Node) -> _Mask | None:
     """Return the arguments of torch's function that mask the same scores; None if there are none."""
     q, k = logits.q.shape or (), logits.k.shape or ()
     full = (*q[:-1], k[-2])
@@ -232,7 +232,7 @@ def _fills(size: Dim, length: Dim) -> bool:
     return size == length or any(size == dim_min(limit, length) for limit in limits)
 
 
-def _triangle(logits: _Logits, full: Shape) -> Causal | None:
+def _triangle(logits: Logits, full: Shape) -> Causal | None:
     """Return the only mask if it hides exactly the keys after each query."""
     found = causal((logits.added or [logits.hidden[0][0]])[0])
     if found is None or not _fills(found.rows, full[-2]) or not _fills(found.columns, full[-1]):

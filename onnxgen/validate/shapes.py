@@ -98,6 +98,16 @@ def _recurrent(name: str, given: Mapping[str, Any]) -> Shapes:
     return found
 
 
+def _multihead(name: str, given: Mapping[str, Any]) -> Shapes:
+    width = given["embed_dim"]
+    sizes = (width, given.get("kdim", width), given.get("vdim", width))
+    found: Shapes = {f"{name}_proj_weight": (width, size) for name, size in zip("qkv", sizes)}
+    if set(sizes) == {width}:
+        found = {"in_proj_weight": (3 * width, width)}
+    biases: Shapes = {"in_proj_bias": (3 * width,), "out_proj.bias": (width,)} if given.get("bias", True) else {}
+    return found | {"out_proj.weight": (width, width)} | biases
+
+
 TENSOR_RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
     "nn.Linear": _linear,
     "nn.Conv nn.ConvTranspose": _convolution,
@@ -106,4 +116,5 @@ TENSOR_RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
     "nn.Embedding": _embedding,
     "nn.PReLU": _slope,
     "nn.LSTM nn.GRU nn.RNN": _recurrent,
+    "nn.MultiheadAttention": _multihead,
 }

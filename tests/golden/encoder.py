@@ -10,76 +10,25 @@ from typing import Any
 from warnings import warn
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("encoder.safetensors")
-FINGERPRINT = "9926c0a43b13d850a8452e9067893f83"
-
-
-class SelfAttention(nn.Module):
-    """encoder.layers.0.self_attn to encoder.layers.1.self_attn (2 uses)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.in_proj_weight = nn.Parameter(torch.normal(0.0, 0.02, (48, 16)))
-        self.in_proj_bias = nn.Parameter(torch.zeros(48))
-        self.dropout = nn.Dropout(0.1)
-        self.out_proj = nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        qkv = x.transpose(0, 1) @ self.in_proj_weight.T + self.in_proj_bias
-        q, k, v = qkv.unflatten(-1, (3, 16)).permute(2, 0, 1, 3).unbind(0)
-        q = q.unflatten(-1, (4, 4)).permute(1, 2, 0, 3)  # [batch, 4, 7, 4]
-        v = v.unflatten(-1, (4, 4)).permute(1, 2, 0, 3)  # [batch, 4, 7, 4]
-        k = k.unflatten(-1, (4, 4)).permute(1, 2, 0, 3)  # [batch, 4, 7, 4]
-        x = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.dropout.p if self.training else 0.0
-        )
-        x = self.out_proj(x.permute(2, 0, 1, 3).reshape(-1, 16))  # [7*batch, 16]
-        return x.unflatten(0, (7, -1)).transpose(0, 1)
-
-
-class Layer(nn.Module):
-    """encoder.layers.0 to encoder.layers.1 (2 uses)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(16)
-        self.self_attn = SelfAttention()
-        self.dropout1 = nn.Dropout(0.1)
-        self.norm2 = nn.LayerNorm(16)
-        self.linear1 = nn.Linear(16, 32)
-        self.dropout = nn.Dropout(0.1)
-        self.linear2 = nn.Linear(32, 16)
-        self.dropout2 = nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.dropout1(self.self_attn(self.norm1(x)))
-        x = x + y
-        y = F.gelu(self.linear1(self.norm2(x)))  # [batch, 7, 32]
-        y = self.dropout2(self.linear2(self.dropout(y)))  # [batch, 7, 16]
-        return x + y
-
-
-class Encoder2(nn.Module):
-    """encoder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(Layer(), Layer())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+FINGERPRINT = "2544373969b8c971a8452e9067893f83"
 
 
 class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.input = nn.Linear(9, 16)
-        self.encoder = Encoder2()
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(
+                16, 4, 32, activation="gelu", batch_first=True, norm_first=True
+            ),
+            2,
+            enable_nested_tensor=False,
+        )
         self.output = nn.Linear(16, 4)
 
     def forward(self, frames: Tensor) -> Tensor:

@@ -1,0 +1,281 @@
+"""Attention with its projections becomes `nn.MultiheadAttention` where PyTorch's names show that it was one.
+
+    q, k, v = query @ Wq + bq, key @ Wk + bk, value @ Wv + bv        [length, batch, heads * size]
+    y = (softmax(q @ k^T / sqrt(size) + masks) @ v) @ Wo + bo        of each head
+
+The pass starts from the product with the probabilities. It follows views back to three projections, and forward to the
+output's. The elements must lie as in torch's layer, which is compared position by position (`passes.layouts`). The
+projections may be one matrix, or several. The layer's own probabilities may be a second result, per head or averaged.
+
+A row without any key is NaN in the file. So it is in the layer while it returns the probabilities, and zeros otherwise
+(without `no_grad`). So the layer is asked for them where a mask might hide a whole row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as combinations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.common.names import ModulePath
+from onnxgen.graph.annotations import SCOPE
+from onnxgen.graph.element_types import FLOATS
+from onnxgen.graph.nodes import made_by
+from onnxgen.options import Options
+from onnxgen.passes.added_bias import added_vector
+from onnxgen.passes.attention import Logits, logits_of
+from onnxgen.passes.attention_operands import Operand, product
+from onnxgen.passes.layouts import MAX_CHAIN, Positions, Sizes, arrangement, upwards
+from onnxgen.passes.match import dropout_ratio, other, standard_nodes
+from onnxgen.passes.multihead_masks import Masks, masks_of
+from onnxgen.passes.multihead_writing import Found, Projection, write
+from onnxgen.passes.rewrite import only_user
+from onnxgen.passes.views import arranges
+from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.info import info
+from onnxgen.weights.sites import Finder
+from onnxgen.weights.stored import Views, is_uniform
+
+KEYS = {"in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
+SCALE_ERROR = 1e-5  # relative
+
+
+def multihead(model: ir.Model, options: Options) -> None:
+    """Rewrite every attention whose output projection is `out_proj` of the module that has the input projections."""
+    opset = model.graph.opset_imports.get("", 1)
+    views, finder = Views(model, options), Finder(model)
+    order = {node: i for i, node in enumerate(model.graph)}
+    for node in standard_nodes(model, "MatMul", "Einsum"):
+        end = _output_projection(node, views)
+        if end is not None and (found := _Search(node, end, views, opset).found()) is not None:
+            write(found, order, finder, views)
+
+
+@dataclass
+class _End:
+    """The projection of the output: its product, the node with its result, and the module that it belongs to."""
+
+    taken: ir.Value
+    product: ir.Node
+    last: ir.Node
+    weight: ir.Value
+    bias: ir.Value | None
+    transposed: bool
+    module: ModulePath
+
+
+def _output_projection(node: ir.Node, views: Views) -> _End | None:
+    """Return the layer `out_proj` that alone takes the result of a product, perhaps through views."""
+    value = node.outputs[0]
+    for _ in range(MAX_CHAIN):
+        user = only_user(value)
+        if user is None or not arranges(user):
+            break
+        value = user.outputs[0]
+    if user is None or user.op_type not in ("Gemm", "MatMul") or user.domain != "" or user.inputs[0] is not value:
+        return None
+    scope, weight = SCOPE.get(user), user.inputs[1]
+    stored = views(weight)
+    paths = [] if stored is None else [path for path in map(param_path, stored.names) if path is not None]
+    module = scope[:-1] if scope[-1:] == ("out_proj",) else scope if not paths else ()
+    if not module or weight is None or stored is None or info(weight).rank != 2:
+        return None
+    if any(path[-2:] != ("out_proj", "weight") for path in paths):
+        return None
+    if user.op_type == "MatMul":
+        found = added_vector(user, -1)
+        last, bias = found if found is not None and views(found[1]) is not None else (user, None)
+        return _End(value, user, last, weight, bias, True, module)
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+    if any(name in user.attributes and user.attributes[name].value != usual for name, usual in plain.items()):
+        return None
+    bias = user.inputs[2] if len(user.inputs) > 2 else None
+    if bias is not None and (views(bias) is None or info(bias).rank != 1):
+        return None
+    return _End(value, user, user, weight, bias, not user.attributes.get_int("transB", 0), module)
+
+
+@dataclass
+class _Weights:
+    """The probabilities: what the product takes, the softmax that makes it, and the Dropout between."""
+
+    value: ir.Value
+    softmax: ir.Node
+    dropout: float
+
+
+def _probabilities(value: ir.Value, opset: int) -> _Weights | None:
+    node, ratio, taken = made_by(value, "Dropout"), 0.0, value
+    if node is not None:
+        found = dropout_ratio(node)
+        if found is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]) or node.inputs[0] is None:
+            return None
+        ratio, taken = found, node.inputs[0]
+        if only_user(taken) is not node:
+            return None
+    softmax, rank = made_by(taken, "Softmax"), info(taken).rank
+    if softmax is None or rank is None:
+        return None
+    axis = softmax.attributes.get_int("axis", -1 if (softmax.version or opset) >= 13 else 1)
+    return _Weights(value, softmax, ratio) if axis in (-1, rank - 1) else None
+
+
+class _Search:
+    """One attention, while it is read."""
+
+    def __init__(self, node: ir.Node, end: _End, views: Views, opset: int) -> None:
+        self.node, self.end, self.views, self.opset = node, end, views, opset
+
+    def found(self) -> Found | None:
+        """Return the layer, or None if anything differs from torch's."""
+        made = product(self.node, by_result=False)
+        if made is None or [*made.left.perm] != sorted(made.left.perm) or [*made.order] != sorted(made.order):
+            return None
+        weights = _probabilities(made.left.value, self.opset)
+        logits = None if weights is None else logits_of(weights.softmax.inputs[0])
+        if weights is None or logits is None or logits.hidden:
+            return None
+        operands = [Operand(logits.q.value, logits.q.perm), Operand(logits.k.value, logits.k.perm), made.right]
+        projections = [self._projection(operand) for operand in operands]
+        known = [p for p in projections if p is not None]
+        if len(known) < 3 or not self._is_one_module(known):
+            return None
+        size = (operands[2].shape or (0,))[-1]
+        if (
+            not isinstance(size, int)
+            or not size
+            or not math.isclose(logits.scale * math.sqrt(size), 1, rel_tol=SCALE_ERROR)
+        ):
+            return None
+        for sizes in self._sizes(known, operands):
+            if (found := self._fitted(sizes, known, operands, logits, weights, size)) is not None:
+                return found
+        return None
+
+    # ---- the projections ----
+
+    def _projection(self, operand: Operand) -> Projection | None:
+        """Follow views from an operand back to the product with a stored matrix."""
+        *_, value = upwards(operand.value)
+        bias, made = None, made_by(value, "MatMul")
+        added = made_by(value, "Add")
+        for index in (0, 1) if added is not None else ():
+            matrix = made_by(added.inputs[index], "MatMul") if added is not None else None
+            if added is not None and matrix is not None and only_user(matrix.outputs[0]) is added:
+                made, bias = matrix, other(added, matrix.outputs[0])
+        if made is None or made.inputs[0] is None or made.inputs[1] is None:
+            return None
+        x, weight = made.inputs[0], made.inputs[1]
+        if info(value).rank != 3 or info(weight).rank != 2 or self.views(weight) is None:
+            return None
+        if added is not None and (bias is None or info(bias).rank != 1 or self.views(bias) is None):
+            return None
+        if SCOPE.get(made) != self.end.module or info(x).dtype not in FLOATS:
+            return None
+        return Projection(made, value, x, weight, bias)
+
+    def _is_one_module(self, projections: Sequence[Projection]) -> bool:
+        """True if no tensor has the name of another kind of parameter, and all layers have biases or none has.
+
+        Exporters store equal biases of untrained layers once, so the name of one may be another layer's.
+        """
+        tensors = [t for p in projections for t in (p.weight, p.bias) if t is not None]
+        pieces = [piece for source in map(self.views, tensors) if source is not None for piece in source.pieces]
+        names = {piece.name for piece in pieces if not is_uniform(piece.tensor)}
+        paths = [path for path in map(param_path, names) if path is not None]
+        biased = {p.bias is not None for p in projections}
+        return all(path[-1] in KEYS for path in paths) and len(biased) == 1 and biased >= {self.end.bias is not None}
+
+    # ---- where each element lies ----
+
+    def _sizes(self, known: Sequence[Projection], operands: Sequence[Operand]) -> list[Sizes]:
+        """Return numbers for the named dims, the likeliest first.
+
+        An exporter may write a length as a number: then the name stands for that.
+        """
+        (length, batch, _), *others = (info(p.result).shape or (0, 0, 0) for p in known)
+        source = others[0][0]
+        values = [v for o in operands for v in upwards(o.value)] + [self.end.taken]
+        numbers = {d for v in values for d in info(v).shape or () if isinstance(d, int)}
+        tries = []
+        for a, b in combinations([None, *sorted(numbers)], repeat=2):
+            sizes = Sizes()
+            if a is not None and (isinstance(length, int) or not sizes.equate(length, a)):
+                continue
+            if b is not None and (isinstance(source, int) or not sizes.equate(source, b)):
+                continue
+            sizes.name((length, batch, source))
+            for projection in known:  # a matrix that is split unfolded has columns without a name
+                columns = self.views(projection.weight)
+                if columns is not None:
+                    sizes.equate((info(projection.result).shape or (0,))[-1], columns.shape[1])
+            number = sizes.of(batch)
+            keys = sizes.of(source)
+            if number is None or keys is None:
+                continue
+            if all(sizes.equate(rows, keys) and sizes.equate(samples, number) for rows, samples, _ in others):
+                tries.append(sizes)
+        return tries
+
+    def _fitted(
+        self,
+        sizes: Sizes,
+        known: Sequence[Projection],
+        operands: Sequence[Operand],
+        logits: Logits,
+        weights: _Weights,
+        size: int,
+    ) -> Found | None:
+        shapes = [sizes.shape(p.result) for p in known]
+        width = (info(self.end.taken).shape or (0,))[-1]
+        if None in shapes or not isinstance(width, int) or width % size:
+            return None
+        (length, batch, _), (source, *_), _ = ((s or (0, 0, 0)) for s in shapes)
+        heads = width // size
+        full = (batch, heads, length, source)
+        starts = [_start(p, o, sizes, heads, size) for p, o in zip(known, operands)]
+        firsts = [start for start in starts if start is not None]
+        if len(firsts) < 3 or info(self.end.weight).shape != (width, width) or not self._merges(sizes, full, size):
+            return None
+        if not sizes.fit_heads(weights.value, full):
+            return None
+        masks = masks_of(logits.added, full, sizes, weights.softmax) if logits.added else Masks()
+        if masks is None:
+            return None
+        end = self.end
+        return Found(
+            self.node, end.product, end.last, end.weight, end.bias, end.transposed, end.module, list(known), firsts,
+            heads, width, weights.value, weights.softmax, weights.dropout, masks, sizes, full,
+        )  # fmt: skip
+
+    def _merges(self, sizes: Sizes, full: tuple[int, int, int, int], size: int) -> bool:
+        """True if the output projection takes the heads side by side, for each position and then each sample."""
+        y, (batch, heads, length, _) = self.node.outputs[0], full
+        if not sizes.fit_heads(y, (*full[:-1], size)):
+            return False
+        taken = arrangement(self.end.taken, y, sizes)
+        positions = np.arange(batch * heads * length * size, dtype=np.int32).reshape(batch, heads, length, size)
+        width = None if taken is None else taken.shape[-1]
+        return taken is not None and width == heads * size and _same(taken, positions.transpose(2, 0, 1, 3))
+
+
+def _start(projection: Projection, operand: Operand, sizes: Sizes, heads: int, size: int) -> int | None:
+    """Return the first column of a projection that an operand takes; None if its heads are not `heads` from there."""
+    shape, found = sizes.shape(projection.result), arrangement(operand.value, projection.result, sizes)
+    if shape is None or found is None or found.ndim != len(operand.perm):
+        return None
+    found = found.transpose(operand.perm)
+    start = int(found.flat[0])
+    whole = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)[..., start : start + heads * size]
+    if whole.shape[-1] != heads * size:
+        return None
+    wanted = whole.reshape(*shape[:2], heads, size).transpose(1, 2, 0, 3)
+    return start if found.shape[-2:] == wanted.shape[-2:] and _same(found, wanted) else None
+
+
+def _same(a: Positions, b: Positions) -> bool:
+    return a.size == b.size and bool(np.array_equal(a.reshape(-1), b.reshape(-1)))

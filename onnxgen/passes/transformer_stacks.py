@@ -1,0 +1,157 @@
+"""Stacks of transformer layers become `nn.TransformerEncoder`, `nn.TransformerDecoder` and `nn.Transformer`.
+
+A stack is `layers.0`, `layers.1`, ... of one module, each with the result of the last, and perhaps a norm behind them.
+All layers have one form, the same masks and, in a decoder, the same memory. An encoder and a decoder in one module,
+both with a norm, are `nn.Transformer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.common.names import ModulePath
+from onnxgen.graph.annotations import SCOPE, SITES, STANDS_FOR
+from onnxgen.graph.sites import Site
+from onnxgen.passes.match import elements
+from onnxgen.passes.rewrite import drop, names_of, only_user, own
+from onnxgen.passes.steps import input_at, insert, replace_uses
+from onnxgen.shapes.info import info
+from onnxgen.weights.sites import Finder
+from onnxgen.weights.stored import Views
+
+FIRST = 5  # inputs of `onnxgen.Transformer` before the tensors: source, target or memory, and three masks
+Noted = dict[int, Mapping[str, Set[Site]]]  # see `SITES`
+ALIKE = ("encoders", "decoders", "heads", "batch_first", "norm_first", "dropout", "activation", "epsilon")
+
+
+@dataclass
+class Layer:
+    """A layer or a stack, and its module."""
+
+    node: ir.Node
+    scope: ModulePath
+
+
+def join(layers: list[Layer], views: Views, finder: Finder, classes: Mapping[ModulePath, str]) -> None:
+    """Join the layers of each stack, and the stacks of each `nn.Transformer`."""
+    by_scope = {layer.scope: layer for layer in layers}
+    stacks = []
+    for layer in layers:
+        if len(layer.scope) > 2 and layer.scope[-2:] == ("layers", "0"):
+            kind = "TransformerDecoder" if layer.node.attributes["decoders"].as_int() else "TransformerEncoder"
+            module = layer.scope[:-2]
+            if classes.get(module, kind) == kind:
+                stacks.append(_stacked(_chain(layer, by_scope), module, views, finder))
+    decoders = {s.scope: s for s in stacks if s.scope[1:][-1:] == ("decoder",)}
+    for encoder in stacks:
+        decoder = decoders.get((*encoder.scope[:-1], "decoder")) if encoder.scope[1:][-1:] == ("encoder",) else None
+        if decoder is not None and classes.get(encoder.scope[:-1], "Transformer") == "Transformer":
+            _whole(encoder.node, decoder.node, encoder.scope[:-1])
+
+
+def _chain(first: Layer, by_scope: Mapping[ModulePath, Layer]) -> list[ir.Node]:
+    """Return the layers of a stack, in order. If they are not all of it, only the first."""
+    chain = [first.node]
+    while (above := by_scope.get((*first.scope[:-1], str(len(chain))))) is not None:
+        node, y = above.node, chain[-1].outputs[0]
+        if node.inputs[0] is not y or only_user(y) is not node or not _alike(chain[0], node):
+            return [first.node]
+        chain.append(node)
+    return chain
+
+
+def _alike(a: ir.Node, b: ir.Node) -> bool:
+    """True if two layers have one form, the same memory and the same masks."""
+    options = all(a.attributes[name].value == b.attributes[name].value for name in ALIKE)
+    shapes = [[info(v).shape for v in node.inputs[FIRST + 1 :] if v is not None] for node in (a, b)]
+    return options and shapes[0][-1:] == shapes[1][-1:] and all(map(_same, a.inputs[1:FIRST], b.inputs[1:FIRST]))
+
+
+def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
+    """True if two values are one, or constants with the same elements."""
+    if a is b:
+        return True
+    first, second = elements(a), elements(b)
+    if first is None or second is None:
+        return False
+    return first.dtype == second.dtype and np.array_equal(first, second)
+
+
+def _stacked(chain: Sequence[ir.Node], module: ModulePath, views: Views, finder: Finder) -> Layer:
+    """Replace the layers of a stack by one node, with the norm behind them."""
+    first, y = chain[0], chain[-1].outputs[0]
+    norm = only_user(y, "LayerNormalization")
+    nodes = list(chain)
+    tensors, noted = _tensors(chain)
+    attributes = {name: a.value for name, a in first.attributes.items()}
+    attributes |= {"stacked": 1, "starts": _listed(chain, "starts"), "transposed": _listed(chain, "transposed")}
+    attributes |= {key: attributes[key] * len(chain) for key in ("encoders", "decoders")}
+    places = []
+    axis, rank = (-1, 0) if norm is None else (norm.attributes.get_int("axis", -1), info(y).rank or 0)
+    if norm is not None and SCOPE.get(norm) == (*module, "norm") and axis in (-1, rank - 1):
+        sources = [(i, value, views(value)) for i in (1, 2) if (value := input_at(norm, i)) is not None]
+        if all(source is not None for _, _, source in sources):
+            nodes, y = [*nodes, norm], norm.outputs[0]
+            attributes |= {"norms": 1, "norm_epsilon": norm.attributes.get_float("epsilon", 1e-5)}
+            places = [(FIRST + len(tensors) + i - 1, norm, i, s) for i, _, s in sources if s is not None]
+            tensors += [input_at(norm, 1), input_at(norm, 2)]
+    new = own("Transformer", [*first.inputs[:FIRST], *tensors], **attributes)
+    finder.note(new, places)
+    SITES.set(new, {**SITES.get(new), **noted})
+    put(new, nodes[-1], y, module, nodes)
+    return Layer(new, module)
+
+
+def _listed(chain: Sequence[ir.Node], name: str) -> list[int]:
+    return [v for node in chain for v in node.attributes[name].as_ints()]
+
+
+def _tensors(chain: Sequence[ir.Node]) -> tuple[list[ir.Value | None], Noted]:
+    """Return the tensors of several nodes, and their sites by the index that they get."""
+    tensors: list[ir.Value | None] = []
+    noted: Noted = {}
+    for node in chain:
+        noted |= {len(tensors) + i: sites for i, sites in SITES.get(node).items()}
+        tensors += node.inputs[FIRST:]
+    return tensors, noted
+
+
+def _whole(encoder: ir.Node, decoder: ir.Node, module: ModulePath) -> None:
+    """Replace an encoder and a decoder that takes its result by one node, if they have one form."""
+    memory = encoder.outputs[0]
+    options = [name for name in ALIKE if name not in ("encoders", "decoders")]
+    if any(encoder.attributes[n].value != decoder.attributes[n].value for n in options):
+        return
+    ends = {n.attributes["norm_epsilon"].as_float() for n in (encoder, decoder)}
+    is_usual = ends == {encoder.attributes["epsilon"].as_float()} and memory is decoder.inputs[1]
+    if not is_usual or only_user(memory) is not decoder or _width(encoder) != _width(decoder):
+        return
+    tensors, noted = _tensors([encoder, decoder])
+    attributes = {name: a.value for name, a in encoder.attributes.items()}
+    attributes |= {"starts": _listed([encoder, decoder], "starts"), "norms": 2}
+    attributes |= {"transposed": _listed([encoder, decoder], "transposed")}
+    attributes |= {"decoders": decoder.attributes["decoders"].as_int()}
+    masks = [encoder.inputs[2], *decoder.inputs[3:FIRST]]
+    new = own("Transformer", [encoder.inputs[0], decoder.inputs[0], *masks, *tensors], **attributes)
+    SITES.set(new, noted)
+    put(new, decoder, decoder.outputs[0], module, [encoder, decoder])
+
+
+def _width(node: ir.Node) -> object:
+    """Return the shape of the first layer's `linear1.weight`."""
+    attentions = 2 if node.attributes["decoders"].as_int() else 1
+    return info(node.inputs[FIRST + 8 * attentions]).shape
+
+
+def put(new: ir.Node, at: ir.Node, last: ir.Value, scope: ModulePath, nodes: Sequence[ir.Node]) -> None:
+    """Let a new node make the value `last`, in the place of the nodes that made it, whose last one is `at`."""
+    STANDS_FOR.set(new, tuple(dict.fromkeys(name for node in nodes for name in names_of(node))))
+    new.name = at.name
+    y = insert(at, new, last.name, info(last))
+    SCOPE.set(new, scope)
+    replace_uses(last, y)
+    drop(at)
