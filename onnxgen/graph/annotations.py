@@ -6,7 +6,7 @@ The comment before each fact describes it, and then names the modules that note 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import onnx_ir as ir
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onnxgen.passes.folded import Restored
     from onnxgen.shapes.info import Info
     from onnxgen.weights.approximation import Approximation
+    from onnxgen.weights.provenance import Copied
 
 Holder = TypeVar("Holder", bound="ir.Node | ir.Value | ir.Graph | ir.Model")
 Fact = TypeVar("Fact")
@@ -127,6 +128,8 @@ RESTORED: Annotation[ir.Model, list[Restored] | None] = Annotation("restored", N
 FREED: Annotation[ir.Model, Freed | None] = Annotation("batch", None)
 # The allowed distance of the module from a quantised file. passes.quantized -> output.compose, verify
 APPROXIMATED: Annotation[ir.Model, Approximation | None] = Annotation("quantized", None)
+# Copies of weights, or of biases in every row, that constant folding made. passes.unrolled -> output.compose
+COPIES: Annotation[ir.Model, Sequence[Copied]] = Annotation("copies", ())
 # Notes for the user about integers that became floats. passes.quantized -> output.notes
 QUANTISED_NOTES: Annotation[ir.Model, list[str]] = Annotation("quantised", [])
 # The counts of what `--paranoid` compared. passes -> pipeline
