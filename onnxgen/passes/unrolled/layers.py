@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.passes.exporters import RECURRENT
 from onnxgen.passes.unrolled.chains import Chain
 from onnxgen.passes.unrolled.results import Results, joined
@@ -15,7 +16,9 @@ from onnxgen.weights.stored import Views
 
 def write_layers(chains: list[Chain], views: Views) -> list[Chain]:
     """Write every chain that may be a layer. Returns those that were written."""
-    found = [Results(chain) for chain in chains if _is_alone(chain) and _is_layer(chain, views)]
+    chains = [chain for chain in chains if _is_alone(chain)]
+    named = {chain: _places(chain, views) for chain in chains}
+    found = [Results(chain) for chain in chains if len(named[chain] or ()) <= 1 and named[chain] is not None]
     reverse: dict[ir.Value, list[Results]] = {}
     for results in found:
         if results.chain.is_reverse:
@@ -26,7 +29,7 @@ def write_layers(chains: list[Chain], views: Views) -> list[Chain]:
         if results.chain.is_reverse:
             continue
         others = reverse.get(results.chain.cells[0].x.value, [])
-        other = next((o for o in others if o.chain not in written and _are_directions(results, o)), None)
+        other = next((o for o in others if o.chain not in written and _are_directions(results, o, named)), None)
         directions = [results] if other is None else [results, other]
         write(directions, moved)
         written += [each.chain for each in directions]
@@ -49,32 +52,46 @@ def _is_alone(chain: Chain) -> bool:
     return not any(v.is_graph_output() or any(u.node not in following for u in v.uses()) for v in memories)
 
 
-def _is_layer(chain: Chain, views: Views) -> bool:
-    """True if the names of the weights are those of one layer of torch, or the weights have none."""
-    places: set[tuple[ModulePath, str, bool]] = set()
+Place = tuple[ModulePath, str, bool]
+
+
+def _places(chain: Chain, views: Views) -> set[Place] | None:
+    """Return the module, layer and direction in the weights' names; None if a name is not that of such a weight."""
+    places: set[Place] = set()
     for gate in chain.gates:
         assert gate.h is not None
         rows = {"weight_ih": gate.x.matrix, "weight_hh": gate.h.matrix, "bias_ih": gate.x.bias, "bias_hh": gate.h.bias}
         for key, weight in rows.items():
             source = None if weight is None else views(weight.value)
-            for path in map(param_path, () if source is None else source.names):
+            names = () if source is None else (*source.names, source.label)
+            for path in map(param_path, names):
+                found = None if path is None else RECURRENT.match(path[-1])
                 if path is None:
                     continue
-                found = RECURRENT.match(path[-1])
                 if found is None or not path[-1].startswith(key):
-                    return False
+                    return None
                 places.add((path[:-1], found[1], path[-1].endswith("_reverse")))
-    return len(places) <= 1
+    return places
 
 
-def _are_directions(forward: Results, reverse: Results) -> bool:
-    """True if two chains are the directions of one layer: their sequences are only joined."""
+def _are_directions(forward: Results, reverse: Results, named: dict[Chain, set[Place] | None]) -> bool:
+    """True if two chains are the directions of one layer: their sequences are only joined, or the names show it."""
     a, b = forward.chain, reverse.chain
     x, y = a.cells[0].x, b.cells[0].x
-    if not b.is_reverse or (x.value, x.axis, a.last.kind, a.last.relu) != (y.value, y.axis, b.last.kind, b.last.relu):
+    if (x.value, x.axis, a.last.kind, a.last.relu) != (y.value, y.axis, b.last.kind, b.last.relu):
         return False
     if (a.last.hidden, a.h is None, a.c is None) != (b.last.hidden, b.h is None, b.c is None):
         return False
     if (a.gates[0].x.bias is None) != (b.gates[0].x.bias is None):
         return False
-    return joined(forward, reverse) is not None
+    of_a, of_b = named[a] or set(), named[b] or set()
+    if of_a and of_b:
+        return {(*place[:2], True) for place in of_a} == of_b
+    scope = SCOPE.get(_maker(a))
+    return joined(forward, reverse) is not None or (bool(scope) and SCOPE.get(_maker(b)) == scope)
+
+
+def _maker(chain: Chain) -> ir.Node:
+    node = chain.last.out.producer()
+    assert node is not None
+    return node
