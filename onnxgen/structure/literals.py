@@ -31,6 +31,7 @@ POSITIONAL = {
     "nn.LSTM": ("input_size", "hidden_size"),
     "nn.GRU": ("input_size", "hidden_size"),
     "nn.RNN": ("input_size", "hidden_size"),
+    **{f"nn.{kind}Cell": ("input_size", "hidden_size") for kind in ("LSTM", "GRU", "RNN")},
     "nn.Dropout": ("dropout",),
     "nn.PReLU": ("channels",),
     "nn.MaxPool": ("kernel_size",),

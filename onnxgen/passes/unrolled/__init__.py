@@ -18,6 +18,8 @@ from onnxgen.passes.unrolled.cells import Cell, cell_of
 from onnxgen.passes.unrolled.chains import Linker
 from onnxgen.passes.unrolled.forms import Forms
 from onnxgen.passes.unrolled.layers import write_layers
+from onnxgen.passes.unrolled.single import write_cells
+from onnxgen.passes.unrolled.writing import Moved
 from onnxgen.weights.stored import Views
 
 ROOTS = {"Tanh", "Relu", "Mul", "Add"}
@@ -28,8 +30,12 @@ def unrolled(model: ir.Model, options: Options) -> None:
     views = Views(model, options)
     for graph in model.graphs():
         linker = Linker(views)
-        chains = linker.chains(_cells(graph, Forms(views)))
-        written = write_layers(chains, views)
+        moved: Moved = {}
+        cells = _cells(graph, Forms(views))
+        chains = linker.chains(cells)
+        written = write_layers(chains, views, moved)
+        steps = {cell for chain in written for cell in chain.cells}
+        write_cells([cell for cell in cells if cell not in steps], views, moved)
         COPIES.set(model, [*COPIES.get(model), *(copy for chain in written for copy in chain.copies)])
         if written:
             graph.sort()  # users of the first layers' states may be before the last layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,10 +82,11 @@ class Linker:
 
     def _start(self, first: Cell, cell: Cell) -> bool:
         """Settle the first cell of a chain like the second one."""
-        for state in [*first.states(), None]:
+        given = first.h
+        for state in [*first.states(), *([] if first.kind == "GRU" else [None])]:
             if first.settle(state) and self._alike(first, cell):
                 return True
-            first.gates = []
+            first.gates, first.h = [], given
         return False
 
     def _alike(self, a: Cell, b: Cell) -> bool:
@@ -198,3 +200,15 @@ def _covers(cells: list[Cell]) -> bool:
         return False
     found = [cell.x.index for cell in cells]
     return sorted(found) == list(range(int(shape[x.axis]))) and found in (sorted(found), sorted(found)[::-1])  # type: ignore[arg-type]
+
+
+def is_alone(cells: Sequence[Cell]) -> bool:
+    """True if nothing else uses what is computed inside. A memory is only used by the next cell, except the last."""
+    inside = set().union(*(cell.nodes for cell in cells))
+    kept = {cell.out for cell in cells} | {cells[-1].memory}
+    return not any(
+        output.is_graph_output() or any(use.node not in inside for use in output.uses())
+        for node in inside
+        for output in node.outputs
+        if output not in kept
+    )

@@ -7,16 +7,16 @@ import onnx_ir as ir
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.passes.exporters import RECURRENT
-from onnxgen.passes.unrolled.chains import Chain
+from onnxgen.passes.unrolled.chains import Chain, is_alone
 from onnxgen.passes.unrolled.results import Results, joined
 from onnxgen.passes.unrolled.writing import Moved, write
 from onnxgen.scopes.origin import param_path
 from onnxgen.weights.stored import Views
 
 
-def write_layers(chains: list[Chain], views: Views) -> list[Chain]:
-    """Write every chain that may be a layer. Returns those that were written."""
-    chains = [chain for chain in chains if _is_alone(chain)]
+def write_layers(chains: list[Chain], views: Views, moved: Moved) -> list[Chain]:
+    """Write every chain that may be a layer. Returns those that were written. `moved`: see `write`."""
+    chains = [chain for chain in chains if is_alone(chain.cells)]
     named = {chain: _places(chain, views) for chain in chains}
     found = [Results(chain) for chain in chains if len(named[chain] or ()) <= 1 and named[chain] is not None]
     reverse: dict[ir.Value, list[Results]] = {}
@@ -24,7 +24,6 @@ def write_layers(chains: list[Chain], views: Views) -> list[Chain]:
         if results.chain.is_reverse:
             reverse.setdefault(results.chain.cells[0].x.value, []).append(results)
     written: list[Chain] = []
-    moved: Moved = {}
     for results in found:
         if results.chain.is_reverse:
             continue
@@ -37,19 +36,6 @@ def write_layers(chains: list[Chain], views: Views) -> list[Chain]:
 
 
 # ---- which chains are layers ----
-
-
-def _is_alone(chain: Chain) -> bool:
-    """True if nothing else uses what is computed inside."""
-    inside = set().union(*(cell.nodes for cell in chain.cells))
-    kept = {v for cell in chain.cells for v in (cell.out, cell.memory)}
-    for node in inside:
-        for output in node.outputs:
-            if output not in kept and (output.is_graph_output() or any(u.node not in inside for u in output.uses())):
-                return False
-    memories = [cell.memory for cell in chain.cells[:-1] if cell.memory is not None]
-    following = set(inside)
-    return not any(v.is_graph_output() or any(u.node not in following for u in v.uses()) for v in memories)
 
 
 Place = tuple[ModulePath, str, bool]

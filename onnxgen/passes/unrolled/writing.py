@@ -100,6 +100,14 @@ def _gates(before: ir.Node, rows: Sequence[Rows], kind: str) -> ir.Value:
     return _concat(before, [_rows(before, rows[i]) for i in ORDER[kind]])
 
 
+def joined_rows(before: ir.Node, rows: Sequence[Rows]) -> ir.Value:
+    """Return rows of matrices side by side, in this order: the stored tensor itself, if it is all of its rows."""
+    first = rows[0]
+    is_run = all(a.value is b.value and a.stop == b.start for a, b in zip(rows, rows[1:]))
+    whole = Rows(first.value, first.transposed, first.start, rows[-1].stop)
+    return _rows(before, whole) if is_run else _concat(before, [_rows(before, each) for each in rows])
+
+
 def _rows(before: ir.Node, rows: Rows) -> ir.Value:
     """Return rows of a matrix as [out, in], or of a vector."""
     value = transposed(before, rows.value, (1, 0)) if rows.transposed else rows.value

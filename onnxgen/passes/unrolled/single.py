@@ -1,0 +1,146 @@
+"""Write cells that are no step of a layer as `onnxgen.RNNCell`, `GRUCell` and `LSTMCell`, torch's cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from onnxgen.common.names import ModulePath
+from onnxgen.passes.match import uniform
+from onnxgen.passes.rewrite import drop, own
+from onnxgen.passes.steps import insert, replace_uses
+from onnxgen.passes.unrolled.cells import Cell
+from onnxgen.passes.unrolled.chains import is_alone
+from onnxgen.passes.unrolled.forms import Rows, Term
+from onnxgen.passes.unrolled.writing import Moved, joined_rows
+from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.info import info, set_info
+from onnxgen.weights.stored import Views, stored
+
+KEYS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+def write_cells(cells: Iterable[Cell], views: Views, moved: Moved) -> None:
+    """Replace every cell that torch's module computes, with the weights of one module.
+
+    `moved`: what was replaced so far, by what, since later cells may take it. It is updated.
+    """
+    whole: dict[object, Cell] = {}
+    for cell in cells:
+        if _settled(cell, views) and _is_cell(cell, whole) and is_alone([cell]) and _is_named(cell, views):
+            _write(cell, moved)
+
+
+def _settled(cell: Cell, views: Views) -> bool:
+    """Tell the products of the state from those of the input. A cell of an RNN has nothing but names to show it."""
+    if cell.out.producer() is None or cell.out.producer().graph is None:  # type: ignore[union-attr]
+        return False
+    if cell.gates:
+        return True
+    for state in cell.states():
+        if cell.settle(state) and (cell.kind == "GRU" or _last_names(cell, views, "weight_hh")):
+            return True
+        cell.gates = []
+    return False
+
+
+def _last_names(cell: Cell, views: Views, key: str) -> bool:
+    """True if the matrices of the state, or their biases, have a name, and it is this."""
+    terms = [gate.h for gate in cell.gates if gate.h is not None]
+    found = [path[-1] for term in terms for path in _paths(views, (term.matrix,))]
+    found += [path[-1].replace("bias", "weight") for term in terms for path in _paths(views, (term.bias,))]
+    return bool(found) and set(found) == {key}
+
+
+def _paths(views: Views, rows: Iterable[Rows | None]) -> Iterator[ModulePath]:
+    for weight in rows:
+        source = None if weight is None else views(weight.value)
+        names = () if source is None else (source.label,) if source.label else source.names
+        yield from (path for path in map(param_path, names) if path is not None)
+
+
+def _weights(cell: Cell) -> list[list[Rows]]:
+    """Return the rows of the matrices and biases, in the order of `KEYS`. Biases may be missing."""
+    of_h = [gate.h for gate in cell.gates if gate.h is not None]
+    terms: list[tuple[Sequence[Term], bool]] = [([gate.x for gate in cell.gates], False), (of_h, False)]
+    found = [[term.matrix for term in each] for each, _ in terms]
+    return found + [[term.bias for term in each if term.bias is not None] for each, _ in terms]
+
+
+def _is_named(cell: Cell, views: Views) -> bool:
+    """True if the names of the weights are those of one cell of torch, or they have none."""
+    modules: set[ModulePath] = set()
+    for key, rows in zip(KEYS, _weights(cell)):
+        for path in _paths(views, rows):
+            if path[-1] != key:
+                return False
+            modules.add(path[:-1])
+    return len(modules) == 1 or (not modules and cell.kind != "RNN")
+
+
+def _is_cell(cell: Cell, whole: dict[object, Cell]) -> bool:
+    """True if torch's cell computes it: both biases or none, and states of the right shape.
+
+    A cell whose product with a state of zeros was folded gets the weights from another call of the same module.
+    """
+    of_x = tuple((gate.x.matrix, gate.x.bias) for gate in cell.gates)
+    if any(gate.h is None for gate in cell.gates):
+        known = whole.get(of_x)
+        if known is None or not _unfold(cell, known):
+            return False
+    else:
+        whole.setdefault(of_x, cell)
+    out, shape = info(cell.out), info(cell.gates[0].x.x.value).shape
+    if out.rank != 2 or out.shape is None or shape is None or len(shape) != 2 or shape[0] != out.shape[0]:
+        return False
+    if cell.gates[0].x.x.axis is not None or any(gate.past is not None for gate in cell.gates):
+        return False
+    if any(info(v).shape != out.shape for v in (cell.h, cell.c) if v is not None):
+        return False
+    return (
+        len({gate.x.bias is None for gate in cell.gates} | {g.h is None or g.h.bias is None for g in cell.gates}) == 1
+    )
+
+
+def _unfold(cell: Cell, known: Cell) -> bool:
+    """Give a cell that starts from zeros the weights of another call. Folding must have left the bias."""
+    if cell.h is not None and uniform(cell.h) != 0:
+        return False
+    for gate, other in zip(cell.gates, known.gates):
+        bias = None if other.h is None else other.h.bias
+        past, tensor = gate.past, None if gate.past is None else stored(gate.past.value)
+        whole = None if bias is None else stored(bias.value)
+        if past is None or tensor is None or bias is None or whole is None:
+            return False
+        array = tensor.numpy()[..., past.start : past.stop]
+        if not np.array_equal(array, np.broadcast_to(whole.numpy()[bias.start : bias.stop], array.shape)):
+            return False
+    for gate, other in zip(cell.gates, known.gates):
+        gate.h, gate.past = other.h, None
+    return True
+
+
+def _write(cell: Cell, moved: Moved) -> None:
+    last, memory = cell.out.producer(), None if cell.memory is None else cell.memory.producer()
+    assert last is not None
+    place = memory or last
+    states = [None if v is None or uniform(v) == 0 else v for v in ((cell.h, cell.c) if cell.memory else (cell.h,))]
+    weights = [joined_rows(place, rows) if rows else None for rows in _weights(cell)]
+    while weights[-1] is None:
+        weights.pop()
+    relu = {"relu": 1} if cell.relu else {}
+    given = [None if v is None else moved.get(v, v) for v in (cell.gates[0].x.x.value, *states)]
+    node = own(f"{cell.kind}Cell", [*given, *weights], 1 + (cell.memory is not None), **relu)
+    node.name = last.name
+    insert(place, node, cell.out.name, info(cell.out), last)
+    if cell.memory is not None:
+        node.outputs[1].name = cell.memory.name
+        set_info(node.outputs[1], info(cell.memory))
+        moved[cell.memory] = node.outputs[1]
+        replace_uses(cell.memory, node.outputs[1])
+    moved[cell.out] = node.outputs[0]
+    replace_uses(cell.out, node.outputs[0])
+    for old in (last, memory):
+        if old is not None:
+            drop(old)
