@@ -92,13 +92,18 @@ def _gate(forms: tuple[Form, ...], state: ir.Value | None) -> Gate | None:
     """Return the gate of one form, or of two: one of the input, one of the state."""
     terms = [term for form in forms for term in form.terms]
     constants = [rows for form in forms for rows in form.constants]
-    past = [t for t in terms if state is not None and t.x.axis is None and bare(t.x.value) is state]
+    past = [t for t in terms if t.x.axis is None and _is_state(t.x.value, state)]
     rest = [t for t in terms if t not in past]
     if any(form.loose for form in forms) or len(rest) != 1 or len(past) > 1 or len(constants) + len(past) > 1:
         return None
     if len(forms) == 2 and (rest[0] not in forms[0].terms or forms[0].constants):
         return None
     return Gate(rest[0], past[0] if past else None, constants[0] if constants else None)
+
+
+def _is_state(value: ir.Value, state: ir.Value | None) -> bool:
+    """True if a value is the state. Exporters write zeros more than once."""
+    return state is not None and (bare(value) is state or (uniform(state) == 0 and uniform(value) == 0))
 
 
 def cell_of(value: ir.Value, forms: Forms) -> Cell | None:

@@ -163,34 +163,34 @@ class Linker:
         if first.kind == "GRU" and (chain.h is None or uniform(chain.h) != 0):
             return False
         chain.h = None
-        return all(self._is_folded(chain, gate.past, of) for gate, of in zip(first.gates, chain.gates))
-
-    def _is_folded(self, chain: Chain, past: Rows | None, of: Gate) -> bool:
-        """True if a constant is the bias of the state's product in every row, which is the product with zeros."""
-        bias = None if of.h is None else of.h.bias
-        if past is None:
-            return bias is None
-        tensor = stored(past.value)
-        if tensor is None:
-            return False
-        array = tensor.numpy()[..., past.start : past.stop]
-        if bias is None:
-            return not array.any()
-        whole = stored(bias.value)
-        if whole is None or not np.array_equal(
-            array, np.broadcast_to(whole.numpy()[bias.start : bias.stop], array.shape)
-        ):
-            return False
-        return self._note_rows(chain, past, bias, tensor)
-
-    def _note_rows(self, chain: Chain, past: Rows, bias: Rows, tensor: ir.TensorProtocol) -> bool:
-        columns = tensor.shape.numpy()[-1]
-        size = (info(bias.value).shape or (0,))[0]
-        if past.start != bias.start or columns != size:
-            return False
-        for row in range(tensor.size // columns):
-            chain.copies[Copied(bias.value.name or "", past.value.name or "", row * columns, tensor)] = None
+        for gate, of in zip(first.gates, chain.gates):
+            noted = folded_bias(gate.past, of)
+            if noted is None:
+                return False
+            chain.copies |= dict.fromkeys(noted)
         return True
+
+
+def folded_bias(past: Rows | None, of: Gate) -> list[Copied] | None:
+    """Return the rows of a constant that are copies of the state's bias: the product with zeros is that bias.
+
+    Returns None if the constant has other elements.
+    """
+    bias = None if of.h is None else of.h.bias
+    tensor = None if past is None else stored(past.value)
+    if past is None or tensor is None:
+        return [] if past is None and bias is None else None
+    array = tensor.numpy()[..., past.start : past.stop]
+    if bias is None:
+        return None if array.any() else []
+    whole = stored(bias.value)
+    if whole is None or not np.array_equal(array, np.broadcast_to(whole.numpy()[bias.start : bias.stop], array.shape)):
+        return None
+    columns = tensor.shape.numpy()[-1]
+    if past.start != bias.start or columns != whole.size:
+        return None
+    names = bias.value.name or "", past.value.name or ""
+    return [Copied(*names, row * columns, tensor) for row in range(tensor.size // columns)]
 
 
 def _covers(cells: list[Cell]) -> bool:

@@ -4,37 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
-
 from onnxgen.common.names import ModulePath
 from onnxgen.passes.match import uniform
 from onnxgen.passes.rewrite import drop, own
 from onnxgen.passes.steps import insert, replace_uses
 from onnxgen.passes.unrolled.cells import Cell
-from onnxgen.passes.unrolled.chains import is_alone
+from onnxgen.passes.unrolled.chains import folded_bias, is_alone
 from onnxgen.passes.unrolled.forms import Rows, Term
 from onnxgen.passes.unrolled.writing import Moved, joined_rows
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info, set_info
-from onnxgen.weights.stored import Views, stored
+from onnxgen.weights.provenance import Copied
+from onnxgen.weights.stored import Views
 
 KEYS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def write_cells(cells: Iterable[Cell], views: Views, moved: Moved) -> None:
-    """Replace every cell that torch's module computes, with the weights of one module.
+def single_cells(cells: Iterable[Cell], views: Views) -> dict[Cell, list[Copied]]:
+    """Return the cells that torch's module computes, each with the stored tensors that are copies of its biases."""
+    settled = [cell for cell in cells if _settled(cell, views)]
+    whole = {_of_input(cell): cell for cell in settled if all(gate.h is not None for gate in cell.gates)}
+    found: dict[Cell, list[Copied]] = {}
+    for cell in settled:
+        copies = _unfold(cell, whole.get(_of_input(cell)))
+        if copies is not None and _is_cell(cell) and is_alone([cell]) and _is_named(cell, views):
+            found[cell] = copies
+    return found
 
-    `moved`: what was replaced so far, by what, since later cells may take it. It is updated.
-    """
-    whole: dict[object, Cell] = {}
-    for cell in cells:
-        if _settled(cell, views) and _is_cell(cell, whole) and is_alone([cell]) and _is_named(cell, views):
-            _write(cell, moved)
+
+def _of_input(cell: Cell) -> tuple[tuple[Rows, Rows | None], ...]:
+    return tuple((gate.x.matrix, gate.x.bias) for gate in cell.gates)
 
 
 def _settled(cell: Cell, views: Views) -> bool:
     """Tell the products of the state from those of the input. A cell of an RNN has nothing but names to show it."""
-    if cell.out.producer() is None or cell.out.producer().graph is None:  # type: ignore[union-attr]
+    last = cell.out.producer()
+    if last is None or last.graph is None:
         return False
     if cell.gates:
         return True
@@ -42,7 +47,7 @@ def _settled(cell: Cell, views: Views) -> bool:
         if cell.settle(state) and (cell.kind == "GRU" or _last_names(cell, views, "weight_hh")):
             return True
         cell.gates = []
-    return False
+    return cell.kind == "LSTM" and cell.settle(None) and cell.gates[0].past is not None
 
 
 def _last_names(cell: Cell, views: Views, key: str) -> bool:
@@ -79,49 +84,41 @@ def _is_named(cell: Cell, views: Views) -> bool:
     return len(modules) == 1 or (not modules and cell.kind != "RNN")
 
 
-def _is_cell(cell: Cell, whole: dict[object, Cell]) -> bool:
-    """True if torch's cell computes it: both biases or none, and states of the right shape.
+def _is_cell(cell: Cell) -> bool:
+    """True if torch's cell computes it: both biases or none, and states of the right shape."""
+    out, x = cell.out, cell.gates[0].x.x
+    shape = info(x.value).shape
+    if info(out).rank != 2 or shape is None or len(shape) != 2 or shape[:1] != (info(out).shape or ())[:1]:
+        return False
+    if x.axis is not None or x.flipped is not None:
+        return False
+    if any(info(v).shape != info(out).shape for v in (cell.h, cell.c) if v is not None):
+        return False
+    return len({t is None or t.bias is None for gate in cell.gates for t in (gate.x, gate.h)}) == 1
 
-    A cell whose product with a state of zeros was folded gets the weights from another call of the same module.
+
+def _unfold(cell: Cell, known: Cell | None) -> list[Copied] | None:
+    """Give a cell whose product with a state of zeros was folded the weights of another call of the same module.
+
+    Returns the stored tensors that are copies of biases; None if something was folded otherwise.
     """
-    of_x = tuple((gate.x.matrix, gate.x.bias) for gate in cell.gates)
-    if any(gate.h is None for gate in cell.gates):
-        known = whole.get(of_x)
-        if known is None or not _unfold(cell, known):
-            return False
-    else:
-        whole.setdefault(of_x, cell)
-    out, shape = info(cell.out), info(cell.gates[0].x.x.value).shape
-    if out.rank != 2 or out.shape is None or shape is None or len(shape) != 2 or shape[0] != out.shape[0]:
-        return False
-    if cell.gates[0].x.x.axis is not None or any(gate.past is not None for gate in cell.gates):
-        return False
-    if any(info(v).shape != out.shape for v in (cell.h, cell.c) if v is not None):
-        return False
-    return (
-        len({gate.x.bias is None for gate in cell.gates} | {g.h is None or g.h.bias is None for g in cell.gates}) == 1
-    )
-
-
-def _unfold(cell: Cell, known: Cell) -> bool:
-    """Give a cell that starts from zeros the weights of another call. Folding must have left the bias."""
-    if cell.h is not None and uniform(cell.h) != 0:
-        return False
+    if all(gate.h is not None and gate.past is None for gate in cell.gates):
+        return []
+    if known is None or (cell.h is not None and uniform(cell.h) != 0):
+        return None
+    copies: list[Copied] = []
     for gate, other in zip(cell.gates, known.gates):
-        bias = None if other.h is None else other.h.bias
-        past, tensor = gate.past, None if gate.past is None else stored(gate.past.value)
-        whole = None if bias is None else stored(bias.value)
-        if past is None or tensor is None or bias is None or whole is None:
-            return False
-        array = tensor.numpy()[..., past.start : past.stop]
-        if not np.array_equal(array, np.broadcast_to(whole.numpy()[bias.start : bias.stop], array.shape)):
-            return False
+        noted = folded_bias(gate.past, other)
+        if gate.h is not None or noted is None:
+            return None
+        copies += noted
     for gate, other in zip(cell.gates, known.gates):
         gate.h, gate.past = other.h, None
-    return True
+    return copies
 
 
-def _write(cell: Cell, moved: Moved) -> None:
+def write_cell(cell: Cell, moved: Moved) -> None:
+    """Replace a cell by one node. `moved`: what was replaced so far, by what, since later cells may take it."""
     last, memory = cell.out.producer(), None if cell.memory is None else cell.memory.producer()
     assert last is not None
     place = memory or last
