@@ -211,22 +211,6 @@ def concat(sources: Sequence[Source], axis: int) -> Source:
 
 
 @dataclass(frozen=True)
-class Copied:
-    """A copy of an ONNX tensor, from the element `offset` of another one's flat elements on."""
-
-    original: str
-    name: str
-    offset: int
-    tensor: ir.TensorProtocol = field(compare=False, repr=False)
-
-    def source(self, of: Source) -> Source | None:
-        """Return the provenance of the copies of a state-dict tensor's elements; None if it has none of them."""
-        pieces = (p for p in of.pieces if p.name == self.original)
-        moved = tuple(replace(p, name=self.name, tensor=self.tensor, offset=p.offset + self.offset) for p in pieces)
-        return replace(of, pieces=moved) if moved else None
-
-
-@dataclass(frozen=True)
 class Fold:
     """A BatchNorm folded into a layer's ONNX tensor. The state dict holds the layer and the norm separately.
 

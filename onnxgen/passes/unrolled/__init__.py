@@ -6,7 +6,7 @@ the layers belong to. Other cells become torch's RNNCell, GRUCell and LSTMCell. 
 in anything stays as it is, and so do all other steps with its weights.
 
 Constant folding stores the same weight again for every step, and the first step's product with a state of zeros, which
-is the bias. The model's `COPIES` lists such tensors, so that they are written back with the weight or bias.
+is the bias. `COPIES` notes it of such tensors, so that they are written back with the weight or bias.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from onnxgen.graph.annotations import COPIES
+from onnxgen.graph.annotations import UNROLLED
 from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
 from onnxgen.passes.unrolled.cells import Cell, cell_of
-from onnxgen.passes.unrolled.chains import Linker
+from onnxgen.passes.unrolled.chains import Copies, Linker
 from onnxgen.passes.unrolled.forms import Forms
 from onnxgen.passes.unrolled.layers import Layers
 from onnxgen.passes.unrolled.single import single_cells, write_cell
 from onnxgen.passes.unrolled.writing import Moved
-from onnxgen.weights.provenance import Copied
+from onnxgen.weights.copied import Copied, note_copy
 from onnxgen.weights.stored import VIEWS, Views
 
 ROOTS = {"Tanh", "Relu", "Mul", "Add"}
@@ -36,16 +36,17 @@ def unrolled(model: ir.Model, options: Options) -> None:
     for graph in model.graphs():
         cells = _cells(graph, Forms(views))
         layers = Layers(Linker(views).chains(cells) if cells else (), views)
-        copies, moved = list(COPIES.get(model)), Moved()
+        moved = Moved()
         steps = {cell: tuple(chain.cells) for chain in layers.chains for cell in chain.cells}
         single = single_cells([cell for cell in cells if cell not in steps], views)
         kept = _with_all_users(steps | {cell: (cell,) for cell in single})
         written = layers.write([chain for chain in layers.chains if chain.last in kept], moved)
-        copies += [copy for chain in written for copy in chain.copies]
+        copies = [copy for chain in written for copy in chain.copies]
         for cell in [cell for cell in single if cell in kept]:
             write_cell(cell, moved)
             copies += single[cell]
-        COPIES.set(model, list[Copied](dict.fromkeys(copies)))
+        _note(copies)
+        UNROLLED.set(model, UNROLLED.get(model) | {len(chain.cells) for chain in written})
         if written:
             graph.sort()  # users of the first layers' states may be before the last layers
 
@@ -53,6 +54,14 @@ def unrolled(model: ir.Model, options: Options) -> None:
 def _cells(graph: ir.Graph, forms: Forms) -> list[Cell]:
     nodes = (node for node in graph if node.domain == "" and node.op_type in ROOTS)
     return [cell for node in nodes if (cell := cell_of(node.outputs[0], forms)) is not None]
+
+
+def _note(copies: Copies) -> None:
+    by_value: dict[ir.Value, list[Copied]] = {}
+    for value, copied in copies:
+        by_value.setdefault(value, []).append(copied)
+    for value, found in by_value.items():
+        note_copy(value, found)
 
 
 def _with_all_users(groups: Mapping[Cell, tuple[Cell, ...]]) -> set[Cell]:

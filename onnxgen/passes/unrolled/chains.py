@@ -12,8 +12,10 @@ from onnxgen.passes.match import uniform
 from onnxgen.passes.unrolled.cells import Cell, Gate
 from onnxgen.passes.unrolled.forms import Rows, bare
 from onnxgen.shapes.info import info
-from onnxgen.weights.provenance import Copied
+from onnxgen.weights.copied import Copied
 from onnxgen.weights.stored import Views, is_uniform, stored
+
+Copies = list[tuple[ir.Value, Copied]]
 
 
 @dataclass(eq=False)
@@ -28,7 +30,7 @@ class Chain:
     cells: list[Cell]
     h: ir.Value | None
     c: ir.Value | None
-    copies: dict[Copied, None]
+    copies: Copies
 
     @property
     def last(self) -> Cell:
@@ -114,7 +116,7 @@ class Linker:
         pair = a, b
         if pair not in self._contents:
             one, other = stored(a), stored(b)
-            if one is None or other is None:
+            if one is None or other is None or not (a.is_initializer() and b.is_initializer()):
                 self._contents[pair] = self.views(a) == self.views(b)
             else:
                 first, second = one.numpy(), other.numpy()
@@ -129,10 +131,10 @@ class Linker:
         while cells[-1] in before:
             cells.append(before[cells[-1]])
         cells.reverse()
-        if len(cells) == 1 or not _covers(cells):
+        if len(cells) == 1 or not _covers(cells) or not all(map(_has_both_biases, last.gates)):
             return None
         first = cells[0]
-        chain = Chain(cells, first.h, first.c, {})
+        chain = Chain(cells, first.h, first.c, [])
         if not self._begins(chain):
             return None
         for cell in cells[:-1]:
@@ -145,11 +147,8 @@ class Linker:
 
     def _note(self, chain: Chain, copy: Rows | None, of: Rows | None) -> None:
         """Note that a stored tensor is a copy of another one, so that it is written back, too."""
-        if copy is None or of is None or copy.value is of.value:
-            return
-        tensor = stored(copy.value)
-        if tensor is not None and stored(of.value) is not None:
-            chain.copies[Copied(of.value.name or "", copy.value.name or "", 0, tensor)] = None
+        if copy is not None and of is not None and copy.value is not of.value and stored(copy.value) is not None:
+            chain.copies.append((copy.value, Copied(of.value.name or "", 0)))
 
     def _begins(self, chain: Chain) -> bool:
         """Find what the first cell starts from. A folded product with zeros must equal the bias."""
@@ -167,30 +166,34 @@ class Linker:
             noted = folded_bias(gate.past, of)
             if noted is None:
                 return False
-            chain.copies |= dict.fromkeys(noted)
+            chain.copies += noted
         return True
 
 
-def folded_bias(past: Rows | None, of: Gate) -> list[Copied] | None:
+def folded_bias(past: Rows | None, of: Gate) -> Copies | None:
     """Return the rows of a constant that are copies of the state's bias: the product with zeros is that bias.
 
     Returns None if the constant has other elements.
     """
     bias = None if of.h is None else of.h.bias
-    tensor = None if past is None else stored(past.value)
-    if past is None or tensor is None:
+    tensor = None if past is None else past.value.const_value
+    if past is None or tensor is None or not past.value.is_initializer():
         return [] if past is None and bias is None else None
     array = tensor.numpy()[..., past.start : past.stop]
     if bias is None:
-        return None if array.any() else []
+        return None if array.any() else [(past.value, Copied("", 0))]
     whole = stored(bias.value)
     if whole is None or not np.array_equal(array, np.broadcast_to(whole.numpy()[bias.start : bias.stop], array.shape)):
         return None
     columns = tensor.shape.numpy()[-1]
     if past.start != bias.start or columns != whole.size:
         return None
-    names = bias.value.name or "", past.value.name or ""
-    return [Copied(*names, row * columns, tensor) for row in range(tensor.size // columns)]
+    return [(past.value, Copied(bias.value.name or "", row * columns)) for row in range(tensor.size // columns)]
+
+
+def _has_both_biases(gate: Gate) -> bool:
+    """True if both products of a gate have a bias, or none has, as in torch's layers."""
+    return (gate.x.bias is None) == (gate.h is None or gate.h.bias is None)
 
 
 def _covers(cells: list[Cell]) -> bool:

@@ -9,22 +9,21 @@ from onnxgen.passes.match import uniform
 from onnxgen.passes.rewrite import drop, own
 from onnxgen.passes.steps import insert, replace_uses
 from onnxgen.passes.unrolled.cells import Cell
-from onnxgen.passes.unrolled.chains import folded_bias, is_alone
+from onnxgen.passes.unrolled.chains import Copies, folded_bias, is_alone
 from onnxgen.passes.unrolled.forms import Rows, Term
 from onnxgen.passes.unrolled.writing import Moved, joined_rows
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info, set_info
-from onnxgen.weights.provenance import Copied
 from onnxgen.weights.stored import Views
 
 KEYS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def single_cells(cells: Iterable[Cell], views: Views) -> dict[Cell, list[Copied]]:
+def single_cells(cells: Iterable[Cell], views: Views) -> dict[Cell, Copies]:
     """Return the cells that torch's module computes, each with the stored tensors that are copies of its biases."""
     settled = [cell for cell in cells if _settled(cell, views)]
     whole = {_of_input(cell): cell for cell in settled if all(gate.h is not None for gate in cell.gates)}
-    found: dict[Cell, list[Copied]] = {}
+    found: dict[Cell, Copies] = {}
     for cell in settled:
         copies = _unfold(cell, whole.get(_of_input(cell)))
         if copies is not None and _is_cell(cell) and is_alone([cell]) and _is_named(cell, views):
@@ -97,7 +96,7 @@ def _is_cell(cell: Cell) -> bool:
     return len({t is None or t.bias is None for gate in cell.gates for t in (gate.x, gate.h)}) == 1
 
 
-def _unfold(cell: Cell, known: Cell | None) -> list[Copied] | None:
+def _unfold(cell: Cell, known: Cell | None) -> Copies | None:
     """Give a cell whose product with a state of zeros was folded the weights of another call of the same module.
 
     Returns the stored tensors that are copies of biases; None if something was folded otherwise.
@@ -106,7 +105,7 @@ def _unfold(cell: Cell, known: Cell | None) -> list[Copied] | None:
         return []
     if known is None or (cell.h is not None and uniform(cell.h) != 0):
         return None
-    copies: list[Copied] = []
+    copies: Copies = []
     for gate, other in zip(cell.gates, known.gates):
         noted = folded_bias(gate.past, other)
         if gate.h is not None or noted is None:
