@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import onnx_ir as ir
+
 from onnxgen.common.names import ModulePath
 from onnxgen.passes.match import uniform
 from onnxgen.passes.rewrite import drop, own
 from onnxgen.passes.steps import insert, replace_uses
 from onnxgen.passes.unrolled.cells import Cell
 from onnxgen.passes.unrolled.chains import Copies, folded_bias, is_alone
-from onnxgen.passes.unrolled.forms import Rows, Term
+from onnxgen.passes.unrolled.forms import Rows, Term, bare
 from onnxgen.passes.unrolled.writing import Moved, joined_rows
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info, set_info
@@ -21,7 +23,7 @@ KEYS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 def single_cells(cells: Iterable[Cell], views: Views) -> dict[Cell, Copies]:
     """Return the cells that torch's module computes, each with the stored tensors that are copies of its biases."""
-    settled = [cell for cell in cells if _settled(cell, views)]
+    settled = _settled(list(cells), views)
     whole = {_of_input(cell): cell for cell in settled if all(gate.h is not None for gate in cell.gates)}
     found: dict[Cell, Copies] = {}
     for cell in settled:
@@ -35,26 +37,45 @@ def _of_input(cell: Cell) -> tuple[tuple[Rows, Rows | None], ...]:
     return tuple((gate.x.matrix, gate.x.bias) for gate in cell.gates)
 
 
-def _settled(cell: Cell, views: Views) -> bool:
-    """Tell the products of the state from those of the input. A cell of an RNN has nothing but names to show it."""
-    last = cell.out.producer()
-    if last is None or last.graph is None:
-        return False
+def _settled(cells: list[Cell], views: Views) -> list[Cell]:
+    """Tell the products of the state from those of the input. Returns the cells where that is known."""
+    by_state = {bare(cell.out): cell for cell in cells}
+    found = [cell for cell in cells if _is_settled(cell, views, by_state, set())]
+    known = {gate.h.matrix for cell in found for gate in cell.gates if gate.h is not None}
+    return [cell for cell in cells if cell.gates or _is_settled(cell, views, by_state, known)]
+
+
+def _is_settled(cell: Cell, views: Views, by_state: dict[ir.Value | None, Cell], known: set[Rows]) -> bool:
+    """True if names show which product is the state's, or the gates do. Nothing else shows that it is a plain RNN's."""
     if cell.gates:
         return True
     for state in cell.states():
-        if cell.settle(state) and (cell.kind == "GRU" or _last_names(cell, views, "weight_hh")):
+        if cell.settle(state) and (cell.kind == "GRU" or _names(cell, views, 1) == {"h"}):
             return True
+        past, h = by_state.get(bare(state)), cell.gates[0].h if cell.gates else None
+        if cell.kind == "LSTM" and h is not None and not (_names(cell, views, 0) | _names(cell, views, 1)):
+            follows = past is not None and past.memory is not None and bare(past.memory) is bare(cell.c)
+            if follows or h.matrix in known or _is_square(h.matrix) > _is_square(cell.gates[0].x.matrix):
+                return True
         cell.gates = []
-    return cell.kind == "LSTM" and cell.settle(None) and cell.gates[0].past is not None
+    is_folded = cell.kind != "GRU" and cell.settle(None) and cell.gates[0].past is not None
+    if is_folded and (cell.kind == "LSTM" or _names(cell, views, 0) == {"i"}):
+        return True
+    cell.gates = []
+    return False
 
 
-def _last_names(cell: Cell, views: Views, key: str) -> bool:
-    """True if the matrices of the state, or their biases, have a name, and it is this."""
-    terms = [gate.h for gate in cell.gates if gate.h is not None]
-    found = [path[-1] for term in terms for path in _paths(views, (term.matrix,))]
-    found += [path[-1].replace("bias", "weight") for term in terms for path in _paths(views, (term.bias,))]
-    return bool(found) and set(found) == {key}
+def _is_square(matrix: Rows) -> bool:
+    """True if a gate's matrix has as many columns as rows, as that of a state has."""
+    shape = info(matrix.value).shape or ()
+    return shape[0 if matrix.transposed else -1] == matrix.stop - matrix.start
+
+
+def _names(cell: Cell, views: Views, index: int) -> set[str]:
+    """Return the letters in the names of the input's weights (0) or the state's (1): "i" or "h"; "" for other names."""
+    weights = _weights(cell)
+    paths = [path for rows in (weights[index], weights[index + 2]) for path in _paths(views, rows)]
+    return {path[-1][-2] if path[-1] in KEYS else "" for path in paths}
 
 
 def _paths(views: Views, rows: Iterable[Rows | None]) -> Iterator[ModulePath]:
