@@ -210,6 +210,13 @@ def test_a_state_in_the_middle() -> None:
     assert "nn.RNN(4, 5)" in ran.source
 
 
+def test_a_state_for_all_samples() -> None:
+    """torch's layer wants a row for every sample."""
+    steps = RNN["head"] + "".join(GRU.format(t=t, s=t - 1 if t else 9) for t in range(3))
+    proto = _graph(steps, 3, ", float[1, 5] h9")
+    assert "nn.GRU(" not in held_graph(proto, FEEDS | {"h9": np.ones((1, 5), "float32")}).source
+
+
 def test_a_gru_that_resets_before_its_product() -> None:
     """torch's layer multiplies by the reset gate after it; ONNX's default is the other way."""
     text = GRU.replace("m{t} = Mul(r{t}, nh{t})", "m0{t} = Mul(r{t}, h{s})  m{t} = Gemm(m0{t}, V)")

@@ -96,6 +96,8 @@ def _gate(forms: tuple[Form, ...], state: ir.Value | None) -> Gate | None:
     rest = [t for t in terms if t not in past]
     if any(form.loose for form in forms) or len(rest) != 1 or len(past) > 1 or len(constants) + len(past) > 1:
         return None
+    if past and past[0].matrix.columns != forms[0].size:
+        return None
     if len(forms) == 2 and (rest[0] not in forms[0].terms or forms[0].constants):
         return None
     return Gate(rest[0], past[0] if past else None, constants[0] if constants else None)

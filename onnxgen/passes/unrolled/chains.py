@@ -158,7 +158,7 @@ class Linker:
         if all(gate.h is not None for gate in first.gates):
             if chain.h is not None and uniform(chain.h) == 0:
                 chain.h = None
-            return True
+            return all(_has_batch(state, chain) for state in (chain.h, chain.c) if state is not None)
         if first.kind == "GRU" and (chain.h is None or uniform(chain.h) != 0):
             return False
         chain.h = None
@@ -167,7 +167,7 @@ class Linker:
             if noted is None:
                 return False
             chain.copies += noted
-        return True
+        return chain.c is None or _has_batch(chain.c, chain)
 
 
 def folded_bias(past: Rows | None, of: Gate) -> Copies | None:
@@ -189,6 +189,13 @@ def folded_bias(past: Rows | None, of: Gate) -> Copies | None:
     if past.start != bias.start or columns != whole.size:
         return None
     return [(past.value, Copied(bias.value.name or "", row * columns)) for row in range(tensor.size // columns)]
+
+
+def _has_batch(state: ir.Value, chain: Chain) -> bool:
+    """True if an initial state has a row for every sample: torch's layers broadcast none."""
+    found, x = info(bare(state)).shape, chain.cells[0].x
+    wanted = ((info(x.value).shape or ())[1 - (x.axis or 0)], chain.last.hidden)
+    return found in (wanted, (1, *wanted))
 
 
 def _has_both_biases(gate: Gate) -> bool:

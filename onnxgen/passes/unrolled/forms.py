@@ -15,6 +15,7 @@ from onnxgen.graph.nodes import made_by
 from onnxgen.passes.match import scalar
 from onnxgen.passes.slices import cuts, piece
 from onnxgen.passes.steps import input_at
+from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import Views, stored
 
@@ -42,6 +43,12 @@ class Rows:
 
     def cut(self, start: int, stop: int) -> Rows:
         return replace(self, start=self.start + start, stop=self.start + stop)
+
+    @property
+    def columns(self) -> Dim | None:
+        """The size of the input that a matrix takes."""
+        shape = info(self.value).shape or ()
+        return shape[0 if self.transposed else -1] if len(shape) == 2 else None
 
     @property
     def whole(self) -> bool:

@@ -67,8 +67,7 @@ def _is_settled(cell: Cell, views: Views, by_state: dict[ir.Value | None, Cell],
 
 def _is_square(matrix: Rows) -> bool:
     """True if a gate's matrix has as many columns as rows, as that of a state has."""
-    shape = info(matrix.value).shape or ()
-    return shape[0 if matrix.transposed else -1] == matrix.stop - matrix.start
+    return matrix.columns == matrix.stop - matrix.start
 
 
 def _names(cell: Cell, views: Views, index: int) -> set[str]:
