@@ -6,7 +6,7 @@ The comment before each fact describes it, and then names the modules that note 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import onnx_ir as ir
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onnxgen.passes.folded import Restored
     from onnxgen.shapes.info import Info
     from onnxgen.weights.approximation import Approximation
+    from onnxgen.weights.copied import Copied
 
 Holder = TypeVar("Holder", bound="ir.Node | ir.Value | ir.Graph | ir.Model")
 Fact = TypeVar("Fact")
@@ -101,6 +102,8 @@ ROOT: Annotation[ir.Value, bool] = Annotation("root", False)
 STILL: Annotation[ir.Value, str] = Annotation("still", "")
 # True for a buffer of PyTorch's state dict, or a view of one. passes.trainable -> passes, lowering
 KEPT: Annotation[ir.Value, bool] = Annotation("kept", False)
+# What constant folding made a tensor of: copies of other stored tensors. passes.unrolled -> output.compose, paranoid
+COPIES: Annotation[ir.Value, Sequence[Copied]] = Annotation("copies", ())
 # The local function that stores a tensor (3 names), and the tensor's name there. graph.sites -> output.compose
 LOCAL: Annotation[ir.Value, tuple[str | None, ...]] = Annotation("local", ())
 
@@ -129,6 +132,8 @@ RESTORED: Annotation[ir.Model, list[Restored] | None] = Annotation("restored", N
 FREED: Annotation[ir.Model, Freed | None] = Annotation("batch", None)
 # The allowed distance of the module from a quantised file. passes.quantized -> output.compose, verify
 APPROXIMATED: Annotation[ir.Model, Approximation | None] = Annotation("quantized", None)
+# The numbers of steps over which recurrent layers were unrolled. passes.unrolled -> output.notes
+UNROLLED: Annotation[ir.Model, Set[int]] = Annotation("unrolled", frozenset())
 # Notes for the user about integers that became floats. passes.quantized -> output.notes
 QUANTISED_NOTES: Annotation[ir.Model, list[str]] = Annotation("quantised", [])
 # The counts of what `--paranoid` compared. passes -> pipeline

@@ -36,7 +36,7 @@ class ParameterPaths:
         self._sets: dict[str, set[frozenset[ir.Value]]] = {}
         for node in all_nodes(graph):
             scope = SCOPE.get(node)
-            weights = frozenset() if node.op_type in PASSING else frozenset(_weights(node))
+            weights = frozenset() if _passes(node) else frozenset(_weights(node))
             for n in range(1, len(scope) + 1 if weights else 0):
                 self.crowd.setdefault(scope[:n], set()).add(weights)
             for value in weights:
@@ -71,14 +71,28 @@ class ParameterPaths:
         return self.path(source.names[0], source.label, scope) if len(source.names) == 1 else None
 
 
+def _passes(node: ir.Node) -> bool:
+    """True if a node only rearranges stored tensors, or anything else as a view."""
+    return node.op_type in PASSING or (node.op_type == "Concat" and all(map(_leaves, node.inputs)))
+
+
 def _weights(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the stored floating-point tensors that a node takes, perhaps through views."""
+    """Yield the stored floating-point tensors that a node takes, perhaps through views and joined to one."""
     for value in node.inputs:
-        for _ in range(8):
-            producer = None if value is None else value.producer()
-            if producer is None or producer.op_type not in PASSING or not producer.inputs:
-                break
-            value = producer.inputs[0]
-        tensor = stored(value)
-        if value is not None and tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 0:
-            yield value
+        for leaf in _leaves(value):
+            tensor = stored(leaf)
+            if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 0:
+                yield leaf
+
+
+def _leaves(value: ir.Value | None, depth: int = 8) -> list[ir.Value]:
+    """Return the stored tensors that a value is made of, if it is made of nothing else."""
+    producer = None if value is None else value.producer()
+    if value is None or stored(value) is not None:
+        return [] if value is None else [value]
+    if producer is None or depth == 0 or not producer.inputs:
+        return []
+    if producer.op_type in PASSING:
+        return _leaves(producer.inputs[0], depth - 1)
+    parts = [_leaves(v, depth - 1) for v in producer.inputs] if producer.op_type == "Concat" else [[]]
+    return [leaf for part in parts for leaf in part] if all(parts) else []

@@ -71,6 +71,57 @@ for _kind in ("GRU", "RNN"):
     op(_kind, domain=DOMAIN, traits=[RECURRENT], matrix="weights")(_torch_layer(_kind))
 
 
+@op("LSTMCell", domain=DOMAIN, traits=[RECURRENT], matrix="weight_ih")
+def lstm_cell(
+    b: Builder, X: Arg, h: Arg | None, c: Arg | None, weight_ih: Arg, weight_hh: Arg, bias_ih: Arg | None = None,
+    bias_hh: Arg | None = None,
+) -> Any:  # fmt: skip
+    """`h, c = self.cell(x, (h, c))`; the gates are in torch's order."""
+    state: Any = None
+    if h is not None or c is not None:
+        state = b("(h, c)", h=h or b("torch.zeros_like(c)", c=c), c=c or b("torch.zeros_like(h)", h=h))
+    return b.unpack(_cell(b, "LSTM", X, state, (weight_ih, weight_hh, bias_ih, bias_hh)), 2)
+
+
+def _torch_cell(kind: str) -> Lowering:
+    def lower(
+        b: Builder, X: Arg, h: Arg | None, weight_ih: Arg, weight_hh: Arg, bias_ih: Arg | None = None,
+        bias_hh: Arg | None = None, *, relu: int = 0,
+    ) -> ast.expr:  # fmt: skip
+        """`h = self.cell(x, h)`; the gates are in torch's order."""
+        return _cell(b, kind, X, h, (weight_ih, weight_hh, bias_ih, bias_hh), relu)
+
+    return lower
+
+
+for _kind in ("GRU", "RNN"):
+    op(f"{_kind}Cell", domain=DOMAIN, traits=[RECURRENT], matrix="weight_ih")(_torch_cell(_kind))
+
+
+def _cell(
+    b: Builder, kind: str, X: Arg, state: Any, weights: tuple[Arg, Arg, Arg | None, Arg | None], relu: int = 0
+) -> ast.expr:
+    keys = {
+        key: arg.source
+        for key, arg in zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), weights)
+        if arg is not None
+    }
+    first = weights[0].source
+    assert first is not None
+    build = b.call(
+        f"nn.{kind}Cell",
+        first.shape[1],
+        first.shape[0] // len(GATES[kind]),
+        bias=unless(weights[2] is not None, True),
+        nonlinearity=unless("relu" if relu else "tanh", "tanh"),
+        dtype=unless(first.dtype, ir.DataType.FLOAT),
+    )
+    module = b.module("cell", build, **keys)
+    if module is None:
+        raise b.error("the weights of a recurrent cell are named as parts of other modules", BUG)
+    return b.call(module, X, unless(state, None))
+
+
 def _layer(
     b: Builder,
     kind: str,

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from onnxgen.passes.trainable import add_used, stored_values
 from onnxgen.reader.cut import cut_metadata
 from onnxgen.shapes.info import info
 from onnxgen.weights.approximation import KEY as APPROXIMATION
+from onnxgen.weights.copied import twins
 from onnxgen.weights.dequantised import KEY as QUANTISED
 from onnxgen.weights.dequantised import UnpackedTensor, quantised
 from onnxgen.weights.provenance import Source, way_back
@@ -139,7 +140,7 @@ def compose(
 ) -> Generated:
     """Make source, weights and report. `build`: what a build records."""
     key = build.key if build is not None else ""
-    tensors, record = _tensors(module, RESTORED.get(model) or [])
+    tensors, record = _tensors(module, RESTORED.get(model) or [], model.graph.initializers.values())
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
     origin |= cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
     if (approximated := APPROXIMATED.get(model)) is not None:
@@ -204,11 +205,12 @@ def _freed_batch(model: ir.Model) -> dict[str, str]:
     return {"batch": json.dumps({"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs})}
 
 
-def _tensors(module: ModuleDef, restored: list[Restored]) -> tuple[Tensors, dict[str, Any]]:
+def _tensors(module: ModuleDef, restored: list[Restored], stored: Iterable[ir.Value]) -> tuple[Tensors, dict[str, Any]]:
     """Return the sidecar's tensors, and how to rebuild the ONNX tensors (not those that a pass made)."""
     tied = {tie.names[1] for tie in module.ties}
     sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
     copies = [(tie.names[0], tie.copy) for tie in module.ties if tie.copy is not None]
+    copies += twins(sources, stored)
     tensors: Tensors = dict(sources)
     for member in module.members:
         tensors.update({member.state_key(key): array for key, array in member.extra.items()})

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import counted
-from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED
+from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED, UNROLLED
 from onnxgen.options import Options
 from onnxgen.passes.folded import folded_layers
 from onnxgen.shapes.info import info
@@ -20,6 +20,7 @@ def inference_notes(model: ir.Model, options: Options) -> list[str]:
     return [
         *QUANTISED_NOTES.get(model),
         *_folded_norms(model),
+        *_unrolled(model),
         *(_fixed_batch(model, options) if freed is None else freed.notes),
     ]
 
@@ -38,6 +39,15 @@ def _folded_norms(model: ir.Model) -> list[str]:
         f"exported for inference: BatchNorm is folded into the weights of {counted(found, 'layer')}; to train with it, "
         "export in training mode, or put it back with --restore-batchnorm"
     ]
+
+
+def _unrolled(model: ir.Model) -> list[str]:
+    """Say that layers which the file has step by step take sequences of any length."""
+    steps = sorted(UNROLLED.get(model))
+    if not steps:
+        return []
+    numbers = " or ".join(map(str, steps))
+    return [f"exported step by step, for {numbers} steps: the recurrent layers take any number, if the rest does"]
 
 
 def _fixed_batch(model: ir.Model, options: Options) -> list[str]:

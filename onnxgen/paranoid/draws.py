@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import COPIES
 from onnxgen.paranoid.foreign import MICROSOFT, RECURRENT, SHAPES, agreed, rules
 from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.region import Cone, Region, Untold
@@ -141,7 +142,22 @@ def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: boo
             elif cone is region.after and shape_of(facts, numbers) != made[key].shape:
                 raise Untold("a value of two shapes")
     _mean(region.before, made, numbers, style)
+    _copy(region, made)
     return made
+
+
+def _copy(region: Region, made: dict[ir.Value, Any]) -> None:
+    """Give copies that constant folding made the elements of their originals."""
+    cones = region.before, region.after
+    cuts = {value: key for cone in cones for value, key in cone.cuts.items() if value in cone.picture.stored}
+    keys = {value.name or "": key for value, key in cuts.items()}
+    for value, key in cuts.items():
+        for copy in COPIES.get(value):
+            if not copy.original:
+                made[key][...] = 0
+            elif copy.original in keys:
+                given = made[keys[copy.original]].reshape(-1)
+                made[key].reshape(-1)[copy.offset : copy.offset + given.size] = given
 
 
 def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], style: Style) -> None:

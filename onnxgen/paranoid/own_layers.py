@@ -34,6 +34,7 @@ def _rnn(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array, rb: Array, 
 
 
 STEP_FUNCTIONS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
+TORCH_GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's gates, as positions among torch's
 
 
 def _layers(
@@ -64,6 +65,42 @@ def _layers(
         x = np.concatenate(parts, -1)
         x = dropped(x, dropout) if layer < count - 1 else x
     return [np.swapaxes(x, 0, 1) if batch_first else x, *(np.stack(end) for end in ends)]
+
+
+def _one(
+    kind: str, x: Array, h: Array | None, c: Array | None, w: Array, r: Array, b: Array | None, rb: Array | None,
+    relu: int = 0,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the states after one step. Gates are in torch's order."""
+    gates = TORCH_GATES[kind]
+    zeros = np.zeros((*x.shape[:-1], r.shape[1]), x.dtype)
+    nothing = np.zeros(w.shape[0], x.dtype)
+    parts = [
+        np.concatenate([np.split(v, len(gates))[i] for i in gates])
+        for v in (w, r, nothing if b is None else b, nothing if rb is None else rb)
+    ]
+    states = [zeros if s is None else s for s in (h, c)]
+    made: tuple[Array, Array] = STEP_FUNCTIONS[kind](x, *states, *parts, relu)  # type: ignore[call-arg, arg-type]
+    return made
+
+
+@own
+def LSTMCell(x: Array, h: Array | None, c: Array | None, w: Array, r: Array, b: Array = None, rb: Array = None) -> Any:
+    return list(_one("LSTM", x, h, c, w, r, b, rb))
+
+
+@own
+def GRUCell(
+    x: Array, h: Array | None, w: Array, r: Array, b: Array = None, rb: Array = None, *, relu: int = 0
+) -> Array:  # fmt: skip
+    return _one("GRU", x, h, None, w, r, b, rb)[0]
+
+
+@own
+def RNNCell(
+    x: Array, h: Array | None, w: Array, r: Array, b: Array = None, rb: Array = None, *, relu: int = 0
+) -> Array:  # fmt: skip
+    return _one("RNN", x, h, None, w, r, b, rb, relu)[0]
 
 
 @own

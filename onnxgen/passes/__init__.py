@@ -47,6 +47,7 @@ from onnxgen.passes.text import text
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.transformer import transformer
 from onnxgen.passes.unbind import unbind
+from onnxgen.passes.unrolled import unrolled
 from onnxgen.passes.views import views
 from onnxgen.scopes.between import infer_missing_scopes
 from onnxgen.shapes import propagate
@@ -74,6 +75,7 @@ PASSES: list[Pass] = [
     sequences,
     no_ops,  # casts and identities would hide a pattern
     dropout,  # before another idiom takes its Mul
+    unrolled,  # before recurrent, which finds the module of such layers
     recurrent,
     roll,  # rolls and rotary embeddings start from Slices, which unbind would take
     unbind,  # after recurrent, whose states exporters cut with Slices

@@ -44,12 +44,14 @@ def recurrent(model: ir.Model, options: Options) -> None:
             chain.extend(other)
             other.clear()
     for chain in [c for c in chains if c]:
-        node = chain[0].new
-        if len(chain) > 1:
+        if len(chain) > 1 and all(layer.module is None or layer.number == i for i, layer in enumerate(chain)):
             node = merged(chain)
             assert node.graph is not None
             node.graph.sort()  # users of the lower layers' final states were before the upper layers
-        make_batch_first(node)
+            make_batch_first(node)
+        else:
+            for layer in chain:
+                make_batch_first(layer.new)
 
 
 # ---- which nodes are layers of torch ----

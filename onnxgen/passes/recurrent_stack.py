@@ -44,12 +44,17 @@ class RecurrentLayer:
 def layer_above(layer: RecurrentLayer, layers: dict[ir.Value, RecurrentLayer]) -> RecurrentLayer | None:
     """Return the next layer of the same module, else None.
 
-    It must be the only user of this layer's output. Tensor names or the scope must show that they are one module. If
-    the names show it, a Dropout may be between them, as in training exports.
+    It must be the only user of this layer's output. Tensor names or the scope must show that they are one module; the
+    exporter may have folded some names away. A Dropout may be between them, as in training exports, if the names show
+    that they are one module, or its scope.
     """
     y = layer.new.outputs[0]
     user, ratio = only_user(y), 0.0
-    if user is not None and made_by(user.outputs[0], "Dropout") and layer.module is not None:
+    if (
+        user is not None
+        and made_by(user.outputs[0], "Dropout")
+        and (layer.module is not None or _is_within(user, layer))
+    ):
         found = dropout_ratio(user)
         if found is None or any(o.uses() or o.is_graph_output() for o in user.outputs[1:]):
             return None
@@ -58,12 +63,30 @@ def layer_above(layer: RecurrentLayer, layers: dict[ir.Value, RecurrentLayer]) -
     if above is None or above.new.inputs[0] is not y or above.new.graph is not layer.new.graph:
         return None
     layer.dropout = ratio
-    if layer.module is not None or above.module is not None:
-        together = (above.module, above.number) == (layer.module, layer.number + 1)
-    else:
-        scope = SCOPE.get(layer.new)
-        together = bool(scope) and SCOPE.get(above.new) == scope
-    return above if together and _kind(above) == _kind(layer) else None
+    return above if _are_one(layer, above) and _kind(above) == _kind(layer) else None
+
+
+def _is_within(node: ir.Node, layer: RecurrentLayer) -> bool:
+    """True if a node is in the layer's own scope."""
+    scope = SCOPE.get(layer.new)
+    return bool(scope) and SCOPE.get(node) == scope
+
+
+def _are_one(layer: RecurrentLayer, above: RecurrentLayer) -> bool:
+    """True if two layers are neighbours in one module. A layer without names gets its number from the other one."""
+    if layer.module is not None and above.module is not None:
+        return (above.module, above.number) == (layer.module, layer.number + 1)
+    if not _is_within(above.new, layer):
+        return False
+    if layer.module is None and above.module is not None:
+        if above.module != SCOPE.get(layer.new) or above.number == 0:
+            return False
+        layer.module, layer.number = above.module, above.number - 1
+    elif layer.module is not None:
+        if layer.module != SCOPE.get(above.new):
+            return False
+        above.module, above.number = layer.module, layer.number + 1
+    return True
 
 
 def _kind(layer: RecurrentLayer) -> tuple[object, ...]:

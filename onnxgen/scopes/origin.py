@@ -81,7 +81,7 @@ def note_origin(model: ir.Model) -> None:
         if scope is None:
             scope = _slash_path(node.name or "")
         recorded[node] = prefix + (scope or ()) if prefix else scope
-    weights = {node: frozenset(_roots(node)) for node in nodes}
+    weights = {node: frozenset(_roots(node, sizes=False)) for node in nodes}
     renamed = one_module(
         {n: (s, weights[n]) for n, s in recorded.items() if s and (n.name or "").startswith("/")}, known
     )
@@ -134,9 +134,11 @@ def is_alias(recorded: ModulePath, parent: ModulePath) -> bool:
     return n > 0 and recorded[:n] != parent[:n] and recorded[-1] != parent[-1]
 
 
-def _constants(node: ir.Node) -> list[list[str]]:
+def _constants(node: ir.Node, sizes: bool = True) -> list[list[str]]:
     """Return, for each constant input of a node, its names: as an input, then those of the values that it is a view
-    of, and last the parameter that the exporter folded it from ("" if none)."""
+    of, and last the parameter that the exporter folded it from ("" if none). Without `sizes`, integers of Constant
+    nodes are left out.
+    """
     found = []
     for value in node.inputs:
         names: list[str] = []
@@ -144,7 +146,8 @@ def _constants(node: ir.Node) -> list[list[str]]:
             names.append(value.name or "")
             producer = value.producer()
             if producer is None or producer.op_type == "Constant":
-                if producer is not None or value.is_initializer():
+                is_kept = sizes or producer is None or not _is_size(producer)
+                if is_kept and (producer is not None or value.is_initializer()):
                     found.append([*names, folded_from(value)])
                 break
             if not (is_a(producer, VIEW) or producer.op_type in _TYPES) or not producer.inputs:
@@ -160,9 +163,15 @@ def _params(node: ir.Node) -> list[ModulePath]:
     return [path for path in (next(filter(None, candidates), None) for candidates in paths) if path]
 
 
-def _roots(node: ir.Node) -> list[str]:
+def _is_size(node: ir.Node) -> bool:
+    """True for a Constant node of integers, such as the sizes of a Split."""
+    tensor = node.attributes.get_tensor("value", None)
+    return tensor is not None and not tensor.dtype.is_floating_point()
+
+
+def _roots(node: ir.Node, sizes: bool = True) -> list[str]:
     """Return the weights that a node takes, by parameter name or else by the initializer's."""
-    return [next((n for n in names if param_path(n)), names[-2]) for names in _constants(node)]
+    return [next((n for n in names if param_path(n)), names[-2]) for names in _constants(node, sizes)]
 
 
 def torch_path(name: str, known: set[ModulePath]) -> ModulePath | None:

@@ -12,6 +12,7 @@ from onnxgen.errors import WrongTranslation
 
 Shapes = dict[str, tuple[int, ...]]
 GATES = {"nn.LSTM": 4, "nn.GRU": 3, "nn.RNN": 1}
+GATES |= {f"{name}Cell": count for name, count in GATES.items()}
 
 
 def hold_shapes(members: Sequence[Member]) -> None:
@@ -108,6 +109,12 @@ def _multihead(name: str, given: Mapping[str, Any]) -> Shapes:
     return found | {"out_proj.weight": (width, width)} | biases
 
 
+def _cell(name: str, given: Mapping[str, Any]) -> Shapes:
+    hidden, rows = given["hidden_size"], GATES[name] * given["hidden_size"]
+    found: Shapes = {"weight_ih": (rows, given["input_size"]), "weight_hh": (rows, hidden)}
+    return found | ({f"bias_{i}h": (rows,) for i in "ih"} if given.get("bias", True) else {})
+
+
 TENSOR_RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
     "nn.Linear": _linear,
     "nn.Conv nn.ConvTranspose": _convolution,
@@ -117,4 +124,5 @@ TENSOR_RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
     "nn.PReLU": _slope,
     "nn.LSTM nn.GRU nn.RNN": _recurrent,
     "nn.MultiheadAttention": _multihead,
+    "nn.LSTMCell nn.GRUCell nn.RNNCell": _cell,
 }

@@ -94,6 +94,22 @@ def test_recurrent_layers(kind: str, batch_first: int) -> None:
         np.testing.assert_allclose(ours, theirs.detach().numpy(), 1e-9, 1e-12)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "relu"])
+def test_recurrent_cells(kind: str) -> None:
+    torch.manual_seed(0)
+    name = "RNN" if kind == "relu" else kind
+    cell = getattr(nn, f"{name}Cell")(6, 5, dtype=torch.float64, **({"nonlinearity": "relu"} if kind == "relu" else {}))
+    h, c = torch.randn(2, 4, 5, dtype=torch.float64)
+    states = [h, c] if kind == "LSTM" else [h]
+    made = OWN[f"{name}Cell"](
+        X[0].numpy(), *(s.numpy() for s in states), *(p.detach().numpy() for p in cell.parameters()),
+        **({"relu": 1} if kind == "relu" else {}),
+    )  # fmt: skip
+    theirs = cell(X[0], (h, c)) if kind == "LSTM" else [cell(X[0], h)]
+    for ours, wanted in zip(made if kind == "LSTM" else [made], theirs, strict=True):
+        np.testing.assert_allclose(ours, wanted.detach().numpy(), 1e-9, 1e-12)
+
+
 def test_every_own_operator_has_a_definition() -> None:
     """But for what only `--quantized` writes, whose pass is no equality."""
     assert own_layers

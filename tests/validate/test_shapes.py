@@ -24,7 +24,7 @@ LAYERS = [
     "nn.LayerNorm([4, 2], elementwise_affine=False)", "nn.RMSNorm(4, eps=1e-6)", "nn.Embedding(5, 3)",
     "nn.Embedding(5, 3, padding_idx=0)", "nn.PReLU()", "nn.PReLU(4)", "nn.LSTM(3, 4)",
     "nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2)", "nn.GRU(3, 4, bias=False)",
-    "nn.RNN(3, 4, nonlinearity='relu')",
+    "nn.RNN(3, 4, nonlinearity='relu')", "nn.LSTMCell(3, 4)", "nn.GRUCell(3, 4, bias=False)", "nn.RNNCell(3, 4)",
 ]  # fmt: skip
 
 
