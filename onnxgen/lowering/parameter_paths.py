@@ -80,5 +80,7 @@ def _weights(node: ir.Node) -> Iterator[ir.Value]:
                 break
             value = producer.inputs[0]
         tensor = stored(value)
-        if value is not None and tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 0:
+        if value is None or (value.name or "").startswith("/"):  # a constant of the legacy exporter
+            continue
+        if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 0:
             yield value
