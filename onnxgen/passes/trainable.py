@@ -192,7 +192,7 @@ def _decide(
 
 
 def _is_made(value: ir.Value) -> bool:
-    """True for what `torch.zeros` and its like made. Equal tensors may be stored once, so it is not a weight, either."""
+    """True for what `torch.zeros` and its like made, if it is no weight, too: equal tensors may be stored once."""
     weight = any(use.idx in known(use.node).weights for use in value.uses())
     return FILL.fullmatch(value.name or "") is not None and not weight
 
