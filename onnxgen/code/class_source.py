@@ -28,6 +28,7 @@ class ClassSource:
     parameters: list[Parameter] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
     stubs: list[list[str]] = field(default_factory=list)
+    methods: list[list[str]] = field(default_factory=list)
 
     @property
     def doc(self) -> str:
@@ -43,6 +44,6 @@ class ClassSource:
 
 def code_of(source: ClassSource) -> str:
     """Return all code of a class, in which the names of helpers and imports are looked for."""
-    opened = [line for stub in source.stubs for line in stub]
+    opened = [line for method in (*source.stubs, *source.methods) for line in method]
     values = [*map(str, source.parameters), *source.layers, *source.init, *source.arguments, *source.forward]
     return "\n".join([*values, *opened, source.returns])

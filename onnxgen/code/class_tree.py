@@ -39,6 +39,7 @@ class ClassTree:
         ties: of the root, pairs of attributes that share one parameter: (kept, tied).
         parameters: of the constructor.
         stubs: methods that are left open.
+        own: methods that `forward` calls.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ClassTree:
     ties: list[tuple[ast.expr, ast.expr]] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     stubs: list[Stub] = field(default_factory=list)
+    own: list[ast.FunctionDef] = field(default_factory=list)
 
     @property
     def base(self) -> str:
@@ -71,6 +73,7 @@ class ClassTree:
         if self.ties:
             ties: list[ast.stmt] = [printer.assigned(tied, kept) for kept, tied in self.ties]
             made.append(ast.FunctionDef(_TIE, _NO_ARGUMENTS, ties, [], ast.Constant(None)))
+        made += self.own
         if not self.is_row:
             arguments = ast.arguments([], [ast.arg("self"), *self.inputs], None, [], [], None, [])
             made.append(ast.FunctionDef("forward", arguments, self.body, [], self.result))
@@ -106,7 +109,14 @@ class ClassTree:
             self.parameters,
             list(map(ast.unparse, self.items)),
             [stub.lines for stub in self.stubs],
+            list(map(_method_lines, self.own)),
         )
+
+
+def _method_lines(method: ast.FunctionDef) -> list[str]:
+    given = ", ".join(map(printer.argument, method.args.args))
+    result = ast.unparse(method.returns) if method.returns is not None else "None"
+    return [f"def {method.name}({given}) -> {result}:", *printer.lines(method.body, 1)]
 
 
 def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugins: bool) -> None:

@@ -168,11 +168,17 @@ class _Form:
     # ---- two axes
 
     def _eye(self, matrix: NDArray[Any]) -> ast.expr | None:
+        """`torch.eye(n)`, perhaps times a number."""
         rows, columns = matrix.shape
-        if not bool((matrix == np.eye(rows, columns, dtype=matrix.dtype)).all()):
+        scale = matrix[0, 0]
+        is_scaled = self.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and np.isfinite(scale) and scale > 0
+        if not (scale == 1 or is_scaled):
+            return None
+        if not bool((matrix == np.eye(rows, columns, dtype=matrix.dtype) * scale).all()):
             return None
         sides = (rows,) if rows == columns else (rows, columns)
-        return self._call("torch.eye", *sides, implied=ir.DataType.FLOAT)
+        made = self._call("torch.eye", *sides, implied=ir.DataType.FLOAT)
+        return made if scale == 1 else quote("x * s", x=made, s=_nested(scale.item(), self.dtype))
 
     def _triangle(self, matrix: NDArray[Any]) -> ast.expr | None:
         """One number on one side of a diagonal, zeros on the other: `torch.ones(n, n).tril()`."""

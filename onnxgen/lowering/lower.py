@@ -26,6 +26,7 @@ from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.lowering.fills import write_fills
 from onnxgen.lowering.members import Members, is_named_buffer
 from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
@@ -53,6 +54,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     state.problems.raise_if_any()
     where = shown(inputs, state.block, state.infos)
     body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
+    write_fills(body, state.members.written, state.infos, state.fresh, [argument.value for argument in inputs])
     find_roles(body, state.infos, state.roles, outputs)
     members = state.members.finish(body, outputs)
     stubs = state.open.finish(members, state.notes)

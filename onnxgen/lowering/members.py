@@ -57,6 +57,7 @@ class Members:
         self._weights: dict[str, tuple[Member, str]] = {}
         # the array is kept alive, since the key has the `id` of a large one
         self._buffers: dict[tuple[Any, ...], tuple[Member, NDArray[Any]]] = {}
+        self.written: dict[int, tuple[ir.DataType, tuple[int, ...]]] = {}  # dtype and shape of buffers in source, by id
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by the `id` of their member
         self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which are JSON in the sidecar
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not is_trained(v)}
@@ -78,7 +79,9 @@ class Members:
             home is not None and is_alias(scope, home) and self._paths.is_alone(scope)
         )
         identity = (role, ast.dump(build), labels, scope if apart else ())
-        known = _known(self._modules.setdefault(identity, []), scope) if sources else None
+        # a layer without tensors has a scope of its own if it is a module, which may be called several times
+        is_one = bool(sources) or (bool(scope) and not self._paths.crowd.get(scope))
+        known = _known(self._modules.setdefault(identity, []), scope) if is_one else None
         if known is not None:
             return _used(known, users)
         if elsewhere:
@@ -89,7 +92,7 @@ class Members:
         path, named = self._module_path(scope, role, home, is_layer)
         frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
         member = self._register(Member(path, build, "module", dict(sources), frozen, named))
-        if sources:
+        if is_one:
             self._modules[identity].append((scope, member))
         return _used(member, users)
 
@@ -191,6 +194,8 @@ class Members:
             member = Member((*_cleaned(scope), _buffer_name(hint)), made or ast.Constant(None), "buffer", named=False)
             if made is None:
                 self._large[id(member)] = array  # `finish` makes the expression, which needs the final name
+            else:
+                self.written[id(member)] = dtype, array.shape
             self._buffers[identity] = self._register(member), array
         return MemberRef(self._buffers[identity][0])
 

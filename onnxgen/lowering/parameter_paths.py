@@ -81,6 +81,8 @@ def _weights(node: ir.Node) -> Iterator[ir.Value]:
     for value in node.inputs:
         for leaf in _leaves(value):
             tensor = stored(leaf)
+            if (leaf.name or "").startswith("/"):  # a constant of the legacy exporter
+                continue
             if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 0:
                 yield leaf
 

@@ -12,6 +12,8 @@ import re
 import onnx_ir as ir
 
 # The dynamo exporter, on each initializer: "PARAMETER", "BUFFER", ...
+# what the dynamo exporter calls the folded result of `torch.zeros` and its like
+FILL = re.compile(r"(new_)?(full|zeros|ones)(_like)?(_\d+)?")
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 # The dynamo exporter, on each initializer: "False" for a buffer that the state dict does not have.
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"

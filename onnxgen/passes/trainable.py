@@ -27,7 +27,7 @@ from onnxgen.graph.gradients import reason
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
 from onnxgen.options import Options
-from onnxgen.passes.exporters import KIND, PERSISTENT, is_by_dynamo, may_be_root_name
+from onnxgen.passes.exporters import FILL, KIND, PERSISTENT, is_by_dynamo, may_be_root_name
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
@@ -167,6 +167,8 @@ def _decide(
     keeps_state = KEEPS_STATE.get(graph)
     if keeps_state and value.producer() is not None:
         return False, "a Constant node: PyTorch exports parameters as initializers"
+    if kind is None and RECORDED.get(graph) and _is_made(value):  # a parameter's kind would be recorded
+        return False, "a tensor of one number that forward made"
     role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
@@ -187,6 +189,12 @@ def _decide(
         if form and not (keeps_state and not RECORDED.get(graph) and _is_fresh(tensor)):
             return False, form
     return True, f"parameter {name}" if named else "a gradient reaches it from an output"
+
+
+def _is_made(value: ir.Value) -> bool:
+    """True for what `torch.zeros` and its like made, if it is no weight, too: equal tensors may be stored once."""
+    weight = any(use.idx in known(use.node).weights for use in value.uses())
+    return FILL.fullmatch(value.name or "") is not None and not weight
 
 
 def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:

@@ -81,7 +81,8 @@ def note_origin(model: ir.Model) -> None:
         if scope is None:
             scope = _slash_path(node.name or "")
         recorded[node] = prefix + (scope or ()) if prefix else scope
-    weights = {node: frozenset(_roots(node, sizes=False)) for node in nodes}
+    # the legacy exporter's names of constants begin with a slash, and each call of a module has its own
+    weights = {node: frozenset(n for n in _roots(node, sizes=False) if not n.startswith("/")) for node in nodes}
     renamed = one_module(
         {n: (s, weights[n]) for n, s in recorded.items() if s and (n.name or "").startswith("/")}, known
     )

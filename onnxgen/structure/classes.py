@@ -12,18 +12,20 @@ from collections.abc import Iterator, Mapping
 
 from onnxgen.code.annotations import note_merged
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.module_def import Assign, ModuleDef, flattened
+from onnxgen.code.module_def import Assign, Loop, ModuleDef, flattened
 from onnxgen.code.quote import SizeOf, walk
 from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.structure.classnames import ClassNames
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, values
 from onnxgen.structure.literals import Signature
-from onnxgen.structure.runs import collect_runs
+from onnxgen.structure.methods import extract
+from onnxgen.structure.runs import collect_calls, collect_runs
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 from onnxgen.structure.sequences import share_rows
 from onnxgen.structure.share import Shared, share
 from onnxgen.structure.sizes import resolve_sizes
+from onnxgen.structure.stretches import roll
 from onnxgen.structure.union import unite
 from onnxgen.structure.unpacked import unpack_shapes
 from onnxgen.structure.writer import ClassWriter
@@ -56,9 +58,14 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath]) 
     for scope in order:
         if scope.path not in plain:
             unpack_shapes(scope, module)
+            own = {id(statement) for statement in scope.body}
             collect_runs(scope, module)
+            roll(scope, module, [s for s in scope.body if isinstance(s, Loop) and id(s) not in own])
+            collect_calls(scope, module)
     share_rows([scope for scope in order if scope.path not in plain], module.reserved)
     order = list(_bottom_up(root))
+    if root.path not in plain:
+        extract(root, module)
     classes = Classes(module, root, order, plain)
     for level in _levels(order, classes.names):
         classes.add(level)

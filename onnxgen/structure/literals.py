@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxgen.code.quote import MemberRef, Ref
+from onnxgen.code.quote import MemberRef, Ref, rewrite
 from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, dotted
 
 Key = tuple[int | str, ...]
@@ -102,6 +102,33 @@ def is_literal(tree: ast.AST) -> bool:
 
 def is_number(tree: ast.AST, number: int) -> bool:
     return is_literal(tree) and bool(ast.literal_eval(tree) == number)
+
+
+def numbers_of(tree: ast.AST) -> list[ast.expr]:
+    """Return the numbers in an expression, in order, each with its sign. A tree that occurs twice is one number."""
+    found: dict[int, ast.expr] = {}
+
+    def see(node: ast.AST) -> ast.expr | None:
+        if is_plain_number(node):
+            found[id(node)] = node  # type: ignore[assignment]
+            return node  # type: ignore[return-value]
+        return None
+
+    rewrite(tree, see)
+    return list(found.values())
+
+
+def is_plain_number(tree: ast.AST) -> bool:
+    """True for an integer or a float, perhaps with a sign."""
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        tree = tree.operand
+    return isinstance(tree, ast.Constant) and type(tree.value) is not bool and isinstance(tree.value, (int, float))
+
+
+def with_names(tree: ast.expr, names: Mapping[int, str]) -> ast.expr:
+    """Return an expression with values in the place of some of its numbers, by the `id` of the number's tree."""
+    made: ast.expr = rewrite(tree, lambda node: Ref(names[id(node)]) if id(node) in names else None)
+    return made
 
 
 def trace(tree: ast.expr, token: Callable[[ast.AST], str | None], classes: Mapping[str, Signature]) -> Traced:

@@ -32,11 +32,11 @@ def make_loop(
     Returns:
         The statements that replace the turns. None, and nothing changed, if the turns differ.
     """
-    run = _Run(scope, items, turns, uses, module)
+    run = Run(scope, items, turns, uses, module)
     return run.write() if run.is_regular and run.arrange() else None
 
 
-class _Run:
+class Run:
     """The dataflow between the turns of a run.
 
     Attributes:
@@ -61,18 +61,28 @@ class _Run:
         self.reads: list[list[Result | int | None]] = []
         self.starts: dict[Result, str] = {}
         self.own: list[tuple[str, ...]] = []
-        self.is_regular = all([items.text(s) for s in turn] == [items.text(s) for s in turns[0]] for turn in turns)
+        self.is_regular = self._do_the_same()
         if self.is_regular:
             for statements in zip(*turns):
                 columns = zip(*(refs(s.value) for s in statements))
                 self.reads.append([self._operand(len(self.reads), column) for column in columns])
-        self.is_regular = self.is_regular and bool(self.starts)
         inside = Counter(name for turn in turns for s in turn for name in refs(s.value))
         self.uses, self.outside = uses, {name for name in self.made if uses[name] > inside[name]}
         later = Counter(self.made[name][1] for name in self.outside if not self._ends(*self.made[name]))
         self.kept = sorted(later)
-        if len(turns[0]) > 1:  # a result of several statements is used of nearly all turns, or there is no loop
-            self.is_regular = self.is_regular and all(count >= max(2, len(turns) - 1) for count in later.values())
+        self.is_regular = self.is_regular and self._is_worth(later)
+
+    def _do_the_same(self) -> bool:
+        texts = [[self.items.text(s) for s in turn] for turn in self.turns]
+        return all(text == texts[0] for text in texts)
+
+    def _is_worth(self, later: Counter[Result]) -> bool:
+        """True if a value is carried, and a result of several statements is used of nearly all turns, or not at all.
+
+        `later`: how many turns have a result that is used after them.
+        """
+        nearly_all = all(count >= max(2, len(self.turns) - 1) for count in later.values())
+        return bool(self.starts) and (nearly_all or len(self.turns[0]) == 1)
 
     def _ends(self, turn: int, result: Result) -> bool:
         """True for a carried value of the last turn."""
@@ -127,10 +137,12 @@ class _Run:
             lists.append(MemberRef(container))
         parts = self._parts()
         own = [self._value(f"own{n}", self._role(names[0])) for n, names in enumerate(self.own)]
-        lists += [ast.Tuple([Ref(name) for name in names], ast.Load()) for names in self.own]
+        lists += [self._column(names) for names in self.own]
         results = [self._collected(result) for result in self.kept]
-        begun: list[Statement] = [Assign((self._name(r),), Ref(start), scope.path) for r, start in self.starts.items()]
-        begun += [Assign((name,), ast.List([], ast.Load()), scope.path) for name in results]
+        begun: list[Statement] = [
+            Assign((self._name(r),), self._before(start), scope.path) for r, start in self.starts.items()
+        ]
+        begun += [Assign((n,), self._begun(result), scope.path) for n, result in zip(results, self.kept)]
         body: list[Statement] = []
         for s in range(len(last)):
             body.append(self._statement(s, parts, own))
@@ -146,7 +158,7 @@ class _Run:
             turn.append(self._value("count", ""))
             lists.append(call("range", len(self.turns)))
         iterable = lists[0] if len(lists) == 1 else call("zip", *lists)
-        around = (*map(self._name, self.starts), *results)
+        around = (*map(self._name, self.starts), *results, *map(self._name, self._left))
         loop = Loop(tuple(turn), iterable, None, body, around, scope.path, form=form)
         self._forget_sizes()
         self._reuse(loop)
@@ -155,14 +167,30 @@ class _Run:
         scope.body = [*self.before, *begun, loop, *self.after]
         return [*begun, loop]
 
+    def _begun(self, result: Result) -> ast.expr:
+        """Return the list that collects a result, before the first turn."""
+        return ast.List([], ast.Load())
+
+    @property
+    def _left(self) -> list[Result]:
+        """The results of the last turn that are read after the loop by the variable that it left."""
+        return []
+
+    def _column(self, names: tuple[str, ...]) -> ast.expr:
+        """Return the values of one variable, one for each turn."""
+        return ast.Tuple([self._before(name) for name in names], ast.Load())
+
+    def _before(self, name: str) -> ast.expr:
+        """Return a value from before the loop."""
+        return Ref(name)
+
     def _forget_sizes(self) -> None:
         """Forget the dims of values that have other dims in another turn, so that no comment shows them."""
         infos = self.module.infos
-        for name, (_, (s, t)) in self.made.items():
-            here = infos.get(name, Info())
-            if any(infos.get(turn[s].targets[t], Info()).shape != here.shape for turn in self.turns):
-                last = self._name((s, t))
-                infos[last] = replace(infos.get(last, Info()), shape=None)
+        for statements in zip(*self.turns):
+            for names in zip(*(statement.targets for statement in statements)):
+                if any(infos.get(n, Info()).shape != infos.get(names[0], Info()).shape for n in names):
+                    infos[names[-1]] = replace(infos.get(names[-1], Info()), shape=None)
 
     def _parts(self) -> dict[int, str]:
         """Return the loop variable for each part of an item, by number."""
@@ -245,10 +273,14 @@ class _Run:
         self.module.infos[value] = Info(kind="sequence")
         return value
 
+    def _offset(self, result: Result) -> int:
+        """The index of the first turn's result in the list that collects it."""
+        return 0
+
     def _read_lists(self, results: dict[Result, str]) -> None:
         """Read results of single turns from the lists that collect them."""
         at = {
-            name: (results[result], i)
+            name: (results[result], i + self._offset(result))
             for name, (i, result) in self.made.items()
             if result in results and not self._ends(i, result)
         }

@@ -70,7 +70,7 @@ class Names:
 
     def _wanted_argument(self, argument: Input, has_main: bool) -> list[str]:
         value = argument.value
-        sure = input_name(argument, not self.scope.path, self.infos, self.clues.roles, self.clues.hints)
+        sure = input_name(argument, self.scope.is_root, self.infos, self.clues.roles, self.clues.hints)
         if sure:
             return [sure]
         name = self.clues.hint(value)
@@ -128,7 +128,7 @@ class Names:
     def _release(self, names: list[str], last: dict[str, int], now: int, kept: Container[str]) -> None:
         for name in names:
             if name not in kept and last.get(name) == now and self.busy.get(self.names.get(name, "")) == name:
-                if name not in self.arguments or self.scope.path or self.names[name] in SPARE:
+                if name not in self.arguments or not self.scope.is_root or self.names[name] in SPARE:
                     self._set_free(self.names[name])
 
     def _set_free(self, name: str) -> None:
@@ -166,7 +166,7 @@ class Names:
         if not is_used:
             return ["_"]
         hint = self.clues.hint(value)
-        if not self.scope.path and value in self.returned and 0 < len(hint.word()) <= 24 and not is_made_up(hint):
+        if self.scope.is_root and value in self.returned and 0 < len(hint.word()) <= 24 and not is_made_up(hint):
             return [hint.identifier()]
         role = self.clues.roles.get(value, "x")
         if role != "x":

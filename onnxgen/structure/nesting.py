@@ -30,6 +30,7 @@ MAX_DEPTH = 3  # calls and operators nested in one expression
 MAX_NESTED_LAYERS_IN_RETURN = 2  # layers with a weight matrix nested in a `return`; elsewhere one
 MAX_LAYERS = 2  # such layers in one expression
 NO_NAMES: Mapping[str, str] = {}
+METHOD = -1  # stands for the layers that a method calls
 LINE = 88 - 8  # characters of a line of `forward`
 
 
@@ -38,7 +39,7 @@ def nest(scope: Scope, module: ModuleDef, names: Mapping[str, str] = NO_NAMES) -
 
     `names`: the names of values that an earlier try led to, so that lines that were then too long stay split.
     """
-    given = {a.value: input_name(a, not scope.path, module.infos, module.roles, module.hints) for a in scope.inputs}
+    given = {a.value: input_name(a, scope.is_root, module.infos, module.roles, module.hints) for a in scope.inputs}
     _Nesting(scope, ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles)).run()
 
 
@@ -73,7 +74,7 @@ class _Nesting:
             scope.outputs, scope.nodes = [self.returned.value], self.returned.nodes
         else:
             scope.body = self._block(body, 0)
-            if scope.path:
+            if not scope.is_root:
                 self._into_tuple()
 
     def _into_tuple(self) -> None:
@@ -124,7 +125,8 @@ class _Nesting:
             return False
         if isinstance(outer, Ref):
             return True
-        if not _called(inner).isdisjoint(_called_before(outer, name)):
+        mine, before = _called(inner), _called_before(outer, name)
+        if not mine.isdisjoint(before) or (METHOD in mine and before) or (METHOD in before and mine):
             return False
         merged = _inline(outer, name, inner)
         deep, many = _layers(merged)
@@ -150,7 +152,14 @@ def width(tree: ast.expr, names: Mapping[str, str], level: int) -> int:
 
 def _called(tree: ast.AST) -> set[int]:
     """Return the layers that are called. A layer may keep statistics or draw numbers, so its calls keep their order."""
-    return {id(member) for node in walk(tree) if (member := callee(node)) is not None}
+    found = {id(member) for node in walk(tree) if (member := callee(node)) is not None}
+    return found | {METHOD} if any(_calls_method(node) for node in walk(tree)) else found
+
+
+def _calls_method(tree: ast.AST) -> bool:
+    """True for a call of a method of the class, which may call any layer."""
+    of = tree.func.value if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute) else None
+    return isinstance(of, ast.Name) and of.id == "self"
 
 
 def _called_before(tree: ast.AST, name: str) -> set[int]:

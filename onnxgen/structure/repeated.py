@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from onnxgen.code.module_def import Assign, Statement, expressions
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, refs, rewrite, walk
 from onnxgen.shapes.info import Info
+from onnxgen.structure.literals import numbers_of, with_names
+
+MAX_NUMBERS = 3  # arguments of a class that are numbers
 
 
 @dataclass
@@ -27,12 +30,14 @@ class Repeated:
         inputs: for each call the values that it is given, in one order.
         made: for each call the values that it makes, in one order.
         varies: the calls are given values of different shapes.
+        numbers: those that differ from call to call, by the names that stand for them in `inputs`.
     """
 
     calls: list[list[Statement]]
     inputs: list[list[str]]
     made: list[list[str]]
     varies: bool
+    numbers: dict[str, ast.expr]
 
 
 def repeated(statements: list[Statement], infos: dict[str, Info]) -> Repeated | None:
@@ -94,6 +99,7 @@ def _from_operands(statements: list[Assign], known: list[int | None]) -> list[in
 
 
 def _alike(calls: list[list[Assign]], infos: dict[str, Info]) -> Repeated | None:
+    calls, numbers = _with_arguments(calls)
     texts = [_text(call) for call in calls]
     if any(text != texts[0][0] for text, _, _ in texts[1:]):
         return None
@@ -104,7 +110,46 @@ def _alike(calls: list[list[Assign]], infos: dict[str, Info]) -> Repeated | None
     asks = any(isinstance(n, (SizeOf, DeviceOf)) for s in calls[0] for n in walk(s.value))
     if (varies and asks) or any(k != kinds[0] for k in kinds):  # a size would be read from another value
         return None
-    return Repeated([list(call) for call in calls], inputs, made, varies)
+    return Repeated([list(call) for call in calls], inputs, made, varies, numbers)
+
+
+def _with_arguments(calls: list[list[Assign]]) -> tuple[list[list[Assign]], dict[str, ast.expr]]:
+    """Give names to the numbers that differ from call to call. Returns the calls with these names, and the numbers.
+
+    Nothing is changed if there are too many of them, or if the calls differ in more.
+    """
+    first = calls[0]
+    if any(len(call) != len(first) for call in calls):
+        return calls, {}
+    found = [[numbers_of(s.value) for s in call] for call in calls]
+    counts = [[len(trees) for trees in call] for call in found]
+    if any(count != counts[0] for count in counts):
+        return calls, {}
+    columns: dict[tuple[int, int], tuple[str, ...]] = {}
+    for s, size in enumerate(counts[0]):
+        for n in range(size):
+            texts = tuple(ast.unparse(call[s][n]) for call in found)
+            if len(set(texts)) > 1:
+                columns[s, n] = texts
+    kinds = list(dict.fromkeys(columns.values()))
+    if not 0 < len(kinds) <= MAX_NUMBERS:
+        return calls, {}
+    numbers: dict[str, ast.expr] = {}
+    made = []
+    for c, call in enumerate(calls):
+        own = []
+        for s, statement in enumerate(call):
+            names = {id(tree): number_name(first[0], kinds.index(columns[s, n]), c)
+                     for n, tree in enumerate(found[c][s]) if (s, n) in columns}  # fmt: skip
+            numbers.update((names[id(tree)], tree) for tree in found[c][s] if id(tree) in names)
+            own.append(replace(statement, value=with_names(statement.value, names)) if names else statement)
+        made.append(own)
+    return made, numbers
+
+
+def number_name(statement: Assign, kind: int, call: int) -> str:
+    """Return the name of a number that differs from call to call."""
+    return f"{statement.targets[0]}%number{kind}.{call}"
 
 
 def _text(statements: list[Assign]) -> tuple[list[str], list[str], list[str]]:

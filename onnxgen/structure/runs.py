@@ -27,6 +27,7 @@ from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.tree import fillable
 from onnxgen.structure.turns import Items, find_turns
 
+Chain = list[tuple[int, Member, Assign]]  # the items of an `nn.Sequential`: number, module, statement
 RUNTIME = (Ref, SizeOf, MemberRef, DeviceOf)  # what `__init__` does not have, only `forward`
 
 
@@ -48,6 +49,11 @@ def collect_runs(scope: Scope, module: ModuleDef) -> None:
     for path in sorted(parts, key=len):
         if path not in scope.containers:
             flow = _looped(flow, _items(parts, path), module)
+
+
+def collect_calls(scope: Scope, module: ModuleDef) -> None:
+    """Replace calls of one submodule, each with the result of the call before it, by a loop."""
+    flow = _Flow(scope)
     for member in _called_often(scope):
         flow = _looped(flow, Items(None, [{-1: member}]), module)
 
@@ -194,14 +200,20 @@ class _Sequence:
     def __init__(self, flow: _Flow, path: ModulePath, items: dict[int, Member]) -> None:
         self.flow, self.path, self.items = flow, path, items
 
-    def run(self) -> list[tuple[int, Member, Assign]] | None:
+    def runs(self) -> list[Chain] | None:
+        """Return the chain of each call of the container; None if the items are no chain, or the chains differ."""
+        counts = {len(self.flow.calls.get(id(m), ())) for m in self.items.values()}
+        made = [self.run(call) for call in range(counts.pop())] if len(counts) == 1 else []
+        chains = [chain for chain in made if chain is not None]
+        forms = [[(n, n in self.items or ast.dump(member.build)) for n, member, _ in chain] for chain in chains]
+        return chains if chains and len(chains) == len(made) and all(form == forms[0] for form in forms) else None
+
+    def run(self, call: int) -> Chain | None:
         """Return the elements with their numbers and statements, in order; None if the items are not a chain."""
         calls = self.flow.calls
-        if any(len(calls.get(id(m), ())) != 1 for m in self.items.values()):
-            return None
         waiting = sorted(self.items)
         first = waiting.pop(0)
-        found = [(first, self.items[first], calls[id(self.items[first])][0])]
+        found = [(first, self.items[first], calls[id(self.items[first])][call])]
         self._prepend(found)
         loose: list[tuple[int | None, Member, Assign]] = []  # functions since the last item
         statement = found[-1][2]
@@ -227,7 +239,7 @@ class _Sequence:
         self._append(found, own if own == loose[: len(own)] else [], None)
         return found
 
-    def _prepend(self, found: list[tuple[int, Member, Assign]]) -> None:
+    def _prepend(self, found: Chain) -> None:
         """Add the functions before the first item whose scope says that they belong to the container."""
         while found[0][0] > 0:
             value = found[0][2].value
@@ -261,7 +273,7 @@ class _Sequence:
 
     def _append(
         self,
-        found: list[tuple[int, Member, Assign]],
+        found: Chain,
         loose: list[tuple[int | None, Member, Assign]],
         end: int | None,
     ) -> bool:
@@ -278,18 +290,19 @@ class _Sequence:
 
 def _sequence(flow: _Flow, path: ModulePath, items: dict[int, Member]) -> Member | None:
     """Replace a chain over these items by a call of an `nn.Sequential`; return that, or None if it is not a chain."""
-    found, scope = _Sequence(flow, path, items).run(), flow.scope
-    if found is None or not fillable([index for index, _, _ in found]):
+    chains, scope = _Sequence(flow, path, items).runs(), flow.scope
+    if chains is None or not fillable([index for index, _, _ in chains[0]]):
         return None
-    first, last = found[0][2], found[-1][2]
-    assert isinstance(first.value, ast.Call)
-    scope.members.extend(m for index, m, _ in found if index not in items)
+    scope.members.extend(m for index, m, _ in chains[0] if index not in items)
     container = scope.containers[path] = Member(path, quote("nn.Sequential"), "module")
-    argument = _operand(first.value)
-    assert argument is not None
-    nodes = tuple(name for _, _, statement in found for name in statement.nodes)
-    whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
-    flow.replace([statement for _, _, statement in found], whole)
+    for found in chains:
+        first, last = found[0][2], found[-1][2]
+        assert isinstance(first.value, ast.Call)
+        argument = _operand(first.value)
+        assert argument is not None
+        nodes = tuple(name for _, _, statement in found for name in statement.nodes)
+        whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
+        flow.replace([statement for _, _, statement in found], whole)
     return container
 
 

@@ -20,6 +20,7 @@ from onnxgen.code.shown import named_dims, needed_dims, shown
 from onnxgen.common.names import FileText, ModulePath, module_part
 from onnxgen.lowering.roles import SIDE_INPUT_ROLES
 from onnxgen.scopes.between import common_scope
+from onnxgen.shapes.info import Info
 from onnxgen.structure.order import in_cycles, topological
 from onnxgen.structure.repeated import Repeated, repeated
 
@@ -47,6 +48,8 @@ class Scope:
         nodes: the ONNX nodes that the returned expressions stand for.
         varies: it is called with values of several shapes.
         row: the name of its class, if it is a row of layers (`sequences.py`).
+        methods: those that its code calls.
+        is_method: it is one of them, and no class.
     """
 
     path: ModulePath
@@ -58,6 +61,13 @@ class Scope:
     nodes: tuple[FileText, ...] = ()
     varies: bool = False
     row: str = ""
+    methods: list[Method] = field(default_factory=list)
+    is_method: bool = False
+
+    @property
+    def is_root(self) -> bool:
+        """True if its arguments are the graph's inputs, and its results the graph's outputs."""
+        return not self.path and not self.is_method
 
     def expressions(self) -> list[ast.expr]:
         """Return all expressions of the body, nested blocks included, and the returned ones."""
@@ -66,6 +76,20 @@ class Scope:
     def uses(self) -> Counter[str]:
         """Count the uses of each value."""
         return Counter(name for tree in self.expressions() for name in refs(tree))
+
+
+@dataclass
+class Method:
+    """A method of a class, besides `forward`.
+
+    Attributes:
+        body: its arguments, statements and results.
+        alike: for each call the values that it has there, by those of the body.
+    """
+
+    name: str
+    body: Scope
+    alike: list[dict[str, str]]
 
 
 def callee(tree: ast.AST | None) -> Member | None:
@@ -227,13 +251,16 @@ class Splitter:
             if key is not None:
                 found = self.repeated[key] = repeated(group, self.module.infos)
             made += [Unit(key, call, n) for n, call in enumerate([group] if found is None else found.calls)]
-        return made
+        at = {target: i for i, statement in enumerate(statements) for target in statement.targets}
+        first = [min((at[t] for s in unit.statements for t in s.targets), default=i) for i, unit in enumerate(made)]
+        return [made[i] for i in sorted(range(len(made)), key=lambda i: first[i])]
 
     def _call(self, unit: Unit, outputs: list[str]) -> Assign:
         """Return the statement that calls a submodule; its first call makes its scope, too."""
         path, statements = unit.key, unit.statements
         assert path is not None
         several = self.repeated[path]
+        numbers = several.numbers if several is not None else {}
         if several is not None:
             inputs = dict(zip(several.inputs[0], several.inputs[unit.call], strict=True))
         else:
@@ -243,20 +270,25 @@ class Splitter:
                 inputs.update((name, name) for name in used(statement) if name not in made)
                 made.update(statement.targets)
         # Masks and positions come last.
-        order = sorted(inputs, key=lambda name: self.module.roles.get(name) in SIDE_INPUT_ROLES)
+        order = sorted(inputs, key=lambda n: n in numbers or self.module.roles.get(n) in SIDE_INPUT_ROLES)
         if path not in self.built:
             parent = self._owner(path[:-1])
-            arguments = [self._input(inputs[name]) for name in order]
+            arguments = [self._input(inputs[name], numbers.get(name)) for name in order]
             child = Scope(path, inputs=arguments, outputs=[Ref(name) for name in outputs])
             child.varies = parent.varies or (several is not None and several.varies)
             self.owners[path] = child
             self._fill(child, statements, False)
             self.built[path] = Member(path, ClassRef(child), "module")
             parent.members.append(self.built[path])
-        call = ast.Call(MemberRef(self.built[path]), [Ref(inputs[name]) for name in order], [])
+        given = [numbers.get(inputs[name]) or Ref(inputs[name]) for name in order]
+        call = ast.Call(MemberRef(self.built[path]), given, [])
         return Assign(tuple(outputs), call, path[:-1])
 
-    def _input(self, name: str) -> Input:
+    def _input(self, name: str, number: ast.expr | None = None) -> Input:
+        if number is not None:
+            kind = "float" if isinstance(ast.literal_eval(number), float) else "int"
+            self.module.infos[name], self.module.roles[name] = Info(kind=kind), "t" if kind == "float" else "n"
+            return Input(name, kind)
         own = next((argument for argument in self.module.inputs if argument.value == name), None)
         return own or Input(name, annotation(self.module.infos[name]))
 

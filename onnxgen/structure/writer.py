@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from copy import copy
 from typing import TypeVar
 
 from onnxgen.code import printer
@@ -23,7 +24,7 @@ from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import SELF, Layout, layout
 from onnxgen.structure.naming import Names
 from onnxgen.structure.nesting import LINE, copied, nest
-from onnxgen.structure.scopes import ClassRef, Scope
+from onnxgen.structure.scopes import ClassRef, Method, Scope
 from onnxgen.structure.tree import Entry, tree
 
 Made = TypeVar("Made", bound=ast.stmt)
@@ -78,10 +79,25 @@ class ClassWriter:
         made.items = [self._final(value) for value in self.layout.layers]
         for argument in self.scope.inputs:
             made.inputs.append(ast.arg(self.names[argument.value], printer.annotation(argument.annotation)))
-        made.stubs = [stub for stub in self.module.stubs if _calls(made.body, stub.name)]
+        made.own = [self._method(method) for method in self.scope.methods]
+        bodies = [*made.body, *made.own]
+        made.stubs = [stub for stub in self.module.stubs if _calls(bodies, stub.name)]
         if not self.scope.path:
             made.ties = [(self._key(t.kept, t.kept_key), self._key(t.tied, t.tied_key)) for t in self.module.ties]
         return made
+
+    def _method(self, method: Method) -> ast.FunctionDef:
+        """Write a method that `forward` calls."""
+        writer = copy(self)
+        writer.scope, writer.names, writer.alike = method.body, {}, list(method.alike)
+        drop_copies(method.body)
+        writer._lay_out()
+        given = [
+            ast.arg(writer.names[argument.value], printer.annotation(argument.annotation))
+            for argument in method.body.inputs
+        ]
+        arguments = ast.arguments([], [ast.arg("self"), *given], None, [], [], None, [])
+        return ast.FunctionDef(method.name, arguments, writer._forward(), [], writer._returns())
 
     def _lay_out(self) -> None:
         """Merge short chains into one line each and name the values; again if a line is too long with these names."""

@@ -209,6 +209,8 @@ class Expressions:
             if isinstance(index, str) and value.kind == "ModuleDict":
                 return value.children[index]
             value = self.iterate(value)
+        if isinstance(value, Node) and isinstance(index, slice):
+            value = self.iterate(value) or value
         if isinstance(value, (tuple, list)) and isinstance(index, (int, slice)):
             try:
                 return value[index]

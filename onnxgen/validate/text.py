@@ -7,11 +7,12 @@ for a layer that an instance lacks, and tied weights.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from typing import Any, TypeGuard
 
 from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import MODULE_ATTRIBUTES
-from onnxgen.validate.file import PYTHONS, check_body, check_variables, module_names
+from onnxgen.validate.file import METHODS, PYTHONS, check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import FileClass, Holder, Leaf, LocalVariables, Node, Once, Unreadable, Value
@@ -29,6 +30,7 @@ class Text(Statements):
         classes: those of the network itself; helpers and plugins are only names, as torch's are.
         ties: pairs of paths, (kept, tied).
         began: the number of nodes when `forward` began.
+        parts: for each value that the specification unpacks, into how many. A text may loop over it instead.
     """
 
     def __init__(self, tree: ast.Module, specification: Specification) -> None:
@@ -46,6 +48,9 @@ class Text(Statements):
         self.leaves: dict[str, Leaf] = {}
         self.depth = 0
         self.began = 0
+        unpacked = {node.key[1:4:2] for node in self.graph.since(0) if node.key[0] == "part"}
+        several = Counter(whole for whole, _ in unpacked)
+        self.parts = {whole: count for whole, count in unpacked if several[whole] == 1}
         self.containers = {self.graph.dotted(f"nn.{name}"): name for name in CONTAINERS}
         # calls of these make a layer; calls of other functions make a tensor or another value
         self.makers = {self.make("name", name) for name in defined} | {self.graph.dotted("nn.Parameter")}
@@ -70,6 +75,11 @@ class Text(Statements):
 
     def stays_whole(self, source: range) -> bool:
         return self.place(source) in self.specification.program.whole
+
+    def iterate(self, value: Value) -> list[Value] | None:
+        if isinstance(value, Node) and value in self.parts:
+            return [self.make("part", value, i, self.parts[value]) for i in range(self.parts[value])]
+        return super().iterate(value)
 
     def lend(self, values: list[Value]) -> list[Value]:
         self.lent.update((id(value), value) for value in values if isinstance(value, (list, Node)))
@@ -189,6 +199,8 @@ class Text(Statements):
             if not self.building:
                 raise Unreadable("a module is made outside of __init__")
             return self._construct(function.definition, args, kwargs)
+        if isinstance(function, tuple) and self._defines(*function):
+            return self._forward(function[0], args, kwargs, function[1])
         if isinstance(function, tuple) and isinstance(function[0], (Holder, Leaf)):
             if len(args) != (function[1] == "get_submodule") or kwargs:
                 raise Unreadable(f"{function[1]} with other arguments")
@@ -266,6 +278,8 @@ class Text(Statements):
     def attribute(self, value: Value, name: str) -> Value:
         if isinstance(value, (Holder, Leaf)) and name in value.children:
             return value.children[name]
+        if isinstance(value, Holder) and self._defines(value, name):
+            return (value, name)
         if name == "get_submodule" and isinstance(value, (Holder, Leaf)):
             return (value, name)
         if isinstance(value, Holder):
@@ -273,6 +287,13 @@ class Text(Statements):
                 return (value, name)
             return self.make("attribute", self.make("name", "self"), name)  # `training`, and methods left open
         return super().attribute(value, name)
+
+    def _defines(self, owner: Value, name: str) -> bool:
+        """True for a method besides `forward` that the class of a module defines. One that is left open is opaque."""
+        definition = owner.definition if isinstance(owner, Holder) and name not in METHODS | self.open else None
+        return definition is not None and any(
+            isinstance(node, ast.FunctionDef) and node.name == name for node in definition.body
+        )
 
     def _invoke(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if isinstance(function, Holder):
@@ -298,15 +319,16 @@ class Text(Statements):
             value = self._invoke(item, [value], {})
         return value
 
-    def _forward(self, holder: Holder, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def _forward(self, holder: Holder, args: list[Value], kwargs: dict[str, Value], name: str = "forward") -> Value:
+        """Return the result of a method of a module."""
         if holder.definition is None:
             if holder.kind != "Sequential" or kwargs or len(args) != 1:
                 raise Unreadable(f"a call of an nn.{holder.kind}")
             return self._chain(holder, args[0])
-        if holder.kind == "Sequential" and not _defines(holder.definition, "forward"):
+        if holder.kind == "Sequential" and name == "forward" and not _defines(holder.definition, "forward"):
             (value,) = args
             return self._chain(holder, value)
-        method = _method(holder.definition, "forward")
+        method = _method(holder.definition, name)
         around, self.graph.home = self.graph.home, holder.path or ""
         self._enter(holder.definition.name)
         scope, lent = self._bound(method, holder, args, kwargs), self.lent

@@ -1,0 +1,240 @@
+"""Methods of the network's class: a stretch of statements that is computed of several values.
+
+x = F.relu(self.conv1(a))                    def encode(self, x):
+x = self.fc(x.flatten(1))                        x = F.relu(self.conv1(x))
+y = F.relu(self.conv1(b))                        return self.fc(x.flatten(1))
+y = self.fc(y.flatten(1))
+                                             x, y = self.encode(a), self.encode(b)
+
+Goes in: the body of the root, with its loops. Comes out: the body with calls, and the methods. Stretches are found by
+the texts of their statements without operands. They are alike if each operand is made by the same statement of the
+stretch, or is an argument. Each search has a budget, so the time stays linear.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from onnxgen.code.kinds import annotation
+from onnxgen.code.module_def import Assign, Input, Loop, ModuleDef, Statement, used
+from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
+from onnxgen.common.names import MODULE_ATTRIBUTES
+from onnxgen.shapes.info import Info
+from onnxgen.structure.scopes import Method, Scope, callee
+from onnxgen.structure.stretches import common, numbered, text_of
+
+LEAST_STATEMENTS = 3  # of a method
+MAX_STATEMENTS = 400
+MAX_ARGUMENTS, MAX_RESULTS = 4, 3
+MAX_METHODS = 6
+MAX_TRIES = 8  # stretches that are tried in a body
+LEAST_GAIN = (3.0, 3.0, 0.5, -1.0)  # lines, about, by the number of layers: three layers are a part with a name
+STATEMENTS_A_LINE = 2.0
+
+
+def extract(scope: Scope, module: ModuleDef) -> None:
+    """Give the root methods for the stretches that its body, or the body of one of its loops, has several times."""
+    bodies = [scope, *_loops(scope)]
+    for body in bodies:
+        while len(scope.methods) < MAX_METHODS and _Search(body, scope, module).run():
+            pass
+    for inner, loop in zip(bodies[1:], _all_loops(scope.body)):
+        loop.body = inner.body
+
+
+def _all_loops(block: Sequence[Statement]) -> Iterator[Loop]:
+    for statement in block:
+        if isinstance(statement, Loop):
+            yield statement
+            yield from _all_loops(statement.body)
+
+
+def _loops(scope: Scope) -> list[Scope]:
+    """Return the bodies of the loops as scopes of their own."""
+    return [
+        Scope(scope.path, body=loop.body, outputs=[Ref(name) for name in loop.targets])
+        for loop in _all_loops(scope.body)
+    ]
+
+
+@dataclass
+class _Stretch:
+    """One place where the statements of a method stand.
+
+    Attributes:
+        rows: the statements, by their indices in the body.
+        given: the values from outside, in order of first use.
+        made: the values that the statements make, in order.
+    """
+
+    rows: list[int]
+    given: list[str]
+    made: list[str]
+
+
+class _Search:
+    """Looks for one method in a body."""
+
+    def __init__(self, body: Scope, root: Scope, module: ModuleDef) -> None:
+        self.body, self.root, self.module = body, root, module
+        self.uses = body.uses()
+        tokens = numbered([text_of(statement, i) for i, statement in enumerate(body.body)])
+        skipped = common(body.body, tokens, self.uses)
+        self.rows = [i for i in range(len(tokens)) if i not in skipped]
+        self.tokens = [tokens[i] for i in self.rows]
+
+    def run(self) -> bool:
+        """Make the method that saves most. Returns False if there is none."""
+        found = sorted((-(len(starts) - 1) * length, length, starts) for starts, length in self._repeats())
+        return any(self._make(starts, length) for _, length, starts in found[:MAX_TRIES])
+
+    def _repeats(self) -> Iterator[tuple[list[int], int]]:
+        """Yield stretches that stand in several places: where they begin, and how long they are."""
+        at: dict[tuple[int, ...], list[int]] = {}
+        for i in range(len(self.tokens) - LEAST_STATEMENTS + 1):
+            at.setdefault(tuple(self.tokens[i : i + LEAST_STATEMENTS]), []).append(i)
+        seen: set[int] = set()
+        for starts in at.values():
+            apart = _apart(starts, LEAST_STATEMENTS)
+            if len(apart) < 2 or apart[0] in seen:
+                continue
+            length = LEAST_STATEMENTS
+            room = min(b - a for a, b in zip(apart, apart[1:]))
+            while length < min(room, MAX_STATEMENTS) and apart[-1] + length < len(self.tokens):
+                if len({self.tokens[i + length] for i in apart}) > 1:
+                    break
+                length += 1
+            seen.update(range(apart[0], apart[0] + length - LEAST_STATEMENTS + 1))
+            yield apart, length
+
+    def _make(self, starts: list[int], length: int) -> bool:
+        """Make a method of the longest part of the stretches that can be one."""
+        for first, size in _parts(length):
+            stretches = [self._stretch(start + first, size) for start in starts]
+            if any(stretch is None for stretch in stretches):
+                continue
+            alike = [stretch for stretch in stretches if stretch is not None]
+            results = self._alike(alike)
+            if results is not None and self._gain(alike) >= 0:
+                self._write(alike, results)
+                return True
+        return False
+
+    def _gain(self, stretches: list[_Stretch]) -> float:
+        """Return about how many lines a method saves, less those that it must save."""
+        calls, rows = len(stretches), stretches[0].rows
+        layers = sum(callee(node) is not None for row in rows for node in walk(self._value(row)))
+        saved = (calls - 1) * len(rows) / STATEMENTS_A_LINE - 2 - 0.5 * calls
+        return saved - LEAST_GAIN[min(layers, 3)]
+
+    def _stretch(self, start: int, size: int) -> _Stretch | None:
+        """Return a stretch; None if a statement between its own needs what it makes."""
+        rows = self.rows[start : start + size]
+        given: dict[str, None] = {}
+        made: list[str] = []
+        for row in rows:
+            statement = self.body.body[row]
+            assert isinstance(statement, Assign)
+            given.update(dict.fromkeys(name for name in refs(statement.value) if name not in made))
+            made += statement.targets
+        mine, known = set(rows), set(made)
+        for row in range(rows[0], rows[-1]):
+            if row not in mine and not known.isdisjoint(used(self.body.body[row])):
+                return None
+        return _Stretch(rows, list(given), made)
+
+    def _alike(self, stretches: list[_Stretch]) -> list[int] | None:
+        """Return the indices of the results that are used outside; None if the stretches differ or need too much."""
+        forms = [self._form(stretch) for stretch in stretches]
+        first = stretches[0]
+        if any(form != forms[0] for form in forms) or not 0 < len(first.given) <= MAX_ARGUMENTS:
+            return None
+        kinds = [[_kind(self.module.infos.get(name, Info())) for name in s.given] for s in stretches]
+        if any(kind != kinds[0] for kind in kinds) or len({tuple(s.given) for s in stretches}) == 1:
+            return None
+        results: set[int] = set()
+        for stretch in stretches:
+            inside = Counter(n for row in stretch.rows for n in refs(self._value(row)))
+            results |= {i for i, name in enumerate(stretch.made) if self.uses[name] > inside[name]}
+        return sorted(results) if 0 < len(results) <= MAX_RESULTS else None
+
+    def _value(self, row: int) -> ast.expr:
+        statement = self.body.body[row]
+        assert isinstance(statement, Assign)
+        return statement.value
+
+    def _form(self, stretch: _Stretch) -> list[object]:
+        """Return where each operand of each statement comes from, and the members that they use."""
+        place = {name: (True, i) for i, name in enumerate(stretch.made)}
+        place |= {name: (False, i) for i, name in enumerate(stretch.given)}
+        values = [self._value(row) for row in stretch.rows]
+        members = [id(node.member) for value in values for node in walk(value) if isinstance(node, MemberRef)]
+        return [[place[name] for name in refs(value)] for value in values] + [members]
+
+    def _write(self, stretches: list[_Stretch], results: list[int]) -> None:
+        first, infos = stretches[0], self.module.infos
+        name = self._name(first, stretches)
+        own = {value: f"{name}.{value}" for value in (*first.given, *first.made)}
+        for value, mine in own.items():
+            infos[mine] = infos.get(value, Info())
+            if value in self.module.roles:
+                self.module.roles[mine] = self.module.roles[value]
+        inner = Scope(self.root.path, is_method=True)
+        inner.inputs = [Input(own[value], annotation(infos[own[value]])) for value in first.given]
+        inner.outputs = [Ref(own[first.made[i]]) for i in results]
+        for row in first.rows:
+            statement = self.body.body[row]
+            assert isinstance(statement, Assign)
+            made = rewrite(statement.value, lambda n: Ref(own[n.value]) if isinstance(n, Ref) else None)
+            targets = tuple(own[target] for target in statement.targets)
+            nodes = tuple(node for s in stretches for node in self.body.body[s.rows[first.rows.index(row)]].nodes)
+            inner.body.append(Assign(targets, made, statement.scope, nodes, statement.form))
+        alike = [dict(zip(own.values(), (*stretch.given, *stretch.made))) for stretch in stretches]
+        self.root.methods.append(Method(name, inner, alike))
+        self._call(name, stretches, results)
+
+    def _call(self, name: str, stretches: list[_Stretch], results: list[int]) -> None:
+        calls: dict[int, Assign] = {}
+        for stretch in stretches:
+            function = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Load())
+            value = ast.Call(function, [Ref(value) for value in stretch.given], [])
+            calls[stretch.rows[-1]] = Assign(tuple(stretch.made[i] for i in results), value, self.root.path)
+        gone = {row for stretch in stretches for row in stretch.rows} - calls.keys()
+        body = self.body.body
+        self.body.body = [calls.get(i, statement) for i, statement in enumerate(body) if i not in gone]
+
+    def _name(self, first: _Stretch, stretches: list[_Stretch]) -> str:
+        """Return a name by what the method is given and whether it has layers."""
+        layers = any(callee(node) is not None for row in first.rows for node in walk(self._value(row)))
+        inputs = {argument.value for argument in self.root.inputs}
+        own = zip(*(column for column in zip(*(s.given for s in stretches)) if len(set(column)) > 1))
+        begins = all(inputs.intersection(given) for given in own)
+        wanted = "transform" if not layers else "encode" if begins else "step"
+        taken = {member.path[0] for member in self.root.members if member.path} | MODULE_ATTRIBUTES
+        taken |= {method.name for method in self.root.methods} | self.module.reserved
+        names = (wanted, *(f"{wanted}_{n}" for n in range(2, len(taken) + 3)))
+        return next(name for name in names if name not in taken)
+
+
+def _kind(facts: Info) -> tuple[object, ...]:
+    return facts.kind, facts.dtype
+
+
+def _apart(starts: list[int], length: int) -> list[int]:
+    """Return starts that do not overlap."""
+    found: list[int] = []
+    for start in starts:
+        if not found or start >= found[-1] + length:
+            found.append(start)
+    return found
+
+
+def _parts(length: int) -> Iterator[tuple[int, int]]:
+    """Yield parts of a stretch, longest first: without its last and first statements, up to a third of them."""
+    for cut in range(length // 3 + 1):
+        for first in range(cut + 1):
+            if length - cut >= LEAST_STATEMENTS:
+                yield first, length - cut

@@ -1,0 +1,238 @@
+"""One stretch of statements that repeats, as a loop.
+
+Goes in: the statements of each turn, in which numbers that differ from turn to turn have names. Comes out: the loop
+over a range, over these numbers, or over values that each turn has its own of.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expressions
+from onnxgen.code.quote import MemberRef, Ref, call, quote, walk
+from onnxgen.common.names import ModulePath, identifier, singular
+from onnxgen.structure.copies import replace_in
+from onnxgen.structure.loops import Result, Run
+from onnxgen.structure.scopes import Scope
+from onnxgen.structure.turns import Items
+
+PARTS = ("unbind", "chunk", "split")  # methods whose result can be looped over
+
+
+@dataclass
+class Around:
+    """A scope, as its stretches need to know it.
+
+    Attributes:
+        uses: how often each value is used.
+        lists: the lists that a value is an item of, by the value.
+        parts: the statement that makes a value by dividing another, by the value.
+    """
+
+    scope: Scope
+    uses: Counter[str]
+    lists: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
+    parts: dict[str, Assign] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        trees = [tree for statement in self.scope.body for tree in expressions(statement)]
+        for node in (node for tree in trees for node in walk(tree)):
+            if isinstance(node, ast.List):
+                names = tuple(e.value if isinstance(e, Ref) else "" for e in node.elts)
+                for name in dict.fromkeys(names):
+                    self.lists.setdefault(name, []).append(names)
+        self.outputs = tuple(o.value if isinstance(o, Ref) else "" for o in self.scope.outputs)
+        for statement in self.scope.body:
+            if isinstance(statement, Assign) and len(statement.targets) > 1 and not statement.form:
+                value = statement.value
+                if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in PARTS:
+                    self.parts.update(dict.fromkeys(statement.targets, statement))
+
+    def has_all(self, names: tuple[str, ...]) -> bool:
+        """True if values are items of a list, or results of the scope, all in a row."""
+        return _position(names, self.outputs) is not None or any(
+            _position(names, items) is not None for items in self.lists.get(names[0], ())
+        )
+
+    def holds_all(self, names: tuple[str, ...]) -> bool:
+        """True if values are only used as items of a list, all in a row."""
+        only = all(self.uses[name] == 1 for name in names)
+        return only and any(_position(names, items) is not None for items in self.lists.get(names[0], ()))
+
+
+class Stretch(Run):
+    """The turns of a stretch.
+
+    Attributes:
+        numbers: the numbers and members that have names, by name.
+        is_part: there are more turns.
+        left: the results that only the last turn has a use for after the loop.
+        whole: the results whose list begins with the value before the first turn.
+        dropped: the `id`s of statements that the loop replaces.
+    """
+
+    def __init__(
+        self,
+        around: Around,
+        turns: list[list[Assign]],
+        module: ModuleDef,
+        numbers: Mapping[str, ast.expr],
+        is_part: bool,
+    ) -> None:
+        self.around, self.numbers, self.is_part = around, numbers, is_part
+        self.left: list[Result] = []
+        self.dropped: set[int] = set()
+        super().__init__(around.scope, Items(None, [{}]), turns, around.uses, module)
+
+    def _do_the_same(self) -> bool:
+        return True
+
+    def _is_worth(self, later: Counter[Result]) -> bool:
+        last = len(self.turns) - 1
+        users: dict[Result, set[int]] = {}
+        for name in self.outside:
+            turn, result = self.made[name]
+            users.setdefault(result, set()).add(turn)
+        self.left = sorted(r for r, turns in users.items() if r not in self.starts and turns == {last})
+        self.kept = [result for result in self.kept if result not in self.left]
+        if not all(self._is_list(names) for names in self.own if names[0].startswith("%item ")):
+            return False
+        if not self.starts:
+            return (
+                bool(self.kept)
+                and not self.left
+                and all(self.around.holds_all(self._names(result)) for result in self.kept)
+            )
+        return all(later[r] >= max(2, last) and self.around.has_all(self._names(r)) for r in self.kept)
+
+    @property
+    def cost(self) -> float:
+        """About how many lines the loop has besides the statements of one turn."""
+        return 1 + 0.5 * len(self.starts) + 2 * len(self.kept) + 0.3 * len(self.own)
+
+    def _names(self, result: Result) -> tuple[str, ...]:
+        return tuple(turn[result[0]].targets[result[1]] for turn in self.turns)
+
+    def _ends(self, turn: int, result: Result) -> bool:
+        return turn == len(self.turns) - 1 and (result in self.starts or result in self.left)
+
+    @property
+    def _left(self) -> list[Result]:
+        return self.left
+
+    def _value(self, kind: str, role: str) -> str:
+        value = f"{self.turns[0][0].targets[0]}%{kind}"
+        if role:
+            self.module.roles[value] = role
+        return value
+
+    def _role(self, value: str) -> str:
+        if value.startswith("%item "):
+            return identifier(singular(self._items((value,))[0][-1]))
+        number = self.numbers.get(value)
+        if number is not None and not isinstance(number, MemberRef):
+            return "t" if isinstance(ast.literal_eval(number), float) else "i"
+        return self.module.roles.get(value, "")
+
+    def _column(self, names: tuple[str, ...]) -> ast.expr:
+        if names[0].startswith("%item "):
+            return self._list(names)
+        if all(name in self.numbers for name in names):
+            trees = [self._before(name) for name in names]
+            return _range([ast.literal_eval(tree) for tree in trees]) or ast.Tuple(trees, ast.Load())
+        statement = self.around.parts.get(names[0])
+        at = None if statement is None else _position(names, statement.targets)
+        if statement is None or at is None or any(self.uses[name] != 1 for name in statement.targets[at:]):
+            return super()._column(names)
+        if statement.targets[at:] != names or (at and any(self.uses[name] for name in statement.targets[:at])):
+            return super()._column(names)
+        self.dropped.add(id(statement))
+        return statement.value if not at else quote("x[n:]", x=statement.value, n=at)
+
+    def write(self) -> list[Statement]:
+        made = super().write()
+        self.scope.body = [statement for statement in self.scope.body if id(statement) not in self.dropped]
+        return made
+
+    def _items(self, names: tuple[str, ...]) -> tuple[ModulePath, list[int]]:
+        """Return the list whose items have these names, and their numbers."""
+        paths = [tree.member.path for name in names if isinstance(tree := self.numbers[name], MemberRef)]
+        return paths[0][:-1], [int(path[-1]) for path in paths]
+
+    def _is_list(self, names: tuple[str, ...]) -> bool:
+        """True for all items of a list, in order."""
+        path, numbers = self._items(names)
+        below = {m.path for m in self.scope.members if m.path[: len(path)] == path}
+        if self.is_part:
+            return numbers == [*range(numbers[0], numbers[0] + len(names))]
+        return numbers == [*range(len(names))] and below == {(*path, str(n)) for n in numbers}
+
+    def _list(self, names: tuple[str, ...]) -> ast.expr:
+        path, _ = self._items(names)
+        return MemberRef(self.scope.containers.setdefault(path, Member(path, quote("nn.ModuleList"), "module")))
+
+    def _before(self, name: str) -> ast.expr:
+        return self.numbers.get(name) or Ref(name)
+
+    def _begun(self, result: Result) -> ast.expr:
+        return ast.List([Ref(self._name(result))] if self._is_whole(result) else [], ast.Load())
+
+    def _is_whole(self, result: Result) -> bool:
+        """True if a list has the value before the first turn as its first item, and then those of all turns."""
+        names = (self.starts[result], *self._names(result)) if result in self.starts else ()
+        return bool(names) and names in self.around.lists.get(names[0], ()) and self.uses[names[1]] > 0
+
+    def _read_lists(self, results: dict[Result, str]) -> None:
+        """Read results of single turns from the lists that collect them; whole lists first."""
+        names = {result: self._names(result) for result in results}
+        for result in results:
+            if self._is_whole(result):
+                names[result] = (self.starts[result], *names[result])
+
+        def change(node: ast.AST) -> ast.expr | None:
+            if not isinstance(node, ast.List):
+                return None
+            items = tuple(e.value if isinstance(e, Ref) else "" for e in node.elts)
+            for result, name in results.items():
+                at = _position(names[result], items)
+                if at is not None:
+                    rest = len(names[result])
+                    star = [ast.Starred(Ref(name), ast.Load())]
+                    whole = len(items) == rest
+                    return Ref(name) if whole else ast.List(node.elts[:at] + star + node.elts[at + rest :], ast.Load())
+            return None
+
+        for statement in self.after:
+            replace_in(statement, change)
+        super()._read_lists(results)
+
+    def _offset(self, result: Result) -> int:
+        return 1 if self._is_whole(result) else 0
+
+
+def _position(names: tuple[str, ...], items: tuple[str, ...]) -> int | None:
+    """Return where values are among items, all in a row, or None."""
+    if names[0] not in items:
+        return None
+    at = items.index(names[0])
+    return at if items[at : at + len(names)] == names else None
+
+
+def is_range(values: list[float]) -> bool:
+    """True for integers that a range has, and for numbers that are no integers."""
+    return type(values[0]) is not int or _range(values) is not None
+
+
+def _range(values: list[float]) -> ast.expr | None:
+    """Return a range over integers, or None."""
+    if any(type(value) is not int for value in values) or len(values) < 2:
+        return None
+    start, step = int(values[0]), int(values[1] - values[0])
+    if step == 0 or values != [start + step * n for n in range(len(values))]:
+        return None
+    stop = start + step * len(values)
+    bounds = (stop,) if (start, step) == (0, 1) else (start, stop) if step == 1 else (start, stop, step)
+    return call("range", *bounds)

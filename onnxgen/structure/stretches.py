@@ -1,0 +1,286 @@
+"""Loops over stretches of statements that repeat with other operands: the steps of a solver, unrolled by an exporter.
+
+k = self.f(y + k * 0.1)                 for _ in range(5):
+y = y + k                                   k = self.f(y + k * 0.1)
+k = self.f(y + k * 0.1)                     y = y + k
+...
+
+Goes in: a scope whose submodules are called. Comes out: the scope with loops. A period is looked for in the texts of
+the statements, without their operands and numbers. `stretch.py` proves that the turns are alike, and writes the loop.
+Each search has a budget, so the time stays linear.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement
+from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
+from onnxgen.structure.literals import is_plain_number, numbers_of, with_names
+from onnxgen.structure.scopes import Scope, callee
+from onnxgen.structure.stretch import Around, Stretch, is_range
+
+GRAMS = (1, 3, 8)  # lengths of the stretches by whose distances a period is found
+MAX_PERIODS = 8  # distances that are tried in a body
+MAX_TRIES = 12  # stretches that are tried in a body before another loop is looked for
+MAX_ROTATIONS = 16  # statements that are tried as the first of a turn
+MAX_LOOPS = 24  # in one body
+MAX_PERIOD = 1000  # statements of a turn
+MANY_SIZES = 4  # a loop of more turns goes over no sizes that somebody would have to count
+MAX_NUMBERS = 4  # sequences of numbers that a loop goes over
+FEW = 4  # turns that are enough to compare rotations
+LEAST_GAIN = 2.0  # lines, about
+MANY, LEAST_OF_MANY = 4, 1.0  # a loop of so many turns may gain less
+STATEMENTS_A_LINE = 2.0
+WITH_NUMBERS = 0.8  # what a stretch with other numbers in each turn is worth beside one that is the same
+_NUMBER = re.compile(r"%=[^']*")
+
+
+def roll(scope: Scope, module: ModuleDef, loops: Iterable[Loop] = ()) -> None:
+    """Replace stretches of a body that repeat by loops, and then stretches within these loops, and within others.
+
+    `loops`: loops of the body that structure has made.
+    """
+    texts: dict[int, str] = {}
+    made = [*loops]
+    for _ in range(MAX_LOOPS):
+        loop = _next(scope, module, texts)
+        if loop is None:
+            break
+        made.append(loop)
+    for loop in made:
+        inner = Scope(scope.path, body=loop.body, outputs=[Ref(name) for name in loop.targets])
+        roll(inner, module)
+        loop.body = inner.body
+
+
+def _next(scope: Scope, module: ModuleDef, texts: dict[int, str]) -> Loop | None:
+    """Make one loop: the one that saves most of those that can be made. Returns None if there is none."""
+    uses = scope.uses()
+    for i, statement in enumerate(scope.body):
+        if id(statement) not in texts:
+            texts[id(statement)] = text_of(statement, i)
+    exact = numbered([texts[id(statement)] for statement in scope.body])
+    skipped = common(scope.body, exact, uses)
+    rows = [i for i in range(len(exact)) if i not in skipped]
+    around = Around(scope, uses)
+    vague = numbered([_NUMBER.sub("#", texts[id(scope.body[i])]) for i in rows])
+    repeats = [(WITH_NUMBERS * repeat.saved, repeat) for repeat in _repeats(vague)]
+    repeats += [(repeat.saved, repeat) for repeat in _repeats([exact[i] for i in rows])]
+    for _, repeat in sorted(repeats, key=lambda r: (-r[0], r[1].period, r[1].start))[:MAX_TRIES]:
+        made = _loop(around, module, [scope.body[i] for i in rows[repeat.start : repeat.end]], repeat.period)
+        if made is not None:
+            return made
+    return None
+
+
+def numbered(texts: Sequence[str]) -> list[int]:
+    """Return a number for each text, equal for equal texts."""
+    number: dict[str, int] = {}
+    return [number.setdefault(text, len(number)) for text in texts]
+
+
+def text_of(statement: Statement, index: int) -> str:
+    """Return what a statement does, without its operands, and with `%=` before each number.
+
+    Statements with blocks, and those without a result, have texts of their own.
+    """
+    if not isinstance(statement, Assign) or not statement.targets:
+        return f"alone {index} {id(statement)}"
+
+    def change(node: ast.AST) -> ast.expr | None:
+        if _is_operand(node):
+            return ast.Name("%", ast.Load())
+        if isinstance(node, MemberRef) and is_item(node.member):
+            return ast.Name(f"%item {'.'.join(node.member.path[:-1])}", ast.Load())
+        if isinstance(node, MemberRef):
+            return ast.Name(f"%{id(node.member)}", ast.Load())
+        if is_plain_number(node):
+            return ast.Name(f"%={ast.unparse(node)}", ast.Load())
+        return None
+
+    return f"{len(statement.targets)} {statement.form} {ast.dump(rewrite(statement.value, change))}"
+
+
+def is_item(member: Member) -> bool:
+    """True for a numbered module: the turns of a loop may each have an item of a list."""
+    return member.kind == "module" and len(member.path) > 1 and member.path[-1].isdigit()
+
+
+def _is_operand(node: ast.AST) -> bool:
+    """True for a value, and for a tensor of the module, which the first turn may have where others have a value."""
+    return isinstance(node, Ref) or (isinstance(node, MemberRef) and node.member.kind in ("parameter", "buffer"))
+
+
+def common(body: Sequence[Statement], tokens: Sequence[int], uses: Counter[str]) -> set[int]:
+    """Return the statements that are like no others and whose results are used several times.
+
+    Exporters compute equal values once. So the first turn may have a statement that the others lack.
+    """
+    count = Counter(tokens)
+    found: set[int] = set()
+    for i, statement in enumerate(body):
+        if isinstance(statement, Assign) and count[tokens[i]] == 1 and any(uses[t] > 1 for t in statement.targets):
+            if all(callee(node) is None for node in walk(statement.value)):  # a layer's calls keep their order
+                found.add(i)
+    return found
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    """The statements from `start` to `end` repeat after a `period`. The last turn may be followed by part of one."""
+
+    start: int
+    end: int
+    period: int
+
+    @property
+    def saved(self) -> int:
+        return (self.end - self.start) // self.period * self.period - self.period
+
+
+def _repeats(tokens: list[int]) -> Iterable[_Repeat]:
+    for period in _periods(tokens):
+        start = 0
+        for i in range(len(tokens) - period + 1):
+            if i < len(tokens) - period and tokens[i] == tokens[i + period]:
+                continue
+            if i - start >= period:
+                yield _Repeat(start, i + period, period)
+            start = i + 1
+
+
+def _periods(tokens: list[int]) -> list[int]:
+    """Return the distances at which equal statements, and equal stretches, most often follow each other."""
+    distances: Counter[int] = Counter()
+    for size in GRAMS:
+        last: dict[tuple[int, ...], int] = {}
+        for i in range(len(tokens) - size + 1):
+            gram = tuple(tokens[i : i + size])
+            if gram in last and i - last[gram] <= MAX_PERIOD:
+                distances[i - last[gram]] += 1
+            last[gram] = i
+    return [distance for distance, _ in distances.most_common(MAX_PERIODS)]
+
+
+def _loop(around: Around, module: ModuleDef, statements: list[Statement], period: int) -> Loop | None:
+    """Replace statements that repeat by a loop, if the turns are alike from some statement on."""
+    assigns = [statement for statement in statements if isinstance(statement, Assign)]
+    plans: list[tuple[float, int, int]] = []
+    for first, turns in _ways(len(assigns), period):
+        few = _stretch(around, module, assigns[first:], period, turns, FEW)
+        if few is not None and few[1].is_regular:
+            plans.append((few[1].cost - period * turns / STATEMENTS_A_LINE, first, turns))
+    scope = around.scope
+    body = scope.body
+    for _, first, turns in sorted(plans):
+        made = _stretch(around, module, assigns[first:], period, turns, turns)
+        if made is None:
+            continue
+        changed, stretch = made
+        gain = (turns - 1) * period / STATEMENTS_A_LINE - stretch.cost
+        if stretch.is_regular and gain >= _least(turns, bool(stretch.starts)):
+            scope.body = [changed.get(id(statement), statement) for statement in body]
+            if stretch.arrange():
+                return next(s for s in stretch.write() if isinstance(s, Loop))
+            scope.body = body
+    return None
+
+
+def _least(turns: int, carries: bool) -> float:
+    """Return how many lines a loop must gain."""
+    if not carries:  # one item for each turn, as in a list of scales
+        return LEAST_GAIN if turns < 3 else 0
+    return LEAST_GAIN if turns < MANY else LEAST_OF_MANY
+
+
+def _ways(size: int, period: int) -> list[tuple[int, int]]:
+    """Return the first statement and the number of turns, for each way to divide a stretch."""
+    found = []
+    for first in range(min(2 * period, MAX_ROTATIONS)):
+        turns = (size - first) // period
+        if turns > 1:
+            found.append((first, turns))
+        if turns > 2 and first < 2:
+            found.append((first, turns - 1))
+    return found
+
+
+def _stretch(
+    around: Around, module: ModuleDef, assigns: list[Assign], period: int, turns: int, most: int
+) -> tuple[dict[int, Assign], Stretch] | None:
+    """Return the turns (at most the first `most`) as a stretch, and its statements by the `id` of those they replace.
+
+    None if a turn has other members than another, or if too many numbers differ.
+    """
+    count = min(most, turns)
+    divided = [assigns[n * period : (n + 1) * period] for n in range(count)]
+    naming = _Naming(count)
+    if not all(naming.see(row) for row in zip(*divided)) or len(naming.kinds) > MAX_NUMBERS:
+        return None
+    changed: dict[int, Assign] = {}
+    for statements, names in zip(divided, naming.named):
+        for statement in statements:
+            value = with_names(statement.value, names) if names else statement.value
+            changed[id(statement)] = statement if value is statement.value else replace(statement, value=value)
+    made = [[changed[id(statement)] for statement in statements] for statements in divided]
+    return changed, Stretch(around, made, module, naming.numbers, count < turns)
+
+
+class _Naming:
+    """Gives names to what differs from turn to turn and is no value: numbers, items of lists, a tensor of the module.
+
+    Attributes:
+        numbers: what has a name, by name.
+        named: the names, by the `id` of an expression, for each turn.
+        kinds: the sequences of numbers.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.numbers: dict[str, ast.expr] = {}
+        self.named: list[dict[int, str]] = [{} for _ in range(count)]
+        self.kinds: set[tuple[str, ...]] = set()
+
+    def see(self, row: tuple[Assign, ...]) -> bool:
+        """Name what differs between the same statements of all turns. Returns False if the turns cannot be alike."""
+        for column in zip(*(numbers_of(statement.value) for statement in row)):
+            texts = tuple(map(ast.unparse, column))
+            if len(set(texts)) > 1:
+                if self.count > MANY_SIZES and not is_range(list(map(ast.literal_eval, column))):
+                    return False
+                self.kinds.add(texts)
+                for turn, (text, tree) in enumerate(zip(texts, column)):
+                    self._name(turn, f"%number {text}", tree)
+        for items in zip(*(_members(statement, is_item) for statement in row)):
+            if any(item.member is not items[0].member for item in items):
+                for turn, item in enumerate(items):
+                    self._name(turn, f"%item {'.'.join(item.member.path)}", item)
+        return all(self._see_operands(operands) for operands in zip(*(_operands(statement) for statement in row)))
+
+    def _see_operands(self, operands: tuple[Ref | MemberRef, ...]) -> bool:
+        """Name a tensor of the module that the first turn has where the others have a value."""
+        members = [node.member for node in operands if isinstance(node, MemberRef)]
+        if not members or (len(members) == self.count and all(member is members[0] for member in members)):
+            return True
+        first = operands[0]
+        if len(members) > 1 or not isinstance(first, MemberRef):
+            return False
+        self._name(0, f"%member {'.'.join(first.member.path)}", first)
+        return True
+
+    def _name(self, turn: int, name: str, tree: ast.expr) -> None:
+        self.named[turn][id(tree)] = name
+        self.numbers[name] = tree
+
+
+def _operands(statement: Assign) -> list[Ref | MemberRef]:
+    return [node for node in walk(statement.value) if isinstance(node, (Ref, MemberRef)) and _is_operand(node)]
+
+
+def _members(statement: Assign, fits: Callable[[Member], bool]) -> list[MemberRef]:
+    return [node for node in walk(statement.value) if isinstance(node, MemberRef) and fits(node.member)]
