@@ -27,6 +27,8 @@ from onnxgen.lowering.parameter import initial, role
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
 from onnxgen.lowering.tied import TiedTensors
 from onnxgen.options import Options
+from onnxgen.passes.exporters import is_function_name
+from onnxgen.passes.regular import name_of
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import is_alias, siblings
 from onnxgen.validate.constants import checked
@@ -191,7 +193,8 @@ class Members:
         identity = (scope, dtype, array.shape, content)
         if identity not in self._buffers:
             made = _written(array, dtype)
-            member = Member((*_cleaned(scope), _buffer_name(hint)), made or ast.Constant(None), "buffer", named=False)
+            name = _buffer_name(hint, array)
+            member = Member((*_cleaned(scope), name), made or ast.Constant(None), "buffer", named=False)
             if made is None:
                 self._large[id(member)] = array  # `finish` makes the expression, which needs the final name
             else:
@@ -223,7 +226,7 @@ class Members:
             assert tensor is not None
             path = _cleaned(self._paths.path(name, "", scope) or (name,))
             source = Source.of(tensor, name)
-            build = _written(tensor.numpy(), source.dtype) or ast.Constant(None)  # `finish` fills it in
+            build = _written(tensor.numpy(), source.dtype, is_loaded=True) or ast.Constant(None)  # `finish` fills it in
             named = path not in self._by_path
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
             made.append((scope, known))
@@ -296,10 +299,10 @@ class Members:
         return pairs
 
 
-def _written(array: NDArray[Any], dtype: ir.DataType) -> ast.expr | None:
+def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:
     """Return an expression that makes a constant, and check it. None if the constant is large and has no form."""
-    made = tensor_literal(array, dtype, CPU)
-    return None if made is None else checked(made, array, dtype)
+    made = tensor_literal(array, dtype, CPU, is_loaded)
+    return None if made is None else checked(made, array, dtype, is_loaded)
 
 
 def _used(member: Member, users: Mapping[str, User]) -> MemberRef:
@@ -329,9 +332,11 @@ def _is_to_be_read(member: Member) -> bool:
     return member.kind == "buffer" and isinstance(member.build, ast.Constant)
 
 
-def _buffer_name(hint: str) -> str:
+def _buffer_name(hint: str, array: NDArray[Any] | None = None) -> str:
     last = re.split(r"[./]", hint)[-1]
     is_noise = not last or NOISE.match(hint) or "/" in hint or "output" in last.lower()
+    if array is not None and (is_noise or last == "constant" or is_function_name(last)) and (told := name_of(array)):
+        return told
     return "constant" if is_noise else module_part(identifier(last))
 
 
