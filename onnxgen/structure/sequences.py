@@ -25,7 +25,7 @@ from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.share import share
 
 MIN_USES = 3
-MAX_PARAMETERS = 5
+MAX_PARAMETERS = 6
 ONE_LINE = 48  # characters of layers that stay where they are: they fit one line
 FILLER = len("nn.Identity(), ")  # what stands for a layer that the file lacks
 FRAME = 3  # lines of a class beside those of its layers
