@@ -23,7 +23,7 @@ from tests.support.transformers import (
     hold_back,
     trained,
     transformer,
-)  # fmt: skip
+)
 
 X = torch.randn(BATCH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
 
