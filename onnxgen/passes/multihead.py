@@ -239,7 +239,13 @@ class _Search:
         full = (batch, heads, length, source)
         starts = [_start(p, o, sizes, heads, size) for p, o in zip(known, operands)]
         firsts = [start for start in starts if start is not None]
-        if len(firsts) < 3 or info(self.end.weight).shape != (width, width) or not self._merges(sizes, full, size):
+        inputs = (info(known[0].weight).shape or (0,))[0]
+        if (
+            len(firsts) < 3
+            or inputs != width
+            or info(self.end.weight).shape != (width, width)
+            or not self._merges(sizes, full, size)
+        ):
             return None
         if not sizes.fit_heads(weights.value, full):
             return None

@@ -12,7 +12,18 @@ from torch import Tensor, nn
 
 from tests.ops.harness import run_model, run_onnxruntime
 from tests.support.exported import exported, held
-from tests.support.transformers import BATCH, LENGTH, WIDTH, attention, hold, hold_back, trained, transformer
+from tests.support.transformers import (
+    BATCH,
+    LENGTH,
+    WIDTH,
+    Drawn,
+    Whole,
+    attention,
+    hold,
+    hold_back,
+    trained,
+    transformer,
+)
 
 X = torch.randn(BATCH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -30,6 +41,12 @@ def test_transformers(seed: int) -> None:
 @pytest.mark.parametrize("draw,seed", [(attention, 1), (transformer, 0), (transformer, 2)])
 def test_trained_values_go_back(draw: Any, seed: int, tmp_path: Path) -> None:
     hold_back(draw(seed), tmp_path)
+
+
+def test_initial_values_that_are_stored_once_part(tmp_path: Path) -> None:
+    """An untrained module's biases are zeros, and its norms ones: the file has one tensor for all of them."""
+    model = Whole(nn.Transformer(WIDTH, 2, 1, 2, 20, batch_first=True), {})
+    hold_back(Drawn(model, [X, X[:, 1:]], "legacy-17", "nn.Transformer("), tmp_path)
 
 
 class Padded(nn.Module):

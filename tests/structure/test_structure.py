@@ -490,7 +490,7 @@ def masked(batch: int = 2) -> tuple[Tensor, ...]:
 def test_layers_that_an_exporter_let_share_a_view_are_one_class(case: Case, tmp_path: Path) -> None:
     found = classes(made(Masked, tmp_path, masked, case))
     assert len([name for name in found if "Layer" in name]) == 1
-    assert len([name for name in found if "Attention" in name]) == 1
+    assert not [name for name in found if "Attention" in name], "the attention is torch's own module"
 
 
 class MaskedLayer(nn.Module):

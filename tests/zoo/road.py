@@ -53,13 +53,6 @@ LOSSES = (
         ("weight_norm.weight",),
     ),
     Loss(
-        "cross_attention",
-        "legacy-17-eval",
-        "three matrices are turned, and the bias is cut in three: all stored without names",
-        ("attention.in_proj_bias", *(f"attention.{x}_proj_weight" for x in "qkv")),
-        tuple(f"attention.fc{n}.{key}" for n in (1, 2, 3) for key in ("weight", "bias")),
-    ),
-    Loss(
         "swin",
         "legacy-*-eval",
         "what is looked up in the table of positions is stored instead of table, index and mask",
