@@ -15,7 +15,7 @@ from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.file import METHODS, PYTHONS, check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.statements import Statements
-from onnxgen.validate.values import FileClass, Holder, Leaf, LocalVariables, Node, Once, Unreadable, Value
+from onnxgen.validate.values import FileClass, Holder, Leaf, LocalVariables, Node, Once, Unreadable, Value, divides
 
 CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
 MAX_MODULE_DEPTH = 200  # largest nesting depth of modules
@@ -30,7 +30,8 @@ class Text(Statements):
         classes: those of the network itself; helpers and plugins are only names, as torch's are.
         ties: pairs of paths, (kept, tied).
         began: the number of nodes when `forward` began.
-        parts: for each value that the specification unpacks, into how many. A text may loop over it instead.
+        parts: for each result of `x.unbind()` and its like that the specification unpacks, into how many. A text may
+            loop over it instead.
     """
 
     def __init__(self, tree: ast.Module, specification: Specification) -> None:
@@ -48,7 +49,7 @@ class Text(Statements):
         self.leaves: dict[str, Leaf] = {}
         self.depth = 0
         self.began = 0
-        unpacked = {node.key[1:4:2] for node in self.graph.since(0) if node.key[0] == "part"}
+        unpacked = {node.key[1:4:2] for node in self.graph.since(0) if node.key[0] == "part" and divides(node.key[1])}
         several = Counter(whole for whole, _ in unpacked)
         self.parts = {whole: count for whole, count in unpacked if several[whole] == 1}
         self.containers = {self.graph.dotted(f"nn.{name}"): name for name in CONTAINERS}

@@ -17,6 +17,7 @@ from onnxgen.shapes.dims import Sym
 from onnxgen.shapes.info import Shape
 
 Value = Any
+PARTS = ("unbind", "chunk", "split")
 CONCRETE = (bool, int, float, str, bytes, type(None), type(Ellipsis))
 
 
@@ -159,6 +160,11 @@ def variable(value: str) -> str:
 def is_size(value: Value) -> bool:
     """Return True for a dim: an integer, known or symbolic."""
     return isinstance(value, (int, Sym)) and not isinstance(value, bool)
+
+
+def divides(node: Node) -> bool:
+    """Return True for a call of a method whose result is a tuple of the parts of a tensor."""
+    return node.key[0] == "call" and node.key[1].key[0] == "attribute" and node.key[1].key[2] in PARTS
 
 
 def describe(node: Node, depth: int = 3) -> str:

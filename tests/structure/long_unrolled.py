@@ -80,9 +80,17 @@ def test_drawn_steps(seed: int) -> None:
     held(Drawn(seed), (torch.randn(3, 4), torch.randn(3, 6, 4)), case, keys=False)
 
 
+# the dynamo exporter computes what depends on constants and parameters only, and does not record of which
+COMPUTED = {"lista", "newton", "slots", "smoothing"}
+
+
 @pytest.mark.parametrize("name", sorted(WRITTEN))
 def test_the_dynamo_exporter(name: str) -> None:
-    check(name, "dynamo-18")
+    if name not in COMPUTED:
+        check(name, "dynamo-18")
+        return
+    model, inputs = networks()[name]
+    held(model, inputs, "dynamo-18", keys=False)
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN.keys() - FOLDED))
