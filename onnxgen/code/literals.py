@@ -1,22 +1,23 @@
 """Writes constant tensors as short expressions: `torch.arange(n)`, a causal mask, a repeated table, or the numbers.
 
 Every form equals the array bit for bit: it is exact in every order of evaluation, or the array is compared with the
-same single operation in numpy's IEEE arithmetic. There are no forms for functions that torch may round differently on
-other devices (`linspace`, sines, powers).
+same operations in numpy's IEEE arithmetic, one after the other. There are no forms for functions that torch may round
+differently on other machines (sines, powers).
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.code.points import combined, points, rows, stretches
 from onnxgen.code.quote import OMIT, TORCH_DTYPES, call, literal, quote, shortest
+from onnxgen.code.spaced import spaced
 
 # torch has neither arange nor tril for these types
 PLAIN_ONLY = {d for d in ir.DataType if d.name.startswith(("UINT16", "UINT32", "UINT64", "FLOAT8"))}
@@ -27,10 +28,16 @@ MAX_INLINE_CHARACTERS = 2000  # so do longer texts
 ANY: Any = slice(None)
 
 
-def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) -> ast.expr | None:
+def tensor_literal(
+    array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT, is_loaded: bool = False
+) -> ast.expr | None:
     """Return an expression that makes this constant tensor bit for bit, or None if it is large and has no form.
 
-    `device` is an expression for the tensor's device (default: torch's default device).
+    Args:
+        array: the elements.
+        dtype: of the tensor.
+        device: an expression for the tensor's device (default: torch's default device).
+        is_loaded: the sidecar has the elements, so they may differ where two of torch's kernels do (`linspace`).
     """
     if array.dtype.kind == "c":
         return None
@@ -39,14 +46,14 @@ def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) 
     if TORCH_DTYPES[dtype] == "float32":  # also types that torch lacks
         dtype = ir.DataType.FLOAT
     if array.size:
-        made = _Form(dtype, device).of(array)
+        made = Form(dtype, device, is_loaded).of(array)
         if made is not None:
             return made
     if array.size > MAX_INLINE_ELEMENTS or (array.dtype.kind == "f" and bool(np.isnan(array).any())):
         return None
     if 0 in array.shape:
         return call("torch.empty", tuple(array.shape), dtype=dtype, device=device)
-    return _Form(dtype, device).numbers(array)
+    return Form(dtype, device, is_loaded).numbers(array)
 
 
 def text_literal(items: list[str], shape: tuple[int, ...]) -> ast.expr | None:
@@ -74,11 +81,11 @@ def _has_negative_zero(array: NDArray[Any]) -> bool:
     return array.dtype.kind == "f" and bool((np.signbit(array) & (array == 0)).any())
 
 
-class _Form:
+class Form:
     """The forms of arrays of one type on one device. Methods return None if the array does not have the form."""
 
-    def __init__(self, dtype: ir.DataType, device: Any) -> None:
-        self.dtype, self.device = dtype, device
+    def __init__(self, dtype: ir.DataType, device: Any, is_loaded: bool = False) -> None:
+        self.dtype, self.device, self.is_loaded = dtype, device, is_loaded
 
     def of(self, array: NDArray[Any]) -> ast.expr | None:
         made = self._uniform(array)
@@ -90,23 +97,33 @@ class _Form:
                 first = core[(ANY,) * axis + (slice(0, 1),)]
                 core = first if bool((core == first).all()) else core
         squeezed = core.squeeze()
-        forms: tuple[Callable[[NDArray[Any]], ast.expr | None], ...] = (self._arange, self._counted, self._steps)
-        if squeezed.ndim == 2:
-            forms = (self._eye, self._triangle, self._relative)
-        elif squeezed.ndim != 1:
-            forms = ()
-        for form in forms:
-            made = form(squeezed)
-            if made is not None:
-                return _in_shape(made, core.shape, array.shape)
+        made = self.line(squeezed) if squeezed.ndim == 1 else self._table(squeezed)
+        if made is not None:
+            return _in_shape(made, core.shape, array.shape)
         if core.size < array.size and core.size <= MAX_INLINE_ELEMENTS and not np.isnan(squeezed.astype(float)).any():
             return _in_shape(self.numbers(squeezed), core.shape, array.shape)
         return None
 
-    def numbers(self, array: NDArray[Any]) -> ast.expr:
-        return self._call("torch.tensor", literal(_nested(array.tolist(), self.dtype)), implied=_implied(array))
+    def line(self, array: NDArray[Any]) -> ast.expr | None:
+        """Return an expression for a vector."""
+        return self._arange(array) or spaced(array, self) or self._steps(array) or stretches(array, self)
 
-    def _call(self, function: str, *args: Any, implied: ir.DataType) -> ast.expr:
+    def _table(self, array: NDArray[Any]) -> ast.expr | None:
+        made = self._eye(array) or self._triangle(array) or self._relative(array) if array.ndim == 2 else None
+        return made or points(array, self) or rows(array, self) or combined(array, self)
+
+    def of_type(self, dtype: ir.DataType) -> Form:
+        """Return the forms of another type."""
+        return Form(dtype, self.device, self.is_loaded)
+
+    def number(self, value: Any) -> Any:
+        """Return an element as a person writes it."""
+        return _nested(value.item(), self.dtype)
+
+    def numbers(self, array: NDArray[Any]) -> ast.expr:
+        return self.call("torch.tensor", literal(_nested(array.tolist(), self.dtype)), implied=_implied(array))
+
+    def call(self, function: str, *args: Any, implied: ir.DataType) -> ast.expr:
         return call(function, *args, dtype=OMIT if self.dtype == implied else self.dtype, device=self.device)
 
     def _uniform(self, array: NDArray[Any]) -> ast.expr | None:
@@ -114,9 +131,9 @@ class _Form:
         if array.size < 2 or not bool((array == first).all()) or _has_negative_zero(array):
             return None
         if self.dtype != ir.DataType.BOOL and first in (0, 1):
-            return self._call(f"torch.{'ones' if first else 'zeros'}", *array.shape, implied=ir.DataType.FLOAT)
+            return self.call(f"torch.{'ones' if first else 'zeros'}", *array.shape, implied=ir.DataType.FLOAT)
         value = _nested(first.item(), self.dtype)
-        return self._call("torch.full", tuple(array.shape), value, implied=_implied(array))
+        return self.call("torch.full", tuple(array.shape), value, implied=_implied(array))
 
     # ---- one axis
 
@@ -135,22 +152,7 @@ class _Form:
         if not bool((array == np.arange(array.size) * step + start).all()):
             return None
         bounds = (stop,) if (start, step) == (0, 1) else (start, stop) if step == 1 else (start, stop, step)
-        return self._call("torch.arange", *bounds, implied=ir.DataType.INT64)
-
-    def _counted(self, array: NDArray[Any]) -> ast.expr | None:
-        """`torch.arange(n) * scale`, or `(torch.arange(n) + 0.5) * scale`: one product, rounded once."""
-        if self.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or array.size >= WHOLE[self.dtype]:
-            return None
-        counts = self._call("torch.arange", array.size, implied=ir.DataType.FLOAT)  # times a float it is of that type
-        for offset in (0, 0.5):
-            scale = array[1] if offset == 0 else array[0] * 2
-            numbers = (np.arange(array.size) + offset).astype(array.dtype)
-            with np.errstate(over="ignore"):
-                is_product = np.isfinite(scale) and bool((numbers * scale == array).all())
-            if is_product:
-                template = "x * s" if offset == 0 else "(x + 0.5) * s"
-                return quote(template, x=counts, s=_nested(scale.item(), self.dtype))
-        return None
+        return self.call("torch.arange", *bounds, implied=ir.DataType.INT64)
 
     def _steps(self, array: NDArray[Any]) -> ast.expr | None:
         """`torch.arange(n) // k` and `torch.arange(n) % k`: rows and columns of a grid."""
@@ -160,7 +162,7 @@ class _Form:
         period = int(np.argmax(array != 0)) if array[1] == 0 else int(np.argmax(array != counts))
         if period < 2:
             return None
-        made = self._call("torch.arange", array.size, implied=ir.DataType.INT64)
+        made = self.call("torch.arange", array.size, implied=ir.DataType.INT64)
         if bool((array == counts // period).all()):
             return quote("x // k", x=made, k=period)
         return quote("x % k", x=made, k=period) if bool((array == counts % period).all()) else None
@@ -172,7 +174,7 @@ class _Form:
         if not bool((matrix == np.eye(rows, columns, dtype=matrix.dtype)).all()):
             return None
         sides = (rows,) if rows == columns else (rows, columns)
-        return self._call("torch.eye", *sides, implied=ir.DataType.FLOAT)
+        return self.call("torch.eye", *sides, implied=ir.DataType.FLOAT)
 
     def _triangle(self, matrix: NDArray[Any]) -> ast.expr | None:
         """One number on one side of a diagonal, zeros on the other: `torch.ones(n, n).tril()`."""
@@ -188,10 +190,10 @@ class _Form:
         if not bool((matrix == np.where(cut(np.ones(matrix.shape, bool), diagonal), filled, 0)).all()):
             return None
         if self.dtype == ir.DataType.BOOL or filled == 1:
-            whole = self._call("torch.ones", rows, columns, implied=ir.DataType.FLOAT)
+            whole = self.call("torch.ones", rows, columns, implied=ir.DataType.FLOAT)
         else:
             value = _nested(filled.item(), self.dtype)
-            whole = self._call("torch.full", (rows, columns), value, implied=_implied(matrix))
+            whole = self.call("torch.full", (rows, columns), value, implied=_implied(matrix))
         return quote(f"x.{name}(d)" if diagonal else f"x.{name}()", x=whole, d=diagonal)
 
     def _relative(self, matrix: NDArray[Any]) -> ast.expr | None:

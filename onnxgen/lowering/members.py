@@ -217,7 +217,7 @@ class Members:
             assert tensor is not None
             path = _cleaned(self._paths.path(name, "", scope) or (name,))
             source = Source.of(tensor, name)
-            build = _written(tensor.numpy(), source.dtype) or ast.Constant(None)  # `finish` fills it in
+            build = _written(tensor.numpy(), source.dtype, is_loaded=True) or ast.Constant(None)  # `finish` fills it in
             named = path not in self._by_path
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
             made.append((scope, known))
@@ -290,10 +290,10 @@ class Members:
         return pairs
 
 
-def _written(array: NDArray[Any], dtype: ir.DataType) -> ast.expr | None:
+def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:
     """Return an expression that makes a constant, and check it. None if the constant is large and has no form."""
-    made = tensor_literal(array, dtype, CPU)
-    return None if made is None else checked(made, array, dtype)
+    made = tensor_literal(array, dtype, CPU, is_loaded)
+    return None if made is None else checked(made, array, dtype, is_loaded)
 
 
 def _used(member: Member, users: Mapping[str, User]) -> MemberRef:

@@ -124,6 +124,8 @@ class Rules:
             return False
         if value not in self.reach.sure or STILL.has(value):
             return None
+        if any(_op(node) == "Conv" and i == 1 for node, i in _uses(value)) and _counts(tensor):
+            return False
         if kind == "PARAMETER":
             return True
         path = param_path(folded_from(value) or name)
@@ -136,6 +138,8 @@ class Rules:
             return True
         if kind == "BUFFER":
             return False
+        if kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None:
+            return None  # of constants, or of a parameter of the root
         return self._by_elements(value, tensor, path)
 
     def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[ir.Node, int]]) -> bool:
@@ -163,7 +167,9 @@ class Rules:
         ):
             return True  # LoRA's second matrix before training
         fresh = self.has_state and not self.is_recorded and _is_row(tensor) and _elements(tensor) in ({0.0}, {1.0})
-        return True if fresh else not _follows(tensor)
+        if fresh or not _follows(tensor):
+            return None if not fresh and _may_follow(tensor) else True
+        return False
 
 
 def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
@@ -182,20 +188,23 @@ def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bo
         return False
     matrix = stored(product.inputs[1])
     columns = matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size
-    return columns and not _follows(matrix)  # type: ignore[arg-type]
+    return columns and not _follows(matrix) and not _may_follow(matrix)  # type: ignore[arg-type]
 
 
-def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value], depth: int = 8) -> bool:
-    """Return True if a network input is shifted or divided by a tensor before anything else."""
-    if _op(node) not in ("Sub", "Div") or node.inputs[1] is not value:
-        return False
-    data = node.inputs[0]
-    while data is not None and data not in inputs and depth:
-        maker, depth = data.producer(), depth - 1
-        if maker is None or not (is_a(maker, VIEW) or _op(maker) in ("Cast", "Sub", "Div")):
-            return False
-        data = maker.inputs[0]
-    return data in inputs
+def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
+    """Return True if network inputs are shifted or divided by a tensor before anything else."""
+    scales = _op(node) in ("Sub", "Div") and node.inputs[1] is value
+    return scales and _is_input(node.inputs[0], inputs, 8)
+
+
+def _is_input(data: ir.Value | None, inputs: set[ir.Value], depth: int) -> bool:
+    maker = None if data is None else data.producer()
+    if data in inputs or maker is None or not depth:
+        return data in inputs
+    if _op(maker) == "Concat":
+        return all(_is_input(v, inputs, depth - 1) for v in maker.inputs)
+    passes = is_a(maker, VIEW) or _op(maker) in ("Cast", "Sub", "Div")
+    return passes and _is_input(maker.inputs[0], inputs, depth - 1)
 
 
 def _is_row(tensor: ir.TensorProtocol) -> bool:
@@ -227,6 +236,26 @@ def _follows(tensor: ir.TensorProtocol) -> bool:
     factors = numbers[1:] / numbers[:-1] * (numbers[0] / numbers[1])
     near = 32 * np.finfo(tensor.dtype.numpy()).eps
     return numbers[0] != numbers[1] and bool((factors < 1 + near).all() and (factors > 1 - near).all())
+
+
+def _may_follow(tensor: ir.TensorProtocol) -> bool:
+    """Return True if a tensor may be a rounded progression, the points of a grid, or a table of sines."""
+    some = _numbers(tensor)[:MAX_EXAMINED_ELEMENTS]
+    if some.size < 4 or not np.isfinite(some).all() or some.min() == some.max():
+        return False
+    if _is_row(tensor):
+        return bool(np.ptp(np.diff(some)) < 0.05 * np.ptp(some) / some.size)
+    if np.unique(some).size <= some.size // 2:
+        return True
+    columns = next(n for n in reversed(tensor.shape.numpy()) if n != 1)
+    rows = some[columns : 5 * columns].reshape(-1, columns)
+    if len(rows) < 4:
+        return False
+    return bool((np.abs((rows[0] + rows[2]) * rows[2] - (rows[1] + rows[3]) * rows[1]) < 0.01).all())
+
+
+def _counts(tensor: ir.TensorProtocol) -> bool:
+    return _is_row(tensor) and tensor.size >= 4 and np.array_equal(_numbers(tensor), range(tensor.size))
 
 
 def _masks(numbers: NDArray[np.float64]) -> bool:

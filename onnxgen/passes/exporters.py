@@ -11,6 +11,8 @@ import re
 
 import onnx_ir as ir
 
+from onnxgen.weights.stored import folded_names
+
 # The dynamo exporter, on each initializer: "PARAMETER", "BUFFER", ...
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 # The dynamo exporter, on each initializer: "False" for a buffer that the state dict does not have.
@@ -25,11 +27,26 @@ _GENERATED = re.compile(r"reorder|\w+_token_\d+|val_\d+")
 # Names of tensors with a folded BatchNorm: the legacy exporter's weights, the bias that the dynamo exporter adds to a
 # layer without one, and tf2onnx's weights.
 _FOLDED_NORM = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")
+# Names that the dynamo exporter gives to values which no parameter is: torch's functions, numbered.
+_COMPUTED = re.compile(
+    r"(val|(c_)?lifted_tensor|arange|zeros|ones|full|eye|linspace|(zeros|ones|full)_like|scalar_tensor|empty|add|sub|mul|"
+    r"div|rsub|neg|pow|sqrt|rsqrt|exp|log|sin|cos|abs|floor|floor_divide|remainder|clamp|round|reciprocal|"
+    r"_?(unsafe_)?view|reshape|unsqueeze|squeeze|expand|permute|transpose|stack|cat|repeat|tile|slice|select|flip|roll|"
+    r"flatten|getitem|index|index_select|convert_element_type|_?to_copy|clone|alias|detach|lift_fresh_copy|tril|triu|"
+    r"where|eq|ne|lt|gt|le|ge|logical_(not|and|or)|bitwise_(not|and|or)|constant_pad_nd|meshgrid|cumsum)"
+    r"(_default)?(_\d+)?"
+)
 
 
 def may_be_root_name(name: str) -> bool:
     """True if a name without a dot may be that of a parameter or buffer of the root module (`temperature`)."""
     return re.fullmatch(r"[A-Za-z_]\w*", name) is not None and not _GENERATED.fullmatch(name)
+
+
+def is_made_of_constants(value: ir.Value) -> bool:
+    """True if the dynamo exporter recorded that it computed a tensor from such values only."""
+    names = folded_names(value)
+    return bool(names) and all(map(_COMPUTED.fullmatch, names))
 
 
 def is_by_dynamo(graph: ir.Graph) -> bool:

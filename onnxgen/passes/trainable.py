@@ -11,12 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.graph.annotations import BLOCKED, KEEPS_STATE, KEPT, PRODUCER, RECORDED, ROOT, STILL, TRAINABLE, is_trained
@@ -27,11 +24,12 @@ from onnxgen.graph.gradients import reason
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
 from onnxgen.options import Options
-from onnxgen.passes.exporters import KIND, PERSISTENT, is_by_dynamo, may_be_root_name
+from onnxgen.passes.exporters import KIND, PERSISTENT, is_by_dynamo, is_made_of_constants, may_be_root_name
+from onnxgen.passes.regular import is_expectation, is_fresh, rule_of
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
-from onnxgen.weights.stored import folded_from, is_uniform, leading, stored
+from onnxgen.weights.stored import folded_from, stored
 
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
@@ -160,6 +158,8 @@ def _decide(
     if not reached:
         return False, STILL.get(value) or "no gradient reaches it from an output"
     kind = value.metadata_props.get(KIND)
+    if is_expectation(tensor) and any(_op(node) == "Conv" and i == 1 for node, i in _slots(value)):
+        return False, "a kernel of the numbers 0, 1, 2, ..."
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
     if _says_not_affine(value, graph):
@@ -174,6 +174,8 @@ def _decide(
         return False, "the exporter recorded it as a buffer"
     if any(_is_bias(use.node, use.idx, tensor) for use in value.uses()):
         return True, "the bias of a product with a weight"
+    if kind is None and RECORDED.get(graph) and is_made_of_constants(value):
+        return False, "the exporter computed it, and not from a parameter"
     path = param_path(folded_from(value) or name)
     named = path is not None or ROOT.has(value)
     if not named and tensor.size == 1:
@@ -183,9 +185,9 @@ def _decide(
             return False, "the mean or standard deviation of the input"
         if any(known(node).matrix == i for node, i in _slots(value)) and not tensor.numpy().any():
             return True, "a matrix of zeros that multiplies, as LoRA's second one begins"
-        form = _form(tensor)
-        if form and not (keeps_state and not RECORDED.get(graph) and _is_fresh(tensor)):
-            return False, form
+        rule = rule_of(tensor)
+        if rule is not None and not (keeps_state and not RECORDED.get(graph) and is_fresh(tensor)):
+            return False, rule.reason
     return True, f"parameter {name}" if named else "a gradient reaches it from an output"
 
 
@@ -213,7 +215,7 @@ def _is_bias(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
     operand = node.inputs[1 - index]
     product = None if operand is None else operand.producer()
     matrix = stored(product.inputs[1]) if product is not None and _op(product) == "MatMul" else None
-    return matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size and not _form(matrix)
+    return matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size and rule_of(matrix) is None
 
 
 def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
@@ -226,52 +228,17 @@ def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
 
 
 def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
-    """True if `node` subtracts `value` from a graph input or divides it by `value`, perhaps after other such steps."""
-    data = node.inputs[0] if node.inputs[1] is value else None
+    """True if `node` subtracts `value` from graph inputs or divides them by `value`, perhaps after other such steps."""
+    data = {node.inputs[0]} if node.inputs[1] is value else set()
     for _ in range(8):
-        if data is None or data in inputs:
-            return data is not None
-        producer = data.producer()
-        if producer is None or not (is_a(producer, VIEW) or _op(producer) in ("Cast", "Sub", "Div")):
+        if data <= inputs:
+            return bool(data)
+        makers = {v.producer() for v in data - inputs if v is not None}
+        if None in data or not all(m and (is_a(m, VIEW) or _op(m) in ("Cast", "Sub", "Div", "Concat")) for m in makers):
             return False
-        data = producer.inputs[0]
+        data &= inputs
+        data.update(v for m in makers if m for v in (m.inputs if _op(m) == "Concat" else m.inputs[:1]))
     return False
-
-
-def _form(tensor: ir.TensorProtocol) -> str:
-    """Return the kind of constant that the elements of a tensor of rank >= 1 show; "" if it looks like a weight."""
-    if tensor.size < 2:
-        return ""
-    if np.unique(leading(tensor, 4096)).size <= 4 and _is_mask(tensor.numpy().reshape(-1)):
-        return "a mask (only 0, 1 and one number of at most -100, such as -inf)"
-    if tensor.size < 3 or max(tensor.shape.numpy()) != tensor.size:  # not a vector
-        return ""
-    flat = tensor.numpy().reshape(-1)
-    steps = np.diff(flat.astype(np.float64))
-    if steps[0] != 0 and (steps == steps[0]).all():
-        return "evenly spaced numbers"
-    if tensor.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _is_geometric(flat):
-        return "a geometric progression (the frequencies of a positional encoding)"
-    return ""
-
-
-def _is_fresh(tensor: ir.TensorProtocol) -> bool:
-    """True for a vector of ones or zeros, as in a new layer. It is not a mask if a file stores constants separately."""
-    return is_uniform(tensor) and tensor.numpy().flat[0] in (0, 1)
-
-
-def _is_mask(flat: NDArray[Any]) -> bool:
-    low = flat.min() if bool((flat == 0).any()) else np.finfo(np.float16).min  # Swin's is -100, BERT's was -10000
-    lowest = np.finfo(np.float32).min
-    return bool(((flat == 0) | (flat == 1) | (flat <= lowest) | ((flat == low) & (flat <= -100))).all())
-
-
-def _is_geometric(flat: NDArray[Any]) -> bool:
-    """True for positive numbers with one constant ratio other than 1, to the precision of their type."""
-    if not bool((flat > 0).all()):
-        return False
-    ratios = flat[1:].astype(np.float64) / flat[:-1]
-    return bool(ratios[0] != 1 and (np.abs(ratios / ratios[0] - 1) < 32 * np.finfo(flat.dtype).eps).all())
 
 
 def add_used(graph: ir.Graph, taken: set[ir.Value]) -> None:

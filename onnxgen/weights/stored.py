@@ -137,21 +137,22 @@ _VIEW_NAME = re.compile(
 )
 
 
+def folded_names(value: ir.Value) -> list[str]:
+    """Return the names of all tensors that torch's dynamo exporter recorded as those an initializer was folded from."""
+    try:
+        names = ast.literal_eval(value.metadata_props.get("pkg.onnxscript.optimizer.folded_from", "[]"))
+    except (ValueError, SyntaxError):
+        return []
+    return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else []
+
+
 def folded_from(value: ir.Value) -> str:
     """Return the parameter that an initializer is a folded copy of (transposed, say), if torch's dynamo exporter
     records it.
 
-    The exporter lists the names of all folded tensors. Names of constants have no dot.
+    Names of constants have no dot.
     """
-    text = value.metadata_props.get("pkg.onnxscript.optimizer.folded_from")
-    if text is None:
-        return ""
-    try:
-        names = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return ""
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        return ""
+    names = folded_names(value)
     dotted = names if len(names) == 1 else [n for n in names if "." in n]
     return dotted[0] if len(dotted) == 1 else ""
 

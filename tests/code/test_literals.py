@@ -39,6 +39,17 @@ def causal(n: int, value: float, dtype: Any = F) -> np.ndarray[Any, Any]:
     return np.where(np.triu(np.ones((n, n), bool), 1), value, 0).astype(dtype)
 
 
+def centres(h: int, w: int, stride: float = 1, offset: float = 0.5) -> np.ndarray[Any, Any]:
+    """The points of a feature map as detectors have them, x before y."""
+    y, x = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
+    return ((torch.stack([x, y], -1).reshape(-1, 2).float() + offset) * stride).numpy()
+
+
+PIXELS = (2 * torch.arange(28) + 1) / 28 - 1
+ALIBI = 2.0 ** -np.arange(1, 5, dtype=F)
+LEVELS = np.concatenate([centres(8, 4, 8), centres(4, 2, 16)])
+
+
 def window(h: int, w: int) -> np.ndarray[Any, Any]:
     """torchvision's way to write it."""
     y, x = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
@@ -64,7 +75,42 @@ FORMS: list[tuple[Any, str | None]] = [
     (np.arange(64) % 8, "torch.arange(64) % 8"),
     (np.arange(40, dtype=F) * F(0.1), "torch.arange(40) * 0.1"),
     ((np.arange(40, dtype=F) + F(0.5)) * F(0.025), "(torch.arange(40) + 0.5) * 0.025"),
+    (torch.linspace(0, 1, 12).numpy(), "torch.linspace(0.0, 1.0, 12)"),
+    (torch.linspace(0.5, -3, 33).numpy(), "torch.linspace(0.5, -3.0, 33)"),
+    ((torch.arange(40) / 40).numpy(), "torch.arange(40) / 40"),
+    (((torch.arange(7) + 0.5) / 7).numpy(), "(torch.arange(7) + 0.5) / 7"),
+    (PIXELS.numpy(), "(2 * torch.arange(28) + 1) / 28 - 1.0"),
+    ((torch.arange(50) * 0.3 + 0.7).numpy(), "torch.arange(50) * 0.3 + 0.7"),
+    (np.arange(40) / 40, "torch.arange(40, dtype=torch.float64) / 40"),
     (np.linspace(0, 1, 40, dtype=F) ** 2, None),
+    (centres(3, 4, 8), "(torch.cartesian_prod(torch.arange(3), torch.arange(4)).flip(-1) + 0.5) * 8"),
+    (centres(3, 4, 8, 0), "torch.cartesian_prod(torch.arange(3), torch.arange(4)).flip(-1) * 8.0"),
+    (centres(5, 5, 1, 0), "torch.cartesian_prod(torch.arange(5), torch.arange(5)).flip(-1).float()"),
+    (centres(5, 5, 1, 0).astype(L), "torch.cartesian_prod(torch.arange(5), torch.arange(5)).flip(-1)"),
+    (
+        LEVELS.T[None],
+        "torch.cat([(torch.cartesian_prod(torch.arange(8), torch.arange(4)).flip(-1) + 0.5) * 8, "
+        "(torch.cartesian_prod(torch.arange(4), torch.arange(2)).flip(-1) + 0.5) * 16]).T[None]",
+    ),
+    (
+        centres(6, 7).reshape(6, 7, 2)[..., ::-1],
+        "(torch.cartesian_prod(torch.arange(6), torch.arange(7)) + 0.5).reshape(6, 7, 2)",
+    ),
+    (
+        np.stack(np.meshgrid(PIXELS.numpy(), np.arange(3, dtype=F))),
+        "torch.cartesian_prod(torch.tensor([0.0, 1.0, 2.0]), (2 * torch.arange(28) + 1) / 28 - 1.0)"
+        ".flip(-1).T.reshape(2, 3, 28)",
+    ),
+    (
+        np.repeat(np.array([8, 16, 32], F), [64, 16, 4]),
+        "torch.tensor([8.0, 16.0, 32.0]).repeat_interleave(torch.tensor([64, 16, 4]))",
+    ),
+    (np.repeat([3, 5], 40), "torch.tensor([3, 5]).repeat_interleave(40)"),
+    (np.eye(9, dtype=F) * F(0.1), "torch.eye(9) * 0.1"),
+    (np.eye(8, dtype=F)[[3, 1, 1, 7, 0]], "torch.eye(8)[torch.tensor([3, 1, 1, 7, 0])]"),
+    (np.arange(8)[:, None] - np.arange(8), "torch.arange(8)[:, None] - torch.arange(8)"),
+    (np.arange(8)[:, None] * 8 + np.arange(8), "torch.arange(0, 64, 8)[:, None] + torch.arange(8)"),
+    (ALIBI[:, None] * np.arange(16, dtype=F), "torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * torch.arange(16)"),
     (np.tril(np.ones((9, 9), bool))[None, None], "torch.ones(9, 9, dtype=torch.bool).tril()[None, None]"),
     (np.tril(np.ones((9, 9), F), -2), "torch.ones(9, 9).tril(-2)"),
     (np.triu(np.ones((9, 7), F), 2), "torch.ones(9, 7).triu(2)"),
@@ -114,6 +160,14 @@ def arrays(draw: Any) -> np.ndarray[Any, Any]:
                 np.arange(n * m) // m * step,
                 np.broadcast_to(np.arange(m) * step, (n, 3, m)),
                 np.full((n, m), value),
+                torch.linspace(start, start + step * m, n * m).numpy(),
+                (torch.arange(n * m) + 0.5).numpy() / m * step + start,
+                centres(n, m, step, start),
+                np.concatenate([centres(n, m, step), centres(m, n, start)]).T,
+                np.add.outer(np.arange(n) * step, np.arange(m)),
+                np.multiply.outer(np.arange(n) * F(step), np.arange(m, dtype=F)),
+                np.eye(m)[np.arange(n) % m] * step,
+                np.repeat(np.arange(n) * step, np.arange(n) + m),
             ]
         )
     )
