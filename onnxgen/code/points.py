@@ -1,4 +1,4 @@
-"""Writes tables as expressions of torch: the points of a grid, rows with one number each, sums and products of vectors."""
+"""Writes tables as expressions: the points of a grid, rows with one number each, sums and products of vectors."""
 
 from __future__ import annotations
 
@@ -140,13 +140,12 @@ def rows(array: Array, form: Form) -> ast.expr | None:
 
 
 def combined(array: Array, form: Form) -> ast.expr | None:
-    """`torch.arange(h)[:, None] * w + torch.arange(w)`: vectors along the axes, added, or multiplied if there are two."""
+    """`torch.arange(h)[:, None] - torch.arange(w)`: vectors along the axes, added, or multiplied if there are two."""
     if form.dtype not in TYPES or array.size <= FEW or not 2 <= array.ndim <= 4 or not np.isfinite(array).all():
         return None
     if form.dtype == ir.DataType.FLOAT and not bool((array == np.rint(array)).all() and np.abs(array).max() < 1 << 22):
         return _product(array, form) if array.ndim == 2 else None
-    zero = (0,) * array.ndim
-    lines = [array[(*zero[:axis], slice(None), *zero[axis + 1 :])] for axis in range(array.ndim)]
+    lines = [np.moveaxis(array, axis, -1).reshape(-1, n)[0] for axis, n in enumerate(array.shape)]
     lines = [line - line[0] if axis else line for axis, line in enumerate(lines)]
     shaped = [line.reshape((-1,) + (1,) * (array.ndim - 1 - axis)) for axis, line in enumerate(lines)]
     if not np.array_equal(reduce(np.add, shaped), array):

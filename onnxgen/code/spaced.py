@@ -1,8 +1,8 @@
-"""Writes evenly spaced floats as one expression of torch: `torch.linspace(0.0, 1.0, 9)`, `(torch.arange(8) + 0.5) / 8`.
+"""Writes evenly spaced floats as one expression: `torch.linspace(0.0, 1.0, 9)`, `(torch.arange(8) + 0.5) / 8`.
 
-Each operation on the counts is IEEE arithmetic, which torch and numpy round alike. `torch.linspace` is not one operation:
-torch multiplies and adds at once where the processor can. So it is written where both ways give the same bits, or where
-the bits are loaded from the sidecar anyway.
+Each operation on the counts is IEEE arithmetic, which torch and numpy round alike. `torch.linspace` is two of them, and
+torch rounds them together on some processors. So it is written where both ways give the same bits, or where the bits
+are loaded from the sidecar anyway.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def spaced(array: NDArray[Any], form: Form) -> ast.expr | None:
 def _linspace(array: NDArray[Any], form: Form) -> Iterator[tuple[int, ast.expr]]:
     if form.dtype != ir.DataType.FLOAT:
         return
-    ends = [shortest(float(x)) for x in array[[0, -1]]]
-    ways = [linspace(*ends, array.size, fused) for fused in (False, True)]
+    start, end = (shortest(float(x)) for x in array[[0, -1]])
+    ways = [linspace(start, end, array.size, fused) for fused in (False, True)]
     same = [way == array for way in ways]
     if (same[0] & same[1]).all() or (form.is_loaded and (same[0] | same[1]).all()):
         made = form.call("torch.linspace", *map(form.number, array[[0, -1]]), array.size, implied=ir.DataType.FLOAT)
-        yield _cost(*ends), made
+        yield _cost(start, end), made
 
 
 def _multiples(array: NDArray[Any], step: float, form: Form) -> Iterator[tuple[int, ast.expr]]:

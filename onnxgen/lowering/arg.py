@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import literal, quote, shortest
 from onnxgen.errors import INFER
 from onnxgen.graph.annotations import is_trained
+from onnxgen.lowering.parameter_paths import NOISE
+from onnxgen.passes.exporters import is_function_name
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import Info, Shape
 from onnxgen.weights.provenance import Source
@@ -101,6 +104,17 @@ class Arg:
             return literal(self.info.data.flat[0]) if self.info.data.size == 1 else None
         scalar = self.scalar
         return None if scalar is None else literal(scalar)
+
+    @property
+    def uniform(self) -> float | None:
+        """The float that all elements are, if they are known and equal, and the tensor has no name of its own."""
+        is_nameless = NOISE.match(self.name) or "/" in self.name or is_function_name(self.name)
+        constant = self.constant if is_nameless else None
+        if constant is None or constant.size == 0 or constant.dtype.kind != "f":
+            return None
+        first = constant.reshape(-1)[0]
+        is_one = bool((constant == first).all()) and bool((np.signbit(constant) == np.signbit(first)).all())
+        return shortest(first.item(), self.dtype) if is_one else None
 
     @property
     def scalar(self) -> float | int | None:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.module_def import Assign, Statement, User
-from onnxgen.code.quote import MemberRef, Ref, call, quote
+from onnxgen.code.quote import MemberRef, Ref, call, literal, quote
 from onnxgen.common.names import FileText, local, printable, sentence
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.graph.annotations import SCOPE, is_trained
@@ -221,7 +221,8 @@ class Builder:
     def numbers(self, *args: Arg) -> list[Any]:
         """Return operands of an elementwise operator, with one-element constants as Python numbers if that is the same.
 
-        At least one operand stays a tensor, and a number never lowers the rank of the result.
+        At least one operand stays a tensor, and a number never lowers the rank of the result. In arithmetic, a constant
+        of equal elements is a number, too, if another operand has the shape of the result.
         """
         ranks = [a.rank for a in args]
         best = max((r for a, r in zip(args, ranks) if r is not None and a.number is None), default=-1)
@@ -229,9 +230,14 @@ class Builder:
         if best < 0 and None not in ranks:  # all are numbers: one of the highest rank stays a tensor
             best = max(r for r in ranks if r is not None)
             kept = ranks.index(best)
+        shape = self.out().shape
+        is_sum = self.node.op_type in ("Add", "Sub", "Mul", "Div")
+        is_whole = is_sum and shape is not None and any(a.shape == shape and a.uniform is None for a in args)
         operands: list[Any] = []
         for i, (arg, rank) in enumerate(zip(args, ranks)):
             number = arg.number if rank is not None and rank <= best and i != kept else None
+            if number is None and is_whole and arg.uniform is not None:
+                number = literal(arg.uniform)
             operands.append(arg if number is None else number)
         return operands
 

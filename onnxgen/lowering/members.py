@@ -27,6 +27,8 @@ from onnxgen.lowering.parameter import initial, role
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
 from onnxgen.lowering.tied import TiedTensors
 from onnxgen.options import Options
+from onnxgen.passes.exporters import is_function_name
+from onnxgen.passes.regular import name_of
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import is_alias, siblings
 from onnxgen.validate.constants import checked
@@ -187,7 +189,8 @@ class Members:
         identity = (scope, dtype, array.shape, content)
         if identity not in self._buffers:
             made = _written(array, dtype)
-            member = Member((*_cleaned(scope), _buffer_name(hint)), made or ast.Constant(None), "buffer", named=False)
+            name = _buffer_name(hint, array)
+            member = Member((*_cleaned(scope), name), made or ast.Constant(None), "buffer", named=False)
             if made is None:
                 self._large[id(member)] = array  # `finish` makes the expression, which needs the final name
             self._buffers[identity] = self._register(member), array
@@ -323,9 +326,11 @@ def _is_to_be_read(member: Member) -> bool:
     return member.kind == "buffer" and isinstance(member.build, ast.Constant)
 
 
-def _buffer_name(hint: str) -> str:
+def _buffer_name(hint: str, array: NDArray[Any] | None = None) -> str:
     last = re.split(r"[./]", hint)[-1]
     is_noise = not last or NOISE.match(hint) or "/" in hint or "output" in last.lower()
+    if array is not None and (is_noise or last == "constant" or is_function_name(last)) and (told := name_of(array)):
+        return told
     return "constant" if is_noise else module_part(identifier(last))
 
 

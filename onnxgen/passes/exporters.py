@@ -46,7 +46,12 @@ def may_be_root_name(name: str) -> bool:
 def is_made_of_constants(value: ir.Value) -> bool:
     """True if the dynamo exporter recorded that it computed a tensor from such values only."""
     names = folded_names(value)
-    return bool(names) and all(map(_COMPUTED.fullmatch, names))
+    return bool(names) and all(map(is_function_name, names))
+
+
+def is_function_name(name: str) -> bool:
+    """True if a name is one that the dynamo exporter gives to the result of a function."""
+    return _COMPUTED.fullmatch(name) is not None
 
 
 def is_by_dynamo(graph: ir.Graph) -> bool:

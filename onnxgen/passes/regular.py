@@ -72,6 +72,27 @@ def _of_vector(tensor: ir.TensorProtocol) -> Rule | None:
     return GEOMETRIC if tensor.dtype in PRECISE and _is_geometric(flat) else None
 
 
+def name_of(array: NDArray[Any]) -> str:
+    """Return a name for a constant, if its elements tell what it is; else ""."""
+    if array.dtype.kind not in "bf" or array.size < 8 or bool((array == array.flat[0]).all()):
+        return ""
+    rule = rule_of(ir.tensor(array.astype(np.float32) if array.dtype.kind == "b" else array))
+    flat, table = array.reshape(-1), np.squeeze(array)
+    if rule is GEOMETRIC:  # 1, 1 / base ** (2 / d), ...
+        return rule.name if flat[0] == 1 and flat[1] < 1 else ""
+    if rule is MASK and not flat.min() <= -100:
+        return rule.name if _is_triangle(table) else ""
+    return rule.name if rule is not None else "strides" if _are_strides(table) else ""
+
+
+def _are_strides(table: NDArray[Any]) -> bool:
+    """True for powers of two, each many times: the strides of a detector's feature maps."""
+    if table.ndim != 1 or table.size < 16 or not bool((table[1:] >= table[:-1]).all()):
+        return False
+    numbers = np.unique(table)
+    return 2 <= numbers.size <= 8 and bool((numbers == 2.0 ** np.rint(np.log2(np.maximum(numbers, 1)))).all())
+
+
 def is_fresh(tensor: ir.TensorProtocol) -> bool:
     """True for a vector of ones or zeros, as in a new layer. It is not a mask if a file stores constants separately."""
     return is_uniform(tensor) and tensor.numpy().flat[0] in (0, 1)
