@@ -32,6 +32,7 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
+_BEFORE_SCALING = ("Cast", "Sub", "Div", "Concat", "Slice", "Split", "Gather")  # of columns of the input
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 
@@ -69,6 +70,7 @@ def _note_kept(graph: ir.Graph) -> None:
     """
     for value in stored_values(graph):
         named = param_path(value.name or "") is not None or ROOT.has(value)
+        named = named or (value.metadata_props.get(KIND) == "BUFFER" and PERSISTENT in value.metadata_props)
         if named and value.metadata_props.get(PERSISTENT) != "False":
             KEPT.set(value, not is_trained(value))
     for node in all_nodes(graph):
@@ -188,6 +190,8 @@ def _decide(
         rule = rule_of(tensor)
         if rule is not None and not (keeps_state and not RECORDED.get(graph) and is_fresh(tensor)):
             return False, rule.reason
+    if named and keeps_state and not RECORDED.get(graph) and is_fresh(tensor):
+        return True, f"parameter {name} (equal numbers: it may be a buffer)"
     return True, f"parameter {name}" if named else "a gradient reaches it from an output"
 
 
@@ -234,7 +238,7 @@ def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
         if data <= inputs:
             return bool(data)
         makers = {v.producer() for v in data - inputs if v is not None}
-        if None in data or not all(m and (is_a(m, VIEW) or _op(m) in ("Cast", "Sub", "Div", "Concat")) for m in makers):
+        if None in data or not all(m and (is_a(m, VIEW) or _op(m) in _BEFORE_SCALING) for m in makers):
             return False
         data &= inputs
         data.update(v for m in makers if m for v in (m.inputs if _op(m) == "Concat" else m.inputs[:1]))
