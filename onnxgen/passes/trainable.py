@@ -166,8 +166,7 @@ def _decide(
         return True, "the exporter recorded it as a parameter"
     if _says_not_affine(value, graph):
         return False, "a normalisation scale of 1 or bias of 0, not named like a parameter"
-    keeps_state = KEEPS_STATE.get(graph)
-    if keeps_state and value.producer() is not None:
+    if KEEPS_STATE.get(graph) and value.producer() is not None:
         return False, "a Constant node: PyTorch exports parameters as initializers"
     role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
@@ -178,6 +177,14 @@ def _decide(
         return True, "the bias of a product with a weight"
     if kind is None and RECORDED.get(graph) and is_made_of_constants(value):
         return False, "the exporter computed it, and not from a parameter"
+    return _by_elements(value, tensor, inputs, graph)
+
+
+def _by_elements(
+    value: ir.Value, tensor: ir.TensorProtocol, inputs: set[ir.Value], graph: ir.Graph
+) -> tuple[bool, str]:
+    """Return True if a tensor without a telling role is trained, and the reason."""
+    name = value.name or ""
     path = param_path(folded_from(value) or name)
     named = path is not None or ROOT.has(value)
     if not named and tensor.size == 1:
@@ -188,11 +195,16 @@ def _decide(
         if any(known(node).matrix == i for node, i in _slots(value)) and not tensor.numpy().any():
             return True, "a matrix of zeros that multiplies, as LoRA's second one begins"
         rule = rule_of(tensor)
-        if rule is not None and not (keeps_state and not RECORDED.get(graph) and is_fresh(tensor)):
+        if rule is not None and not _may_be_fresh(tensor, graph):
             return False, rule.reason
-    if named and keeps_state and not RECORDED.get(graph) and is_fresh(tensor):
+    if named and _may_be_fresh(tensor, graph):
         return True, f"parameter {name} (equal numbers: it may be a buffer)"
     return True, f"parameter {name}" if named else "a gradient reaches it from an output"
+
+
+def _may_be_fresh(tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:
+    """True for a vector of ones or zeros in a file that names parameters and buffers alike."""
+    return KEEPS_STATE.get(graph) and not RECORDED.get(graph) and is_fresh(tensor)
 
 
 def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
