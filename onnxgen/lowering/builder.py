@@ -236,11 +236,11 @@ class Builder:
         """Return the statements of a subgraph whose inputs are the given expressions, and its outputs' expressions."""
         return self._lowering.subgraph(graph, inputs)
 
-    def numbers(self, *args: Arg) -> list[Any]:
+    def numbers(self, *args: Arg, fills: bool = False) -> list[Any]:
         """Return operands of an elementwise operator, with one-element constants as Python numbers if that is the same.
 
-        At least one operand stays a tensor, and a number never lowers the rank of the result. In arithmetic, a constant
-        of equal elements is a number, too, if another operand has the shape of the result.
+        At least one operand stays a tensor, and a number never lowers the rank of the result. `fills`: a constant of
+        equal elements is a number, too, if another operand has the shape of the result.
         """
         ranks = [a.rank for a in args]
         best = max((r for a, r in zip(args, ranks) if r is not None and a.number is None), default=-1)
@@ -249,8 +249,7 @@ class Builder:
             best = max(r for r in ranks if r is not None)
             kept = ranks.index(best)
         shape = self.out().shape
-        is_sum = self.node.op_type in ("Add", "Sub", "Mul", "Div")
-        is_whole = is_sum and shape is not None and any(a.shape == shape and a.uniform is None for a in args)
+        is_whole = fills and shape is not None and any(a.shape == shape and a.uniform is None for a in args)
         operands: list[Any] = []
         for i, (arg, rank) in enumerate(zip(args, ranks)):
             number = arg.beside if rank is not None and rank <= best and i != kept else None

@@ -70,7 +70,7 @@ def sign(b: Builder, input: Arg) -> ast.expr:
 def aligned(b: Builder, A: Arg, B: Arg, axis: int | None) -> list[Any]:
     """Return the operands of a binary operator. Before opset 7, `axis` is the axis of A at which B's axes begin."""
     if axis is None or B.known_rank == 0:
-        return b.numbers(A, B)
+        return b.numbers(A, B, fills=b.node.op_type in ("Add", "Sub", "Mul", "Div"))
     missing = A.known_rank - axis % A.known_rank - B.known_rank
     if missing <= 0 or B.number is not None:
         return b.numbers(A, B)

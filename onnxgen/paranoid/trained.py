@@ -203,7 +203,7 @@ def _is_input(data: ir.Value | None, inputs: set[ir.Value], depth: int) -> bool:
         return data in inputs
     if _op(maker) == "Concat":
         return all(_is_input(v, inputs, depth - 1) for v in maker.inputs)
-    passes = is_a(maker, VIEW) or _op(maker) in ("Cast", "Sub", "Div")
+    passes = is_a(maker, VIEW) or _op(maker) in ("Cast", "Sub", "Div", "Slice", "Split", "Gather")
     return passes and _is_input(maker.inputs[0], inputs, depth - 1)
 
 
@@ -244,7 +244,7 @@ def _may_follow(tensor: ir.TensorProtocol) -> bool:
     if some.size < 4 or not np.isfinite(some).all() or some.min() == some.max():
         return False
     if _is_row(tensor):
-        return bool(np.ptp(np.diff(some)) < 0.05 * np.ptp(some) / some.size)
+        return np.unique(some).size <= 8 or bool(np.ptp(np.diff(some)) < 0.05 * np.ptp(some) / some.size)
     if np.unique(some).size <= some.size // 2:
         return True
     columns = next(n for n in reversed(tensor.shape.numpy()) if n != 1)

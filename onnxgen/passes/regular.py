@@ -42,6 +42,7 @@ GEOMETRIC = Rule("inv_freq", "a geometric progression (the frequencies of a posi
 GRID = Rule("grid", "a grid of evenly spaced points")
 SINUSOIDS = Rule("positions", "sines and cosines of evenly spaced angles (a positional encoding)")
 ONE_HOT = Rule("", "a diagonal, or rows with one number each")
+STRIDES = Rule("strides", "powers of two, each several times (the strides of feature maps)")
 TRIANGLE = Rule("mask", "one number on one side of a diagonal, zeros on the other")
 
 
@@ -69,7 +70,9 @@ def _of_vector(tensor: ir.TensorProtocol) -> Rule | None:
     steps = np.diff(flat.astype(np.float64))
     if steps[0] != 0 and ((steps == steps[0]).all() or _is_even(flat)):
         return EVEN
-    return GEOMETRIC if tensor.dtype in PRECISE and _is_geometric(flat) else None
+    if tensor.dtype in PRECISE and _is_geometric(flat):
+        return GEOMETRIC
+    return STRIDES if _are_strides(flat) else None
 
 
 def name_of(array: NDArray[Any]) -> str:
@@ -82,15 +85,7 @@ def name_of(array: NDArray[Any]) -> str:
         return rule.name if flat[0] == 1 and flat[1] < 1 else ""
     if rule is MASK and not flat.min() <= -100:
         return rule.name if _is_triangle(table) else ""
-    return rule.name if rule is not None else "strides" if _are_strides(table) else ""
-
-
-def _are_strides(table: NDArray[Any]) -> bool:
-    """True for powers of two, each many times: the strides of a detector's feature maps."""
-    if table.ndim != 1 or table.size < 16 or not bool((table[1:] >= table[:-1]).all()):
-        return False
-    numbers = np.unique(table)
-    return 2 <= numbers.size <= 8 and bool((numbers == 2.0 ** np.rint(np.log2(np.maximum(numbers, 1)))).all())
+    return rule.name if rule is not None else ""
 
 
 def is_fresh(tensor: ir.TensorProtocol) -> bool:
@@ -133,6 +128,14 @@ def _is_geometric(flat: NDArray[Any]) -> bool:
         return False
     ratios = flat[1:].astype(np.float64) / flat[:-1]
     return bool(ratios[0] != 1 and (np.abs(ratios / ratios[0] - 1) < 32 * np.finfo(flat.dtype).eps).all())
+
+
+def _are_strides(flat: NDArray[Any]) -> bool:
+    """True for powers of two, each many times: the strides of a detector's feature maps."""
+    if flat.size < 16 or flat[0] < 2 or not bool((flat[1:] >= flat[:-1]).all()):
+        return False
+    numbers = np.unique(flat)
+    return 2 <= numbers.size <= 8 and bool((np.frexp(numbers)[0] == 0.5).all())
 
 
 # ---- tables

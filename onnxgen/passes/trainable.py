@@ -32,6 +32,7 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
+_BEFORE_SCALING = ("Cast", "Sub", "Div", "Concat", "Slice", "Split", "Gather")  # of columns of the input
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 
@@ -69,6 +70,7 @@ def _note_kept(graph: ir.Graph) -> None:
     """
     for value in stored_values(graph):
         named = param_path(value.name or "") is not None or ROOT.has(value)
+        named = named or (value.metadata_props.get(KIND) == "BUFFER" and PERSISTENT in value.metadata_props)
         if named and value.metadata_props.get(PERSISTENT) != "False":
             KEPT.set(value, not is_trained(value))
     for node in all_nodes(graph):
@@ -164,8 +166,7 @@ def _decide(
         return True, "the exporter recorded it as a parameter"
     if _says_not_affine(value, graph):
         return False, "a normalisation scale of 1 or bias of 0, not named like a parameter"
-    keeps_state = KEEPS_STATE.get(graph)
-    if keeps_state and value.producer() is not None:
+    if KEEPS_STATE.get(graph) and value.producer() is not None:
         return False, "a Constant node: PyTorch exports parameters as initializers"
     if kind is None and RECORDED.get(graph) and _is_made(value):  # a parameter's kind would be recorded
         return False, "a tensor of one number that forward made"
@@ -178,6 +179,14 @@ def _decide(
         return True, "the bias of a product with a weight"
     if kind is None and RECORDED.get(graph) and is_made_of_constants(value):
         return False, "the exporter computed it, and not from a parameter"
+    return _by_elements(value, tensor, inputs, graph)
+
+
+def _by_elements(
+    value: ir.Value, tensor: ir.TensorProtocol, inputs: set[ir.Value], graph: ir.Graph
+) -> tuple[bool, str]:
+    """Return True if a tensor without a telling role is trained, and the reason."""
+    name = value.name or ""
     path = param_path(folded_from(value) or name)
     named = path is not None or ROOT.has(value)
     if not named and tensor.size == 1:
@@ -188,9 +197,16 @@ def _decide(
         if any(known(node).matrix == i for node, i in _slots(value)) and not tensor.numpy().any():
             return True, "a matrix of zeros that multiplies, as LoRA's second one begins"
         rule = rule_of(tensor)
-        if rule is not None and not (keeps_state and not RECORDED.get(graph) and is_fresh(tensor)):
+        if rule is not None and not _may_be_fresh(tensor, graph):
             return False, rule.reason
+    if named and _may_be_fresh(tensor, graph):
+        return True, f"parameter {name} (equal numbers: it may be a buffer)"
     return True, f"parameter {name}" if named else "a gradient reaches it from an output"
+
+
+def _may_be_fresh(tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:
+    """True for a vector of ones or zeros in a file that names parameters and buffers alike."""
+    return KEEPS_STATE.get(graph) and not RECORDED.get(graph) and is_fresh(tensor)
 
 
 def _is_made(value: ir.Value) -> bool:
@@ -242,7 +258,7 @@ def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
         if data <= inputs:
             return bool(data)
         makers = {v.producer() for v in data - inputs if v is not None}
-        if None in data or not all(m and (is_a(m, VIEW) or _op(m) in ("Cast", "Sub", "Div", "Concat")) for m in makers):
+        if None in data or not all(m and (is_a(m, VIEW) or _op(m) in _BEFORE_SCALING) for m in makers):
             return False
         data &= inputs
         data.update(v for m in makers if m for v in (m.inputs if _op(m) == "Concat" else m.inputs[:1]))

@@ -1,0 +1,117 @@
+"""Constants that follow a rule: buffers with the bits of the original, written by a formula if there is one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnxgen.passes.regular import rule_of
+from onnxgen.pipeline import generate
+from tests.support.real import imported
+from tests.zoo.export import quiet
+
+
+def sinusoids(count: int, width: int, halved: bool = False) -> Tensor:
+    angles = torch.arange(count)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
+    parts = angles.sin(), angles.cos()
+    return torch.cat(parts, 1) if halved else torch.stack(parts, 2).flatten(1)
+
+
+def centres(height: int, width: int, stride: int) -> Tensor:
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return (torch.stack([x, y], -1).reshape(-1, 2).float() + 0.5) * stride
+
+
+def on_grid(side: int, width: int) -> Tensor:
+    """Sines and cosines of rows, then of columns, as masked autoencoders have them, after a class token's zeros."""
+    one = sinusoids(side, width // 2, halved=True)
+    both = torch.cat([one[:, None].expand(-1, side, -1), one[None].expand(side, -1, -1)], -1)
+    return torch.cat([torch.zeros(1, width), both.flatten(0, 1)])
+
+
+LEVELS = torch.cat([centres(8, 8, 8), centres(4, 4, 16), centres(2, 2, 32)])
+FLAT = torch.stack(torch.meshgrid(torch.arange(3.0), torch.arange(4.0), indexing="ij"))
+RULES = {
+    "evenly": [torch.linspace(0, 1, 12), torch.linspace(-3, 0.7, 16), torch.arange(4) * 0.1, torch.arange(9.0)[None]],
+    "geometric": [1 / 10000 ** (torch.arange(0, 32, 2) / 32)],
+    "grid": [centres(5, 7, 4), LEVELS, LEVELS.T[None], FLAT],
+    "sines": [sinusoids(64, 16), sinusoids(40, 12, halved=True)[None, None], on_grid(6, 16)],
+    "strides": [torch.tensor([8.0, 16.0]).repeat_interleave(32)],
+    "diagonal": [torch.eye(5) * 2, torch.eye(4)[[0, 2, 2, 1]] * 3],
+    "diagonal, zeros": [torch.ones(6, 6).tril() * -3],
+    "mask": [torch.full((6, 6), float("-inf")).triu(1)],
+}
+
+
+@pytest.mark.parametrize(("said", "table"), [(said, t) for said, tables in RULES.items() for t in tables])
+def test_a_rule_is_found_and_a_small_change_breaks_it(said: str, table: Tensor) -> None:
+    rule = rule_of(ir.tensor(table.numpy()))
+    assert rule is not None and all(word in rule.reason for word in said.split(", "))
+    trained = table + 0.02 * torch.randn(table.shape, generator=torch.Generator().manual_seed(0))
+    assert rule_of(ir.tensor(trained.numpy())) is None
+
+
+def test_no_rule_is_found_by_chance() -> None:
+    chance = np.random.default_rng(0)
+    for shape in [(4,), (5,), (4, 2), (2, 4), (3, 5), (9, 2), (6, 6), (12, 4)] * 100:
+        drawn = chance.normal(size=shape) * chance.choice([0.02, 1])
+        assert rule_of(ir.tensor(drawn.astype(np.float32))) is None
+        assert rule_of(ir.tensor(drawn.astype(np.float16))) is None
+
+
+class Constants(nn.Module):
+    """Its file has constants of many kinds, and parameters that have the same names and shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.scale = nn.Linear(2, 16), nn.Parameter(torch.randn(16))
+        self.table = nn.Parameter(torch.randn(64, 16))
+        self.dfl = nn.Conv2d(16, 1, 1, bias=False).requires_grad_(False)
+        self.dfl.weight.data[:] = torch.arange(16.0).view(1, 16, 1, 1)
+        self.register_buffer("xs", torch.linspace(0, 1, 16))
+        self.register_buffer("freqs", torch.linspace(0.5, 7, 16))
+        self.register_buffer("positions", sinusoids(64, 16))
+        self.register_buffer("anchors", LEVELS[:64])
+        self.register_buffer("share", torch.eye(16) * 0.1)
+        self.register_buffer("mean", torch.tensor([0.3, 0.7]))
+        self.register_buffer("centres", centres(8, 8, 4), persistent=False)
+        self.register_buffer("strides", torch.tensor([8.0, 16.0]).repeat_interleave(32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([x[..., :1], x[..., 1:]], -1) - self.mean
+        x = (
+            self.embed(torch.cat([x - self.anchors, x * self.centres], 1)[:, 32:96]) * self.scale
+            + self.positions
+            + self.table
+        )
+        x = (x * self.xs + self.freqs) @ (self.share + x.transpose(-1, -2) @ x * 0.01)
+        return self.dfl((x / self.strides[:, None]).softmax(-1).transpose(1, 2)[..., None])
+
+
+@pytest.mark.parametrize("dynamo", [False, True], ids=["legacy", "dynamo"])
+def test_constants_of_a_network(tmp_path: Path, dynamo: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Constants().eval(), torch.rand(2, 64, 2)
+    with quiet():
+        torch.onnx.export(model, (x,), tmp_path / "net.onnx", dynamo=dynamo, opset_version=18)
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    text = (tmp_path / "net.py").read_text()
+    ours = imported(tmp_path / "net.py").Model.from_pretrained().eval()
+    assert torch.allclose(ours(x), model(x), rtol=1e-4, atol=1e-4)
+    trained = {name for name, p in ours.named_parameters() if p.requires_grad}
+    assert trained == {name for name, p in model.named_parameters() if p.requires_grad}
+    theirs, found = model.state_dict(), ours.state_dict()
+    for name in theirs:
+        assert torch.equal(found[name], theirs[name]), name
+    assert set(found) == set(theirs)
+    grid = next(b for name, b in ours.named_buffers() if name in ("grid", "centres"))
+    assert torch.equal(grid, model.centres)
+    for formula in ("torch.linspace(0.0, 1.0, 16", "torch.linspace(0.5, 7.0, 16", "cartesian_prod", "torch.eye(16"):
+        assert formula in text
+    assert ("repeat_interleave" in text) and "constants.grid" not in text
