@@ -82,15 +82,15 @@ class ClassNames:
 
     def role(self, scope: Scope) -> object:
         """Return the role of a scope. Only scopes of equal roles can be variants of one class."""
-        if scope.row:  # rows of other layers are no variants
-            return scope.row, *((m.path[-1], m.layer) for m in scope.members)
+        if scope.row is not None:
+            return scope.row
         role = role_path(scope.path)
         return self.module.classes.get(scope.path) or self.same.get(role, role)
 
     def take(self, scopes: list[Scope]) -> str:
         """Return the name of a class that these scopes share."""
-        if scopes[0].row:
-            return self._free(scopes[0].row)
+        if scopes[0].row is not None:
+            return self._free(scopes[0].row[0])
         recorded = self.module.classes.get(scopes[0].path)
         found = {self.known.get(id(scope), "") for scope in scopes} - {""}
         known = next((name for name in sorted(found) if FAMILY.get(name) not in found), "")

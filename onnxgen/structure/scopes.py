@@ -47,7 +47,7 @@ class Scope:
         containers: lists that are called as one (`nn.Sequential`) or looped over (`nn.ModuleList`), by path.
         nodes: the ONNX nodes that the returned expressions stand for.
         varies: it is called with values of several shapes.
-        row: the name of its class, if it is a row of layers (`sequences.py`).
+        row: of a row of layers (`sequences.py`), the name of its class and what all rows of that class have in common.
         methods: those that its code calls.
         is_method: it is one of them, and no class.
     """
@@ -60,7 +60,7 @@ class Scope:
     containers: dict[ModulePath, Member] = field(default_factory=dict)
     nodes: tuple[FileText, ...] = ()
     varies: bool = False
-    row: str = ""
+    row: tuple[str, str] | None = None
     methods: list[Method] = field(default_factory=list)
     is_method: bool = False
 

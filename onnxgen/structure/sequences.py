@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from onnxgen.code.module_def import Assign, Input, Member, is_statistic
 from onnxgen.code.quote import MemberRef, Ref
 from onnxgen.code.torch_api import CONVOLUTIONS, function_of
-from onnxgen.common.names import ModulePath
 from onnxgen.structure.classnames import role_path
 from onnxgen.structure.copies import replace_in
 from onnxgen.structure.forms import Differ, FormMaker, add
@@ -41,17 +40,22 @@ class Row:
 
 
 def share_rows(scopes: list[Scope], reserved: frozenset[str]) -> None:
-    """Turn containers of layers into scopes where one class with few parameters can make at least three of them."""
+    """Turn containers of layers into scopes where one class with few parameters can make at least three of them.
+
+    Scopes that may share a class stay as they are: their variants are told apart by the layers in them.
+    """
     maker = FormMaker({}, {}, reserved)
     alike: dict[str, list[Row]] = {}
-    for scope in scopes:
+    roles = Counter(role_path(scope.path) for scope in scopes)
+    for scope in (scope for scope in scopes if roles[role_path(scope.path)] == 1):
         for container in scope.containers.values():
             row = _row(scope, container)
             if row is not None:
                 alike.setdefault(maker.make(row.own, 0).key, []).append(row)
-    for rows in alike.values():
+    for key, rows in alike.items():
         if _is_worth(rows, maker):
             for row in rows:
+                row.own.row = _name(row.own.members), key
                 _take_out(row)
 
 
@@ -67,7 +71,7 @@ def _row(scope: Scope, container: Member) -> Row | None:
     given, made = ".".join((*path, "in")), ".".join((*path, "out"))
     call = Assign((made,), ast.Call(MemberRef(container), [Ref(given)], []), path)
     own = Scope(path, [call], members, [Input(given, "Tensor")], [Ref(made)], {path: container})
-    own.row, own.varies = _name(members), True
+    own.varies = True
     return Row(scope, container, own)
 
 
@@ -76,8 +80,7 @@ def _is_worth(rows: list[Row], maker: FormMaker) -> bool:
     texts = [ast.unparse(ast.List([m.build for m in row.own.members], ast.Load())) for row in rows]
     last = rows[0].own.members[-1].path[-1]
     is_long = min(map(len, texts)) + FILLER * (int(last) + 1 - len(rows[0].own.members)) > ONE_LINE
-    uses = _uses(rows)
-    if uses < MIN_USES or len(set(texts)) == 1 or not is_long or 2 * uses < int(last) + 1 + FRAME:
+    if len(rows) < MIN_USES or len(set(texts)) == 1 or not is_long or 2 * len(rows) < int(last) + 1 + FRAME:
         return False
     form, *others = (maker.make(row.own, i) for i, row in enumerate(rows))
     for other in others:
@@ -86,15 +89,6 @@ def _is_worth(rows: list[Row], maker: FormMaker) -> bool:
         return len(share(form, maker).parameters) <= MAX_PARAMETERS
     except Differ:
         return False
-
-
-def _uses(rows: list[Row]) -> int:
-    """Count the places in the text. Scopes of one role will probably share a class."""
-    most: Counter[ModulePath] = Counter()
-    for path, count in Counter(row.around.path for row in rows).items():
-        role = role_path(path)
-        most[role] = max(most[role], count)
-    return most.total()
 
 
 def _take_out(row: Row) -> None:

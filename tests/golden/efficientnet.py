@@ -16,33 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "f1fbd9be5fdf6f1a123e60da4860043b"
-
-
-class ConvBlock(nn.Sequential):
-    """features.0 to features.8 (33 uses)."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        groups: int,
-        stride: int = 1,
-    ) -> None:
-        super().__init__(
-            nn.Conv2d(
-                in_channels,
-                out_channels,
-                kernel_size,
-                stride=stride,
-                padding=kernel_size // 2,
-                groups=groups,
-                bias=False,
-            ),
-            nn.BatchNorm2d(out_channels),
-            nn.SiLU(),
-        )
+FINGERPRINT = "0d67236bc8485f1e123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
@@ -76,15 +50,27 @@ class InvertedResidual(nn.Module):
         self.residual = residual
         layers = []
         if expand:
-            layers.append(ConvBlock(in_channels, hidden_channels, 1, 1))
+            layers.append(
+                nn.Sequential(
+                    nn.Conv2d(in_channels, hidden_channels, 1, bias=False),
+                    nn.BatchNorm2d(hidden_channels),
+                    nn.SiLU(),
+                )
+            )
         layers.extend(
             [
-                ConvBlock(
-                    hidden_channels,
-                    hidden_channels,
-                    kernel_size,
-                    hidden_channels,
-                    stride=stride,
+                nn.Sequential(
+                    nn.Conv2d(
+                        hidden_channels,
+                        hidden_channels,
+                        kernel_size,
+                        stride=stride,
+                        padding=kernel_size // 2,
+                        groups=hidden_channels,
+                        bias=False,
+                    ),
+                    nn.BatchNorm2d(hidden_channels),
+                    nn.SiLU(),
                 ),
                 SqueezeExcitation(hidden_channels, block_hidden_channels),
                 nn.Sequential(
@@ -106,7 +92,11 @@ class EfficientNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            ConvBlock(3, 8, 3, 1, stride=2),
+            nn.Sequential(
+                nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(8),
+                nn.SiLU(),
+            ),
             nn.Sequential(InvertedResidual(8, 3, 2, 4, expand=False)),
             nn.Sequential(
                 InvertedResidual(24, 3, 1, 6, in_channels=4, stride=2),
@@ -133,7 +123,9 @@ class EfficientNet(nn.Module):
                 InvertedResidual(120, 5, 5, 20, in_channels=20, residual=True),
             ),
             nn.Sequential(InvertedResidual(120, 3, 5, 24, in_channels=20)),
-            ConvBlock(24, 96, 1, 1),
+            nn.Sequential(
+                nn.Conv2d(24, 96, 1, bias=False), nn.BatchNorm2d(96), nn.SiLU()
+            ),
         )
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(96, 10))
 
