@@ -244,7 +244,9 @@ def _may_follow(tensor: ir.TensorProtocol) -> bool:
     if some.size < 4 or not np.isfinite(some).all() or some.min() == some.max():
         return False
     if _is_row(tensor):
-        return np.unique(some).size <= 8 or bool(np.ptp(np.diff(some)) < 0.05 * np.ptp(some) / some.size)
+        return np.unique(some).size <= min(8, some.size // 2) or bool(
+            np.ptp(np.diff(some)) < 0.05 * np.ptp(some) / some.size
+        )
     if np.unique(some).size <= some.size // 2:
         return True
     columns = next(n for n in reversed(tensor.shape.numpy()) if n != 1)

@@ -96,7 +96,7 @@ def edit(root: Path, name: str = "net") -> str:
 def edit_the_width(root: Path) -> str:
     """Change the line that has the width of the layer, too: a network of another width is a conflict."""
     module = root / "src/pkg/net.py"
-    text = edit(root).replace("std=0.02", "std=0.01")
+    text = edit(root).replace("0.02", "0.01")
     module.write_text(text)
     return text
 

@@ -251,7 +251,7 @@ NEUTRAL = [
     ("m = Mul(one, x) d = Div(m, one) y = Tanh(d)", "return torch.tanh(x)"),
     ("a = Add(zero, x) s = Sub(a, zero) y = Tanh(s)", "return torch.tanh(x)"),
     ("p = Pow(x, one) y = Tanh(p)", "return torch.tanh(x)"),
-    ("g = Greater(x, zero) a = And(yes, g) o = Or(a, no) y = Where(o, x, one)", "torch.where(x > 0.0, x, 1.0)"),
+    ("g = Greater(x, zero) a = And(yes, g) o = Or(a, no) y = Where(o, x, one)", "torch.where(x > 0, x, 1.0)"),
     ("s = Sub(zero, x) y = Tanh(s)", "torch.tanh(0 - x)"),
     ("d = Div(one, x) y = Tanh(d)", "torch.tanh(1 / x)"),
     ("m = Mul(x, deep) y = Tanh(m)", "torch.tanh(x * "),

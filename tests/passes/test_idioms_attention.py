@@ -230,7 +230,7 @@ MASKED: dict[str, tuple[Attend, str]] = {
     "torch's": (lambda m, q, k, v, x: F.scaled_dot_product_attention(q, k, v, attn_mask=x), "attn_mask=i1)"),
     "torch's condition": (
         lambda m, q, k, v, x: F.scaled_dot_product_attention(q, k, v, attn_mask=x > 0),
-        "attn_mask=i1 > 0.0)",
+        "attn_mask=i1 > 0)",
     ),
     "condition, in two": (
         lambda m, q, k, v, x: (scores(q, k) + (1.0 - (x > 0).float()) * LEAST).softmax(-1) @ v,

@@ -71,8 +71,8 @@ FUNCTIONS: list[tuple[Callable[[Tensor], Tensor], str, int | None]] = [
     (lambda x: F.interpolate(x, (7, 5), mode="bilinear"), "F.interpolate(x, size=(7, 5), mode='bilinear')", 11),
     (lambda x: x.clamp(min=0), "x.clamp(min=0)", 9),
     (lambda x: x.clamp(0, 1), "x.clamp(0, 1)", 9),
-    (lambda x: x.masked_fill(x > 0, -2.0), "x.masked_fill(x > 0.0, -2.0)", 9),
-    (lambda x: torch.where(x > 0, x, -2.0), "torch.where(x > 0.0, x, -2.0)", 9),
+    (lambda x: x.masked_fill(x > 0, -2.0), "x.masked_fill(x > 0, -2.0)", 9),
+    (lambda x: torch.where(x > 0, x, -2.0), "torch.where(x > 0, x, -2.0)", 9),
     (lambda x: x**2, "x ** 2", 9),
     (lambda x: torch.rsqrt(x.abs() + 1), "torch.rsqrt(torch.abs(x) + 1)", 9),
 ]
