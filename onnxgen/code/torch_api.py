@@ -19,9 +19,8 @@ def _ranks(*layers: str) -> str:
 _POOL = "kernel_size stride padding=0"
 _CONV = "in_channels out_channels kernel_size stride=1 padding=0"
 _RECURRENT = "num_layers=1 bias=True batch_first=False dropout=0.0 bidirectional=False"
-_TRANSFORMER = (
-    "dropout=0.1 activation='relu' layer_norm_eps=1e-5 batch_first=False norm_first=False bias=True device dtype"
-)
+_ACTIVATION = "dim_feedforward=2048 dropout=0.1 activation='relu'"
+_NORMS = "layer_norm_eps=1e-5 batch_first=False norm_first=False bias=True device dtype"
 # Parameters in order. Generated code may pass no others; some that it never passes are left out. A default is given if
 # a class that several places share may pass the argument or leave it out.
 _CALLED = {
@@ -66,10 +65,12 @@ _CALLED = {
     "nn.PixelShuffle": "upscale_factor",
     "nn.PixelUnshuffle": "downscale_factor",
     "nn.Softplus": "beta threshold",
-    "nn.TransformerEncoderLayer nn.TransformerDecoderLayer": f"d_model nhead dim_feedforward=2048 {_TRANSFORMER}",
+    "nn.TransformerEncoderLayer nn.TransformerDecoderLayer": f"d_model nhead {_ACTIVATION} {_NORMS}",
     "nn.TransformerEncoder": "encoder_layer num_layers norm enable_nested_tensor=True",
     "nn.TransformerDecoder": "decoder_layer num_layers norm",
-    "nn.Transformer": (f"d_model nhead num_encoder_layers num_decoder_layers dim_feedforward=2048 {_TRANSFORMER}"),
+    "nn.Transformer": (
+        f"d_model nhead num_encoder_layers num_decoder_layers {_ACTIVATION} custom_encoder custom_decoder {_NORMS}"
+    ),
     "nn.Upsample": "size scale_factor mode align_corners recompute_scale_factor",
     "F.affine_grid": "theta size align_corners",
     "F.avg_pool1d": f"input {_POOL} ceil_mode=False count_include_pad=True",
