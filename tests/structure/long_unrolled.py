@@ -12,7 +12,7 @@ from tests.structure.test_unrolled import FOLDED, WRITTEN, check
 from tests.structure.unrolled import networks
 from tests.support.exported import held
 
-DRAWS = 80
+DRAWS = 24
 
 
 class Drawn(nn.Module):
