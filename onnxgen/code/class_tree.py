@@ -12,7 +12,7 @@ from onnxgen.code import printer
 from onnxgen.code.allowed import BUILTINS, HANDED_OVER, bound, check, check_bound, check_names
 from onnxgen.code.class_source import ClassSource
 from onnxgen.code.copied import helper_names
-from onnxgen.code.quote import walk
+from onnxgen.code.quote import quote, walk
 from onnxgen.code.stub import Stub
 from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import RESERVED
@@ -63,8 +63,8 @@ class ClassTree:
         """True if `forward` is that of `nn.Sequential`, and need not be written. The root's says what it takes."""
         if not self.items or self.paths == [""] or len(self.inputs) != 1 or not isinstance(self.body[0], ast.Return):
             return False
-        value = self.body[0].value
-        return value is not None and ast.unparse(value) == f"super().forward({self.inputs[0].arg})"
+        inherited = quote("super().forward(x)", x=ast.Name(self.inputs[0].arg, ast.Load()))
+        return ast.dump(self.body[0].value or ast.Constant(None)) == ast.dump(inherited)
 
     @cached_property
     def methods(self) -> list[ast.FunctionDef]:

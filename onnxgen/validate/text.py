@@ -326,9 +326,8 @@ class Text(Statements):
             if holder.kind != "Sequential" or kwargs or len(args) != 1:
                 raise Unreadable(f"a call of an nn.{holder.kind}")
             return self._chain(holder, args[0])
-        if holder.kind == "Sequential" and name == "forward" and not _defines(holder.definition, "forward"):
-            (value,) = args
-            return self._chain(holder, value)
+        if holder.kind == "Sequential" and name == "forward" and not _defines(holder.definition, name):
+            return self._chain(holder, *args)
         method = _method(holder.definition, name)
         around, self.graph.home = self.graph.home, holder.path or ""
         self._enter(holder.definition.name)

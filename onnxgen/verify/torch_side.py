@@ -52,20 +52,20 @@ def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
     graph does (the model was trained with frozen statistics). Running statistics are restored, too.
     """
     modes = {m: m.training for m in module.modules()}
-    between = {m: m.dropout for m in module.modules() if isinstance(m, nn.RNNBase)}
+    inside = {m: m.dropout for m in module.modules() if isinstance(m, nn.RNNBase | nn.MultiheadAttention)}
     buffers = {name: b.detach().clone() for name, b in module.named_buffers()} if graph.training else {}
     module.train(graph.training)
     if not graph.trains_norm:
         for m in module.modules():
             if isinstance(m, nn.modules.batchnorm._BatchNorm):
                 m.eval()
-    for layer in between:  # these are not made by an observable function call
+    for layer in inside:  # these are not made by an observable function call
         layer.dropout = 0.0
     try:
         with _NoDropout():
             yield
     finally:
-        for layer, ratio in between.items():
+        for layer, ratio in inside.items():
             layer.dropout = ratio
         with torch.no_grad():
             for name, buffer in module.named_buffers():

@@ -107,7 +107,7 @@ def test_a_chain_is_sequential_and_what_shares_a_mask_is_a_loop(tmp_path: Path) 
     assert isinstance(vit.model.layers, nn.Sequential)
     bert, _ = stripped("bert", tmp_path / "bert")
     assert isinstance(bert.model.layers, nn.ModuleList)
-    assert re.search(r"for layer in self\.layers:\n +x = layer\(x, mask\)", bert.generated.source)
+    assert re.search(r"for layer in self\.layers:\n +x = layer\(x, mask2?\)", bert.generated.source)
 
 
 def test_flat_is_flat(tmp_path: Path) -> None:
