@@ -253,7 +253,7 @@ class Builder:
         operands: list[Any] = []
         for i, (arg, rank) in enumerate(zip(args, ranks)):
             number = arg.beside if rank is not None and rank <= best and i != kept else None
-            if number is None and is_whole and arg.uniform is not None:
+            if number is None and is_whole and arg.uniform:  # zeros are what steps begin with, and stay a tensor
                 number = literal(arg.uniform)
             operands.append(arg if number is None else number)
         return operands
