@@ -32,7 +32,9 @@ NAMES = {1: "TransformerEncoderLayer", 2: "TransformerDecoderLayer"}  # by the n
 
 
 def transformer(model: ir.Model, options: Options) -> None:
-    """Rewrite every layer, and then every stack of them."""
+    """Rewrite every layer, and then every stack of them; not with `--dropout`, which is for modules inside of them."""
+    if options.dropout:
+        return
     views, finder, classes = Views(model, options), Finder(model), CLASSES.get(model)
     layers = []
     for node in all_nodes(model.graph):
