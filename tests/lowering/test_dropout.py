@@ -61,7 +61,8 @@ def test_it_stands_after_the_module(
         np.testing.assert_allclose(got.detach().numpy(), want, 1e-3, 1e-5)
     plain = build(path, Options(), tmp_path / "model.py")
     assert set(made.generated.tensors) == set(plain.tensors)
-    assert made.generated.metadata["wayback"] == plain.metadata["wayback"]
+    if net != "encoder":  # without Dropout its layers are torch's own, and equal tensors are told apart
+        assert made.generated.metadata["wayback"] == plain.metadata["wayback"]
     assert assert_way_back(made, path)
     found = {name: m.p for name, m in made.model.named_modules() if isinstance(m, torch.nn.Dropout)}
     assert len(found) > 2 if where is None else list(found) == where
