@@ -19,7 +19,7 @@ MAX_IDENTIFIER_CHARACTERS = 60  # characters of an identifier; ONNX names may ha
 # Names that a generated file itself uses. Nothing else in it may have one of them.
 _RESERVED = """
     Model Tensor Parameter Module Path Any Literal Optional Sequence Self Callable Final
-    WEIGHTS FINGERPRINT SHARDS CONSTANTS EMBEDDED
+    WEIGHTS FINGERPRINT SHARDS CONSTANTS EMBEDDED constant
     F nn torch math np numpy json os re sys base64 functools safetensors safe_open assert_close SafetensorError warn
     annotations
     self cls device dtype weights x_ __class__
