@@ -153,8 +153,9 @@ class Rules:
         return all(numbers == {2.0 - i} for _, i in uses)
 
     def _by_elements(self, value: ir.Value, tensor: ir.TensorProtocol, path: tuple[str, ...] | None) -> bool | None:
-        if any(_adds_to_product(use.node, use.idx, tensor) for use in value.uses()):
-            return True
+        added = {_adds_to_product(use.node, use.idx, tensor) for use in value.uses()}
+        if added - {False}:
+            return True if True in added else None
         is_named = path is not None or ROOT.has(value)
         if tensor.size == 1 and not is_named:
             return False
@@ -180,15 +181,19 @@ def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
                 yield from _uses(output, depth + 1)
 
 
-def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bool:
-    """Return True if a learned row is added to a product with a stored matrix of as many columns."""
+def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bool | None:
+    """Return True if a learned row is added to a product with a stored matrix of as many columns.
+
+    None if the matrix may follow a rule: then it may be no weight, and the row no bias.
+    """
     other = node.inputs[1 - place] if _op(node) == "Add" else None
     product = other.producer() if other is not None else None
     if product is None or _op(product) != "MatMul" or not len(tensor.shape) or tensor.shape[-1] != tensor.size:
         return False
     matrix = stored(product.inputs[1])
-    columns = matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size
-    return columns and not _follows(matrix) and not _may_follow(matrix)  # type: ignore[arg-type]
+    if matrix is None or len(matrix.shape) != 2 or matrix.shape[1] != tensor.size or _follows(matrix):
+        return False
+    return None if _may_follow(matrix) else True
 
 
 def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
