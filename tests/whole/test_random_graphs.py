@@ -59,8 +59,8 @@ def hold(case: Case, folder: Path) -> bool:
         (folder / str(flat)).mkdir()
         made.append(run(path, folder / str(flat), case.feeds[0], Options(flat=flat)))
     tree, flat_one = made
-    for tensor in (t for one in made for t in (*one.model.parameters(), *one.model.buffers())):
-        tensor.data = tensor.data.clone()  # a product with a vector rounds by the place of its weights in memory
+    for own in (t for one in made for t in (*one.model.parameters(), *one.model.buffers())):
+        own.data = own.data.clone()  # a product with a vector rounds by the place of its weights in memory
     names = [o.name for o in case.model.graph.output]
     for feed, theirs in zip(case.feeds, expected):
         ours, also = results(tree, feed), results(flat_one, feed)

@@ -44,7 +44,7 @@ def cases() -> Iterator[Any]:
     """Every network in every case. A dynamo export takes seconds, so by default a network has two of its four: one
     opset in evaluation and the other in training mode, the other way round for the next network; and a variant of
     another network has one, as has what other tests export in training mode. A large one has none, and no old opset:
-    `test_zoo_training.py` has it, too."""
+    `test_zoo_training.py` has it, too. Opset 11 lies between two others, and has evaluation and training in turn."""
     for number, name in enumerate(ZOO):
         for case in CASES:
             skipped = case.exporter == "dynamo" and (
@@ -52,6 +52,7 @@ def cases() -> Iterator[Any]:
                 or (case.training and name in VARIANTS | ELSEWHERE)
             )
             skipped = skipped or (name in LARGE and (case.exporter, case.opset) != ("legacy", 17))
+            skipped = skipped or (case.opset == 11 and (number + case.training) % 2)
             marks = pytest.mark.skipif(bool(skipped) and not WHOLE, reason="only with ONNXGEN_WHOLE_ZOO=1")
             yield pytest.param(name, case, id=f"{name}-{case}", marks=marks)
 
