@@ -128,6 +128,8 @@ class Rules:
             return False
         if kind == "PARAMETER":
             return True
+        if name.rpartition(".")[2] in ("running_mean", "running_var"):
+            return False
         path = param_path(folded_from(value) or name)
         uses = list(_uses(value))
         if path is None and tensor.size and self._is_no_affine(tensor, uses):

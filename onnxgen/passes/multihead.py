@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product as combinations
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import made_by
@@ -32,7 +30,7 @@ from onnxgen.passes.attention_operands import Operand, product
 from onnxgen.passes.layouts import MAX_CHAIN, Positions, Sizes, arrangement, upwards
 from onnxgen.passes.match import dropout_ratio, other, standard_nodes
 from onnxgen.passes.multihead_masks import Masks, masks_of
-from onnxgen.passes.multihead_writing import Found, Projection, write
+from onnxgen.passes.multihead_writing import End, Found, Probabilities, Projection, write
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.views import arranges
 from onnxgen.scopes.origin import param_path
@@ -55,20 +53,7 @@ def multihead(model: ir.Model, options: Options) -> None:
             write(found, order, finder, views)
 
 
-@dataclass
-class _End:
-    """The projection of the output: its product, the node with its result, and the module that it belongs to."""
-
-    taken: ir.Value
-    product: ir.Node
-    last: ir.Node
-    weight: ir.Value
-    bias: ir.Value | None
-    transposed: bool
-    module: ModulePath
-
-
-def _output_projection(node: ir.Node, views: Views) -> _End | None:
+def _output_projection(node: ir.Node, views: Views) -> End | None:
     """Return the layer `out_proj` that alone takes the result of a product, perhaps through views."""
     value = node.outputs[0]
     for _ in range(MAX_CHAIN):
@@ -89,26 +74,17 @@ def _output_projection(node: ir.Node, views: Views) -> _End | None:
     if user.op_type == "MatMul":
         found = added_vector(user, -1)
         last, bias = found if found is not None and views(found[1]) is not None else (user, None)
-        return _End(value, user, last, weight, bias, True, module)
+        return End(value, user, last, weight, bias, True, module)
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
     if any(name in user.attributes and user.attributes[name].value != usual for name, usual in plain.items()):
         return None
     bias = user.inputs[2] if len(user.inputs) > 2 else None
     if bias is not None and (views(bias) is None or info(bias).rank != 1):
         return None
-    return _End(value, user, user, weight, bias, not user.attributes.get_int("transB", 0), module)
+    return End(value, user, user, weight, bias, not user.attributes.get_int("transB", 0), module)
 
 
-@dataclass
-class _Weights:
-    """The probabilities: what the product takes, the softmax that makes it, and the Dropout between."""
-
-    value: ir.Value
-    softmax: ir.Node
-    dropout: float
-
-
-def _probabilities(value: ir.Value, opset: int) -> _Weights | None:
+def _probabilities(value: ir.Value, opset: int) -> Probabilities | None:
     node, ratio, taken = made_by(value, "Dropout"), 0.0, value
     if node is not None:
         found = dropout_ratio(node)
@@ -121,13 +97,13 @@ def _probabilities(value: ir.Value, opset: int) -> _Weights | None:
     if softmax is None or rank is None:
         return None
     axis = softmax.attributes.get_int("axis", -1 if (softmax.version or opset) >= 13 else 1)
-    return _Weights(value, softmax, ratio) if axis in (-1, rank - 1) else None
+    return Probabilities(value, softmax, ratio) if axis in (-1, rank - 1) else None
 
 
 class _Search:
     """One attention, while it is read."""
 
-    def __init__(self, node: ir.Node, end: _End, views: Views, opset: int) -> None:
+    def __init__(self, node: ir.Node, end: End, views: Views, opset: int) -> None:
         self.node, self.end, self.views, self.opset = node, end, views, opset
 
     def found(self) -> Found | None:
@@ -227,7 +203,7 @@ class _Search:
         known: Sequence[Projection],
         operands: Sequence[Operand],
         logits: Logits,
-        weights: _Weights,
+        weights: Probabilities,
         size: int,
     ) -> Found | None:
         shapes = [sizes.shape(p.result) for p in known]
@@ -252,11 +228,7 @@ class _Search:
         masks = masks_of(logits.added, full, sizes, weights.softmax) if logits.added else Masks()
         if masks is None:
             return None
-        end = self.end
-        return Found(
-            self.node, end.product, end.last, end.weight, end.bias, end.transposed, end.module, list(known), firsts,
-            heads, width, weights.value, weights.softmax, weights.dropout, masks, sizes, full,
-        )  # fmt: skip
+        return Found(self.node, self.end, list(known), firsts, heads, width, weights, masks, sizes, full)
 
     def _merges(self, sizes: Sizes, full: tuple[int, int, int, int], size: int) -> bool:
         """True if the output projection takes the heads side by side, for each position and then each sample."""

@@ -36,30 +36,44 @@ class Projection:
 
 
 @dataclass
-class Found:
-    """A layer.
+class End:
+    """The projection of the output: its product, the node with its result, and the module that it belongs to."""
 
-    Attributes:
-        node: the product of the probabilities with v.
-        product, last: the output projection without its bias, and with it.
-        starts: the first column of q, k and v in their projections.
-        full: the shape of the scores.
-    """
-
-    node: ir.Node
+    taken: ir.Value
     product: ir.Node
     last: ir.Node
     weight: ir.Value
     bias: ir.Value | None
     transposed: bool
     module: ModulePath
+
+
+@dataclass
+class Probabilities:
+    """What the product with v takes, the softmax that makes it, and the Dropout between."""
+
+    value: ir.Value
+    softmax: ir.Node
+    dropout: float
+
+
+@dataclass
+class Found:
+    """A layer.
+
+    Attributes:
+        node: the product of the probabilities with v.
+        starts: the first column of q, k and v in their projections.
+        full: the shape of the scores.
+    """
+
+    node: ir.Node
+    end: End
     projections: list[Projection]
     starts: list[int]
     heads: int
     width: int
-    weights: ir.Value
-    softmax: ir.Node
-    dropout: float
+    weights: Probabilities
     masks: Masks
     sizes: Sizes
     full: tuple[int, int, int, int]
@@ -70,31 +84,31 @@ def write(found: Found, order: dict[ir.Node, int], finder: Finder, views: Views)
 
     `order`: the position of each node of the graph.
     """
-    at = found.softmax
+    at = found.weights.softmax
     xs = [p.x for p in found.projections]
     taken = [*xs, *(m for m in (found.masks.attention, found.masks.padding) if m is not None)]
-    if at.graph is not found.last.graph or any(_position(v, order) > order.get(at, -1) for v in taken):
+    if at.graph is not found.end.last.graph or any(_position(v, order) > order.get(at, -1) for v in taken):
         return
     sources = [_unswapped(x) for x in xs]
     swapped = [s for s in sources if s is not None]
     batch_first = len(swapped) == len(xs)
-    users = [use.node for use in found.weights.uses() if use.node is not found.node]
+    users = [use.node for use in found.weights.value.uses() if use.node is not found.node]
     averaged = _averages(found, users)
     rank4 = info(found.node.outputs[0]).rank == 4
-    wanted = bool(users) or found.weights.is_graph_output() or found.masks.may_empty or not rank4
+    wanted = bool(users) or found.weights.value.is_graph_output() or found.masks.may_empty or not rank4
     new = own(
         "MultiheadAttention",
         [*(swapped if batch_first else xs), *_tensors(found), found.masks.attention, found.masks.padding],
-        2 if users or found.weights.is_graph_output() else 1,
-        heads=found.heads, starts=found.starts, transposed=int(found.transposed), batch_first=int(batch_first),
-        dropout=found.dropout, need_weights=int(wanted), average=int(bool(averaged) or not users),
+        2 if users or found.weights.value.is_graph_output() else 1,
+        heads=found.heads, starts=found.starts, transposed=int(found.end.transposed), batch_first=int(batch_first),
+        dropout=found.weights.dropout, need_weights=int(wanted), average=int(bool(averaged) or not users),
     )  # fmt: skip
-    new.name = found.last.name
+    new.name = found.end.last.name
     facts = info(xs[0])
     straight = Info(facts.dtype, (*(facts.shape or ())[:2], found.width))
-    gone = [found.softmax, found.node, found.last]
+    gone = [found.weights.softmax, found.node, found.end.last]
     y = insert(at, new, None, permuted(straight, SWAP) if batch_first else straight)
-    SCOPE.set(new, found.module)
+    SCOPE.set(new, found.end.module)
     finder.note(new, _places(found, views))
     _put_weights(found, new, averaged)
     _put_result(found, new, y, batch_first, straight)
@@ -103,13 +117,13 @@ def write(found: Found, order: dict[ir.Node, int], finder: Finder, views: Views)
 
 def _tensors(found: Found) -> list[ir.Value | None]:
     weights, biases = [p.weight for p in found.projections], [p.bias for p in found.projections]
-    return [*weights, *biases, found.weight, found.bias]
+    return [*weights, *biases, found.end.weight, found.end.bias]
 
 
 def _places(found: Found, views: Views) -> Iterator[Place]:
     """Yield where the older nodes take the tensors (see `Finder.note`)."""
     made = [(p.product, p.result.producer(), p.weight, p.bias) for p in found.projections]
-    made.append((found.product, found.last, found.weight, found.bias))
+    made.append((found.end.product, found.end.last, found.end.weight, found.end.bias))
     for i, (product, last, weight, bias) in enumerate(made):
         at = (3 + i, 6 + i) if i < 3 else (9, 10)
         for index, node, value in zip(at, (product, last), (weight, bias)):
@@ -133,14 +147,14 @@ def _averages(found: Found, users: list[ir.Node]) -> list[ir.Node]:
     """Return the nodes that average the probabilities over the heads, if nothing else uses these."""
     ends = []
     for node in users:
-        value = found.weights
+        value = found.weights.value
         if info(value).rank == 3:
             value = node.outputs[0]
             after = only_user(value) if arranges(node) else None
             if after is None:
                 return []
             node = after
-        positions = arrangement(value, found.weights, found.sizes)
+        positions = arrangement(value, found.weights.value, found.sizes)
         if node.op_type != "ReduceMean" or ints(node, "axes", 1) not in ([1], [-3]) or positions is None:
             return []
         if (
@@ -150,13 +164,13 @@ def _averages(found: Found, users: list[ir.Node]) -> list[ir.Node]:
         ):
             return []
         ends.append(node)
-    return [] if found.weights.is_graph_output() else ends
+    return [] if found.weights.value.is_graph_output() else ends
 
 
 def _put_weights(found: Found, new: ir.Node, averaged: list[ir.Node]) -> None:
     if len(new.outputs) < 2:
         return
-    old, weights = found.weights, new.outputs[1]
+    old, weights = found.weights.value, new.outputs[1]
     (length, batch), keys = (info(found.projections[0].result).shape or ())[:2], (info(old).shape or ())[-1]
     whole = Info(info(old).dtype, (batch, found.heads, length, keys))
     if averaged:
@@ -170,7 +184,7 @@ def _put_weights(found: Found, new: ir.Node, averaged: list[ir.Node]) -> None:
     set_info(weights, whole)
     if info(old).rank == 3:
         shaped = ir.node("Reshape", [weights, known_ints(info(old).shape or ())], version=13)
-        weights = insert(found.softmax, shaped, f"{old.name}.merged", info(old), new)
+        weights = insert(found.weights.softmax, shaped, f"{old.name}.merged", info(old), new)
     for use in list(old.uses()):
         if use.node is not found.node:
             use.node.replace_input_with(use.idx, weights)
@@ -178,7 +192,7 @@ def _put_weights(found: Found, new: ir.Node, averaged: list[ir.Node]) -> None:
 
 def _put_result(found: Found, new: ir.Node, y: ir.Value, batch_first: bool, straight: Info) -> None:
     """Let the users of the output projection take the new node's result, past the views that give it its shape."""
-    last, old = found.last, found.last.outputs[0]
+    last, old = found.end.last, found.end.last.outputs[0]
     y.name = f"{old.name}.layer"
     target = _target(found, batch_first)
     if target is not None:
@@ -196,7 +210,7 @@ def _put_result(found: Found, new: ir.Node, y: ir.Value, batch_first: bool, stra
 
 def _target(found: Found, batch_first: bool) -> ir.Value | None:
     """Return the value after the output projection that has the shape of the layer's result, else None."""
-    old = found.last.outputs[0]
+    old = found.end.last.outputs[0]
     batch, _, length, _ = found.full
     wanted = np.arange(length * batch * found.width).reshape(length, batch, found.width)
     wanted = wanted.transpose(SWAP) if batch_first else wanted

@@ -19,6 +19,7 @@ from onnxgen.weights.stored import is_uniform, leading
 
 SAMPLED_ELEMENTS = 4096  # the first elements show if a tensor can have a rule at all
 MAX_ELEMENTS = 1 << 24  # of a table that is examined as a whole
+MIN_ROUNDED = 8  # elements of a vector whose steps are equal but for rounding
 TOLERANCE = 1e-3  # of a sine of a large angle, which float32 rounds by so much
 PRECISE = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
 
@@ -68,7 +69,8 @@ def rule_of(tensor: ir.TensorProtocol) -> Rule | None:
 def _of_vector(tensor: ir.TensorProtocol) -> Rule | None:
     flat = tensor.numpy().reshape(-1)
     steps = np.diff(flat.astype(np.float64))
-    if steps[0] != 0 and ((steps == steps[0]).all() or _is_even(flat)):
+    # a short vector with rounded steps may be a norm's weight that somebody typed: 0.1, 0.2, 0.3, 0.4
+    if steps[0] != 0 and ((steps == steps[0]).all() or (flat.size >= MIN_ROUNDED and _is_even(flat))):
         return EVEN
     if tensor.dtype in PRECISE and _is_geometric(flat):
         return GEOMETRIC

@@ -164,6 +164,8 @@ def _decide(
         return False, "a kernel of the numbers 0, 1, 2, ..."
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
+    if re.search(r"(^|\.)running_(mean|var)$", name):
+        return False, "a running statistic, by its name"
     if _says_not_affine(value, graph):
         return False, "a normalisation scale of 1 or bias of 0, not named like a parameter"
     if KEEPS_STATE.get(graph) and value.producer() is not None:

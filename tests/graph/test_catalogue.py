@@ -142,6 +142,8 @@ def test_what_is_said_of_inputs_names_inputs() -> None:
 
 # ---- how many places name an operator --------------------------------------------------------------------------------
 
+# passes that read a layer off its formula name each operator in it, in code and not in tables
+LAYER_READERS = ("passes/unrolled/", "passes/multihead", "passes/transformer", "passes/layouts")
 ROOMS = ("ops", "shapes", "passes/contrib")  # what an operator is, its shapes, and what stands for it
 
 
@@ -176,7 +178,10 @@ def test_few_places_name_an_operator() -> None:
     every = sorted(name for domain, name in operators() if not domain)
     of_some = statistics.median(places(name) for name in random.Random(20).sample(every, 20))
     assert of_some <= 2 and statistics.median(map(places, every)) <= 2
-    assert sum(map(places, every)) <= 875, "a table of operators has come back; or make this number smaller"
+    named = {file: len(names & {*every}) for file, names in named_in().items()}
+    readers = sum(n for file, n in named.items() if file.startswith(LAYER_READERS))
+    said = "a table of operators has come back; or make this number smaller"
+    assert sum(named.values()) - readers <= 812 and readers <= 63, said
 
 
 def test_places_are_found_by_that_test() -> None:

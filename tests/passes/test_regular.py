@@ -38,7 +38,7 @@ def on_grid(side: int, width: int) -> Tensor:
 LEVELS = torch.cat([centres(8, 8, 8), centres(4, 4, 16), centres(2, 2, 32)])
 FLAT = torch.stack(torch.meshgrid(torch.arange(3.0), torch.arange(4.0), indexing="ij"))
 RULES = {
-    "evenly": [torch.linspace(0, 1, 12), torch.linspace(-3, 0.7, 16), torch.arange(4) * 0.1, torch.arange(9.0)[None]],
+    "evenly": [torch.linspace(0, 1, 12), torch.linspace(-3, 0.7, 16), torch.arange(8) * 0.1, torch.arange(9.0)[None]],
     "geometric": [1 / 10000 ** (torch.arange(0, 32, 2) / 32)],
     "grid": [centres(5, 7, 4), LEVELS, LEVELS.T[None], FLAT],
     "sines": [sinusoids(64, 16), sinusoids(40, 12, halved=True)[None, None], on_grid(6, 16)],
