@@ -25,7 +25,7 @@ from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.exporters import FILL, KIND, PERSISTENT, is_by_dynamo, is_made_of_constants, may_be_root_name
-from onnxgen.passes.regular import SINUSOIDS, is_expectation, is_fresh, rule_of
+from onnxgen.passes.regular import is_expectation, is_fresh, rule_of
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
@@ -199,9 +199,7 @@ def _by_elements(
         if any(known(node).matrix == i for node, i in _slots(value)) and not tensor.numpy().any():
             return True, "a matrix of zeros that multiplies, as LoRA's second one begins"
         rule = rule_of(tensor)
-        # the legacy exporter cuts a table of positions that the state dict has, and its name is gone (HF's Whisper)
-        is_cut = rule is SINUSOIDS and not named and KEEPS_STATE.get(graph) and not RECORDED.get(graph)
-        if rule is not None and not is_cut and not _may_be_fresh(tensor, graph):
+        if rule is not None and not _may_be_fresh(tensor, graph):
             return False, rule.reason
     if named and _may_be_fresh(tensor, graph):
         return True, f"parameter {name} (equal numbers: it may be a buffer)"
