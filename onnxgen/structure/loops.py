@@ -268,7 +268,9 @@ class Run:
     def _collected(self, result: Result) -> str:
         """Return the value of the list that collects a result of all turns."""
         name = self._role(self.turns[0][result[0]].targets[result[1]])
-        role = "hidden_states" if result in self.starts else f"{name}s" if name else "outputs"
+        rank = self.module.infos.get(self._name(result), Info()).rank or 0
+        carried = "features" if rank > 3 else "hidden_states" if rank == 3 else "states"
+        role = carried if result in self.starts else f"{name}s" if name else "outputs"
         value = self._value(f"list{result[0]}.{result[1]}", role)
         self.module.infos[value] = Info(kind="sequence")
         return value
