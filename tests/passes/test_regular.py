@@ -6,9 +6,11 @@ import math
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from onnx import parser
 from torch import Tensor, nn
 
 from onnxgen.passes.regular import rule_of
@@ -115,3 +117,16 @@ def test_constants_of_a_network(tmp_path: Path, dynamo: bool) -> None:
     for formula in ("torch.linspace(0.0, 1.0, 16", "torch.linspace(0.5, 7.0, 16", "cartesian_prod", "torch.eye(16"):
         assert formula in text
     assert ("repeat_interleave" in text) and "constants.grid" not in text
+
+
+def test_running_statistics_are_not_trained(tmp_path: Path) -> None:
+    """Their names tell, also where no BatchNormalization is left that reads them, or nothing does."""
+    graph = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17], producer_name: "pytorch">
+        net (float[2, 3] x) => (float[2, 3] y, float[3] "norm.running_var")
+        <float[3] "norm.running_mean" = {0.3, -0.1, 0.9}, float[3] "norm.running_var" = {1.5, 0.7, 0.2},
+         float[3] "norm.weight" = {0.4, 1.1, 0.9}>
+        { c = Sub(x, "norm.running_mean") y = Mul(c, "norm.weight") }""")
+    onnx.save(graph, tmp_path / "net.onnx")
+    found = generate(tmp_path / "net.onnx", tmp_path / "net.py").report.trainable
+    assert {name for name, (yes, _) in found.items() if yes} == {"norm.weight"}
