@@ -128,8 +128,6 @@ class Rules:
             return False
         if kind == "PARAMETER":
             return True
-        if name.rpartition(".")[2] in ("running_mean", "running_var"):
-            return False
         path = param_path(folded_from(value) or name)
         uses = list(_uses(value))
         if path is None and tensor.size and self._is_no_affine(tensor, uses):
@@ -138,6 +136,8 @@ class Rules:
             return False
         if any(i in known(node).weights for node, i in uses):
             return True
+        if name.rpartition(".")[2] in ("running_mean", "running_var"):
+            return None if any(i == known(node).matrix for node, i in uses) else False
         if kind == "BUFFER":
             return False
         if kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None:

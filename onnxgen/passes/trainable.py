@@ -164,8 +164,6 @@ def _decide(
         return False, "a kernel of the numbers 0, 1, 2, ..."
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
-    if re.search(r"(^|\.)running_(mean|var)$", name):
-        return False, "a running statistic, by its name"
     if _says_not_affine(value, graph):
         return False, "a normalisation scale of 1 or bias of 0, not named like a parameter"
     if KEEPS_STATE.get(graph) and value.producer() is not None:
@@ -175,6 +173,9 @@ def _decide(
     role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
+    multiplies = any(known(node).matrix == i for node, i in _slots(value))
+    if re.search(r"(^|\.)running_(mean|var)$", name) and not multiplies:
+        return False, "a running statistic, by its name"
     if kind == "BUFFER":
         return False, "the exporter recorded it as a buffer"
     if any(_is_bias(use.node, use.idx, tensor) for use in value.uses()):
