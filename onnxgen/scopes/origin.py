@@ -82,10 +82,9 @@ def note_origin(model: ir.Model) -> None:
             scope = _slash_path(node.name or "")
         recorded[node] = prefix + (scope or ()) if prefix else scope
     # the legacy exporter's names of constants begin with a slash, and each call of a module has its own
-    weights = {node: frozenset(n for n in _roots(node, sizes=False) if not n.startswith("/")) for node in nodes}
-    renamed = one_module(
-        {n: (s, weights[n]) for n, s in recorded.items() if s and (n.name or "").startswith("/")}, known
-    )
+    named = [(node, scope) for node, scope in recorded.items() if scope and (node.name or "").startswith("/")]
+    weights = (frozenset(name for name in _roots(node) if not name.startswith("/")) for node, _ in named)
+    renamed = one_module({node: (scope, roots) for (node, scope), roots in zip(named, weights)}, known)
     recorded = {node: renamed.get(scope, scope) if scope else scope for node, scope in recorded.items()}
     by_torch = parents or classes or any((node.name or "").startswith("/") for node in nodes)
     if not by_torch and model.producer_name != "pytorch":
@@ -135,11 +134,9 @@ def is_alias(recorded: ModulePath, parent: ModulePath) -> bool:
     return n > 0 and recorded[:n] != parent[:n] and recorded[-1] != parent[-1]
 
 
-def _constants(node: ir.Node, sizes: bool = True) -> list[list[str]]:
+def _constants(node: ir.Node) -> list[list[str]]:
     """Return, for each constant input of a node, its names: as an input, then those of the values that it is a view
-    of, and last the parameter that the exporter folded it from ("" if none). Without `sizes`, integers of Constant
-    nodes are left out.
-    """
+    of, and last the parameter that the exporter folded it from ("" if none)."""
     found = []
     for value in node.inputs:
         names: list[str] = []
@@ -147,8 +144,7 @@ def _constants(node: ir.Node, sizes: bool = True) -> list[list[str]]:
             names.append(value.name or "")
             producer = value.producer()
             if producer is None or producer.op_type == "Constant":
-                is_kept = sizes or producer is None or not _is_size(producer)
-                if is_kept and (producer is not None or value.is_initializer()):
+                if producer is not None or value.is_initializer():
                     found.append([*names, folded_from(value)])
                 break
             if not (is_a(producer, VIEW) or producer.op_type in _TYPES) or not producer.inputs:
@@ -164,15 +160,9 @@ def _params(node: ir.Node) -> list[ModulePath]:
     return [path for path in (next(filter(None, candidates), None) for candidates in paths) if path]
 
 
-def _is_size(node: ir.Node) -> bool:
-    """True for a Constant node of integers, such as the sizes of a Split."""
-    tensor = node.attributes.get_tensor("value", None)
-    return tensor is not None and not tensor.dtype.is_floating_point()
-
-
-def _roots(node: ir.Node, sizes: bool = True) -> list[str]:
+def _roots(node: ir.Node) -> list[str]:
     """Return the weights that a node takes, by parameter name or else by the initializer's."""
-    return [next((n for n in names if param_path(n)), names[-2]) for names in _constants(node, sizes)]
+    return [next((n for n in names if param_path(n)), names[-2]) for names in _constants(node)]
 
 
 def torch_path(name: str, known: set[ModulePath]) -> ModulePath | None:
