@@ -160,7 +160,7 @@ def _decide(
     if not reached:
         return False, STILL.get(value) or "no gradient reaches it from an output"
     kind = value.metadata_props.get(KIND)
-    if is_expectation(tensor) and any(_op(node) == "Conv" and i == 1 for node, i in _slots(value)):
+    if any(_op(node) == "Conv" and i == 1 for node, i in _slots(value)) and is_expectation(tensor):
         return False, "a kernel of the numbers 0, 1, 2, ..."
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
@@ -173,9 +173,9 @@ def _decide(
     role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
-    multiplies = any(known(node).matrix == i for node, i in _slots(value))
-    if re.search(r"(^|\.)running_(mean|var)$", name) and not multiplies:
-        return False, "a running statistic, by its name"
+    if re.search(r"(^|\.)running_(mean|var)$", name):
+        if not any(known(node).matrix == i for node, i in _slots(value)):
+            return False, "a running statistic, by its name"
     if kind == "BUFFER":
         return False, "the exporter recorded it as a buffer"
     if any(_is_bias(use.node, use.idx, tensor) for use in value.uses()):

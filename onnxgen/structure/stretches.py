@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement
-from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
+from onnxgen.code.quote import MemberRef, Ref, walk
 from onnxgen.structure.literals import is_plain_number, numbers_of, with_names
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.stretch import Around, Stretch, is_range
@@ -37,7 +37,7 @@ LEAST_GAIN = 2.0  # lines, about
 MANY, LEAST_OF_MANY = 4, 1.0  # a loop of so many turns may gain less
 STATEMENTS_A_LINE = 2.0
 WITH_NUMBERS = 0.8  # what a stretch with other numbers in each turn is worth beside one that is the same
-_NUMBER = re.compile(r"%=[^']*")
+_NUMBER = re.compile("%=[^;]*;")
 
 
 def roll(scope: Scope, module: ModuleDef, loops: Iterable[Loop] = ()) -> None:
@@ -60,6 +60,8 @@ def roll(scope: Scope, module: ModuleDef, loops: Iterable[Loop] = ()) -> None:
 
 def _next(scope: Scope, module: ModuleDef, texts: dict[int, str]) -> Loop | None:
     """Make one loop: the one that saves most of those that can be made. Returns None if there is none."""
+    if len(scope.body) < 2:
+        return None
     uses = scope.uses()
     for i, statement in enumerate(scope.body):
         if id(statement) not in texts:
@@ -67,10 +69,12 @@ def _next(scope: Scope, module: ModuleDef, texts: dict[int, str]) -> Loop | None
     exact = numbered([texts[id(statement)] for statement in scope.body])
     skipped = common(scope.body, exact, uses)
     rows = [i for i in range(len(exact)) if i not in skipped]
-    around = Around(scope, uses)
     vague = numbered([_NUMBER.sub("#", texts[id(scope.body[i])]) for i in rows])
     repeats = [(WITH_NUMBERS * repeat.saved, repeat) for repeat in _repeats(vague)]
     repeats += [(repeat.saved, repeat) for repeat in _repeats([exact[i] for i in rows])]
+    if not repeats:
+        return None
+    around = Around(scope, uses)
     for _, repeat in sorted(repeats, key=lambda r: (-r[0], r[1].period, r[1].start))[:MAX_TRIES]:
         made = _loop(around, module, [scope.body[i] for i in rows[repeat.start : repeat.end]], repeat.period)
         if made is not None:
@@ -91,19 +95,21 @@ def text_of(statement: Statement, index: int) -> str:
     """
     if not isinstance(statement, Assign) or not statement.targets:
         return f"alone {index} {id(statement)}"
+    return f"{len(statement.targets)} {statement.form} {_spelled(statement.value)}"
 
-    def change(node: ast.AST) -> ast.expr | None:
-        if _is_operand(node):
-            return ast.Name("%", ast.Load())
-        if isinstance(node, MemberRef) and is_item(node.member):
-            return ast.Name(f"%item {'.'.join(node.member.path[:-1])}", ast.Load())
-        if isinstance(node, MemberRef):
-            return ast.Name(f"%{id(node.member)}", ast.Load())
-        if is_plain_number(node):
-            return ast.Name(f"%={ast.unparse(node)}", ast.Load())
-        return None
 
-    return f"{len(statement.targets)} {statement.form} {ast.dump(rewrite(statement.value, change))}"
+def _spelled(node: object) -> str:
+    if isinstance(node, list):
+        return f"[{','.join(map(_spelled, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if _is_operand(node):
+        return "%"
+    if isinstance(node, MemberRef):
+        return f"%item {'.'.join(node.member.path[:-1])}" if is_item(node.member) else f"%{id(node.member)}"
+    if is_plain_number(node):
+        return f"%={ast.unparse(node)};"
+    return f"{type(node).__name__}({','.join(_spelled(getattr(node, name, None)) for name in node._fields)})"
 
 
 def is_item(member: Member) -> bool:

@@ -96,7 +96,7 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
 def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value]) -> bool:
     if value.metadata_props.get(KIND) == "BUFFER":
         return False
-    if 4 <= tensor.size == max(tensor.shape.numpy()) and np.array_equal(tensor.numpy().flat, range(tensor.size)):
+    if 4 <= tensor.size == max(tensor.shape.numpy()) and np.array_equal(tensor.numpy().ravel(), np.arange(tensor.size)):
         return False  # such a kernel computes a mean
     if re.search(r"\w\.(weight|bias)$", value.name or ""):
         return True

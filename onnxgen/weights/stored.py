@@ -139,8 +139,11 @@ _VIEW_NAME = re.compile(
 
 def folded_names(value: ir.Value) -> list[str]:
     """Return the names of all tensors that torch's dynamo exporter recorded as those an initializer was folded from."""
+    recorded = value.metadata_props.get("pkg.onnxscript.optimizer.folded_from")
+    if recorded is None:
+        return []
     try:
-        names = ast.literal_eval(value.metadata_props.get("pkg.onnxscript.optimizer.folded_from", "[]"))
+        names = ast.literal_eval(recorded)
     except (ValueError, SyntaxError):
         return []
     return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else []
