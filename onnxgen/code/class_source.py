@@ -29,17 +29,38 @@ class ClassSource:
     layers: list[str] = field(default_factory=list)
     stubs: list[list[str]] = field(default_factory=list)
     methods: list[list[str]] = field(default_factory=list)
+    about: str = ""
 
     @property
     def doc(self) -> str:
-        """The docstring: the paths of the modules; "" for the root, and if the path would only be a number."""
-        if not self.paths or len(self.paths) == 1 and not re.search(r"[^\d.]", self.paths[0]):
+        """The docstring: what the class computes, and where; "" for the root.
+
+        A place that would only be a number is left out.
+        """
+        if self.paths == [""]:
             return ""
-        several = f" to {self.paths[-1]} ({len(self.paths)} uses)" if len(self.paths) > 1 else ""
-        text = comment(f"{self.paths[0]}{several}.")
+        where = _where(self.paths)
+        said = f"{self.about} ({where})" if self.about and where else self.about or where
+        if not said:
+            return ""
+        text = comment(f"{said}.")
         if len(text) <= LINE_LENGTH - len(f'{INDENT}""""""'):
             return text
         return "\n".join([*textwrap.wrap(f'{INDENT}"""{text}', LINE_LENGTH, subsequent_indent=INDENT), INDENT])[7:]
+
+
+def _where(paths: list[str]) -> str:
+    """Return the place of a class: `blocks.0-11.attn`, or "" if it would only be a number."""
+    if len(paths) < 2:
+        return paths[0] if paths and re.search(r"[^\d.]", paths[0]) else ""
+    columns = [[*column] for column in zip(*(path.split(".") for path in paths))]
+    differing = [column for column in columns if len(set(column)) > 1]
+    if len(differing) == 1 and all(map(str.isdigit, differing[0])) and len({path.count(".") for path in paths}) == 1:
+        numbers = [*map(int, differing[0])]
+        if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+            ends = f"{numbers[0]}-{numbers[-1]}"
+            return ".".join(ends if column is differing[0] else column[0] for column in columns)
+    return f"{paths[0]} to {paths[-1]}, {len(paths)} uses"
 
 
 def code_of(source: ClassSource) -> str:

@@ -40,6 +40,7 @@ class ClassTree:
         parameters: of the constructor.
         stubs: methods that are left open.
         own: methods that `forward` calls.
+        about: what it computes, in a few words.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ClassTree:
     parameters: list[Parameter] = field(default_factory=list)
     stubs: list[Stub] = field(default_factory=list)
     own: list[ast.FunctionDef] = field(default_factory=list)
+    about: str = ""
 
     @property
     def base(self) -> str:
@@ -110,6 +112,7 @@ class ClassTree:
             list(map(ast.unparse, self.items)),
             [stub.lines for stub in self.stubs],
             list(map(_method_lines, self.own)),
+            self.about,
         )
 
 

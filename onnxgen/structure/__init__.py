@@ -12,6 +12,7 @@ from onnxgen.code.class_tree import ClassTree, refuse_others
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.common.names import ModulePath
 from onnxgen.options import Options
+from onnxgen.structure.about import describe
 from onnxgen.structure.classes import write_classes
 from onnxgen.structure.nesting import copied
 from onnxgen.structure.scopes import Splitter
@@ -29,4 +30,5 @@ def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -
     module = replace(module, body=copied(module.body), annotate=options.annotate)
     classes = write_classes(module, Splitter(module, plain).root(options.flat), plain)
     refuse_others(classes, module.own.names, module.own.has_calls)
+    describe(classes)
     return classes

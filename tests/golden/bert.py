@@ -24,7 +24,7 @@ FINGERPRINT = "0fa829149126743244f5575a6d0b09f7"
 
 
 class Embeddings(nn.Module):
-    """embeddings."""
+    """Three embeddings (embeddings)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Embeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """encoder.layer.0.attention.self to encoder.layer.1.attention.self (2 uses)."""
+    """Self-attention (encoder.layer.0-1.attention.self)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,9 @@ class SelfAttention(nn.Module):
 
 
 class Output(nn.Module):
-    """encoder.layer.0.attention.output to encoder.layer.1.output (4 uses)."""
+    """Linear layer (encoder.layer.0.attention.output to encoder.layer.1.output, 4
+    uses).
+    """
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class Output(nn.Module):
 
 
 class Attention(nn.Module):
-    """encoder.layer.0.attention to encoder.layer.1.attention (2 uses)."""
+    """Self-attention (encoder.layer.0-1.attention)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class Attention(nn.Module):
 
 
 class Intermediate(nn.Module):
-    """encoder.layer.0.intermediate to encoder.layer.1.intermediate (2 uses)."""
+    """Linear layer (encoder.layer.0-1.intermediate)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +104,7 @@ class Intermediate(nn.Module):
 
 
 class Layer(nn.Module):
-    """encoder.layer.0 to encoder.layer.1 (2 uses)."""
+    """Self-attention, two linear layers (encoder.layer.0-1)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +118,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """encoder."""
+    """Two Layers (encoder)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +131,7 @@ class Encoder(nn.Module):
 
 
 class Pooler(nn.Module):
-    """pooler."""
+    """Linear layer (pooler)."""
 
     def __init__(self) -> None:
         super().__init__()

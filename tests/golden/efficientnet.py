@@ -20,7 +20,7 @@ FINGERPRINT = "0d67236bc8485f1e123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
-    """features.1.0.block.1 to features.7.0.block.2 (16 uses)."""
+    """Squeeze and excitation (features.1.0.block.1 to features.7.0.block.2, 16 uses)."""
 
     def __init__(self, channels: int, hidden_channels: int) -> None:
         super().__init__()
@@ -33,7 +33,9 @@ class SqueezeExcitation(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """features.1.0 to features.7.0 (16 uses)."""
+    """Residual block: 1x1 convolution (optional), depthwise convolution, squeeze and
+    excitation, 1x1 convolution (features.1.0 to features.7.0, 16 uses).
+    """
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ FINGERPRINT = "19632ec9ee74b36bf7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
-    """features.1.block.1 to features.8.block.2 (6 uses)."""
+    """Squeeze and excitation (features.1.block.1 to features.8.block.2, 6 uses)."""
 
     def __init__(self, channels: int, hidden_channels: int) -> None:
         super().__init__()
@@ -33,7 +33,9 @@ class SqueezeExcitation(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """features.1 to features.8 (8 uses)."""
+    """Residual block: 1x1 convolution (optional), depthwise convolution, squeeze and
+    excitation (optional), 1x1 convolution (features.1-8).
+    """
 
     def __init__(
         self,

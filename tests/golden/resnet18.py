@@ -20,7 +20,7 @@ FINGERPRINT = "2820bc54531d8cbd01bf1ab6e7649990"
 
 
 class BasicBlock(nn.Module):
-    """layer1.0 to layer4.1 (8 uses)."""
+    """Residual block: two 3x3 convolutions (layer1.0 to layer4.1, 8 uses)."""
 
     def __init__(
         self,

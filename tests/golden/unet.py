@@ -20,7 +20,7 @@ FINGERPRINT = "ab36dfc62ba67d1e91f87ddccc6d4a67"
 
 
 class DoubleConv(nn.Module):
-    """inc to up2.conv (5 uses)."""
+    """Two 3x3 convolutions (inc to up2.conv, 5 uses)."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class DoubleConv(nn.Module):
 
 
 class Up(nn.Module):
-    """up1 to up2 (2 uses)."""
+    """2x2 transposed convolution, concatenation, DoubleConv (up1 to up2, 2 uses)."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ FINGERPRINT = "8b8930c5e8c42c26c57614e57fd4cda8"
 
 
 class PatchEmbed(nn.Module):
-    """patch_embed."""
+    """4x4 convolution (patch_embed)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """blocks.0.attn to blocks.2.attn (3 uses)."""
+    """Self-attention (blocks.0-2.attn)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """blocks.0.mlp to blocks.2.mlp (3 uses)."""
+    """Feed-forward network (blocks.0-2.mlp)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """blocks.0 to blocks.2 (3 uses)."""
+    """Residual block: self-attention, feed-forward network (blocks.0-2)."""
 
     def __init__(self) -> None:
         super().__init__()

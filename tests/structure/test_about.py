@@ -1,0 +1,78 @@
+"""What the docstring of a class says about it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnxgen.pipeline import generate
+from tests.zoo import ZOO
+from tests.zoo.export import export, quiet
+
+
+def documented(path: Path) -> dict[str, str]:
+    """The docstrings of the classes in a module, in one line each."""
+    classes = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
+    return {node.name: " ".join((ast.get_docstring(node) or "").split()) for node in classes}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("resnet18", ["Residual block: two 3x3 convolutions (layer1.0 to layer4.1, 8 uses)."]),
+        (
+            "vit",
+            ["Self-attention (", "Feed-forward network (", "Residual block: self-attention, feed-forward network ("],
+        ),
+        ("mobilenet_v3", ["Squeeze and excitation (", "depthwise convolution"]),
+    ],
+)
+def test_networks_of_the_zoo(name: str, said: list[str], tmp_path: Path) -> None:
+    export(ZOO[name], tmp_path / "net.onnx")
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    found = documented(tmp_path / "net.py")
+    for text in said:
+        assert any(text in doc for doc in found.values()), found
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(nn.functional.silu(self.first(x)) * self.second(x))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        y = self.b(self.a(x))
+        x = y * 2
+        return torch.sin(x + y) + other  # `x` is no input here
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.twice = Gate(), Twice()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.twice(self.gate(x), x)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_only_what_a_class_does_is_said(dynamo: bool, tmp_path: Path) -> None:
+    with quiet():
+        torch.onnx.export(Net(), (torch.randn(2, 6),), tmp_path / "net.onnx", dynamo=dynamo)
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    found = documented(tmp_path / "net.py")
+    assert found["Gate"] == "Gated network (gate)."
+    assert found["Twice"] == "Two linear layers (twice)."
