@@ -46,7 +46,8 @@ class ClassSource:
         text = comment(f"{said}.")
         if len(text) <= LINE_LENGTH - len(f'{INDENT}""""""'):
             return text
-        return "\n".join([*textwrap.wrap(f'{INDENT}"""{text}', LINE_LENGTH, subsequent_indent=INDENT), INDENT])[7:]
+        width = LINE_LENGTH - len('"""')  # black leaves the quotes of a text of one line where they are
+        return "\n".join([*textwrap.wrap(f'{INDENT}"""{text}', width, subsequent_indent=INDENT), INDENT])[7:]
 
 
 def _where(paths: list[str]) -> str:

@@ -30,8 +30,12 @@ LAYERS = {
     "F.interpolate": "upsampling",
     "F.pixel_shuffle": "pixel shuffle",
     "torch.cat": "concatenation",
-    **{f"nn.{name}": f"{name} layer" for name in ("RNN", "LSTM", "GRU")},
-    **{f"nn.{name}Cell": f"{name} cell" for name in ("RNN", "LSTM", "GRU")},
+    "nn.RNN": "RNN layer",
+    "nn.LSTM": "LSTM layer",
+    "nn.GRU": "GRU layer",
+    "nn.RNNCell": "RNN cell",
+    "nn.LSTMCell": "LSTM cell",
+    "nn.GRUCell": "GRU cell",
     **{f"F.max_pool{n}d": "max pooling" for n in (1, 2, 3)},
     **{f"F.{kind}avg_pool{n}d": "average pooling" for kind in ("", "adaptive_") for n in (1, 2, 3)},
     **dict.fromkeys(CONVOLUTIONS, "convolution"),
@@ -144,16 +148,22 @@ class _Steps:
         if isinstance(tree, ast.Call):
             for operand in (*tree.args, *tree.keywords):
                 yield from self._of_call(operand)
-            if ast.unparse(tree.func) == "super().forward":
+            if isinstance(tree.func, ast.Attribute) and function_of(tree.func.value) == "super":
                 yield from self._layers(ast.List(self.tree.items))
             elif word := _word(function_of(tree), tree):
                 yield Step(word)
             yield from self._of_call(tree.func)
-        elif isinstance(tree, ast.Attribute) and isinstance(tree.value, ast.Name) and tree.value.id == "self":
-            yield from self.made.get(tree.attr, ())
+        elif name := _own(tree):
+            yield from self.made.get(name, ())
         else:
             for part in ast.iter_child_nodes(tree):
                 yield from self._of_call(part)
+
+
+def _own(tree: ast.AST) -> str:
+    """Return the attribute's name if an expression is an attribute of `self`, else ""."""
+    is_own = isinstance(tree, ast.Attribute) and isinstance(tree.value, ast.Name) and tree.value.id == "self"
+    return tree.attr if is_own and isinstance(tree, ast.Attribute) else ""
 
 
 def _word(name: str, call: ast.Call) -> str:
@@ -193,8 +203,8 @@ def _projected(tree: ClassTree) -> set[str]:
     """Return the names that the layers of `forward` are called with, before any of them is assigned."""
     inputs = {argument.arg for argument in tree.inputs}
     calls = (node for statement in tree.body for node in walk(statement) if isinstance(node, ast.Call))
-    calls_of_self = (c for c in calls if isinstance(c.func, ast.Attribute) and ast.unparse(c.func.value) == "self")
-    return inputs & {ast.unparse(argument) for call in calls_of_self for argument in call.args}
+    given = (argument for call in calls if _own(call.func) for argument in call.args)
+    return inputs & {argument.id for argument in given if isinstance(argument, ast.Name)}
 
 
 def _adds_input(tree: ClassTree) -> bool:
@@ -216,7 +226,7 @@ def _is_shortcut(value: ast.expr | None, inputs: set[str]) -> bool:
     """True for the input itself, perhaps through a projection that not every instance has."""
     if isinstance(value, ast.IfExp):
         return _is_shortcut(value.body, inputs) or _is_shortcut(value.orelse, inputs)
-    if isinstance(value, ast.Call) and ast.unparse(value.func) in [f"self.{name}" for name in SHORTCUTS]:
+    if isinstance(value, ast.Call) and _own(value.func) in SHORTCUTS:
         value = value.args[0]
     return isinstance(value, ast.Name) and value.id in inputs
 

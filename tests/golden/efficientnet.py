@@ -20,7 +20,9 @@ FINGERPRINT = "0d67236bc8485f1e123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
-    """Squeeze and excitation (features.1.0.block.1 to features.7.0.block.2, 16 uses)."""
+    """Squeeze and excitation (features.1.0.block.1 to features.7.0.block.2, 16
+    uses).
+    """
 
     def __init__(self, channels: int, hidden_channels: int) -> None:
         super().__init__()
