@@ -159,7 +159,7 @@ class Members:
         made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
         known = _known(made, b.scope)
         if known is None:
-            path, named = self._parameter_path(b.scope, name, label, role(b.node), is_merged)
+            path, named = self._parameter_path(b.scope, name, label, role(b.node, value), is_merged)
             source = replace(Source.of(tensor, name), label=label)
             source = source.transpose() if transposed else source
             source = source.reshape(shape) if shape is not None else source

@@ -15,8 +15,10 @@ MULTIPLICATIVE = ("Mul", "Div")
 NEWEST_OPSET = 1 << 30
 
 
-def role(node: ir.Node) -> str:
+def role(node: ir.Node, value: ir.Value) -> str:
     """Return a name for a parameter without a name in the file."""
+    if node.op_type == "Standardize" and value is not node.inputs[0]:
+        return "gain" if value is node.inputs[1] else "bias"
     return "bias" if node.op_type in ADDITIVE else "scale" if node.op_type == "Mul" else "weight"
 
 

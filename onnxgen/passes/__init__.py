@@ -43,6 +43,7 @@ from onnxgen.passes.shared_nodes import shared_nodes
 from onnxgen.passes.slices import slices
 from onnxgen.passes.softmax import softmax
 from onnxgen.passes.stack import stack
+from onnxgen.passes.standardised import standardised
 from onnxgen.passes.text import text
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.transformer import transformer
@@ -74,6 +75,7 @@ PASSES: list[Pass] = [
     dynamic_batch,  # sizes are numbers now, and operators are still the exporter's: it has a rule for each
     sequences,
     no_ops,  # casts and identities would hide a pattern
+    standardised,  # before norms, which would take the statistics that it computes beside
     dropout,  # before another idiom takes its Mul
     unrolled,  # before recurrent, which finds the module of such layers
     recurrent,
