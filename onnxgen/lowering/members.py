@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
-from onnxgen.code.quote import MemberRef, quote, walk
+from onnxgen.code.quote import MemberRef, call, quote, walk
 from onnxgen.common.names import ModulePath, identifier, module_part
 from onnxgen.graph.annotations import KEPT, is_trained
 from onnxgen.lowering.member_paths import settle
-from onnxgen.lowering.parameter import initial, role
+from onnxgen.lowering.parameter import initial, role, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
 from onnxgen.lowering.tied import TiedTensors
 from onnxgen.options import Options
@@ -155,6 +155,9 @@ class Members:
                 return ast.Attribute(_used(member, {key: _user(arg)}), key, ast.Load())
         tensor = stored(value)
         assert tensor is not None
+        dims = tuple(tensor.shape.numpy())
+        axes = None if transposed or shape is not None else vector(b.node, value, dims)
+        shape = axes or shape
         is_merged = is_uniform(tensor) and not self._paths.is_exact(label)
         made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
         known = _known(made, b.scope)
@@ -166,7 +169,8 @@ class Members:
             build = initial(source, b.node, value)
             known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
             made.append((b.scope, known))
-        return _used(known, {"": _user(arg)})
+        found = _used(known, {"": _user(arg)})
+        return found if axes is None else call(quote("p.view", p=found), *(d if d == 1 else -1 for d in dims))
 
     def _parameter_path(
         self, scope: ModulePath, name: str, label: str, part: str, is_merged: bool
