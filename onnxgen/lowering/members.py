@@ -285,7 +285,7 @@ class Members:
         return list(found.values())
 
     def ties(self, members: list[Member]) -> list[Tie]:
-        """Return the stored matrices that are a weight in two places.
+        """Return the stored matrices that are a weight in two places, with the biases that their two layers share.
 
         Two names in the file mean two tensors: the legacy exporter stores equal tensors once, with Identity nodes.
         """
@@ -300,7 +300,17 @@ class Members:
                 kept, kept_key, label = first.setdefault(original, (member, key, original.label))
                 if kept is not member and label == original.label and not siblings(kept.path, member.path):
                     pairs.append(Tie(kept, kept_key, member, key))
+                    pairs += [
+                        Tie(kept, k, member, k) for k in kept.keys if key == kept_key and _is_shared(kept, member, k)
+                    ]
         return pairs
+
+
+def _is_shared(one: Member, other: Member, key: str) -> bool:
+    """Return True if two layers have one trained vector of the file. Equal numbers say nothing, as before training."""
+    source = one.keys[key]
+    is_vector = len(source.shape) == 1 and source.is_identity and key not in one.frozen
+    return is_vector and other.keys.get(key) == source and not is_uniform(source.pieces[0].tensor)
 
 
 def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:
