@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
-from onnxgen.code.quote import MemberRef, quote, walk
+from onnxgen.code.quote import MemberRef, call, quote, walk
 from onnxgen.common.names import ModulePath, identifier, module_part
 from onnxgen.graph.annotations import KEPT, is_trained
 from onnxgen.lowering.member_paths import settle
-from onnxgen.lowering.parameter import initial, role
+from onnxgen.lowering.parameter import initial, role, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
 from onnxgen.lowering.tied import TiedTensors
 from onnxgen.options import Options
@@ -155,18 +155,22 @@ class Members:
                 return ast.Attribute(_used(member, {key: _user(arg)}), key, ast.Load())
         tensor = stored(value)
         assert tensor is not None
+        dims = tuple(tensor.shape.numpy())
+        axes = None if transposed or shape is not None else vector(b.node, value, dims)
+        shape = axes or shape
         is_merged = is_uniform(tensor) and not self._paths.is_exact(label)
         made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
         known = _known(made, b.scope)
         if known is None:
-            path, named = self._parameter_path(b.scope, name, label, role(b.node), is_merged)
+            path, named = self._parameter_path(b.scope, name, label, role(b.node, value), is_merged)
             source = replace(Source.of(tensor, name), label=label)
             source = source.transpose() if transposed else source
             source = source.reshape(shape) if shape is not None else source
             build = initial(source, b.node, value)
             known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
             made.append((b.scope, known))
-        return _used(known, {"": _user(arg)})
+        found = _used(known, {"": _user(arg)})
+        return found if axes is None else call(quote("p.view", p=found), *(d if d == 1 else -1 for d in dims))
 
     def _parameter_path(
         self, scope: ModulePath, name: str, label: str, part: str, is_merged: bool
@@ -281,7 +285,7 @@ class Members:
         return list(found.values())
 
     def ties(self, members: list[Member]) -> list[Tie]:
-        """Return the stored matrices that are a weight in two places.
+        """Return the stored matrices that are a weight in two places, with the biases that their two layers share.
 
         Two names in the file mean two tensors: the legacy exporter stores equal tensors once, with Identity nodes.
         """
@@ -296,7 +300,17 @@ class Members:
                 kept, kept_key, label = first.setdefault(original, (member, key, original.label))
                 if kept is not member and label == original.label and not siblings(kept.path, member.path):
                     pairs.append(Tie(kept, kept_key, member, key))
+                    pairs += [
+                        Tie(kept, k, member, k) for k in kept.keys if key == kept_key and _is_shared(kept, member, k)
+                    ]
         return pairs
+
+
+def _is_shared(one: Member, other: Member, key: str) -> bool:
+    """Return True if two layers have one trained vector of the file. Equal numbers say nothing, as before training."""
+    source = one.keys[key]
+    is_vector = len(source.shape) == 1 and source.is_identity and key not in one.frozen
+    return is_vector and other.keys.get(key) == source and not is_uniform(source.pieces[0].tensor)
 
 
 def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import onnx_ir as ir
 
 from onnxgen.code.quote import call, quote
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.operators import find
+from onnxgen.lowering.parameter_paths import NOISE
 from onnxgen.weights.provenance import Source
+from onnxgen.weights.stored import viewed_from
 
 ADDITIVE = ("Add", "Sub", "Sum")
 MULTIPLICATIVE = ("Mul", "Div")
 NEWEST_OPSET = 1 << 30
+_LAYER_SCALE = re.compile(r"(layer_?scale|ls)_?\d*")
+_RESHAPED = re.compile(r"(_?(unsafe_)?view|reshape|unsqueeze)(_\d+)?")
 
 
-def role(node: ir.Node) -> str:
+def role(node: ir.Node, value: ir.Value) -> str:
     """Return a name for a parameter without a name in the file."""
+    if node.op_type == "Standardize" and value is not node.inputs[0]:
+        return "gain" if value is node.inputs[1] else "bias"
+    if _is_layer_scale(node):
+        return "gamma"
     return "bias" if node.op_type in ADDITIVE else "scale" if node.op_type == "Mul" else "weight"
+
+
+def _is_layer_scale(node: ir.Node) -> bool:
+    """True for the product of a module that is a layer scale by its name (Touvron et al. 2021, arXiv 2103.17239)."""
+    return node.op_type == "Mul" and any(map(_LAYER_SCALE.fullmatch, SCOPE.get(node)[-1:]))
+
+
+def vector(node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape [n] of a parameter that folding gave axes of size 1, as `gamma.view(1, -1, 1, 1)`; else None.
+
+    The dynamo exporter records such a view. The legacy exporter leaves no name, but that of a layer scale is known.
+    """
+    sizes = [d for d in shape if d != 1]
+    is_view = bool(viewed_from(value)) and _RESHAPED.fullmatch(value.name or "") is not None
+    told = is_view or (_is_layer_scale(node) and NOISE.match(value.name or ""))
+    return tuple(sizes) if told and len(sizes) == 1 < len(shape) else None
 
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:

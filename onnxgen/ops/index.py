@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.quote import unless
+from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import MOVES, PASSES_ON
@@ -19,10 +20,12 @@ from onnxgen.ops.subscript import piece, subscript
 from onnxgen.ops.wide import BITS, flipped, moved
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, dim_min
+from onnxgen.weights.stored import leading, stored
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
 FARTHEST = (2**31 - 1, 2**63 - 1)  # "to the end" for negative steps in onnxruntime; the standard says INT_MIN
 MAX_WRITTEN_INDICES = 8  # a longer list of indices is a buffer
+MAX_PADDING_ROWS = 4  # padding is among the first tokens of a vocabulary
 
 # ------------------------------------------------------------------------------------------------------- Gather
 
@@ -53,9 +56,23 @@ def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | Non
     if not named and (data.constant is not None or not never_negative(indices.value, trust_inputs=True)):
         return None
     dtype = unless(source.dtype, ir.DataType.FLOAT)
-    build = b.call(table.name, *source.shape, dtype=dtype, **table.options)
+    build = b.call(table.name, *source.shape, padding_idx=_padding_row(data), dtype=dtype, **table.options)
     module = b.module("embedding", build, weight=source, **table.keys)
     return None if module is None else b("m(i)", m=module, i=indices)
+
+
+def _padding_row(table: Arg) -> Any:
+    """Return the `padding_idx` of a table that has zeros in one of its first rows only, which training does not make.
+
+    A large table is not read as a whole. Several rows of zeros may be tokens that were never seen.
+    """
+    tensor = stored(table.value)
+    if tensor is None or not table.is_trainable or len(tensor.shape) != 2:
+        return OMIT
+    width = int(tensor.shape.numpy()[1])
+    rows = leading(tensor, MAX_PADDING_ROWS * width).reshape(-1, width)
+    zeros = np.flatnonzero(~rows.any(1)).tolist() if width else []
+    return zeros[0] if len(zeros) == 1 < len(rows) else OMIT
 
 
 def _index(data: Arg, indices: Arg, axis: int) -> Any:

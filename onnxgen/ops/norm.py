@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.quote import MemberRef, shortest, unless
+from onnxgen.code.quote import OMIT, MemberRef, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.annotations import OWN_NORM
 from onnxgen.graph.domains import DOMAIN
@@ -285,5 +285,28 @@ def rms_normalization(
 
 @op("StochasticDepth", domain=DOMAIN)
 def stochastic_depth(b: Builder, x: Arg, *, p: float, mode: str) -> ast.expr:
-    """Drops samples in training mode only, as Dropout does."""
+    """Drops samples, or channels of samples (`nn.Dropout2d`), in training mode only, as Dropout does."""
+    if mode == "feature":
+        build = b.call(f"nn.Dropout{x.known_rank - 2}d", unless(shortest(p), 0.5))
+        return b("m(x)", m=b.module("dropout", build), x=x)
     return b("stochastic_depth(x, p, mode, self.training)", x=x, p=shortest(p), mode=mode)
+
+
+@op("Standardize", domain=DOMAIN, traits=[NORM], weights="scale B")
+def standardize(
+    b: Builder,
+    X: Arg,
+    scale: Arg | None = None,
+    B: Arg | None = None,
+    *,
+    epsilon: float,
+    shape: list[int] | None = None,
+) -> ast.expr:
+    """BatchNorm by the statistics of X alone. `shape`: of the stored weight that X, one sample, was made of."""
+    weight = None if shape is None else b.parameter(X, shape=tuple(shape))
+    x = X.expr if shape is None else b("w.reshape(1, n, -1)", w=weight, n=shape[0])
+    made = b.call(
+        "F.batch_norm", x, None, None, scale or OMIT, bias=B or OMIT, training=True,
+        eps=unless(shortest(epsilon), 1e-5),
+    )  # fmt: skip
+    return made if weight is None else b("y.reshape_as(w)", y=made, w=weight)

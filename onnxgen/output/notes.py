@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import counted
-from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED, UNROLLED
+from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED, UNROLLED, is_trained
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.folded import folded_layers
 from onnxgen.shapes.info import info
+from onnxgen.weights.stored import folded_from
 
 MAX_INPUT_NAMES = 3  # in one note
+_LOOKED_UP = re.compile(r"(slice|embedding|select|index_select|index)(_\d+)?")
 
 
 def inference_notes(model: ir.Model, options: Options) -> list[str]:
@@ -21,6 +26,8 @@ def inference_notes(model: ir.Model, options: Options) -> list[str]:
         *QUANTISED_NOTES.get(model),
         *_folded_norms(model),
         *_unrolled(model),
+        *_cut_tables(model),
+        *_pinned_sizes(model),
         *(_fixed_batch(model, options) if freed is None else freed.notes),
     ]
 
@@ -50,16 +57,45 @@ def _unrolled(model: ir.Model) -> list[str]:
     return [f"exported step by step, for {numbers} steps: the recurrent layers take any number, if the rest does"]
 
 
+def _cut_tables(model: ir.Model) -> list[str]:
+    """Name the parameters that are only a part of the original's, by the function that the dynamo exporter folded."""
+    found = [
+        f"{folded_from(v) or v.name} {[*v.const_value.shape.numpy()]}"
+        for v in model.graph.initializers.values()
+        if v.const_value is not None and is_trained(v) and _LOOKED_UP.fullmatch(v.name or "") and v.uses()
+    ]
+    if not found:
+        return []
+    what = f"{_listed(found)}: only what was looked up in a table (of positions, say) is stored"
+    return [f"{what}; longer inputs need the original's table"]
+
+
+def _pinned_sizes(model: ir.Model) -> list[str]:
+    """Name the reshapes to constant sizes of a value that has any size: the exporter fixed that of its example."""
+    found = []
+    for node in all_nodes(model.graph):
+        before, after = (
+            (info(v).shape or () for v in (*node.inputs[:1], *node.outputs[:1])) if node.inputs else ((), ())
+        )
+        if node.op_type == "Reshape" and after and all(isinstance(d, int) for d in after):
+            if any(not isinstance(d, int) for d in before):
+                found.append(f"{printable(node.outputs[0].name or '')} {[*after]}")
+    if not found:
+        return []
+    return [f"exported for fixed sizes ({_listed(found)}), though inputs may have any: other sizes fail"]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(printable, names[:MAX_INPUT_NAMES])) + (", ..." if len(names) > MAX_INPUT_NAMES else "")
+
+
 def _fixed_batch(model: ir.Model, options: Options) -> list[str]:
     """Warn of a batch size fixed at 1: the network may be right for one example only."""
     inputs = {v.name or "": info(v).shape or () for v in model.graph.inputs}
     inputs = {name: shape for name, shape in inputs.items() if len(shape) > 1}
     if not inputs or any(shape[0] != 1 or name in options.input_shapes for name, shape in inputs.items()):
         return []
-    names = ", ".join(map(printable, list(inputs)[:MAX_INPUT_NAMES])) + (
-        ", ..." if len(inputs) > MAX_INPUT_NAMES else ""
-    )
     return [
-        f"exported for a batch of 1 ({names}): other sizes may fail; to train in batches, export with a dynamic axis, "
-        "or free it with --dynamic-batch"
+        f"exported for a batch of 1 ({_listed(list(inputs))}): other sizes may fail; to train in batches, export with "
+        "a dynamic axis, or free it with --dynamic-batch"
     ]

@@ -36,6 +36,17 @@ def StochasticDepth(x: Array, *, p: float, mode: str) -> Array:
 
 
 @own
+def Standardize(
+    x: Array, scale: Array | None = None, bias: Array | None = None, *, epsilon: float, shape: Sequence[int] = ()
+) -> Array:
+    axes, per_channel = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+    y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + x.dtype.type(epsilon))
+    y = y if scale is None else y * scale.reshape(per_channel)
+    y = y if bias is None else y + bias.reshape(per_channel)
+    return y.reshape(shape) if len(shape) else y
+
+
+@own
 def Linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     product = x @ weight
     return product if bias is None else product + bias

@@ -165,6 +165,11 @@ def _uniform(side: Side, step: Made, inputs: list[Any], values: Values) -> list[
     return [np.full_like(inputs[0], low + RANDOM_NUMBER * (high - low))]
 
 
+def _bernoulli(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
+    """Draw with the same number, which also decides for a comparison."""
+    return [(inputs[0] > RANDOM_NUMBER).astype(inputs[0].dtype)]
+
+
 def _affine(side: Side, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
     """Compute a norm whose scale and bias keep axes of size 1, as parameters do."""
     if not OWN_NORM.get(step.node):
@@ -225,6 +230,7 @@ SPECIAL = {
     "RMSNormalization": _affine,
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "RandomUniformLike": _uniform,
+    "Bernoulli": _bernoulli,
     "If": _if,
     "Loop": _loop,
     "Scan": _scan,

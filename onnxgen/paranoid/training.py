@@ -60,7 +60,7 @@ def _kinds(picture: Picture) -> Iterator[str]:
         if live.isdisjoint(made.outputs) and not made.bodies:
             continue
         live.update(v for v in made.inputs if v is not None)
-        if made.op == NORM:
+        if made.op in (NORM, "Standardize"):
             yield NORM
         elif is_a(made.node, RANDOM) or _drops(picture, made):
             yield "drop"

@@ -40,9 +40,11 @@ from onnxgen.passes.retype import DTYPES, retype
 from onnxgen.passes.roll import roll
 from onnxgen.passes.sequences import sequences
 from onnxgen.passes.shared_nodes import shared_nodes
+from onnxgen.passes.shared_views import shared_views
 from onnxgen.passes.slices import slices
 from onnxgen.passes.softmax import softmax
 from onnxgen.passes.stack import stack
+from onnxgen.passes.standardised import standardised
 from onnxgen.passes.text import text
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.transformer import transformer
@@ -72,8 +74,10 @@ PASSES: list[Pass] = [
     text,  # text becomes numbers, so that the passes below meet nothing unusual
     known,  # shapes computed beside the data would count as users of it
     dynamic_batch,  # sizes are numbers now, and operators are still the exporter's: it has a rule for each
+    shared_views,  # before no_ops and unbind, which would merge what is apart
     sequences,
     no_ops,  # casts and identities would hide a pattern
+    standardised,  # before norms, which would take the statistics that it computes beside
     dropout,  # before another idiom takes its Mul
     unrolled,  # before recurrent, which finds the module of such layers
     recurrent,

@@ -1,9 +1,10 @@
 """Dropout spelled out: `x` times random zeros and ones, divided by the share of ones.
 
-PyTorch's dynamo exporter writes an in-place Dropout like this in training mode (torch 2.13); it writes others as the
-operator. Noise with one number for each sample, or one for all, is stochastic depth: torchvision and timm write it with
-a comparison, older timm with `floor` (both exporters). Noise of any other shape drops something else and is left alone.
-The layers drop in training mode only, as in the network that was exported.
+PyTorch's dynamo exporter writes an in-place Dropout like this in training mode (torch 2.13), and one of whole channels;
+it writes others as the operator. Noise with one number for each sample, or one for all, is stochastic depth:
+torchvision and timm write it with a comparison, older timm with `floor`, others with `torch.bernoulli` or
+`torch.where`. Noise of any other shape drops something else and is left alone. So is noise that no scale makes up for:
+its author may scale in evaluation. The layers drop in training mode only, as in the network that was exported.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import RANDOM
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
+from onnxgen.passes.match import uniform
 from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.passes.rewrite import own
 from onnxgen.shapes.info import Info, info, set_info
@@ -20,37 +25,44 @@ from onnxgen.shapes.info import Info, info, set_info
 
 def dropout(model: ir.Model, options: Options) -> None:
     """Rewrite every such product to the standard's Dropout, or to `onnxgen.StochasticDepth`."""
-    IDIOMS.rewrite(model)
+    if any(is_a(node, RANDOM) for node in all_nodes(model.graph)):
+        IDIOMS.rewrite(model)
 
 
 def _dropout(match: Match) -> ir.Node | None:
+    keep = _kept(match)
     x, noise = info(match.tensor("x")), info(match.tensor("e"))
-    if x.shape is None or x.shape != noise.shape or not _is_noise(match):
+    if keep is None or x.shape is None or x.shape != noise.shape:
         return None
     ratio = ir.Value(name="ratio", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
-    set_info(ratio, Info(ir.DataType.FLOAT, (), np.asarray(_complement(match.number("keep")), np.float32)))
+    set_info(ratio, Info(ir.DataType.FLOAT, (), np.asarray(_complement(keep), np.float32)))
     return ir.node("Dropout", [match.tensor("x"), ratio], version=13)
 
 
 def _stochastic_depth(match: Match) -> ir.Node | None:
+    keep = _kept(match)
     x, noise = info(match.tensor("x")).shape, info(match.tensor("e")).shape
-    if not x or noise is None or not _is_noise(match):
+    if keep is None or not x or noise is None or not same_as(match):
         return None
     ones = (1,) * (len(x) - 1)
-    mode = {(x[0], *ones): "row", (1, *ones): "batch"}.get(noise)
-    if mode is None or not same_as(match):
+    modes = {(x[0], *ones): "row", (1, *ones): "batch"}
+    if len(x) in FEATURES:
+        modes.setdefault((*x[:2], *ones[1:]), "feature")
+    mode = modes.get(noise)
+    return None if mode is None else own("StochasticDepth", [match.tensor("x")], p=_complement(keep), mode=mode)
+
+
+def _kept(match: Match) -> float | None:
+    """Return the share that is kept if the scale makes up for the rest and each call draws anew (no seed)."""
+    (drawn,) = (node for node in match.inside if is_a(node, RANDOM))
+    bounds = drawn.attributes.get_float("low", 0.0), drawn.attributes.get_float("high", 1.0)
+    if "seed" in drawn.attributes or bounds != (0.0, 1.0):
         return None
-    return own("StochasticDepth", [match.tensor("x")], p=_complement(match.number("keep")), mode=mode)
-
-
-def _is_noise(match: Match) -> bool:
-    """True if the scale keeps the mean despite the dropped elements, and the noise differs at each call (no seed)."""
-    keep, scale = match.number("keep"), match.number("scale")
-    if any("seed" in node.attributes for node in match.inside) or not 0 < keep <= 1:
-        return False
-    (drawn,) = (node.attributes for node in match.inside if node.op_type == "RandomUniformLike")
-    bounds = drawn.get_float("low", 0.0), drawn.get_float("high", 1.0)
-    return bounds == (0.0, 1.0) and abs(keep * scale - 1) <= 1e-6
+    if "z" in match.bound and uniform(match.tensor("z")) != 0:
+        return None
+    keep = 1 - match.number("lost") if "lost" in match.bound else match.number("keep")
+    keep *= uniform(match.tensor("e")) or 0.0 if drawn.op_type == "Bernoulli" else 1.0
+    return keep if 0 < keep <= 1 and abs(keep * match.number("scale") - 1) <= 1e-6 else None
 
 
 def _complement(keep: float) -> float:
@@ -59,6 +71,12 @@ def _complement(keep: float) -> float:
     return short if np.float32(1 - short) == np.float32(keep) else 1 - keep
 
 
-SPELLED = Pattern("scale * x * Cast(Less(RandomUniformLike(e), keep))")
+FEATURES = (3, 4, 5)  # ranks of the inputs of nn.Dropout1d, nn.Dropout2d, nn.Dropout3d
+KEPT = "Less(RandomUniformLike(e), keep) | LessOrEqual(RandomUniformLike(e), keep)"
+# Not of Less: what an exporter writes for >= in old opsets
+LOST = "Less(RandomUniformLike(e), lost) | LessOrEqual(RandomUniformLike(e), lost)"
+ABOVE = f"Greater(RandomUniformLike(e), lost) | GreaterOrEqual(RandomUniformLike(e), lost) | Not({LOST})"
+SPELLED = (Pattern(f"scale * x * Cast({KEPT} | {ABOVE})"), Pattern("scale * x * Bernoulli(keep * e)"))
+CHOSEN = (Pattern(f"Where({KEPT} | {ABOVE}, scale * x, z)"), Pattern(f"Where({LOST}, z, scale * x)"))
 FLOORED = Pattern("scale * x * Floor(RandomUniformLike(e) + keep)")
-IDIOMS = Table([Idiom((SPELLED,), _dropout), Idiom((SPELLED, FLOORED), _stochastic_depth)])
+IDIOMS = Table([Idiom((*SPELLED, *CHOSEN), _dropout), Idiom((*SPELLED, *CHOSEN, FLOORED), _stochastic_depth)])

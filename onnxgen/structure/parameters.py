@@ -149,7 +149,7 @@ class Parameters:
                 wanted = identifier(f"{owner}_{wanted}")
             if group.in_forward and wanted in attributes:
                 wanted = f"{wanted}_"
-            group.name = namer.take(wanted)
+            group.name = namer.take(identifier(wanted))  # a keyword may have the name of a builtin: `clamp(min=...)`
         for flag, wanted in self.flags.items():
             name = identifier(wanted)
             if flag in stored and name in attributes:

@@ -110,6 +110,9 @@ class _Held:
 
     def __init__(self, module: nn.Module, inputs: Mapping[str, Any], fixed: Set[str]) -> None:
         self.module = copy.deepcopy(module).double()
+        for layer in self.module.modules():
+            if isinstance(layer, nn.Embedding):  # it gives one row no gradient, whatever the outputs do
+                layer.padding_idx = None
         self.inputs = {name: _wide(value) for name, value in inputs.items()}
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad and p.is_floating_point()}
         floats = {

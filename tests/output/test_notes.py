@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper as h
+from torch import Tensor, nn
 
 from onnxgen import Options
 from onnxgen.cli import run
 from onnxgen.pipeline import build
 from tests.zoo import ZOO
-from tests.zoo.export import export
+from tests.zoo.export import export, quiet
 
 VI = h.make_tensor_value_info
 
@@ -68,3 +70,34 @@ def test_a_batch_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     path = save(tmp_path / "m.onnx", "conv.weight", "n")
     assert notes(path) == "" and notes(path, Options(input_shapes={"x": (1, 3, 4, 4)})) == ""
     assert notes(save(tmp_path / "m.onnx", "conv.weight", 2)) == ""
+
+
+class Positions(nn.Module):
+    """Looks up its tables for the length of the example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 8), nn.Embedding(64, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        return found
+
+
+def test_a_table_that_was_cut(tmp_path: Path) -> None:
+    path, ids = tmp_path / "m.onnx", torch.ones(2, 5, dtype=torch.int64)
+    with quiet():
+        torch.onnx.export(Positions(), (ids,), path, dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},))
+    assert "places.weight [5, 8]: only what was looked up in a table" in notes(path)
+    torch.onnx.export(Positions(), (ids,), path, dynamo=False, dynamic_axes={"x": {0: "n", 1: "m"}}, input_names=["x"])
+    assert "a table" not in notes(path)
+
+
+@pytest.mark.parametrize(("sizes", "told"), [([2, 12], True), ([-1, 12], False), ([0, 12], False)])
+def test_sizes_of_the_example(sizes: list[int], told: bool, tmp_path: Path) -> None:
+    nodes = [h.make_node("Relu", ["x"], ["r"]), h.make_node("Reshape", ["r", "sizes"], ["rows"])]
+    nodes.append(h.make_node("Sigmoid", ["rows"], ["y"]))
+    ports = [VI("x", onnx.TensorProto.FLOAT, ["batch", 3, 4])], [VI("y", onnx.TensorProto.FLOAT, None)]
+    graph = h.make_graph(nodes, "g", *ports, [onnx.numpy_helper.from_array(np.array(sizes), "sizes")])
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    assert ("exported for fixed sizes (rows [2, 12])" in notes(tmp_path / "m.onnx")) == told

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onnxgen.graph.operators import operators
 from onnxgen.helpers.fake_quant import fake_quantize, fake_quantize_dynamic
 from onnxgen.helpers.rotary import rotate_half, rotate_pairs
-from onnxgen.paranoid import own_layers
+from onnxgen.paranoid import own_layers, own_transformer
 from onnxgen.paranoid.own import OWN
 
 X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -25,6 +25,9 @@ SDPA = F.scaled_dot_product_attention
 
 # (operator, inputs, attributes, what torch computes of the inputs)
 CASES: list[tuple[str, list[Tensor], dict[str, Any], Callable[..., Any]]] = [
+    ("Standardize", [X], {"epsilon": 0.1}, lambda x: F.batch_norm(x, None, None, training=True, eps=0.1)),
+    ("Standardize", [X[:1], Y[0, :, 0], Y[1, :, 0]], {"epsilon": 1e-3, "shape": [4, 2, 3]},
+     lambda x, w, b: F.batch_norm(x, None, None, w, b, True, eps=1e-3).reshape(4, 2, 3)),
     ("Linear", [X, W], {}, lambda x, w: x @ w),
     ("Linear", [X, W, W[0]], {}, lambda x, w, b: F.linear(x, w.T, b)),
     ("Glu", [X], {"axis": 1}, lambda x: F.glu(x, 1)),
@@ -112,7 +115,7 @@ def test_recurrent_cells(kind: str) -> None:
 
 def test_every_own_operator_has_a_definition() -> None:
     """But for what only `--quantized` writes, whose pass is no equality."""
-    assert own_layers
+    assert own_layers and own_transformer
     ours = {name for domain, name in operators() if domain == "onnxgen"}
     assert ours - set(OWN) == set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,24 @@ class OldTimm(Torchvision):
         return x + y
 
 
+class Spelled(Torchvision):
+    """As people write it themselves: `mode` is one of `SPELLINGS`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return x + (SPELLINGS[self.mode](y, torch.rand(y.shape[0], 1, 1)) if self.training else y)
+
+
+SPELLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "above": lambda y, r: y * (r > 1 - KEEP).to(y.dtype) / KEEP,
+    "not below": lambda y, r: y * ((r >= 1 - KEEP) / KEEP),
+    "filled": lambda y, r: (y / KEEP).masked_fill(r < 1 - KEEP, 0.0),
+    "chosen": lambda y, r: torch.where(r < KEEP, y / KEEP, torch.zeros_like(y)),
+    "full": lambda y, r: y * torch.bernoulli(torch.full((y.shape[0], 1, 1), KEEP)) / KEEP,
+    "ones": lambda y, r: y * torch.bernoulli(torch.ones(y.shape[0], 1, 1) * KEEP) / KEEP,
+}
+
+
 def exported(net: nn.Module, path: Path, dynamo: bool) -> Path:
     given: dict[str, Any] = {"training": torch.onnx.TrainingMode.TRAINING, "dynamo": dynamo, "input_names": ["x"]}
     if dynamo:
@@ -54,11 +73,11 @@ def exported(net: nn.Module, path: Path, dynamo: bool) -> Path:
 
 
 @pytest.mark.parametrize("dynamo", [False, True], ids=["legacy", "dynamo"])
-@pytest.mark.parametrize("build", [Torchvision, OldTimm])
-@pytest.mark.parametrize("mode", ["row", "batch"])
+@pytest.mark.parametrize(
+    ("build", "mode"),
+    [(Torchvision, "row"), (Torchvision, "batch"), (OldTimm, "row"), *((Spelled, name) for name in SPELLINGS)],
+)
 def test_it_is_gated(build: type[Torchvision], mode: str, dynamo: bool, tmp_path: Path) -> None:
-    if build is OldTimm and mode == "batch":
-        pytest.skip("timm has it by rows only")
     net = build(mode)
     made, x = load(exported(net, tmp_path / "net.onnx", dynamo)), torch.randn(400, 5, 4)
     assert torch.allclose(made.eval()(x), net.eval()(x), atol=1e-6)
@@ -67,7 +86,17 @@ def test_it_is_gated(build: type[Torchvision], mode: str, dynamo: bool, tmp_path
     kept = (y.abs().amax((1, 2)) > 1e-3).float()  # of each sample
     assert torch.allclose(y, net.fc(x) / KEEP * kept[:, None, None], atol=1e-5)
     share = kept.mean().item()
-    assert abs(share - KEEP) < 0.1 if mode == "row" else share in (0.0, 1.0)
+    assert abs(share - KEEP) < 0.1 if mode != "batch" else share in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_channels(rank: int, tmp_path: Path) -> None:
+    """Only the dynamo exporter writes a Dropout of whole channels in training mode."""
+    net = nn.Sequential([nn.Dropout1d, nn.Dropout2d, nn.Dropout3d][rank - 3](1 - KEEP))
+    path, x = tmp_path / "net.onnx", torch.ones(3, 4, *[2] * (rank - 2))
+    torch.onnx.export(net.train(), (x,), path, training=torch.onnx.TrainingMode.TRAINING, dynamo=True, verbose=False)
+    made = load(path)
+    assert [type(m) for m in made.children()] == [type(net[0])] and torch.equal(made.eval()(x), x)
 
 
 @pytest.mark.parametrize("change", ["scale", "shape", "seed", "range"])

@@ -56,3 +56,19 @@ class Many(nn.Module):
 
 def test_a_long_tuple_of_tensors(tmp_path: Path) -> None:
     assert "-> tuple[Tensor, ...]:" in forward(Many(), (torch.randn(3),), tmp_path)
+
+
+class Clamped(nn.Module):
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.fc, self.least = nn.Linear(4, 4), least
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.rsqrt(self.fc(x).square().clamp(min=self.least))
+        return y
+
+
+def test_an_argument_with_the_name_of_a_builtin(tmp_path: Path) -> None:
+    net = nn.Sequential(*map(Clamped, (0.1, 0.2, 0.1, 0.3)))
+    torch.onnx.export(net, (torch.randn(3, 4),), tmp_path / "net.onnx", dynamo=False, opset_version=17)
+    assert "clamp(min=self.min_)" in generate(tmp_path / "net.onnx", tmp_path / "net.py").source

@@ -147,6 +147,7 @@ class Road:
     def check(self) -> None:
         """Everything that holds of this case."""
         self.assert_keys()
+        self.assert_kinds()
         self.assert_homes()
         if self.entry.inexactness(self.case) is None and not self.is_random:
             self.assert_outputs(2)
@@ -170,6 +171,18 @@ class Road:
         extra = {k for x in self.losses for k in x.extra}
         found = f"missing {sorted(theirs - ours)}, extra {sorted(ours - theirs)}"
         assert (theirs - ours, ours - theirs) == (missing, extra), found
+
+    def assert_kinds(self) -> None:
+        """What the original trains is a parameter, and nothing else is, but for what is written down.
+
+        A bias is made where a BatchNorm is folded into a convolution.
+        """
+        ours, theirs = (dict(m.named_parameters(remove_duplicate=False)) for m in (self.model, self.original))
+        frozen = {n for n, p in theirs.items() if not p.requires_grad}  # what the file cannot know
+        false = {n for n in ours.keys() - theirs.keys() if not (self.is_folded and n.endswith(".bias"))}
+        assert false <= {k for x in self.losses for k in x.extra}, f"false parameters: {sorted(false)}"
+        lost = (self.model.state_dict().keys() & theirs.keys()) - ours.keys() - frozen
+        assert not lost, f"false buffers: {sorted(lost)}"
 
     def assert_homes(self) -> None:
         """Every stored tensor that the file calls by a module path is in that very module."""

@@ -60,9 +60,11 @@ class Tied(nn.Module):
         self.body = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
         self.head = nn.Linear(6, 11, bias=False)
         self.head.weight = self.embed.weight
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.outer.weight, self.outer.bias = self.inner.weight, self.inner.bias
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.body(self.embed(ids)) * self.scale)
+        return self.head(self.outer(self.inner(self.body(self.embed(ids))) * self.scale))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -72,6 +74,7 @@ def test_a_tied_matrix_stays_one(case: Case, tmp_path: Path) -> None:
     made.check()
     model: Any = made.model
     assert model.head.weight is model.embed.weight
+    assert model.inner.weight is model.outer.weight and model.inner.bias is model.outer.bias
     assert isinstance(model.scale, nn.Parameter)
 
 

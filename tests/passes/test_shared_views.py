@@ -1,0 +1,59 @@
+"""Biases that are equal before training belong to one module each, also where an exporter cut them only once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnxgen.runtime.load import load
+from tests.export.test_shared import back
+from tests.zoo.export import quiet
+
+
+class Decoder(nn.Module):
+    """An encoder's bias, two of the decoder's and the cross-attentions' are zeros: the exporter stores one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.layers = nn.ModuleList(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.encoder(x)
+        for layer in self.layers:
+            x = layer(x, memory)
+        return x
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("decoder") / "net.onnx"
+    shapes = ({0: torch.export.Dim("batch")},)
+    with quiet():
+        torch.onnx.export(
+            Decoder().eval(), (torch.randn(2, 5, 8),), path, dynamo=True, input_names=["x"], dynamic_shapes=shapes
+        )
+    return path
+
+
+def test_cross_attentions_have_biases_of_their_own(path: Path, tmp_path: Path) -> None:
+    assert sum(v.name.endswith("in_proj_bias") for v in onnx.load(path).graph.initializer) == 1
+    made = dict(load(path).named_parameters())
+    kept = {n for n, _ in Decoder().named_parameters() if not n.endswith("out_proj.bias")}  # zeros, which it dropped
+    assert made.keys() == kept
+    x = np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32)
+    back(onnx.load(path), tmp_path, [x])  # each is trained, and so is the file that is exported
+
+
+def test_numbers_of_a_trained_bias_stay_one_parameter(path: Path, tmp_path: Path) -> None:
+    model = onnx.load(path)
+    bias = next(v for v in model.graph.initializer if v.name.endswith("in_proj_bias"))
+    bias.CopyFrom(onnx.numpy_helper.from_array(np.linspace(-1, 1, 24).astype(np.float32) ** 3, bias.name))
+    onnx.save(model, tmp_path / "tied.onnx")
+    made = load(tmp_path / "tied.onnx")
+    assert not [n for n, _ in made.named_parameters() if n.endswith("multihead_attn.in_proj_bias")]
