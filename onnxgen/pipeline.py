@@ -30,8 +30,18 @@ from onnxgen.passes import simplify
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.scopes import find_blocks
-from onnxgen.structure import Plain, structure
-from onnxgen.validate import Difference, Specification, hold, hold_keys, specify, stored_by, translated, validate
+from onnxgen.structure import Plain, join_branches, structure
+from onnxgen.validate import (
+    Difference,
+    Specification,
+    hold,
+    hold_keys,
+    same_either_way,
+    specify,
+    stored_by,
+    translated,
+    validate,
+)
 
 DEFAULTS = Options()
 Progress = Callable[[str], None]  # called with the name of each stage (`common.timing.STAGES`) when it begins
@@ -91,7 +101,9 @@ def build(
 
 
 def _specified(module: ModuleDef, options: Options, report: Report) -> Specification:
-    """Add the layers of `--dropout`, and return the specification of the text."""
+    """Join branches, add the layers of `--dropout`, and return the specification of the text."""
+    with timed(report, "structure"):
+        join_branches(module, same_either_way)
     with timed(report, "validate"):
         before = specify(module) if options.dropout else None
     with timed(report, "structure"):

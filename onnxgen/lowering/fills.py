@@ -21,7 +21,8 @@ from onnxgen.shapes.info import Info, Shape
 NEAR = 32  # so many values before a layer are asked for their type
 UNNAMED = "constant"  # what `Members` calls a buffer without a name
 MAX_ELEMENTS = 1 << 14  # a larger constant is kept, and not made in every call
-FILLS = {"torch.zeros": "x.new_zeros", "torch.ones": "x.new_ones", "torch.full": "x.new_full"}
+EMPTY = "torch.empty"  # a constant without elements: optimum fills a branch's missing outputs with them
+FILLS = {"torch.zeros": "x.new_zeros", "torch.ones": "x.new_ones", "torch.full": "x.new_full", EMPTY: "x.new_empty"}
 
 
 def write_fills(
@@ -135,9 +136,9 @@ def _fills(statement: Statement, made: Mapping[int, tuple[ir.DataType, Shape]]) 
 
 
 def _is_fill(member: Member) -> bool:
-    """True for a constant of one number that no person gave a name."""
-    name = member.path[-1]
-    return function_of(member.build) in FILLS and (name == UNNAMED or FILL.fullmatch(name) is not None)
+    """True for a constant of one number that no person gave a name, and for one without elements."""
+    name, kind = member.path[-1], function_of(member.build)
+    return kind == EMPTY or (kind in FILLS and (name == UNNAMED or FILL.fullmatch(name) is not None))
 
 
 def _size(shape: Shape) -> int:

@@ -11,7 +11,7 @@ from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import ROOT, SCOPE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.trainable import stored_values
-from onnxgen.scopes.origin import param_path, seen_from
+from onnxgen.scopes.origin import MERGED, param_path, seen_from
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import VIEWS, folded_from, stored
 
@@ -59,7 +59,7 @@ class ParameterPaths:
         found = param_path(label) or param_path(name)
         if found is None:
             root = label if re.fullmatch(r"[A-Za-z_]\w*", label) and not NOISE.match(label) else name
-            return (root,) if root == label or root in self._roots else None
+            return (MERGED.sub("", root),) if root == label or root in self._roots else None
         return seen_from(scope, found) if name in self.shared and not self.is_exact(label) else found
 
     def is_exact(self, label: str) -> bool:

@@ -109,7 +109,7 @@ class Rules:
     def __init__(self, model: ir.Model, options: Options, reach: Reach) -> None:
         self.options, self.reach = options, reach
         tensors = model.graph.initializers.values()
-        self.by_pytorch = model.producer_name == "pytorch"
+        self.by_pytorch = model.producer_name in ("pytorch", "optimum-onnx")
         self.has_state = self.by_pytorch and any(param_path(v.name or "") for v in tensors)
         self.is_recorded = any(KIND in v.metadata_props for v in tensors)
         self.inputs = set(model.graph.inputs).difference(tensors)
@@ -117,6 +117,8 @@ class Rules:
     def wanted(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
         """Return True if a tensor is to be trained, False if not, None if no rule applies."""
         name, kind = value.name or "", value.metadata_props.get(KIND)
+        if tensor.size == 0:
+            return False
         for pattern, decided in ((self.options.frozen, False), (self.options.trainable, True)):
             if pattern and re.search(pattern, name):
                 return decided

@@ -137,7 +137,9 @@ def _misplaced(model: ir.Model, before: Picture, after: Picture) -> Iterator[str
     for made in before.nodes.values():
         for value in made.inputs:
             users.setdefault(value, []).append(made) if value is not None else None
-    by_pytorch = model.producer_name == "pytorch" and any(param_path(before.names[v]) for v in before.stored)
+    by_pytorch = model.producer_name in ("pytorch", "optimum-onnx") and any(
+        param_path(before.names[v]) for v in before.stored
+    )
     told = NUMBERED if by_pytorch else FOLDED
     is_told = any(map(_tells, before.nodes.values())) or any(told.fullmatch(before.names[v]) for v in before.stored)
     if any("Normalization" in made.op for made in before.nodes.values()):

@@ -40,6 +40,11 @@ _COMPUTED = re.compile(
 )
 
 
+def is_by_pytorch(model: ir.Model) -> bool:
+    """True if PyTorch exported a model. optimum writes its own name into the decoders that it merges of such files."""
+    return model.producer_name in ("pytorch", "optimum-onnx")
+
+
 def may_be_root_name(name: str) -> bool:
     """True if a name without a dot may be that of a parameter or buffer of the root module (`temperature`)."""
     return re.fullmatch(r"[A-Za-z_]\w*", name) is not None and not _GENERATED.fullmatch(name)

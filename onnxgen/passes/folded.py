@@ -23,7 +23,7 @@ from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import NORM, RECTIFIER, VIEW
 from onnxgen.options import Options
-from onnxgen.passes.exporters import holds_folded_norm, is_in_norm
+from onnxgen.passes.exporters import holds_folded_norm, is_by_pytorch, is_in_norm
 from onnxgen.passes.match import standard_nodes
 from onnxgen.passes.steps import input_at
 from onnxgen.scopes.origin import param_path, recorded_scope
@@ -63,7 +63,7 @@ def folded_layers(model: ir.Model) -> list[ir.Node]:
     The legacy exporter computes a convolution's weight only to fold a norm. Before PyTorch 1.12 the names of computed
     tensors were numbers.
     """
-    numbered = model.producer_name == "pytorch" and any(map(param_path, model.graph.initializers))
+    numbered = is_by_pytorch(model) and any(map(param_path, model.graph.initializers))
     layers = [n for n in all_nodes(model.graph) if n.op_type in WEIGHTED and len(n.inputs) > 1]
     return [n for n in layers if is_in_norm(n) or _is_renamed(n) or (numbered and _is_numbered(n))]
 

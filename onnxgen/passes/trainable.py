@@ -24,7 +24,15 @@ from onnxgen.graph.gradients import reason
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
 from onnxgen.options import Options
-from onnxgen.passes.exporters import FILL, KIND, PERSISTENT, is_by_dynamo, is_made_of_constants, may_be_root_name
+from onnxgen.passes.exporters import (
+    FILL,
+    KIND,
+    PERSISTENT,
+    is_by_dynamo,
+    is_by_pytorch,
+    is_made_of_constants,
+    may_be_root_name,
+)
 from onnxgen.passes.regular import is_expectation, is_fresh, rule_of
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
@@ -44,8 +52,8 @@ def trainable(model: ir.Model, options: Options) -> None:
     """
     graph = model.graph
     reached = differentiable(graph)
-    PRODUCER.set(graph, model.producer_name)
-    KEEPS_STATE.set(graph, model.producer_name == "pytorch" and any(map(param_path, graph.initializers)))
+    PRODUCER.set(graph, "pytorch" if is_by_pytorch(model) else model.producer_name)
+    KEEPS_STATE.set(graph, is_by_pytorch(model) and any(map(param_path, graph.initializers)))
     RECORDED.set(graph, any(KIND in v.metadata_props for v in graph.initializers.values()))
     _note_root_names(graph)
     inputs = set(graph.inputs) - set(graph.initializers.values())
@@ -71,7 +79,9 @@ def _note_kept(graph: ir.Graph) -> None:
     for value in stored_values(graph):
         named = param_path(value.name or "") is not None or ROOT.has(value)
         named = named or (value.metadata_props.get(KIND) == "BUFFER" and PERSISTENT in value.metadata_props)
-        if named and value.metadata_props.get(PERSISTENT) != "False":
+        tensor = stored(value)
+        is_empty = tensor is not None and tensor.size == 0 and KIND not in value.metadata_props
+        if named and not is_empty and value.metadata_props.get(PERSISTENT) != "False":
             KEPT.set(value, not is_trained(value))
     for node in all_nodes(graph):
         if is_a(node, PASSES_ON) and node.inputs and node.inputs[0] is not None:
@@ -153,6 +163,8 @@ def _decide(
 ) -> tuple[bool, str]:
     """Return True if a tensor is trained, and the reason."""
     name = value.name or ""
+    if tensor.size == 0:
+        return False, "an empty tensor has no element to train"
     if options.frozen and re.search(options.frozen, name):
         return False, "--frozen says so"
     if options.trainable and re.search(options.trainable, name):

@@ -33,6 +33,7 @@ from onnxgen.weights.stored import folded_from
 
 _MAX_PARTS = 64  # longer paths are not module paths
 _TYPES = ("Cast", "QuantizeLinear", "DequantizeLinear")
+MERGED = re.compile(r"_merged_\d+$")  # what optimum adds to the name of a tensor that two merged graphs share
 _PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # Paddle's names of tensors: `conv2d_1.w_0`
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 
@@ -42,6 +43,7 @@ def param_path(name: str) -> tuple[str, ...] | None:
 
     A name without a dot is None too: `w` and an exporter's `val_14` cannot be told apart.
     """
+    name = MERGED.sub("", name)
     if not re.fullmatch(r"[^\s/:'\"\\;,()]+", name) or _PADDLE.fullmatch(name):
         return None
     parts = tuple(name.split("."))

@@ -13,9 +13,12 @@ from onnxgen.code.module_def import ModuleDef
 from onnxgen.common.names import ModulePath
 from onnxgen.options import Options
 from onnxgen.structure.about import describe
+from onnxgen.structure.branches import join_branches
 from onnxgen.structure.classes import write_classes
 from onnxgen.structure.nesting import copied
 from onnxgen.structure.scopes import Splitter
+
+__all__ = ["Plain", "join_branches", "structure"]
 
 Plain = frozenset[ModulePath]  # modules whose statements stay one by one, each in a class of its own
 

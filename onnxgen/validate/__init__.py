@@ -11,7 +11,7 @@ on the terms of a flat module (`code/module_def.py`, the placeholders of `code/q
 from onnxgen.errors import WrongTranslation
 from onnxgen.validate.check import Difference, validate
 from onnxgen.validate.fallback import STRICT, translated
-from onnxgen.validate.flat import Specification, specify
+from onnxgen.validate.flat import Specification, same_either_way, specify
 from onnxgen.validate.stored import hold, hold_keys, stored_by
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "WrongTranslation",
     "hold",
     "hold_keys",
+    "same_either_way",
     "specify",
     "stored_by",
     "translated",

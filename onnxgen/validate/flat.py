@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, is_statistic
+from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, assigned, is_statistic
+from onnxgen.code.quote import Ref
 from onnxgen.code.torch_api import BATCH_NORMS, PURE, function_of
 from onnxgen.errors import WrongTranslation
-from onnxgen.shapes.info import Info
+from onnxgen.shapes.info import Info, Shape
 from onnxgen.validate.statements import Statements
-from onnxgen.validate.values import Graph, Leaf, LocalVariables, Node, Value, variable
+from onnxgen.validate.values import Graph, Leaf, LocalVariables, Node, Unreadable, Value, variable
 
 
 @dataclass
@@ -50,6 +52,31 @@ def specify(module: ModuleDef, before: Specification | None = None) -> Specifica
     return _specified(module, Graph(), frozenset())
 
 
+def same_either_way(module: ModuleDef, joined: ModuleDef, condition: str) -> bool:
+    """Return True if two modules compute the same, whether the value `condition` is true or false.
+
+    Every `if` of that condition is decided beforehand in both, so it does not matter where in the body they stand.
+    What the second says of the shapes of its values must be what the first says of the same values.
+    """
+    if any(Counter(name for s in m.body for name in assigned(s))[condition] > 1 for m in (module, joined)):
+        return False
+    for taken in (True, False):
+        graph = Graph()
+        try:
+            wanted, made = (
+                _specified(each, graph, frozenset(), (variable(condition), taken)) for each in (module, joined)
+            )
+        except Unreadable:
+            return False
+        one, other = wanted.program, made.program
+        same = wanted.result is made.result and (one.nexts, one.stops) == (other.nexts, other.stops)
+        if not same or (one.effects, one.seen) != (other.effects, other.seen):
+            return False
+        if any(not shapes <= one.noted.get(node, set()) for node, shapes in other.noted.items()):
+            return False
+    return True
+
+
 def _hold_without_dropout(module: ModuleDef, before: Specification) -> None:
     """Check that the module equals the former one if every new `nn.Dropout` is skipped."""
     new = {".".join(m.path): m.build for m in module.members if ".".join(m.path) not in before.members}
@@ -62,8 +89,10 @@ def _hold_without_dropout(module: ModuleDef, before: Specification) -> None:
         raise WrongTranslation("--dropout changed more than it should: the network is another one in evaluation, too")
 
 
-def _specified(module: ModuleDef, graph: Graph, passed_by: frozenset[str]) -> Specification:
-    program = _Flat(graph, module, passed_by)
+def _specified(
+    module: ModuleDef, graph: Graph, passed_by: frozenset[str], decided: tuple[str, bool] | None = None
+) -> Specification:
+    program = _Flat(graph, module, passed_by, decided)
     scope = LocalVariables()
     for i, argument in enumerate(module.inputs):
         program.bind(variable(argument.value), graph.make("input", i, argument.annotation), scope)
@@ -102,10 +131,14 @@ class _Flat(Statements):
 
     `passed_by`: members whose call returns its argument. `whole`: the positions of loops over a range that are executed
     as one. Loops of few turns are executed turn by turn, since structure also writes such loops for repeated layers.
+    `decided`: a variable that is true or false where an `if` asks for it. `noted`: the shapes that values have.
     """
 
-    def __init__(self, graph: Graph, module: ModuleDef, passed_by: frozenset[str]) -> None:
+    def __init__(
+        self, graph: Graph, module: ModuleDef, passed_by: frozenset[str], decided: tuple[str, bool] | None
+    ) -> None:
         super().__init__(graph)
+        self.decided, self.noted = decided, dict[Node, set[Shape]]()
         self.passed_by = {graph.make("member", path) for path in passed_by}
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
         self.whole: set[tuple[object, ...]] = set()
@@ -120,6 +153,11 @@ class _Flat(Statements):
         if self.passed_by and function in self.passed_by and len(args) == 1 and not kwargs:
             return args[0]
         return super().call(function, args, kwargs)
+
+    def test(self, tree: ast.expr, scope: LocalVariables) -> Value:
+        if self.decided is not None and isinstance(tree, Ref) and variable(tree.value) == self.decided[0]:
+            return self.decided[1]
+        return super().test(tree, scope)
 
     def stays_whole(self, source: range) -> bool:
         if not source[MAX_UNROLLED_ITERATIONS // self.turns :]:
@@ -151,6 +189,8 @@ class _Flat(Statements):
         facts = self.infos.get(name, Info())
         if isinstance(value, Node) and facts.kind == "tensor" and facts.shape is not None:
             self.graph.shapes.setdefault(value, facts.shape)
+            if self.decided is not None:
+                self.noted.setdefault(value, set()).add(facts.shape)
 
 
 def _python(statement: Statement) -> ast.stmt:

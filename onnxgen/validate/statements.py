@@ -93,8 +93,12 @@ class Statements(Expressions):
             return
         self.effects.append(self.make("effect", self.loop, self.under, self.node(self.evaluate(value, scope))))
 
+    def test(self, tree: ast.expr, scope: LocalVariables) -> Value:
+        """Evaluate the test of a branch."""
+        return self.evaluate(tree, scope)
+
     def _if(self, statement: ast.If, scope: LocalVariables) -> None:
-        test = self.evaluate(statement.test, scope)
+        test = self.test(statement.test, scope)
         if isinstance(test, CONCRETE):
             if self.run(statement.body if test else statement.orelse, scope) is not UNDEFINED:
                 raise Unreadable("a return in a branch")
