@@ -152,7 +152,7 @@ FLOORS = (
     ("structure",),
     ("output",),
     ("validate",),
-    ("paranoid",),
+    ("arguments", "paranoid"),
     ("pipeline",),
     ("runtime", "view"),
     ("verify",),

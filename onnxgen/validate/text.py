@@ -34,6 +34,8 @@ class Text(Statements):
             loop over it instead.
     """
 
+    names_of = staticmethod(module_names)
+
     def __init__(self, tree: ast.Module, specification: Specification) -> None:
         super().__init__(specification.graph.copy())
         self.specification = specification
@@ -41,7 +43,7 @@ class Text(Statements):
         self.repeatable, self.measuring = specification.program.repeatable, specification.program.measuring
         defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.classes = {name: FileClass(node) for name, node in defined.items() if name not in specification.opaque}
-        self.globals = module_names(tree)
+        self.globals = self.names_of(tree)
         for made in self.classes.values():
             check_variables(made.definition, self.globals)
         self.ties: set[tuple[str, str]] = set()
@@ -97,8 +99,7 @@ class Text(Statements):
         base = dotted(definition.bases[0]) if len(definition.bases) == 1 else ""
         if base not in ("nn.Module", "nn.Sequential") or definition.decorator_list or definition.keywords:
             raise Unreadable(f"class {definition.name} of another base")
-        made = Holder(base.removeprefix("nn."), definition)
-        init = _method(definition, "__init__")
+        made, init = Holder(base.removeprefix("nn."), definition), _method(definition, "__init__")
         check_body(definition, self.open)
         self._enter(definition.name)
         first, *rest = init.body
@@ -182,13 +183,12 @@ class Text(Statements):
             of.frozen.add(key)
             return True
         if name in ("register_buffer", "add_module", "register_parameter"):
-            to = self.evaluate(function.value, scope)
             key, value = self._several(tree.args, scope)
             given = self.keywords(tree, scope)
             if given not in ({}, {"persistent": False}):
                 raise Unreadable(f"{name} with other arguments")
             kind = "" if name != "register_buffer" else "transient" if given else "persistent"
-            self._register(to, key, value, kind)
+            self._register(self.evaluate(function.value, scope), key, value, kind)
             return True
         if name == "tie_weights" and not tree.args and not tree.keywords:
             self.tying.append(self.evaluate(function.value, scope))  # evaluated once all modules have their paths

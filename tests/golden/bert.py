@@ -20,21 +20,21 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "0fa829149126743244f5575a6d0b09f7"
+FINGERPRINT = "3c0f1f60ff5e9ea744f5575a6d0b09f7"
 
 
 class Embeddings(nn.Module):
     """Three embeddings (embeddings)."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int, dim: int) -> None:
         super().__init__()
         self.register_buffer(
             "position_ids", torch.arange(32, device="cpu")[None], persistent=False
         )
-        self.word_embeddings = nn.Embedding(60, 24)
-        self.token_type_embeddings = nn.Embedding(2, 24)
-        self.position_embeddings = nn.Embedding(32, 24)
-        self.LayerNorm = nn.LayerNorm(24, eps=1e-12)
+        self.word_embeddings = nn.Embedding(vocab_size, dim)
+        self.token_type_embeddings = nn.Embedding(2, dim)
+        self.position_embeddings = nn.Embedding(32, dim)
+        self.LayerNorm = nn.LayerNorm(dim, eps=1e-12)
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
@@ -47,17 +47,17 @@ class Embeddings(nn.Module):
 class SelfAttention(nn.Module):
     """Self-attention (encoder.layer.0-1.attention.self)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.query = nn.Linear(24, 24)
-        self.key = nn.Linear(24, 24)
-        self.value = nn.Linear(24, 24)
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        q = self.query(x).unflatten(-1, (4, 6)).transpose(1, 2)  # [batch, 4, length, 6]
-        k = self.key(x).unflatten(-1, (4, 6)).transpose(1, 2)  # [batch, 4, length, 6]
-        v = self.value(x).unflatten(-1, (4, 6)).transpose(1, 2)  # [batch, 4, length, 6]
+        q = self.query(x).unflatten(-1, (4, -1)).transpose(1, 2)
+        k = self.key(x).unflatten(-1, (4, -1)).transpose(1, 2)  # [batch, 4, length, 6]
+        v = self.value(x).unflatten(-1, (4, -1)).transpose(1, 2)
         x = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=self.dropout.p if self.training else 0.0
         )
@@ -69,11 +69,11 @@ class Output(nn.Module):
     uses).
     """
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, dim: int, features: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(features, 24)
+        self.dense = nn.Linear(features, dim)
         self.dropout = nn.Dropout(0.1)
-        self.LayerNorm = nn.LayerNorm(24, eps=1e-12)
+        self.LayerNorm = nn.LayerNorm(dim, eps=1e-12)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         x = self.dropout(self.dense(x)) + residual
@@ -83,10 +83,10 @@ class Output(nn.Module):
 class Attention(nn.Module):
     """Self-attention (encoder.layer.0-1.attention)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.self = SelfAttention()
-        self.output = Output(24)
+        self.self = SelfAttention(dim)
+        self.output = Output(dim, dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return self.output(self.self(x, mask), x)
@@ -95,9 +95,9 @@ class Attention(nn.Module):
 class Intermediate(nn.Module):
     """Linear layer (encoder.layer.0-1.intermediate)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(24, 96)
+        self.dense = nn.Linear(dim, 4 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(self.dense(x))
@@ -106,11 +106,11 @@ class Intermediate(nn.Module):
 class Layer(nn.Module):
     """Self-attention, two linear layers (encoder.layer.0-1)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.attention = Attention()
-        self.intermediate = Intermediate()
-        self.output = Output(96)
+        self.attention = Attention(dim)
+        self.intermediate = Intermediate(dim)
+        self.output = Output(dim, 4 * dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = self.attention(x, mask)
@@ -120,9 +120,9 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Two Layers (encoder)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.layer = nn.ModuleList([Layer(), Layer()])
+        self.layer = nn.ModuleList([Layer(dim), Layer(dim)])
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         for layer in self.layer:
@@ -133,20 +133,20 @@ class Encoder(nn.Module):
 class Pooler(nn.Module):
     """Linear layer (pooler)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(24, 24)
+        self.dense = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.dense(x[:, 0]))
 
 
 class Bert(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int = 60, dim: int = 24) -> None:
         super().__init__()
-        self.embeddings = Embeddings()
-        self.encoder = Encoder()
-        self.pooler = Pooler()
+        self.embeddings = Embeddings(vocab_size, dim)
+        self.encoder = Encoder(dim)
+        self.pooler = Pooler(dim)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor

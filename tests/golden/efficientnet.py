@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "0d67236bc8485f1e123e60da4860043b"
+FINGERPRINT = "9e677e71b519b3fa123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
@@ -93,11 +93,11 @@ class InvertedResidual(nn.Module):
 
 
 class EfficientNet(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, in_channels: int = 3, num_classes: int = 10) -> None:
         super().__init__()
         self.features = nn.Sequential(
             nn.Sequential(
-                nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+                nn.Conv2d(in_channels, 8, 3, stride=2, padding=1, bias=False),
                 nn.BatchNorm2d(8),
                 nn.SiLU(),
             ),
@@ -131,7 +131,7 @@ class EfficientNet(nn.Module):
                 nn.Conv2d(24, 96, 1, bias=False), nn.BatchNorm2d(96), nn.SiLU()
             ),
         )
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(96, 10))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(96, num_classes))
 
     def forward(self, image: Tensor) -> Tensor:
         x = F.adaptive_avg_pool2d(self.features(image), 1).flatten(1)  # [batch, 96]

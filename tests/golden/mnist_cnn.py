@@ -16,18 +16,20 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mnist_cnn.safetensors")
-FINGERPRINT = "1fb35245b3954d7f3a90e51d57082e76"
+FINGERPRINT = "6471729552c637ad3a90e51d57082e76"
 
 
 class MnistCNN(nn.Module):
-    def __init__(self) -> None:
+    def __init__(
+        self, in_channels: int = 1, channels: int = 32, num_classes: int = 10
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3)
-        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.conv1 = nn.Conv2d(in_channels, channels, 3)
+        self.conv2 = nn.Conv2d(channels, 2 * channels, 3)
         self.dropout1 = nn.Dropout(0.25)
-        self.fc1 = nn.Linear(9216, 128)
+        self.fc1 = nn.Linear(288 * channels, 128)
         self.dropout2 = nn.Dropout()
-        self.fc2 = nn.Linear(128, 10)
+        self.fc2 = nn.Linear(128, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
         x = F.relu(self.conv1(image))  # [batch, 32, 26, 26]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "19632ec9ee74b36bf7427708ef44062e"
+FINGERPRINT = "3fbc49a362dfd6c3f7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
@@ -94,11 +94,11 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV3(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, in_channels: int = 3, num_classes: int = 10) -> None:
         super().__init__()
         self.features = nn.Sequential(
             nn.Sequential(
-                nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+                nn.Conv2d(in_channels, 8, 3, stride=2, padding=1, bias=False),
                 nn.BatchNorm2d(8, eps=0.001, momentum=0.01),
                 nn.Hardswish(),
             ),
@@ -142,7 +142,10 @@ class MobileNetV3(nn.Module):
             ),
         )
         self.classifier = nn.Sequential(
-            nn.Linear(144, 64), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(64, 10)
+            nn.Linear(144, 64),
+            nn.Hardswish(),
+            nn.Dropout(0.2),
+            nn.Linear(64, num_classes),
         )
 
     def forward(self, image: Tensor) -> Tensor:

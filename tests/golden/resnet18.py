@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "2820bc54531d8cbd01bf1ab6e7649990"
+FINGERPRINT = "1db89fec7eb9c60a01bf1ab6e7649990"
 
 
 class BasicBlock(nn.Module):
@@ -51,21 +51,30 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    def __init__(self) -> None:
+    def __init__(
+        self, in_channels: int = 3, channels: int = 64, num_classes: int = 1000
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = nn.Sequential(BasicBlock(64, 64), BasicBlock(64, 64))
+        self.conv1 = nn.Conv2d(
+            in_channels, channels, 7, stride=2, padding=3, bias=False
+        )
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.layer1 = nn.Sequential(
+            BasicBlock(channels, channels), BasicBlock(channels, channels)
+        )
         self.layer2 = nn.Sequential(
-            BasicBlock(64, 128, stride=2, downsample=True), BasicBlock(128, 128)
+            BasicBlock(channels, 2 * channels, stride=2, downsample=True),
+            BasicBlock(2 * channels, 2 * channels),
         )
         self.layer3 = nn.Sequential(
-            BasicBlock(128, 256, stride=2, downsample=True), BasicBlock(256, 256)
+            BasicBlock(2 * channels, 4 * channels, stride=2, downsample=True),
+            BasicBlock(4 * channels, 4 * channels),
         )
         self.layer4 = nn.Sequential(
-            BasicBlock(256, 512, stride=2, downsample=True), BasicBlock(512, 512)
+            BasicBlock(4 * channels, 8 * channels, stride=2, downsample=True),
+            BasicBlock(8 * channels, 8 * channels),
         )
-        self.fc = nn.Linear(512, 1000)
+        self.fc = nn.Linear(8 * channels, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(image)))  # [batch, 64, 112, 112]

@@ -73,7 +73,9 @@ def test_an_optional_submodule_is_an_identity_elsewhere(case: Case, tmp_path: Pa
     assert "in_channels: int, out_channels: int, stride: int = 1, downsample: bool = False" in " ".join(block.split())
     assert "self.downsample = nn.Identity()\n        if downsample:\n" in block
     assert "self.downsample(x)" in block
-    assert re.search(r"\w+\(4, 4\),\s+\w+\(4, 8, stride=2, downsample=True\),", source)
+    assert re.search(
+        r"(\w+)\(channels, channels\),\s+\1\(channels, 2 \* channels, stride=2, downsample=True\),", source
+    )
 
 
 class Inverted(nn.Module):
@@ -287,10 +289,10 @@ class Convs(nn.Module):
 def test_what_an_export_dropped_from_a_sequence_is_an_identity(case: Case, tmp_path: Path) -> None:
     source = " ".join(made(Convs, tmp_path, case=case).split())
     assert (
-        "nn.Sequential( nn.Conv2d(3, 4, 3), nn.Identity(), nn.ReLU(), nn.Identity(), nn.Conv2d(4, 4, 3), "
-        "nn.Identity(), nn.ReLU(), )" in source
+        "nn.Sequential( nn.Conv2d(in_channels, channels, 3), nn.Identity(), nn.ReLU(), nn.Identity(), "
+        "nn.Conv2d(channels, channels, 3), nn.Identity(), nn.ReLU(), )" in source
     )
-    assert "nn.Sequential(nn.Flatten(), nn.Identity(), nn.Linear(576, 3))" in source
+    assert "nn.Sequential( nn.Flatten(), nn.Identity(), nn.Linear(144 * channels, num_classes) )" in source
     assert "self.head(self.layers(x))" in source
 
 
@@ -461,7 +463,7 @@ class Reshaping(nn.Module):
 
 def test_one_class_for_several_roles(tmp_path: Path) -> None:
     source = made(Mixed, tmp_path, rows)
-    assert re.findall(r"self\.(attn|mlp) = (\w+)\((\d)\)", source) in (
+    assert re.findall(r"self\.(attn|mlp) = (\w+)\(\w+, (\d)\)", source) in (
         [("mlp", "Mlp", "6"), ("attn", "Mlp", "4")],
         [("attn", "Attention", "4"), ("mlp", "Attention", "6")],
     )

@@ -1,0 +1,163 @@
+"""Which sizes become arguments of the network, and how they are called.
+
+Goes in: the classes of sizes that may change, with the numbers in the text that they are. Comes out: the arguments,
+each with its default, and for each of these numbers what is written for it. Sizes of one name and number are one
+argument. A width that is a multiple of another one follows from it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from onnxgen.arguments.sizes import Related, Size, is_slot
+from onnxgen.code.module_def import Assign, ModuleDef
+from onnxgen.code.quote import refs
+from onnxgen.code.torch_api import CONVOLUTIONS, NORMS, TRANSPOSED
+from onnxgen.lowering.roles import called
+
+MAX_ARGUMENTS = 6
+LAYERS = 3  # of a network with arguments
+MOST = 0.5  # what part of the widths an argument must give
+LEAST = 4  # a smaller size is hardly one that somebody would choose
+PLAIN = frozenset("vocab_size in_channels num_classes num_heads".split())  # worth an argument even if used once
+ENDS = ("in_features", "input_size", "out_features")
+WIDTHS = ("hidden_dim", "channels", "dim", "hidden_size")
+ORDER = "vocab_size in_channels in_features input_size num_classes out_channels out_features".split() + [*WIDTHS]
+FACTORS = (1, 2, 3, 4, 6, 8, 16)  # of a width that follows from another
+CLASSES = re.compile("head|class|logit|cls|^fc|^outc?$|^linear$|tag|label")
+VOCABULARY = re.compile("^(word|tok|char|wte|emb|encoder|text|src|input)")
+POSITIONS = re.compile("pos|wpe")
+
+
+@dataclass
+class Argument:
+    """An argument of the network, and the spots that it gives the value of."""
+
+    name: str
+    number: int
+    spots: dict[int, int]  # by the id of a spot, the number that is written there
+    uses: int  # in how many places of layers it is
+
+    @property
+    def is_shared(self) -> bool:
+        """True if several layers have the size. What is between the two layers of an MLP is a number."""
+        return self.uses > (2 if self.name == "hidden_dim" else 1)
+
+    def join(self, other: Argument) -> None:
+        self.spots.update(other.spots)
+        self.uses += other.uses
+
+    @property
+    def rank(self) -> int:
+        """Its place among the arguments."""
+        return ORDER.index(self.name) if self.name in ORDER else len(ORDER)
+
+
+class Roles:
+    """What a class of sizes is for."""
+
+    def __init__(self, module: ModuleDef, related: Related) -> None:
+        self.related = related
+        self.layers = {".".join(member.path): member.layer for member in module.members}
+        self.given = {argument.value for argument in module.inputs}
+        self.returned = {name for output in module.outputs for name in refs(output)}
+        last = [s for s in module.body if isinstance(s, Assign) and not self.returned.isdisjoint(s.targets)]
+        self.classifies = any(called(statement.value)[0] in ("softmax", "log_softmax") for statement in last)
+
+    def is_width(self, place: Size) -> bool:
+        """Return True if a place has the size of a layer's inputs or outputs."""
+        return self.layers.get(str(place[0])) in SIZED and place[2:] in ((0,), (1,), ("groups",))
+
+    def name(self, sizes: list[Size]) -> str:
+        """Return the name of an argument, or "" if it is not clear what the size is for."""
+        slots = [size for size in sizes if is_slot(size)]
+        made = [(self.layers[str(size[0])], size[2:], str(size[0]).split(".")) for size in slots]
+        rows = [path for layer, place, path in made if layer == "nn.Embedding" and place == (0,)]
+        if rows:
+            return _of_rows(rows[0])
+        if all(layer == "nn.MultiheadAttention" and place == (1,) for layer, place, _ in made):
+            return "num_heads"
+        comes = any(size[0] in self.given for size in sizes if not is_slot(size))
+        goes = any(size[0] in self.returned for size in sizes if not is_slot(size))
+        outs = [(layer, path) for layer, place, path in made if place == (1,) and layer in MAKING]
+        ins = [layer for layer, place, path in made if place == (0,) and layer in MAKING]
+        convolves = any(layer in CONVOLUTIONS | TRANSPOSED for layer, _, _ in made)
+        if goes and not comes and outs and not ins:
+            is_class = self.classifies or any(CLASSES.search(_stem(path)) for _, path in outs)
+            return "num_classes" if is_class else "out_channels" if convolves else "out_features"
+        if comes and (goes or not ins):
+            return ""
+        if comes:
+            return "in_channels" if convolves else "input_size" if ins[0] in _RECURRENT else "in_features"
+        if any(layer in _RECURRENT and place == (1,) for layer, place, _ in made):
+            return "hidden_size"
+        if any(layer in ("nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention") for layer, _, _ in made):
+            return "dim"
+        if convolves and (outs or ins):
+            return "channels"
+        return "hidden_dim" if outs or ins else ""
+
+
+_RECURRENT = ("nn.LSTM", "nn.GRU", "nn.RNN")
+ATTENDING = frozenset(["nn.MultiheadAttention"])
+SIZED = CONVOLUTIONS | TRANSPOSED | NORMS - {"nn.GroupNorm"} | ATTENDING | {"nn.Linear", "nn.Embedding"}
+MAKING = CONVOLUTIONS | TRANSPOSED | {"nn.Linear", "nn.Embedding", *_RECURRENT}
+
+
+def _stem(path: list[str]) -> str:
+    return next((part for part in reversed(path) if not part.isdigit()), "")
+
+
+def _of_rows(path: list[str]) -> str:
+    """Name the number of rows of an embedding after it: `word_embeddings` has those of the vocabulary."""
+    stem = re.sub("_?(emb|embed|embedding|embeddings)$", "", _stem(path).lower())
+    if POSITIONS.search(stem):
+        return "max_length"
+    if not stem or VOCABULARY.search(stem):
+        return "vocab_size"
+    return f"num_{stem}" if len(stem) > 2 else ""
+
+
+def choose(found: list[Argument], written: int) -> list[Argument]:
+    """Return the arguments. `found`: one for each class of sizes. `written`: how many sizes of layers the text has."""
+    same: dict[tuple[str, int], Argument] = {}
+    for argument in found:
+        first = same.setdefault((argument.name, argument.number), argument)
+        if first is not argument:
+            first.join(argument)
+    widths = [argument for argument in same.values() if argument.name in WIDTHS and argument.is_shared]
+    if widths:
+        base = max(widths, key=lambda a: (sum(len(o.spots) for o in widths if follows(o, a)), a.number, a.rank))
+        for other in [*same.values()]:
+            is_end = other.name in (*ENDS, *WIDTHS) and other.number == base.number
+            if other is not base and (is_end or (other in widths and follows(other, base))):
+                base.join(other)
+                del same[other.name, other.number]
+        rest = written - sum(len(a.spots) for a in same.values() if a.name not in WIDTHS)
+        if len(base.spots) < MOST * rest:  # widths that follow no rule stay numbers
+            same = {key: argument for key, argument in same.items() if argument.name not in WIDTHS}
+    made: dict[str, Argument] = {}
+    for argument in sorted(same.values(), key=lambda a: -len(a.spots)):  # the commonest of a name has it
+        if argument.name in PLAIN or (argument.is_shared and argument.number >= LEAST):
+            made.setdefault(argument.name, argument)
+    return sorted(made.values(), key=lambda argument: argument.rank)[:MAX_ARGUMENTS]
+
+
+def follows(argument: Argument, base: Argument) -> bool:
+    return argument.number in [factor * base.number for factor in FACTORS]
+
+
+def expression(number: int, argument: Argument, name: str) -> ast.expr:
+    """Return what is written for a number that an argument gives."""
+    value = ast.Name(name, ast.Load())
+    factor = number // argument.number
+    return value if factor == 1 else ast.BinOp(ast.Constant(factor), ast.Mult(), value)
+
+
+def number_of(values: Iterable[int]) -> int | None:
+    """Return the least of the numbers of a class of sizes, if all others are multiples of it."""
+    least = min(values)
+    return least if least and not any(value % least for value in values) else None

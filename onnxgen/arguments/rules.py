@@ -1,0 +1,319 @@
+"""How the sizes of values and members depend on each other.
+
+Goes in: the flat module. Comes out: its sizes, `Related`. Each layer and function has a rule that ties the sizes of its
+operands and its result. What has no rule fixes all sizes that it sees. A rule whose result does not have the shape that
+is known of the value does not count either.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from onnxgen.arguments.shapes import Operands, Shapes, Unknown
+from onnxgen.arguments.sizes import Related, Size, Sizes, is_integer, number, slot
+from onnxgen.code.module_def import Assign, Member, ModuleDef, assigned, expressions
+from onnxgen.code.quote import MemberRef, Ref
+from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, NORMS, PARTS, TRANSPOSED, function_of
+from onnxgen.lowering.roles import called
+from onnxgen.structure.literals import is_literal
+
+# functions of one tensor, by their last names, whose result has its shape
+SAME = {name.rpartition(".")[2] for name in ACTIVATIONS} | set(
+    "clamp exp log sqrt rsqrt abs neg sin cos erf square reciprocal float to half bool long softmax log_softmax "
+    "normalize dropout logsigmoid softsign contiguous clone cumsum sign floor ceil round log1p expm1 relu6 "
+    "logical_not".split()
+)
+BROADCAST = frozenset("where maximum minimum pow logical_and logical_or atan2 masked_fill".split())
+REDUCING = frozenset("mean sum amax amin std var logsumexp vector_norm prod all any argmax argmin".split())
+POOLING = {"interpolate", *(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg") for n in (1, 2, 3))}
+
+
+def relate(module: ModuleDef) -> Related:
+    """Return how the sizes of a network depend on each other."""
+    rules = Rules(module)
+    for statement in module.body:
+        try:
+            if not isinstance(statement, Assign):
+                raise Unknown
+            for made, target in zip(rules.results(statement), statement.targets, strict=True):
+                sizes = rules.of_value(target)
+                rules.tie(made or (None,) * len(sizes), sizes)
+        except (Unknown, ValueError, IndexError, KeyError, TypeError, AttributeError):
+            rules.fix([*expressions(statement), *map(Ref, assigned(statement))])
+    for tie in module.ties:
+        pair = [(tie.kept, tie.kept_key), (tie.tied, tie.tied_key)]
+        try:
+            rules.tie(*(rules.weight(member, key) for member, key in pair))
+        except (Unknown, ValueError):
+            rules.related.fix(size for member, _ in pair for size in rules.of_call(member))
+    return rules.related
+
+
+class Rules(Shapes):
+    """The rules, for one network. A method that knows none raises one of the errors that `relate` expects."""
+
+    def results(self, statement: Assign) -> Sequence[Sizes | None]:
+        """Return the sizes of what a statement assigns."""
+        tree = statement.value
+        if len(statement.targets) == 1:
+            return [self.sizes(tree)]
+        if isinstance(tree, ast.Call) and called(tree)[0] in PARTS:
+            return self._parts(tree, len(statement.targets))
+        if not isinstance(tree, ast.Call) or not isinstance(tree.func, MemberRef):
+            raise Unknown
+        self.fix([keyword.value for keyword in tree.keywords])
+        return self._several(tree.func.member, tree.args)[: len(statement.targets)]
+
+    def sizes(self, tree: ast.expr) -> Sizes:
+        """Return the sizes of a tensor, or () of a number."""
+        if isinstance(tree, Ref):
+            return self.of_value(tree.value)
+        if isinstance(tree, MemberRef):
+            return self.of_tensor(tree.member)
+        if isinstance(tree, ast.Constant) or function_of(getattr(tree, "value", tree)) == "torch.finfo":
+            return ()
+        if isinstance(tree, ast.UnaryOp):
+            return self.sizes(tree.operand)
+        if isinstance(tree, ast.Compare):
+            return self.broadcast([self.sizes(tree.left), *map(self.sizes, tree.comparators)])
+        if isinstance(tree, ast.BinOp):
+            pair = self.sizes(tree.left), self.sizes(tree.right)
+            return self._matmul(*pair) if isinstance(tree.op, ast.MatMult) else self.broadcast([*pair])
+        if isinstance(tree, ast.Subscript):
+            return self._item(tree)
+        if not isinstance(tree, ast.Call):
+            raise Unknown
+        if isinstance(tree.func, MemberRef):
+            self.fix(tree.args[1:])
+            return self._layer(tree.func.member, tree.args)
+        return self._function(tree)
+
+    def _item(self, tree: ast.Subscript) -> Sizes:
+        """`x[:, 0, None]`, where a part of an axis is always the same part."""
+        if isinstance(tree.value, ast.Call) and isinstance(tree.value.func, MemberRef):
+            return self._several(tree.value.func.member, tree.value.args)[ast.literal_eval(tree.slice)]  # type: ignore
+        left = list(self.sizes(tree.value))
+        made: list[Size] = []
+        for index in tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]:
+            if isinstance(index, ast.Slice):
+                axis = left.pop(0)
+                if index.lower is not None or index.upper is not None or index.step is not None:
+                    self.related.fix([axis])
+                    axis = None
+                made.append(axis)
+            elif is_integer(index) or isinstance(index, ast.UnaryOp):
+                axis = left.pop(0)
+                if ast.literal_eval(index) not in (0, -1):
+                    self.related.fix([axis])
+            elif isinstance(index, ast.Constant) and index.value is None:
+                made.append(self.fixed(1))
+            else:
+                raise Unknown
+        return (*made, *left)
+
+    def _matmul(self, a: Sizes, b: Sizes) -> Sizes:
+        self.tie(a[-1:], b[-2:-1])
+        return (*self.broadcast([a[:-2], b[:-2]]), a[-2], b[-1]) if len(a) > 2 or len(b) > 2 else (a[-2], b[-1])
+
+    def _parts(self, tree: ast.Call, count: int) -> list[Sizes]:
+        """`x.chunk(3, dim=-1)`, `x.unbind(0)`."""
+        name, operands = called(tree)
+        sizes, given = self.sizes(operands[0]), _literals(tree)
+        if name == "unbind":
+            axis = given.get("dim", ast.literal_eval(operands[1]) if operands[1:] else 0)
+            self.related.fix([sizes[axis]])
+            return [(*sizes[:axis], *sizes[axis % len(sizes) + 1 :])] * count
+        if name != "chunk" or ast.literal_eval(operands[1]) != count:
+            raise Unknown
+        axis = given.get("dim", ast.literal_eval(operands[2]) if operands[2:] else 0) % len(sizes)
+        return [_with(sizes, axis, self._share(sizes[axis], count))] * count
+
+    def _share(self, size: Size, count: int) -> Size:
+        """Return one of several equal parts of an axis."""
+        whole = self.related.value[size]
+        if not isinstance(whole, int) or whole % count:
+            raise Unknown
+        return self.related.add_tied(("part", count, size), whole // count, size)
+
+    # ------------------------------------------------------------------------------------------ layers
+
+    def _layer(self, member: Member, args: list[ast.expr]) -> Sizes:
+        layer, x = member.layer, self.sizes(args[0])
+        one, two = slot(member, 0), slot(member, 1)
+        if layer == "nn.Linear":
+            self.tie(x[-1:], (one,))
+            return (*x[:-1], two)
+        if layer in CONVOLUTIONS | TRANSPOSED:
+            return self._convolution(member, x)
+        if layer == "nn.Embedding":
+            return (*x, two)
+        if layer in ("nn.LayerNorm", "nn.RMSNorm"):
+            sizes = tuple(s for s in self.of_call(member) if s[2] == 0)
+            self.tie(x[-len(sizes) :], sizes)
+        elif layer == "nn.GroupNorm":
+            self.tie(x[1:2], (two,))
+            if self.related.value[one] == self.related.value[two]:
+                self.related.tie(two, one)
+        elif layer in NORMS or (layer == "nn.PReLU" and self.related.value[one] != 1):
+            self.tie(x[1:2], (one,))
+        elif layer not in ("nn.PReLU", "nn.Dropout"):
+            raise Unknown
+        return x
+
+    def _convolution(self, member: Member, x: Sizes) -> Sizes:
+        rank = int(member.layer[-2])
+        axis = len(x) - rank - 1
+        one, two, groups = slot(member, 0), slot(member, 1), slot(member, "groups")
+        self.tie((x[axis],), (one,))
+        self.related.fix(x[axis + 1 :])
+        number = self.related.value.get(groups, 1)
+        if number != 1 and number != self.related.value[one]:
+            self.related.fix([one, two])
+        elif number != 1:
+            self.related.tie(one, groups)
+            self.related.tie(one, two)
+        return (*x[:axis], two, *[None] * rank)
+
+    def _several(self, member: Member, args: list[ast.expr]) -> Sequence[Sizes | None]:
+        """Return the results of a layer that has several; None for one of which little is known."""
+        one, two, given = slot(member, 0), slot(member, 1), {keyword.arg for keyword in member.build.keywords}  # type: ignore[attr-defined]
+        x = self.sizes(args[0])
+        if member.layer == "nn.MultiheadAttention":
+            if given & {"kdim", "vdim"}:
+                raise Unknown
+            for sizes in map(self.sizes, args[:3]):
+                self.tie(sizes[-1:], (one,))
+            return [x, None]
+        if member.layer not in ("nn.LSTM", "nn.GRU", "nn.RNN") or "proj_size" in given:
+            raise Unknown
+        self.tie(x[-1:], (one,))
+        for state in args[1].elts if isinstance(args[1:2], ast.Tuple) else args[1:]:  # type: ignore[attr-defined]
+            sizes = self.sizes(state)
+            self.related.fix(sizes[:-1])
+            self.tie(sizes[-1:], (two,))
+        wide = two
+        if "bidirectional" in given:
+            wide = self.related.add_tied(("both", two), 2 * self.related.value[two], two)
+        state = (None, None, two) if len(x) == 3 else (None, two)
+        return [(*x[:-1], wide), state, state]
+
+    # ------------------------------------------------------------------------------------------ functions
+
+    def _function(self, tree: ast.Call) -> Sizes:
+        name, operands = called(tree)
+        given = _literals(tree)
+        self.fix([keyword.value for keyword in tree.keywords])
+        if name in BROADCAST:
+            return self.broadcast([*map(self.sizes, operands)])
+        if name in ("cat", "stack"):
+            items = operands[0].elts if isinstance(operands[0], ast.List) else []
+            return self._joined(name, [*map(self.sizes, items)], given.get("dim", 0))
+        if name in ("scaled_dot_product_attention", "matmul", "bmm", "linear", "expand_as"):
+            return self._of_tensors(name, [*map(self.sizes, operands)])
+        x = self.sizes(operands[0])
+        if name in SAME:
+            self.fix(operands[1:])
+            return x
+        numbers = [ast.literal_eval(operand) for operand in operands[1:]] if name != "expand" else []
+        if name in REDUCING:
+            return self._reduced(x, given.get("dim", numbers[0] if numbers else None), given.get("keepdim", False))
+        if name in POOLING:
+            self.related.fix(x[2:])
+            return (*x[:2], *[None] * (len(x) - 2))
+        if name == "pad":
+            kept = len(x) - len(numbers[0]) // 2
+            self.related.fix(x[kept:])
+            return (*x[:kept], *[None] * (len(x) - kept))
+        if name == "expand":
+            return self._expanded(x, operands[1:])
+        return self._moved(name, x, numbers)
+
+    def _moved(self, name: str, x: Sizes, numbers: list[Any]) -> Sizes:
+        """Functions that arrange axes in another way."""
+        if name == "permute":
+            return tuple(x[i] for i in numbers)
+        if name in ("transpose", "swapaxes"):
+            order = [*range(len(x))]
+            order[numbers[0]], order[numbers[1]] = order[numbers[1]], order[numbers[0]]
+            return tuple(x[i] for i in order)
+        if name == "squeeze":
+            self.related.fix([x[numbers[0]]])
+            return tuple(size for i, size in enumerate(x) if i != numbers[0] % len(x))
+        if name == "unsqueeze":
+            at = numbers[0] % (len(x) + 1)
+            return (*x[:at], self.fixed(1), *x[at:])
+        if name == "flatten":
+            start, end = numbers[0] % len(x), (numbers[1] if numbers[1:] else -1) % len(x) + 1
+            return (*x[:start], self.product(x[start:end]), *x[end:])
+        if name == "unflatten":
+            at = numbers[0] % len(x)
+            rest = [n for n in numbers[1] if n != -1]
+            if len(rest) == len(numbers[1]):
+                self.related.fix([x[at]])
+            inner = (self.fixed(n) if n != -1 else self._share(x[at], math.prod(rest)) for n in numbers[1])
+            return (*x[:at], *inner, *x[at + 1 :])
+        raise Unknown
+
+    def _reduced(self, x: Sizes, dims: Any, keeps: bool) -> Sizes:
+        axes = {i % len(x) for i in (dims if isinstance(dims, (tuple, list)) else [dims])} if dims is not None else None
+        if axes is None:
+            return ()
+        return tuple(self.fixed(1) if i in axes else s for i, s in enumerate(x) if keeps or i not in axes)
+
+    def _expanded(self, x: Sizes, operands: list[ast.expr]) -> Sizes:
+        """`x.expand(2, -1, -1)`: a number is written, so its axis can't change."""
+        made: list[Size | None] = []
+        for i, operand in enumerate(operands, len(x) - len(operands)):
+            is_kept = isinstance(operand, ast.UnaryOp)
+            if not is_kept and i >= 0:
+                self.related.fix([x[i]])
+            made.append(x[i] if is_kept else self.fixed(number(operand)) if is_integer(operand) else None)
+        return tuple(made)
+
+    def _joined(self, name: str, items: Operands, axis: int) -> Sizes:
+        first = items[0]
+        if name == "stack":
+            for other in items[1:]:
+                self.tie(first, other)
+            at = axis % (len(first) + 1)
+            return (*first[:at], self.fixed(len(items)), *first[at:])
+        at = axis % len(first)
+        for other in items[1:]:
+            self.tie(_with(first, at, self.fixed(0)), _with(other, at, self.fixed(0)))
+        parts = [item[at] for item in items]
+        numbers = [self.related.value[part] for part in parts]
+        made = self.related.add(("sum", *parts), sum(numbers))
+        if len({*numbers}) > 1 and len({self.related.find(part) for part in parts}) > 1:
+            self.related.fix([*parts, made])
+        for part in parts:  # they change together, so that the sum is in proportion to each
+            self.related.tie(made, part)
+        return _with(first, at, made)
+
+    def _of_tensors(self, name: str, operands: Operands) -> Sizes:
+        if name == "expand_as":
+            return self.broadcast(operands)
+        if name == "linear":
+            x, weight, *bias = operands
+            self.tie(x[-1:], weight[1:])
+            for sizes in bias:
+                self.tie(sizes, weight[:1])
+            return (*x[:-1], weight[0])
+        if name != "scaled_dot_product_attention":
+            return self._matmul(*operands)
+        q, k, v, *mask = operands
+        self.related.fix(size for sizes in mask for size in sizes)
+        self.tie(q[-1:], k[-1:])
+        self.tie(k[-2:-1], v[-2:-1])
+        return (*self.broadcast([q[:-2], k[:-2], v[:-2]]), q[-2], v[-1])
+
+
+def _literals(tree: ast.Call) -> dict[str | None, Any]:
+    """Return the keyword arguments that are literals."""
+    return {k.arg: ast.literal_eval(k.value) for k in tree.keywords if is_literal(k.value)}
+
+
+def _with(sizes: Sizes, axis: int, size: Size) -> Sizes:
+    return (*sizes[:axis], size, *sizes[axis + 1 :])

@@ -1,0 +1,74 @@
+"""Classes whose sizes are arguments.
+
+Goes in: classes with spots, and the arguments of the network. Comes out: classes without spots. A class below the root
+takes the arguments that it or a class that it makes needs, and its callers pass them on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from onnxgen.arguments.names import Argument, expression
+from onnxgen.arguments.written import Spot, spotted
+from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.quote import rewrite, walk
+from onnxgen.common.names import Namer
+from onnxgen.structure.parameters import Parameter
+
+
+def spots_of(classes: Sequence[ClassTree]) -> list[ClassTree]:
+    """Return classes in which the numbers that `__init__` gives are spots."""
+    return [replace(t, setup=[spotted(s) for s in t.setup], items=[spotted(i) for i in t.items]) for t in classes]
+
+
+def write(classes: Sequence[ClassTree], arguments: list[Argument], reserved: frozenset[str]) -> list[ClassTree]:
+    """Write the arguments into the classes, of which each stands after those that it uses."""
+    writer = _Writer(arguments, reserved)
+    return [writer.write(tree, tree is classes[-1]) for tree in classes]
+
+
+class _Writer:
+    def __init__(self, arguments: list[Argument], reserved: frozenset[str]) -> None:
+        self.of = {spot: argument for argument in arguments for spot in argument.spots}
+        self.reserved = reserved
+        self.needs: dict[str, list[Argument]] = {}  # by the name of the class
+
+    def write(self, tree: ClassTree, is_root: bool) -> ClassTree:
+        needed: dict[int, Argument] = {}
+        for node in (node for part in (*tree.setup, *tree.items) for node in walk(part)):
+            found = [self.of[id(node)]] if id(node) in self.of else []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found = self.needs.get(node.func.id, [])
+            needed.update((id(argument), argument) for argument in found)
+        self.needs[tree.name] = list(needed.values())
+        namer = Namer(self.reserved | {parameter.name for parameter in tree.parameters} | _locals(tree))
+        names = {id(argument): namer.take(argument.name) for argument in needed.values()}
+        made = [Parameter(names[i], "int", str(a.number) if is_root else None) for i, a in needed.items()]
+        return replace(
+            tree,
+            setup=[self._final(part, names) for part in tree.setup],
+            items=[self._final(part, names) for part in tree.items],
+            parameters=[*made, *tree.parameters],
+        )
+
+    def _final(self, tree: Any, names: dict[int, str]) -> Any:
+        def change(node: ast.AST) -> ast.expr | None:
+            if isinstance(node, Spot):
+                argument = self.of.get(id(node))
+                if argument is None:
+                    return ast.Constant(node.value)
+                return expression(node.value, argument, names[id(argument)])  # type: ignore[arg-type]
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and self.needs.get(node.func.id):
+                given = [ast.Name(names[id(a)], ast.Load()) for a in self.needs[node.func.id]]
+                keywords = [ast.keyword(k.arg, self._final(k.value, names)) for k in node.keywords]
+                return ast.Call(node.func, [*given, *(self._final(a, names) for a in node.args)], keywords)
+            return None
+
+        return rewrite(tree, change)
+
+
+def _locals(tree: ClassTree) -> set[str]:
+    return {node.id for part in (*tree.setup, *tree.items) for node in walk(part) if isinstance(node, ast.Name)}

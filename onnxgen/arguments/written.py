@@ -1,0 +1,125 @@
+"""Which numbers in the text of the classes become which sizes of the members.
+
+Goes in: the classes. Comes out: for every place of a number in the calls that make members, the number of the text
+that reaches it, perhaps through the arguments of several classes. The checker's own reader instantiates the classes
+(`validate/text.py`). Here it also carries along where each number was written.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from onnxgen.arguments.sizes import Place, Size, is_integer
+from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.quote import quote, rewrite
+from onnxgen.validate.expressions import UNDEFINED
+from onnxgen.validate.flat import Specification
+from onnxgen.validate.text import Text
+from onnxgen.validate.values import LocalVariables, Node, Value
+
+
+class Spot(ast.Constant):
+    """A number at one place of the text; no other place shares it."""
+
+
+def spotted(tree: Any, in_call: bool = False) -> Any:
+    """Return a copy of a tree in which the integers that calls are given are spots."""
+
+    def change(node: ast.AST) -> ast.expr | None:
+        if isinstance(node, ast.Call):
+            args = [spotted(argument, True) for argument in node.args]
+            keywords = [ast.keyword(k.arg, spotted(k.value, True)) for k in node.keywords]
+            return ast.Call(spotted(node.func), args, keywords)
+        if in_call and isinstance(node, (ast.Tuple, ast.List)):
+            return type(node)([spotted(item, True) for item in node.elts], ast.Load())
+        return Spot(node.value) if in_call and is_integer(node) else None
+
+    return change(tree) or rewrite(tree, lambda node: None if node is tree else spotted(node))
+
+
+class Written(int):
+    """A number, and the spot that it comes from."""
+
+    spot: Spot
+
+    @classmethod
+    def at(cls, spot: Spot, value: int) -> Written:
+        made = cls(value)
+        made.spot = spot
+        return made
+
+    def __rmul__(self, other: Any) -> Any:
+        return Written.at(self.spot, other * int(self)) if type(other) is int else NotImplemented
+
+    def __floordiv__(self, other: Any) -> Any:
+        return Written.at(self.spot, int(self) // other) if type(other) is int else NotImplemented
+
+
+class Reader(Text):
+    """Instantiates the classes.
+
+    Attributes:
+        spots: every spot that was read, by its id.
+        spoilt: the ids of spots that have another use than to be a number in a call.
+    """
+
+    def __init__(self, classes: Sequence[ClassTree], specification: Specification) -> None:
+        definitions = [ast.ClassDef(t.name, [quote(t.base)], [], list[ast.stmt](t.methods), []) for t in classes]
+        super().__init__(ast.Module(list[ast.stmt](definitions), []), specification)
+        self.spots: dict[int, Spot] = {}
+        self.spoilt: set[int] = set()
+        self.rules[Spot] = self._spot
+        self.building = True
+        self._place(self._construct(definitions[-1], [], {}), "")
+
+    @staticmethod
+    def names_of(tree: ast.Module) -> frozenset[str]:
+        return frozenset(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+
+    def known(self, name: str) -> Value:
+        return self.classes.get(name) or self.make("name", name)
+
+    def _spot(self, tree: Spot, _: LocalVariables) -> Value:
+        self.spots[id(tree)] = tree
+        return Written.at(tree, tree.value)  # type: ignore[arg-type]
+
+    def node(self, value: Value) -> Node:
+        return self.make("written", id(value.spot), int(value)) if isinstance(value, Written) else super().node(value)
+
+    def _binary(self, tree: ast.BinOp, scope: LocalVariables) -> Value:
+        made = super()._binary(tree, scope)
+        if not isinstance(made, Written):
+            self._spoil(self.evaluate(tree.left, scope), self.evaluate(tree.right, scope))
+        return made
+
+    def _builtin(self, name: str, args: list[Value]) -> Value:
+        made = super()._builtin(name, [int(a) if isinstance(a, Written) else a for a in args])
+        if made is not UNDEFINED:
+            self._spoil(*args)
+        return made
+
+    def _spoil(self, *values: Value) -> None:
+        self.spoilt |= {id(value.spot) for value in values if isinstance(value, Written)}
+
+    def reached(self) -> Iterator[tuple[Size, int]]:
+        """Yield the places that numbers of the text reach, each with the id of the number's spot."""
+        for path, leaf in self.leaves.items():
+            for place, spot in _places(leaf.build, ()):
+                yield (path, "in", *place), spot
+
+
+def _places(node: Node, at: Place) -> Iterator[tuple[Place, int]]:
+    """Yield the numbers in the node of a call, with their places as `sizes.places` has them."""
+    kind, *rest = node.key
+    if kind == "written":
+        yield at, rest[0]
+    elif kind == "call":
+        for i, argument in enumerate(rest[1]):
+            yield from _places(argument, (*at, i))
+        for name, value in rest[2]:
+            yield from _places(value, (*at, name))
+    elif kind in ("tuple", "list"):
+        for i, item in enumerate(rest[0]):
+            yield from _places(item, (*at, i))

@@ -1,0 +1,101 @@
+"""Sizes of a network are arguments of its constructor: what it is made with, it also works with."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.ops.harness import Ran
+from tests.support.exported import held
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attn = nn.MultiheadAttention(dim, heads, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        x = x + self.attn(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.norm2(x))
+
+
+class Text(nn.Module):
+    """A transformer: the sizes of its blocks are passed down to them."""
+
+    def __init__(self, words: int = 30, dim: int = 16, heads: int = 2, classes: int = 5) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(words, dim), nn.Sequential(*[Block(dim, heads) for _ in range(3)])
+        self.head = nn.Linear(dim, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.embed(x)).mean(1))
+
+
+class Image(nn.Module):
+    """Widths that are multiples of the first, a depthwise convolution, and what `flatten` makes of channels."""
+
+    def __init__(self, colours: int = 3, width: int = 8, classes: int = 5) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(colours, width, 3, 2, 1)
+        self.depthwise = nn.Conv2d(width, width, 3, 1, 1, groups=width)
+        self.conv2, self.norm = nn.Conv2d(width, 2 * width, 3, 2, 1), nn.GroupNorm(2, 2 * width)
+        self.head = nn.Linear(2 * width * 16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv2(torch.relu(self.depthwise(self.conv1(x))))).flatten(1))
+
+
+class Fixed(nn.Module):
+    """Sizes that `forward` has numbers for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 24), nn.Linear(8, 24), nn.Linear(24, 24, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x) + self.c(self.b(x))
+        return y.reshape(-1, 2, 3, 4).permute(0, 3, 1, 2).reshape(-1, 12, 2)
+
+
+def defaults(ran: Ran) -> dict[str, int]:
+    return {k: p.default for k, p in inspect.signature(type(ran.model)).parameters.items()}
+
+
+CASES = ["legacy-17", "dynamo-18"]
+
+
+WORDS, IMAGES = torch.randint(0, 30, (2, 7)), torch.rand(2, 3, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("network", "given", "wanted", "case"),
+    [
+        (Text, WORDS, {"vocab_size": 30, "num_classes": 5, "dim": 16, "num_heads": 2}, "legacy-17"),
+        *((Image, IMAGES, {"in_channels": 3, "num_classes": 5, "channels": 8}, case) for case in CASES),
+    ],
+)
+def test_what_an_argument_gives(network: Any, given: Tensor, wanted: dict[str, int], case: str) -> None:
+    ran = held(network().eval(), [given], case)
+    assert defaults(ran) == wanted
+    theirs = dict(
+        zip(wanted, ("words", "classes", "dim", "heads") if network is Text else ("colours", "classes", "width"))
+    )
+    for name, number in wanted.items():
+        changed, original = type(ran.model)(**{name: 2 * number}), network(**{theirs[name]: 2 * number})
+        shapes = {key: tensor.shape for key, tensor in original.state_dict().items()}
+        assert {key: tensor.shape for key, tensor in changed.state_dict().items()} == shapes
+        changed.load_state_dict(original.state_dict())
+        x = given.repeat(1, 2, 1, 1) if name == "in_channels" else given
+        torch.testing.assert_close(changed.eval()(x), original.eval()(x))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_forward_has_a_number_for_is_no_argument(case: str) -> None:
+    assert defaults(held(Fixed(), [torch.rand(3, 8)], case)) == {"in_features": 8}
