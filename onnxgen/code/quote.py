@@ -212,6 +212,7 @@ def call(function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:
 
 _PLAIN = {"ctx", "id", "attr", "arg", "kind", "is_async", "conversion"}  # fields without nodes worth visiting
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {ast.Constant: ()}
+_REVERSED: dict[type, tuple[str, ...]] = {}
 
 
 def _fields(tree: ast.AST) -> tuple[str, ...]:
@@ -258,16 +259,21 @@ def _copy(tree: ast.AST) -> ast.AST:
 
 def walk(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield every node of an expression except `ctx` nodes, parents first, left to right."""
-    stack: list[ast.AST] = [tree]
+    stack: list[Any] = [tree]
     while stack:
         node = stack.pop()
+        fields = _REVERSED.get(node.__class__)
+        if fields is None:
+            if not isinstance(node, ast.AST):
+                continue  # None or a name in a list of nodes
+            fields = _REVERSED[node.__class__] = _fields(node)[::-1]
         yield node
-        for name in reversed(_fields(node)):
+        for name in fields:
             field = getattr(node, name, None)
-            if isinstance(field, ast.AST):
+            if field.__class__ is list:
+                stack.extend(reversed(field))
+            elif field is not None:
                 stack.append(field)
-            elif isinstance(field, list):
-                stack.extend(f for f in reversed(field) if isinstance(f, ast.AST))
 
 
 def refs(tree: ast.AST) -> Sequence[str]:
