@@ -35,7 +35,7 @@ _CALLED = {
         f"{_CONV} output_padding=0 groups=1 bias=True dilation=1 padding_mode='zeros' device dtype"
     ),
     "nn.CELU nn.ELU": "alpha inplace",
-    "nn.Dropout nn.Dropout1d nn.Dropout2d nn.Dropout3d": "p inplace",
+    "nn.AlphaDropout nn.Dropout nn.Dropout1d nn.Dropout2d nn.Dropout3d nn.FeatureAlphaDropout": "p inplace",
     "nn.Embedding": (
         "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq sparse _weight _freeze device "
         "dtype"

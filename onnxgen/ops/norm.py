@@ -285,9 +285,10 @@ def rms_normalization(
 
 @op("StochasticDepth", domain=DOMAIN)
 def stochastic_depth(b: Builder, x: Arg, *, p: float, mode: str) -> ast.expr:
-    """Drops samples, or channels of samples (`nn.Dropout2d`), in training mode only, as Dropout does."""
-    if mode == "feature":
-        build = b.call(f"nn.Dropout{x.known_rank - 2}d", unless(shortest(p), 0.5))
+    """Drops samples, their channels (`nn.Dropout2d`) or for SELU (`nn.AlphaDropout`), only in training, as Dropout."""
+    layer = {"alpha": "nn.AlphaDropout", "feature alpha": "nn.FeatureAlphaDropout"}.get(mode)
+    if layer or mode == "feature":
+        build = b.call(layer or f"nn.Dropout{x.known_rank - 2}d", unless(shortest(p), 0.5))
         return b("m(x)", m=b.module("dropout", build), x=x)
     return b("stochastic_depth(x, p, mode, self.training)", x=x, p=shortest(p), mode=mode)
 

@@ -32,7 +32,11 @@ def dropped(x: Array, ratio: float) -> Array:
 
 @own
 def StochasticDepth(x: Array, *, p: float, mode: str) -> Array:
-    return dropped(x, p)
+    if "alpha" not in mode:
+        return dropped(x, p)
+    selu = 1.7580993408473766
+    scale = ((selu**2 * p + 1) * (1 - p)) ** -0.5
+    return scale * ((x if 1 - p > RANDOM_NUMBER else np.full_like(x, -selu)) + x.dtype.type(selu * p))
 
 
 @own

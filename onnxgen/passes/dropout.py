@@ -52,16 +52,33 @@ def _stochastic_depth(match: Match) -> ir.Node | None:
     return None if mode is None else own("StochasticDepth", [match.tensor("x")], p=_complement(keep), mode=mode)
 
 
+def _alpha_dropout(match: Match) -> ir.Node | None:
+    """Build `nn.AlphaDropout`: what it drops becomes a number, and mean and variance are kept (arXiv 1706.02515)."""
+    keep, x, noise = match.number("keep"), info(match.tensor("x")).shape, info(match.tensor("e")).shape
+    if not 0 < keep < 1 or not x or not same_as(match) or noise not in (x, (*x[:2], *[1] * (len(x) - 2))):
+        return None
+    scale = ((SELU**2 * (1 - keep) + 1) * keep) ** -0.5
+    wanted = {"scale": scale, "factor": SELU * scale, "shift": SELU * scale * (1 - keep)}
+    if not _draws_anew(match) or any(abs(match.number(k) / v - 1) > 1e-5 for k, v in wanted.items()):
+        return None
+    mode = "alpha" if noise == x else "feature alpha"
+    return own("StochasticDepth", [match.tensor("x")], p=_complement(keep), mode=mode)
+
+
+def _draws_anew(match: Match) -> bool:
+    """True if each call draws other numbers (no seed), from 0 to 1."""
+    (drawn,) = (node.attributes for node in match.inside if is_a(node, RANDOM))
+    return "seed" not in drawn and (drawn.get_float("low", 0.0), drawn.get_float("high", 1.0)) == (0.0, 1.0)
+
+
 def _kept(match: Match) -> float | None:
     """Return the share that is kept if the scale makes up for the rest and each call draws anew (no seed)."""
-    (drawn,) = (node for node in match.inside if is_a(node, RANDOM))
-    bounds = drawn.attributes.get_float("low", 0.0), drawn.attributes.get_float("high", 1.0)
-    if "seed" in drawn.attributes or bounds != (0.0, 1.0):
+    if not _draws_anew(match):
         return None
     if "z" in match.bound and uniform(match.tensor("z")) != 0:
         return None
     keep = 1 - match.number("lost") if "lost" in match.bound else match.number("keep")
-    keep *= uniform(match.tensor("e")) or 0.0 if drawn.op_type == "Bernoulli" else 1.0
+    keep *= uniform(match.tensor("e")) or 0.0 if any(n.op_type == "Bernoulli" for n in match.inside) else 1.0
     return keep if 0 < keep <= 1 and abs(keep * match.number("scale") - 1) <= 1e-6 else None
 
 
@@ -79,4 +96,12 @@ ABOVE = f"Greater(RandomUniformLike(e), lost) | GreaterOrEqual(RandomUniformLike
 SPELLED = (Pattern(f"scale * x * Cast({KEPT} | {ABOVE})"), Pattern("scale * x * Bernoulli(keep * e)"))
 CHOSEN = (Pattern(f"Where({KEPT} | {ABOVE}, scale * x, z)"), Pattern(f"Where({LOST}, z, scale * x)"))
 FLOORED = Pattern("scale * x * Floor(RandomUniformLike(e) + keep)")
-IDIOMS = Table([Idiom((*SPELLED, *CHOSEN), _dropout), Idiom((*SPELLED, *CHOSEN, FLOORED), _stochastic_depth)])
+SELU = 1.7580993408473766  # the number that AlphaDropout puts in the place of what it drops is -SELU
+ALPHA = Pattern("scale * x * m + factor * (m - 1) + shift", where={"m": f"Cast({KEPT})"})
+IDIOMS = Table(
+    [
+        Idiom((ALPHA,), _alpha_dropout),
+        Idiom((*SPELLED, *CHOSEN), _dropout),
+        Idiom((*SPELLED, *CHOSEN, FLOORED), _stochastic_depth),
+    ]
+)

@@ -89,14 +89,18 @@ def test_it_is_gated(build: type[Torchvision], mode: str, dynamo: bool, tmp_path
     assert abs(share - KEEP) < 0.1 if mode != "batch" else share in (0.0, 1.0)
 
 
-@pytest.mark.parametrize("rank", [3, 4, 5])
-def test_channels(rank: int, tmp_path: Path) -> None:
-    """Only the dynamo exporter writes a Dropout of whole channels in training mode."""
-    net = nn.Sequential([nn.Dropout1d, nn.Dropout2d, nn.Dropout3d][rank - 3](1 - KEEP))
+@pytest.mark.parametrize(
+    ("layer", "rank"),
+    [(nn.Dropout1d, 3), (nn.Dropout2d, 4), (nn.Dropout3d, 5), (nn.AlphaDropout, 3), (nn.FeatureAlphaDropout, 4)],
+)
+def test_layers_that_drop_otherwise(layer: type[nn.Module], rank: int, tmp_path: Path) -> None:
+    """Only the dynamo exporter writes these in training mode."""
+    net = nn.Sequential(layer(1 - KEEP))
     path, x = tmp_path / "net.onnx", torch.ones(3, 4, *[2] * (rank - 2))
     torch.onnx.export(net.train(), (x,), path, training=torch.onnx.TrainingMode.TRAINING, dynamo=True, verbose=False)
     made = load(path)
-    assert [type(m) for m in made.children()] == [type(net[0])] and torch.equal(made.eval()(x), x)
+    (dropout,) = made.children()
+    assert type(dropout) is layer and dropout.p == 1 - KEEP and torch.equal(made.eval()(x), x)
 
 
 @pytest.mark.parametrize("change", ["scale", "shape", "seed", "range"])

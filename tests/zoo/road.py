@@ -99,7 +99,6 @@ LOSSES = (
 )
 # The keys are the original's, the tensors are not: stored is what the forward makes [8, 1, 1] of them.
 RESHAPED = {("image_norms", "legacy-*-eval"): {"channel_norm.bias"}}
-RESHAPED[("image_norms", "dynamo-*-eval")] = {"channel_norm.weight", "channel_norm.bias"}
 
 
 @dataclass
