@@ -156,7 +156,11 @@ class _Joined:
         if isinstance(a, str) and isinstance(b, str):
             name = a if a == b else self._fresh(a)
             return name if self._note(name, a, b) else None
-        return None if self.one.sizes(a) or self.other.sizes(b) else self._fresh("size")
+        if self.one.sizes(a) or self.other.sizes(b):
+            return None
+        name = self._fresh("size")
+        self.module.roles[name] = "size"
+        return name
 
     def _value(self, pair: tuple[Operand, Operand]) -> Operand | None:
         """Return the value in the joined body that is this pair of values; None if there is none yet."""
