@@ -21,7 +21,7 @@ from onnxgen.common.names import ModulePath
 from onnxgen.scopes.between import common_scope
 from onnxgen.shapes.info import Info
 from onnxgen.structure.order import topological
-from onnxgen.structure.paired import Branch, Operand, Pairs, edges, operands, tree_of, value_of
+from onnxgen.structure.paired import Branch, Operand, Pairs, edges, tree_of
 
 Holds = Callable[[ModuleDef, ModuleDef, str], bool]
 
@@ -50,8 +50,9 @@ def _drop_copies(module: ModuleDef, end: int) -> None:
     later = module.body[end:]
     shows = shown(module.inputs, module.body, module.infos)
     needed = {name for s in later for name in (*used(s), *makers(expressions(s), shows))}
+    needed |= makers(module.outputs, shows)
     while end and isinstance(copy := module.body[end - 1], Assign) and isinstance(copy.value, Ref):
-        if needed.intersection(copy.targets):
+        if len(copy.targets) != 1 or copy.targets[0] in needed:
             break
         own, value = copy.targets[0], copy.value
         change = partial(_replaced, own, value)
@@ -93,9 +94,8 @@ class _Joined:
             (self.one.results[name], self.other.results[name]) for name in self.statement.targets
         ]
         for i, j in partner.items():
-            mine, its = self.one.block[i], self.other.block[j]
-            for pair in zip(operands(value_of(mine)), operands(value_of(its))):
-                self.asked.setdefault(pair, mine.scope)
+            for pair in zip(self.one.operands[i], self.other.operands[j]):
+                self.asked.setdefault(pair, self.one.block[i].scope)
         for pair in results:
             self.asked.setdefault(pair, self.statement.scope)
         for i in topological(edges(self.one, self.other, self.pairs)):
@@ -113,7 +113,7 @@ class _Joined:
         """Write a statement that both branches have. Returns False if their values can't be one value."""
         mine, its = self.one.block[i], self.other.block[j]
         assert isinstance(mine, Assign) and isinstance(its, Assign)
-        names = self._choices(list(zip(operands(mine.value), operands(its.value))), mine.scope)
+        names = self._choices(list(zip(self.one.operands[i], self.other.operands[j])), mine.scope)
         if names is None or not all(map(self._note, mine.targets, mine.targets, its.targets)):
             return False
         given = iter(names)
@@ -133,7 +133,7 @@ class _Joined:
         for pair in dict.fromkeys(asked):
             if self._value(pair) is None:
                 where = self._home(pair, scope)
-                together = [p for p, user in self.asked.items() if self._is_ready(p) and self._home(p, user) == where]
+                together = [p for p, user in self.asked.items() if self._home(p, user) == where and self._is_ready(p)]
                 names = {p: name for p in (pair, *together) if (name := self._named(p)) is not None}
                 if pair not in names:
                     return None
@@ -156,7 +156,11 @@ class _Joined:
         if isinstance(a, str) and isinstance(b, str):
             name = a if a == b else self._fresh(a)
             return name if self._note(name, a, b) else None
-        return None if self.one.sizes(a) or self.other.sizes(b) else self._fresh("size")
+        if self.one.sizes(a) or self.other.sizes(b):
+            return None
+        name = self._fresh("size")
+        self.module.roles[name] = "size"
+        return name
 
     def _value(self, pair: tuple[Operand, Operand]) -> Operand | None:
         """Return the value in the joined body that is this pair of values; None if there is none yet."""

@@ -28,6 +28,7 @@ class Branch:
     Attributes:
         block: its statements, without copies.
         results: the values that it hands on, in its own names.
+        operands: those of each statement.
         maker: the statement that makes each of its values, by number.
         paired: the statements that the other branch has, too.
         known: the values that already exist in the joined body, by their names here.
@@ -53,6 +54,8 @@ class Branch:
         self.results = {name: alias.get(name, name) for name in statement.targets}
         self.maker = {name: i for i, each in enumerate(self.block) for name in assigned(each)}
         self.known: dict[str, str] = {}
+        self.operands = [operands(each.value) if isinstance(each, Assign) else [] for each in self.block]
+        self._needs: dict[int, set[int]] = {}
         self.paired: set[int] = set()
         self.written: set[int] = set()
 
@@ -67,9 +70,11 @@ class Branch:
 
     def needs(self, index: int) -> set[int]:
         """Return the statements that make what a statement needs: its operands, and values that show its sizes."""
-        each = self.block[index]
-        names = (*used(each), *makers(expressions(each), self.shown))
-        return {self.maker[name] for name in names if name in self.maker} - {index}
+        if index not in self._needs:
+            each = self.block[index]
+            names = (*used(each), *makers(expressions(each), self.shown))
+            self._needs[index] = {self.maker[name] for name in names if name in self.maker} - {index}
+        return self._needs[index]
 
     def sizes(self, dim: Operand) -> set[str]:
         """Return the values of this branch alone that show a size."""
@@ -81,13 +86,13 @@ class Branch:
         return [self.block[self.maker[name]].scope] if isinstance(name, str) and own else []
 
     def before(self, names: Iterable[Operand]) -> set[int]:
-        """Return the statements that make these values of what is known."""
+        """Return the statements that make these values of what is known, or of joined statements still to come."""
         asked = {n for name in names for n in ({name} if isinstance(name, str) else self.sizes(name))}
         found, pending = set[int](), {self.maker[n] for n in asked if n in self.maker and n not in self.known}
         while pending:
             index = pending.pop()
             found.add(index)
-            needed = self.needs(index) - found
+            needed = self.needs(index) - found if index not in self.paired else set[int]()
             pending |= {i for i in needed if not all(name in self.known for name in self.block[i].targets)}
         return found
 
@@ -143,7 +148,7 @@ class Pairs:
         before = len(self.pairs)
         for j, head in enumerate(self.heads[1]):
             for i in self.free.get(head, ()) if j not in self.pairs else ():
-                mine, its = operands(value_of(self.one.block[i])), operands(value_of(self.other.block[j]))
+                mine, its = self.one.operands[i], self.other.operands[j]
                 agree = [a == self._seen(b) for a, b in zip(mine, its)]
                 if all(agree) or (not whole and any(agree)):
                     self._add(i, j)
@@ -157,7 +162,7 @@ class Pairs:
             (self.one.results[name], self.other.results[name]) for name in self.one.results
         ]
         for j, i in list(self.pairs.items()):
-            taken += zip(operands(value_of(self.one.block[i])), operands(value_of(self.other.block[j])))
+            taken += zip(self.one.operands[i], self.other.operands[j])
         for a, b in taken:
             if isinstance(a, str) and isinstance(b, str) and a in self.one.maker and b in self.other.maker:
                 i, j = self.one.maker[a], self.other.maker[b]
@@ -223,11 +228,6 @@ def operands(tree: ast.AST) -> list[Operand]:
 
 def tree_of(operand: Operand) -> ast.expr:
     return Ref(operand) if isinstance(operand, str) else SizeOf(operand)
-
-
-def value_of(statement: Statement) -> ast.expr:
-    assert isinstance(statement, Assign)
-    return statement.value
 
 
 def has_member(statement: Statement) -> bool:
