@@ -3,6 +3,7 @@
     python -m benchmarks.authors [--networks unet,tcn] [--exporters legacy,dynamo] [--fresh] [--json FILE]
     python -m benchmarks.authors --networks unet --show          # both sources, stripped
     python -m benchmarks.authors --pairs FOLDER --seed 1         # each pair in random order, and key.json
+    python -m benchmarks.authors --tells                         # how many files have what authors do not write
 
 Lines: the network's classes and the functions that they use, without comments, docstrings and the code that loads
 weights, formatted alike by black's default settings. `missing` counts keys of the original's `state_dict` that the
@@ -17,6 +18,7 @@ import ast
 import inspect
 import json
 import random
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -35,6 +37,16 @@ from onnxgen.pipeline import generate
 from tests.support.real import imported
 from tests.zoo.export import quiet
 
+TELLS = {
+    "a network without arguments": r"def __init__\(self\)(?![^\x00]*\nclass )",
+    "x, y or z, numbered": r"\b[xyz]\d+ = ",
+    "one of x, y, z for one thing after another": r"(?s)\n        y = (?:(?!def ).)*\n        y = ",
+    "a name of an operator": r"\b(clamp|sqrt|add|mul|sub|div|pow|slice|cat|stack|gather)(_?\d+)? = ",
+    "nn.Identity()": r"nn\.Identity\(\)",
+    "a folded constant": r"\d\.\d{5,}",
+    "device='cpu'": r"device=.cpu.",
+    "a helper": r"constant\(|nonnegative_index",
+}
 AUTHORS = (vision, language, science)
 OPSETS = {"legacy": 17, "dynamo": 18}
 LOADING = {"from_pretrained", "SkipInit"}  # code beside the network
@@ -146,11 +158,19 @@ def write_pairs(pairs: list[tuple[str, str, str]], folder: Path, seed: int) -> N
     (folder / "key.json").write_text(json.dumps(key, indent=2) + "\n")
 
 
+def print_tells(pairs: list[tuple[str, str, str]]) -> None:
+    """Print in how many of the originals, and of the generated files, each of `TELLS` is."""
+    for what, pattern in TELLS.items():
+        theirs, ours = (sum(bool(re.search(pattern, pair[i])) for pair in pairs) for i in (1, 2))
+        print(f"{what}: {theirs} originals, {ours} generated")
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--networks", help="which (default: all)")
     parser.add_argument("--exporters", default="legacy,dynamo", help="legacy, dynamo or both (default: both)")
     parser.add_argument("--fresh", action="store_true", help="leave initial values as they are")
+    parser.add_argument("--tells", action="store_true", help="count what authors do not write")
     parser.add_argument("--show", action="store_true", help="print both sources")
     parser.add_argument("--pairs", metavar="FOLDER", type=Path, help="write pairs of sources for a reader")
     parser.add_argument("--seed", type=int, default=0, help="of the pairs' order (default: 0)")
@@ -174,6 +194,8 @@ def main() -> None:
     ratios = [row["lines"] for row in rows]
     print(f"lines: median {statistics.median(ratios):.2f}, worst {max(ratios):.2f}")
     print(f"every key: {sum(row['missing'] + row['more'] == 0 for row in rows)} of {len(rows)}")
+    if given.tells:
+        print_tells(pairs)
     if given.pairs:
         write_pairs(pairs, given.pairs, given.seed)
 

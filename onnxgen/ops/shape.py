@@ -119,7 +119,7 @@ def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, 
             if len(symbolic) > 1 or 0 in parts or (symbolic and isinstance(shape[axis], int)):
                 return None
             sizes = tuple(-1 if not isinstance(d, int) else d for d in parts)
-            if not symbolic and axis == len(shape) - 1 and parts[-1] != parts[-2]:
+            if not symbolic and axis == len(shape) - 1 and parts[-1] > parts[-2]:  # type: ignore[operator]
                 sizes = (*sizes[:-1], -1)  # heads: their number is chosen, and their size follows
             return b("x.unflatten(i, s)", x=data, i=-1 if axis == len(shape) - 1 else axis, s=sizes)
     return None

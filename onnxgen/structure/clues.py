@@ -27,6 +27,7 @@ _OPERATIONS = frozenset("""
     sigmoid silu sin slice softmax split sqrt squeeze stack sub sum sym_size tanh tensor tile to topk transpose tril
     triu unflatten unsqueeze val var view where zeros item detach alias copy expand_as size reshape_ type_as float
     """.split())
+_NOUNS = frozenset("embedding identity index input mean out output result shape size sum".split())
 _MEANINGFUL = re.compile(r"[a-z][a-z_]{2,23}")
 _COUNTED = re.compile(r"onnx::\w+|\d+|input\.\d+|.*_output_\d+")  # PyTorch's legacy exporter
 _NUMBERS = re.compile(r"(_\d+)+$")
@@ -52,6 +53,12 @@ class Clues:
     def hint(self, value: str) -> FileText:
         """Return the name of a value in the file."""
         return self.hints.get(value) or FileText(value)
+
+
+def is_operation(name: FileText) -> bool:
+    """True for an exporter's name of a result that says only which operator makes it: `clamp`, `add_3`."""
+    word = _NUMBERS.sub("", name.word())
+    return word in _OPERATIONS and word not in _NOUNS
 
 
 def input_name(

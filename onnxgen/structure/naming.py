@@ -16,7 +16,7 @@ from onnxgen.code.torch_api import ACTIVATIONS, PARTS, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, identifier, local
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
-from onnxgen.structure.clues import Clues, input_name, is_made_up
+from onnxgen.structure.clues import Clues, input_name, is_made_up, is_operation
 from onnxgen.structure.nesting import LINE, width
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
@@ -166,8 +166,9 @@ class Names:
         if not is_used:
             return ["_"]
         hint = self.clues.hint(value)
-        if self.scope.is_root and value in self.returned and 0 < len(hint.word()) <= 24 and not is_made_up(hint):
-            return [hint.identifier()]
+        if self.scope.is_root and value in self.returned and 0 < len(hint.word()) <= 24:
+            if not is_made_up(hint) and not is_operation(hint):
+                return [hint.identifier()]
         role = self.clues.roles.get(value, "x")
         if role != "x":
             return [role]

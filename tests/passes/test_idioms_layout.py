@@ -35,10 +35,10 @@ def _indexed(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 PACKED: list[tuple[Callable[[Tensor], Any], str]] = [
     (
         lambda x: x.reshape(x.shape[0], x.shape[1], 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0),
-        ".unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)",
+        ".unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)",
     ),
     (_indexed, ".unbind(0)"),
-    (lambda x: x.reshape(x.shape[0], x.shape[1], 3, 8).unbind(2), ".unflatten(-1, (3, 8)).unbind(2)"),
+    (lambda x: x.reshape(x.shape[0], x.shape[1], 3, 8).unbind(2), ".unflatten(-1, (3, -1)).unbind(2)"),
     (lambda x: x.reshape(x.shape[0], x.shape[1], 8, 3).unbind(-1), ".unflatten(-1, (8, 3)).unbind(-1)"),
     (lambda x: x.chunk(3, dim=-1), ".chunk(3, dim=-1)"),
     (lambda x: x.split(8, dim=2), ".chunk(3, dim=-1)"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.pipeline import generate
+from tests.support.exported import held
 
 
 def forward(net: nn.Module, example: tuple[Tensor, ...], folder: Path) -> str:
@@ -72,3 +73,15 @@ def test_an_argument_with_the_name_of_a_builtin(tmp_path: Path) -> None:
     net = nn.Sequential(*map(Clamped, (0.1, 0.2, 0.1, 0.3)))
     torch.onnx.export(net, (torch.randn(3, 4),), tmp_path / "net.onnx", dynamo=False, opset_version=17)
     assert "clamp(min=self.min_)" in generate(tmp_path / "net.onnx", tmp_path / "net.py").source
+
+
+def test_a_result_is_not_named_after_its_operator() -> None:
+    """The dynamo exporter names an output of a graph after the operator that makes it."""
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = torch.clamp(x, 0, 2)
+            return y, torch.sqrt(y + 1)
+
+    source = held(Net(), [torch.rand(2, 3)], "dynamo-18").source
+    assert "clamp = " not in source and "sqrt = " not in source
