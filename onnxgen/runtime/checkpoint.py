@@ -96,7 +96,8 @@ def without_prefix(state: Mapping[str, Value], wanted: Collection[str]) -> dict[
         prefix = next((p for p in PREFIXES if all(key.startswith(p) for key in found)), None)
         if prefix is None:
             parts = commonprefix([*found]).split(".")[:-1]
-            rests = ({key[cut:]: value for key, value in found.items()} for cut in accumulate(len(p) + 1 for p in parts))
+            cuts = accumulate(len(part) + 1 for part in parts)
+            rests = ({key[cut:]: value for key, value in found.items()} for cut in cuts)
             return next((rest for rest in rests if rest.keys() <= {*wanted}), dict(state))
         found = {key.removeprefix(prefix): value for key, value in found.items()}
     return found

@@ -157,7 +157,7 @@ def test_predict_takes_what_people_have(here: Path) -> None:
     for given in (array, torch.from_numpy(array.copy()), {"image": array[None]}):
         (found,) = learner.predict(given)
         assert found.probabilities == pytest.approx(dict(wanted.probabilities), rel=1e-5)
-    assert len(learner.predict("shapes/circle")) == 40 and len(learner.predict(np.stack([array, array]))) == 2
+    assert len(learner.predict("shapes/circle")) == 160 and len(learner.predict(np.stack([array, array]))) == 2
     with pytest.raises(OnnxgenError, match="images have values up to 0.5"):
         learner.predict(np.full((24, 24, 3), 0.5, np.float32))
     with pytest.raises(OnnxgenError, match="there is no file no.png"):
