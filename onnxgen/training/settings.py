@@ -93,11 +93,9 @@ class Settings:
     compile: bool = _devices(False, "", "torch.compile the model.")
     seed: int = _run(0, "N", "Seed of all random numbers.")
     checkpoint_minutes: float = _run(10.0, "X", "Write a checkpoint at least every X minutes, and after each epoch.")
-    resume: bool = _run(False, "", "Go on from the last checkpoint in --out, or in the newest run below runs/, with its settings.")
+    resume: bool = _run(False, "", "Go on from the last checkpoint in --out, or of the newest run, with its settings.")
     out: Path = _run(RUNS, "FOLDER", "The folder that the run writes to. Without it, runs are numbered below runs/.")
-    name: str = _run(
-        "", "NAME", "The folder is runs/NAME-1, runs/NAME-2 and so on. Default: the ONNX file's name without its ending."
-    )
+    name: str = _run("", "NAME", "The folder is runs/NAME-1, runs/NAME-2 and so on. Default: the ONNX file's name.")
 
     def __post_init__(self) -> None:
         for name in ("weights", "out"):  # paths may be given as text

@@ -229,7 +229,7 @@ def test_absolute_paths_are_not_changed(tmp_path: Path) -> None:
         ("", "MODEL is missing"),
         ("--resume --out nowhere", "there is no run to resume in nowhere"),
         ("small.py --resume --out nowhere", "there is no run to resume in nowhere"),
-        ("none.py", "there is no file or folder none.py -> name a module that onnxgen generated, or the folder of a run"),
+        ("none.py", "there is no file or folder none.py -> name a module that onnxgen generated, or"),
         ("small.onnx", "first: onnxgen small.onnx -o small.py"),
         ("small.py --data none.npz", "there is no data at none.npz"),
         ("small.py --weights none.safetensors", "there is no file none.safetensors"),
