@@ -37,7 +37,7 @@ def train_options(function: Function) -> Function:
             given["multiple"] = repeated or about.like == PAIR
             given["type"] = click.STRING if repeated else Value(wanted)
             given["metavar"] = about.like
-            if not given["multiple"] and default not in (None, {}, ()):
+            if not given["multiple"] and default not in (None, {}, (), ""):
                 given["help"] += f" Default: {default}."
         function = option(option_names, name, **given)(function)
     return option("--data", metavar="DATA", group="Data", help=DATA)(function)

@@ -13,7 +13,7 @@ from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, read_config
-from onnxgen.training.runs.folder import CONFIG, RUNS, holds_a_run, latest, need_run
+from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, latest, need_run
 from onnxgen.training.runs.record import going_on, read_record
 from onnxgen.training.settings import Settings
 
@@ -77,14 +77,9 @@ def _check(run: dict[str, str], settings: Settings) -> None:
     if "model" not in run:
         raise OnnxgenError("MODEL is missing", help="onnxgen train model.py --data DATA")
     if not Path(run["model"]).is_file() and not Path(run["model"]).is_dir():
-        raise OnnxgenError(f"there is no file {run['model']}", help="name the module that onnxgen generated")
+        raise OnnxgenError(f"there is no file or folder {run['model']}", help=NAME)
     if settings.weights is not None and not settings.weights.is_file():
         raise OnnxgenError(f"there is no file {settings.weights}")
-    if run["model"].endswith(".onnx"):
-        made = Path(run["model"]).with_suffix(".py")
-        raise OnnxgenError(
-            f"{run['model']} is not a Python file", help=f"first: onnxgen {run['model']} -o {made}; then train {made}"
-        )
     if not Path(run["model"]).is_dir():
         python_file(Path(run["model"]))
     elif not run["data"]:

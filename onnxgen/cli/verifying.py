@@ -31,6 +31,8 @@ def verify_command(
     from onnxgen.verify import verify
 
     wanted = _sizes(sizes)
+    if model.suffix == ".py" and module is not None and module.suffix != ".py":
+        raise OnnxgenError(f"{model} is no ONNX file", help=f"name it last: onnxgen verify {module} {model}")
     path = default_out(model, module)
     if module is None and not path.is_file():
         raise OnnxgenError(f"there is no module {path}", help=f"name it after {model}, or write it: onnxgen {model}")

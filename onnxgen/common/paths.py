@@ -79,7 +79,9 @@ def refuse_hiding(path: Path) -> None:
 def python_file(path: Path) -> Path:
     """Return the path of a module unchanged. Raises `OnnxgenError` if Python cannot import a file of that name."""
     if path.suffix != ".py":
-        raise OnnxgenError(
-            f"{path} is not a Python file", help=f"name a file that ends in .py: {path.with_suffix('.py')}"
-        )
+        made = path.with_suffix(".py")
+        way = f"name a file that ends in .py: {made}"
+        if path.suffix == ".onnx" and path.is_file():
+            way = f"first: onnxgen {path} -o {made}; then name {made}"
+        raise OnnxgenError(f"{path} is not a Python file", help=way)
     return path

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Collection, Mapping
+from itertools import accumulate
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +40,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))  # torch's own text says how to read it unsafely
         why = one_line(error, 120) or type(error).__name__
         why = "torch.save did not write it" if "weights_only" in why else why
+        with open(path, "rb") as file:
+            if (head := file.read(1)) not in (b"P", b"\x80", b""):  # of a zip file, a pickle, an empty file
+                way = "name a file of torch.save, Lightning or safetensors"
+                raise OnnxgenError(f"{path} is no checkpoint: it begins with {head!r}", help=way) from None
         what = f"{path} has more than tensors ({named[1]})" if named else f"{path} is damaged: {why}"
         raise OnnxgenError(what, help=CONVERT) from None
     outer = found if isinstance(found, Mapping) else {}
@@ -81,11 +87,17 @@ def need_safe_torch() -> None:
 
 
 def without_prefix(state: Mapping[str, Value], wanted: Collection[str]) -> dict[str, Value]:
-    """Remove the prefixes that wrappers put before all keys, unless a key is one of the module's (`wanted`)."""
+    """Remove the prefixes that wrappers put before all keys, unless a key is one of the module's (`wanted`).
+
+    Any other prefix of all keys is removed if each rest is a key of the module.
+    """
     found = dict(state)
     while found and found.keys().isdisjoint(wanted):
         prefix = next((p for p in PREFIXES if all(key.startswith(p) for key in found)), None)
         if prefix is None:
-            return dict(state)
+            parts = commonprefix([*found]).split(".")[:-1]
+            cuts = accumulate(len(part) + 1 for part in parts)
+            rests = ({key[cut:]: value for key, value in found.items()} for cut in cuts)
+            return next((rest for rest in rests if rest.keys() <= {*wanted}), dict(state))
         found = {key.removeprefix(prefix): value for key, value in found.items()}
     return found

@@ -20,7 +20,7 @@ from onnxgen.runtime.partial import load_partly, under_own_keys
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.preprocessing import fitted
-from onnxgen.training.runs.folder import BEST, best_of
+from onnxgen.training.runs.folder import BEST, NAME, best_of
 from onnxgen.training.runs.record import read_record
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def open_module(path: Path | str) -> ModuleType:
     """
     path = Path(path).resolve()
     if not path.is_file():
-        raise OnnxgenError(f"no file {path}", help="name a module that onnxgen generated")
+        raise OnnxgenError(f"there is no file or folder {path}", help=NAME)
     facts = python_file(path).stat()
     stamp = facts.st_mtime_ns, facts.st_size
     for module in list(sys.modules.values()):

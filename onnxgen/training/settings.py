@@ -93,9 +93,9 @@ class Settings:
     compile: bool = _devices(False, "", "torch.compile the model.")
     seed: int = _run(0, "N", "Seed of all random numbers.")
     checkpoint_minutes: float = _run(10.0, "X", "Write a checkpoint at least every X minutes, and after each epoch.")
-    resume: bool = _run(False, "", "Go on from the last checkpoint in --out, with the settings of that run.")
+    resume: bool = _run(False, "", "Go on from the last checkpoint in --out, or of the newest run, with its settings.")
     out: Path = _run(RUNS, "FOLDER", "The folder that the run writes to. Without it, runs are numbered below runs/.")
-    name: str = _run("", "NAME", "The folder is runs/NAME-1, runs/NAME-2 and so on. Default: the model's name.")
+    name: str = _run("", "NAME", "The folder is runs/NAME-1, runs/NAME-2 and so on. Default: the ONNX file's name.")
 
     def __post_init__(self) -> None:
         for name in ("weights", "out"):  # paths may be given as text
@@ -112,6 +112,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OnnxgenError(f"{name} must be at least 1, not {value}")
+        if self.lr is not None and not self.lr > 0:
+            raise OnnxgenError(f"lr must be more than 0, not {self.lr}")
         for name in ("weights", "partial") if self.from_scratch else ():
             if getattr(self, name):
                 raise OnnxgenError(f"{name} and from_scratch exclude each other: give one of them")

@@ -1,6 +1,7 @@
 """Advice in the words of the caller: options for the command line, arguments of `fit` for Python.
 
-Messages name settings as options of `onnxgen train`. `python_words` changes them where Python calls.
+Messages name settings as options of `onnxgen train`. `python_words` changes them where Python calls, and `run_words`
+where a run is asked, which has its settings already. The outermost of them counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.settings import SETTINGS
 
 spoken: ContextVar[Callable[[str], str]] = ContextVar("spoken", default=str)  # what a message becomes
@@ -23,11 +24,31 @@ _OPTION = re.compile(r"(--[a-z][a-z-]*)(?: (\d+(?= )|[^\s-]\S*?(?=[,;:)](?:\s|$)
 @contextmanager
 def python_words() -> Iterator[None]:
     """Change the advice of errors that are raised in this context, and of the lines of a run, by `in_python`."""
-    before = spoken.set(in_python)
+    with _words(
+        in_python, lambda problem: replace(problem, what=in_python(problem.what), help=in_python(problem.help))
+    ):
+        yield
+
+
+@contextmanager
+def run_words(takes: str) -> Iterator[None]:
+    """Say what a run takes (`takes`) in place of advice that names settings of its training."""
+    with _words(
+        in_python, lambda p: replace(p, help=takes) if _FIELDS.keys() & re.findall(r"--[a-z-]+", p.help) else p
+    ):
+        yield
+
+
+@contextmanager
+def _words(lines: Callable[[str], str], change: Callable[[Problem], Problem]) -> Iterator[None]:
+    if spoken.get() is not str:
+        yield
+        return
+    before = spoken.set(lines)
     try:
         yield
     except OnnxgenError as error:
-        error.problems = tuple(replace(p, what=in_python(p.what), help=in_python(p.help)) for p in error.problems)
+        error.problems = tuple(map(change, error.problems))
         error.args = ("\n".join(map(str, error.problems)),)
         raise
     finally:

@@ -102,7 +102,7 @@ def make_images(folder: Path, rng: np.random.Generator) -> None:
     """Write `shapes/CLASS/N.png` in two sizes, and `new.png`."""
     for shape in SHAPES:
         (folder / "shapes" / shape).mkdir(parents=True)
-        for n in range(40):
+        for n in range(160):
             noise = rng.integers(0, 60, (SIDE, SIDE, 3))
             pixels = (draw(shape, rng)[..., None] * rng.integers(120, 190, 3) + noise).astype(np.uint8)
             image = Image.fromarray(pixels)
@@ -123,11 +123,11 @@ def make_table(folder: Path) -> None:
 
 def make_arrays(folder: Path, rng: np.random.Generator) -> None:
     """Write `words.npz`, `masks.npz` and `labels.npz`, and files of new samples without targets."""
-    ids = rng.integers(0, WORDS, (200, LENGTH))
+    ids = rng.integers(0, WORDS, (600, LENGTH))
     drawn = np.stack([draw("square", rng) for _ in range(80)])
     noisy = (drawn * 150 + rng.integers(0, 100, drawn.shape)).astype(np.uint8)
-    has = rng.integers(0, 2, (120, 3)).astype(bool)
-    several = np.zeros((120, SIDE, SIDE), np.uint8)
+    has = rng.integers(0, 2, (600, 3)).astype(bool)
+    several = np.zeros((600, SIDE, SIDE), np.uint8)
     for image, row in zip(several, has):
         for shape in np.array(SHAPES)[row]:
             image[draw(shape, rng)] = 255

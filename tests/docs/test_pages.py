@@ -74,7 +74,9 @@ def section(command: str) -> str:
 def test_every_command_option_and_exit_code_is_there() -> None:
     every = COMMANDS[COMMANDS.index("## Options of every command") : COMMANDS.index("## Exit codes")]
     generated = section(cli.DEFAULT).split("### What is generated")[1]
+    first = COMMANDS[: COMMANDS.index("## Options of every command")]
     for name, command in cli.app.commands.items():
+        assert f"(#onnxgen-{'modelonnx' if name == cli.DEFAULT else name}) |" in first, name
         page = section(name) + every + (generated if "(#what-is-generated)" in section(name) else "")
         for parameter in command.params:
             for option in parameter.opts if isinstance(parameter, click.Option) else []:

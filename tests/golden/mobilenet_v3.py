@@ -162,9 +162,9 @@ class MobileNetV3(nn.Module):
             if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
-        new, unused = model.load_state_dict(state, strict, assign=True)
-        if new or unused:
-            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
+        strict |= own.state_dict().keys().isdisjoint(state)
+        if any(keys := model.load_state_dict(state, strict, assign=True)):
+            warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model
 

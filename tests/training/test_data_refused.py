@@ -249,7 +249,7 @@ def test_folders_without_images(gray: torch.nn.Module, tmp_path: Path) -> None:
     layout = "lay it out as folder/class_name/*.png"
     assert said(tmp_path, gray) == f"{tmp_path} has no images -> {layout}"
     image(tmp_path / "a.png")
-    assert said(tmp_path, gray) == f"{tmp_path} has images but no folders, one for each class, -> {layout}"
+    assert said(tmp_path, gray) == f"{tmp_path} has images but no folder for each class -> {layout}"
     image(tmp_path / "cat" / "a.png")
     (tmp_path / "owl").mkdir()
     (tmp_path / "owl" / "a.txt").write_text("")

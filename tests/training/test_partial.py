@@ -177,6 +177,15 @@ def test_a_prefix_that_is_the_module_s_own() -> None:
     assert without_prefix({"module.a": 1, "loss": 2}, {"a"}) == {"module.a": 1, "loss": 2}
 
 
+def test_a_prefix_of_another_program() -> None:
+    """It is removed where each rest is a key of the module."""
+    assert without_prefix({"net.b.a": 1, "net.b.c": 2}, {"b.a", "b.c"}) == {"b.a": 1, "b.c": 2}
+    assert without_prefix({"net.b.a": 1, "net.b.c": 2}, {"a", "c"}) == {"a": 1, "c": 2}
+    assert without_prefix({"module.net.a": 1}, {"a"}) == {"a": 1}
+    for kept in ({"net.a": 1, "net.x": 2}, {"neta": 1}, {"net.a": 1, "nut.a": 2}):
+        assert without_prefix(kept, {"a"}) == kept
+
+
 class Bad:
     """Makes a file when it is unpickled."""
 
@@ -213,6 +222,7 @@ def pickled(path: Path) -> None:
         (code, "has more than tensors .*save_file"),
         (pickled, "has more than tensors|is damaged"),
         (lambda path: path.write_bytes(b""), "is damaged: EOFError"),
+        (lambda path: path.write_text("hello"), "mine.pt is no checkpoint: it begins with b'h' -> name a file of"),
         (
             lambda path: path.write_bytes(pickle.dumps(Bad(path.with_name("made")))),
             "more than|torch.save did not write",

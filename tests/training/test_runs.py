@@ -91,7 +91,8 @@ def test_a_copied_folder_needs_no_onnxgen(name: str, here: Path, tmp_path: Path)
     copy = tmp_path / "copy"
     shutil.copytree(f"runs/{name}-1", copy)
     save_file({"x": x.contiguous()}, copy / "x.safetensors")
-    subprocess.run([sys.executable, "-c", COPIED], cwd=copy, check=True, env={"PATH": ""})
+    alike = {"PATH": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}  # other threads may round otherwise
+    subprocess.run([sys.executable, "-c", COPIED], cwd=copy, check=True, env=alike)
     with torch.inference_mode():
         assert torch.equal(load_file(copy / "y.safetensors")["y"], learner.model(x))
 
@@ -157,11 +158,22 @@ def test_predict_takes_what_people_have(here: Path) -> None:
     for given in (array, torch.from_numpy(array.copy()), {"image": array[None]}):
         (found,) = learner.predict(given)
         assert found.probabilities == pytest.approx(dict(wanted.probabilities), rel=1e-5)
-    assert len(learner.predict("shapes/circle")) == 40 and len(learner.predict(np.stack([array, array]))) == 2
+    assert len(learner.predict("shapes/circle")) == 160 and len(learner.predict(np.stack([array, array]))) == 2
     with pytest.raises(OnnxgenError, match="images have values up to 0.5"):
         learner.predict(np.full((24, 24, 3), 0.5, np.float32))
     with pytest.raises(OnnxgenError, match="there is no file no.png"):
         learner.predict(["new.png", "no.png"])
+
+
+def test_a_training_that_made_the_model_worse(here: Path, tmp_path: Path, capsys: Out) -> None:
+    """A line, the report and the record say so; a training that helped says nothing."""
+    said = "no epoch was better than the model before training"
+    for lr, worse in ((1000.0, True), (0.05, False)):
+        fit("flowers.py", "flowers.csv", lr=lr, epochs=2, workers=0, out=tmp_path / str(lr), show="lines")
+        assert (f"note: {said}" in capsys.readouterr().out) == worse
+        assert (said in (tmp_path / str(lr) / "report.html").read_text(encoding="utf-8")) == worse
+        found = read_record(tmp_path / str(lr)).result
+        assert (found["before"]["val_loss"] < found["best"]["val_loss"]) == worse
 
 
 def test_predict_a_table(here: Path) -> None:
@@ -171,6 +183,29 @@ def test_predict_a_table(here: Path) -> None:
     table = np.genfromtxt("new.csv", delimiter=",", skip_header=1, dtype=np.float32)
     assert [row.probabilities for row in learner.predict(table)] == [row.probabilities for row in rows]
     assert learner.predict(table[0].tolist())[0].probabilities == pytest.approx(dict(rows[0].probabilities))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "says"),
+    [
+        ("flowers", "gap.csv", "1,2,,4", "no value -> {} columns sepal_length, sepal_width, petal_length, petal_width"),
+        ("flowers", "text.csv", "1,2,x,4", "text, but an input takes numbers -> {} columns sepal_length"),
+        ("words", "other.npz", "", r"which column feeds ids\?.* -> {} x \(int64 \[12\]\)"),
+    ],
+)
+def test_advice_is_for_a_run(name: str, file: str, text: str, says: str, here: Path, tmp_path: Path) -> None:
+    """It names no options of the training, which `predict` and `evaluate` lack."""
+    columns = ("sepal_length", "sepal_width", "petal_length", "petal_width", "target")
+    (tmp_path / file).write_text(f"{','.join(columns)}\n1,2,3,4,setosa\n{text},setosa\n")
+    if not text:
+        np.savez(tmp_path / file, q=np.zeros((3, 12), np.int64), r=np.zeros((3, 12), np.int64))
+    learner = load(f"runs/{name}-1")
+    for ask in (learner.predict, learner.evaluate):
+        with pytest.raises(OnnxgenError, match=says.format("give data like that of the training, without gaps:")) as e:
+            ask(tmp_path / file)
+        assert "--" not in str(e.value)
+    with pytest.raises(OnnxgenError, match="the data is 5 -> give files, images, an array"):
+        learner.predict(5)
 
 
 def reordered(path: Path, order: list[int], out: Path) -> Path:

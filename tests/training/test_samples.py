@@ -16,12 +16,15 @@ import torch
 
 from onnxgen.cli import run
 from onnxgen.training import open_model
+from onnxgen.training.runs.record import read_record
 from samples.captcha import draw as captchas
 from samples.captcha import train as captcha
 from samples.fashion import train as fashion
 from samples.fully_connected import train as fully_connected
 from samples.mnist import train as mnist
 from samples.mnist.make_onnx import read_idx
+from samples.tasks import make as tasks
+from tests.conftest import ROOT
 from tests.training.conftest import Sample
 
 
@@ -116,6 +119,22 @@ def test_captcha(sample: Sample, tmp_path: Path) -> None:
     with torch.inference_mode():
         ours = best(torch.from_numpy(pictures)).numpy()
     np.testing.assert_allclose(session.run(None, {"captcha": pictures})[0], ours, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tasks.INPUTS)
+def test_tasks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training on the page makes less than half of the errors of the answer that is right most often."""
+    tasks.make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "samples" / "tasks" / "README.md").read_text(encoding="utf-8")
+    (command,) = (line for line in page.splitlines() if line.startswith(f"onnxgen train {name}.py "))
+    assert run([f"{name}.onnx", "-q"]) == 0 and run([*command.split()[1:], "--workers", "0", "-q"]) == 0
+    often = 1 / 3
+    if (arrays := Path(f"{name}.npz")).exists():
+        y = np.load(arrays)["y"].reshape(-1, 3 if name == "labels" else 1)
+        often = float(np.maximum(y.mean(0), 1 - y.mean(0)).mean())
+    assert 1 - read_record(Path("runs", f"{name}-1")).result["test"]["test_accuracy"] < (1 - often) / 2
 
 
 def test_fashion_keeps_the_rows_of_known_classes(shared: Path, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
         parts = {"train": folder}
     classes = tuple(sorted({path.name for root in parts.values() for path in _folders(root)}))
     if not classes and labelled:
-        has = "has images but no folders, one for each class," if _images(folder) else "has no images"
+        has = "has images but no folder for each class" if _images(folder) else "has no images"
         raise OnnxgenError(f"{folder} {has}", help="lay it out as folder/class_name/*.png")
     found = {part: _labelled(root, classes) for part, root in parts.items()}
     seen = _seen(folder, [path for pairs in found.values() for path, _ in pairs])

@@ -65,6 +65,7 @@ class Outcome:
         test: the metrics of the test part, by name.
         confusion: the confusion matrix [classes, classes], integers; rows are the true classes.
         confused: the data of `confusion`: "test", or "validation, best epoch".
+        note: a sentence for the user, or empty.
     """
 
     seconds: float
@@ -72,6 +73,7 @@ class Outcome:
     test: Mapping[str, float] = field(default_factory=dict)
     confusion: Tensor | None = None
     confused: str = "validation, best epoch"
+    note: str = ""
 
 
 def facts_of(plan: Plan) -> Facts:

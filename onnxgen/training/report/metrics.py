@@ -14,6 +14,8 @@ from onnxgen.training.runs.rows import Row, best_row, write_rows
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
 
+NOTHING = "no epoch was better than the model before training; best.safetensors has the best of the epochs"
+
 
 class Metrics(lightning.Callback):
     """Keeps a row for every epoch, and writes `metrics.csv` again after each. Ends the run if epochs bring no new best.
@@ -25,6 +27,7 @@ class Metrics(lightning.Callback):
     Attributes:
         rows: the rows of all epochs so far.
         confusion: the task's `confusion` in the best epoch.
+        before: the metrics of the validation before training; {} if there was none.
     """
 
     def __init__(self, path: Path, monitor: str, patience: int | None = None) -> None:
@@ -32,20 +35,31 @@ class Metrics(lightning.Callback):
         self.path, self.monitor, self.patience = path, monitor, patience
         self.rows: list[Row] = []
         self.confusion: Tensor | None = None
+        self.before: Row = {}
         self._begun = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": [dict(row) for row in self.rows], "confusion": self.confusion}
+        return {"rows": [dict(row) for row in self.rows], "confusion": self.confusion, "before": dict(self.before)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = [dict(row) for row in state_dict["rows"]]
         self.confusion = state_dict["confusion"]
+        self.before = state_dict.get("before", {})
 
     @property
     def best(self) -> int:
         """The index of the best row; of the last row if none is best."""
         row = best_row(self.rows, self.monitor)
         return max(len(self.rows) - 1, 0) if row is None else self.rows.index(row)
+
+    @property
+    def brought_nothing(self) -> str:
+        """A sentence if no epoch was better than the model before training; else ""."""
+        row = best_row([self.before, *self.rows], self.monitor) if self.rows else None
+        return NOTHING if row is not None and row is self.before else ""
+
+    def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
+        self.before = metrics(trainer)
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.rows = [row for row in self.rows if row["step"] <= trainer.global_step]

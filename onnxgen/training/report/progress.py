@@ -133,6 +133,8 @@ class Progress(lightning.Callback):
     def on_fit_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero and not self._begun:
             self.say("nothing is left to train: all epochs or steps are done; raise --epochs or --max-steps for more")
+        if trainer.is_global_zero and (found := self.metrics.brought_nothing):
+            self.say(f"note: {found}")
         self.close()
 
     def on_exception(self, trainer: lightning.Trainer, task: Any, exception: BaseException) -> None:

@@ -20,7 +20,7 @@ from onnxgen.training.data.folder import SUFFIXES, open_images
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.samples import Data
-from onnxgen.training.data.source import DataSource
+from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.evaluate import evaluate, predict
 from onnxgen.training.model import open_model
 from onnxgen.training.runs.alike import as_in_training, need_alike
@@ -28,6 +28,7 @@ from onnxgen.training.runs.answers import Prediction, answer
 from onnxgen.training.runs.keep import part as described
 from onnxgen.training.runs.record import Input, Part, going_on, is_same, read_record
 from onnxgen.training.settings import Settings
+from onnxgen.training.words import run_words
 
 Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample
 
@@ -77,7 +78,8 @@ class Learner:
         Raises:
             OnnxgenError: there is no such data, it can't be read, or it does not fit the model.
         """
-        return [one for made, names in self._opened(data) for one in self._predicted(made, names)]
+        with run_words(self._takes):
+            return [one for made, names in self._opened(data) for one in self._predicted(made, names)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
         """Return losses and metrics.
@@ -91,12 +93,23 @@ class Learner:
             OnnxgenError: the run has no part that it was not trained on, its data has changed, or data does not fit.
         """
         own = self.record.data_for(self.run)
-        if data is None or is_same(data, own) or self._is_copy(data):
-            held = self._held(own if data is None else data, part)
-            return evaluate(self.model, held, part=self._part(part), settings=self.settings)
-        settings = replace(self.settings, val=0.0, test=0.0)
-        made = self._fitted(open_source(data, settings), targets=True)
-        return evaluate(self.model, made, part=part, settings=settings)
+        with run_words(self._takes):
+            if data is None or is_same(data, own) or self._is_copy(data):
+                held = self._held(own if data is None else data, part)
+                return evaluate(self.model, held, part=self._part(part), settings=self.settings)
+            settings = replace(self.settings, val=0.0, test=0.0)
+            made = self._fitted(open_source(data, settings), targets=True)
+            return evaluate(self.model, made, part=part, settings=settings)
+
+    @property
+    def _takes(self) -> str:
+        """Advice: what data is like that of the training."""
+        kinds = ("images" if i.image else f"{i.dtype} {list(i.shape)}" for i in self.record.inputs)
+        inputs = ", ".join(
+            f"columns {listed(i.columns)}" if i.columns else f"{i.column} ({kind})"
+            for i, kind in zip(self.record.inputs, kinds)
+        )
+        return f"give data like that of the training, without gaps: {inputs}"
 
     @property
     def held_back(self) -> str:
@@ -173,8 +186,8 @@ class Learner:
         if isinstance(data, (Tensor, np.ndarray, list, tuple)):
             entry = self.record.inputs[0]
             data = {entry.column: _batch(tensor_of(data, "the data"), entry)}
-        if data is None:
-            raise OnnxgenError("the data is None", help="give files, images, an array, a table or a dict of columns")
+        if data is None or isinstance(data, (bool, int, float)):
+            raise OnnxgenError(f"the data is {data}", help="give files, images, an array, a table or a dict of columns")
         if isinstance(data, Mapping):
             columns = {entry.name: entry.column for entry in self.record.inputs}
             data = {columns.get(str(name), str(name)): values for name, values in data.items()}

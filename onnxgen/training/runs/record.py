@@ -221,7 +221,7 @@ def read_record(run: Path) -> Record:
     """
     try:
         return Record.from_json((run / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise OnnxgenError(f"{run} is not a run: it has no {RECORD}", help="name a folder of `onnxgen train`") from None
     except OSError as error:
         raise OnnxgenError(f"{run / RECORD} can't be read: {error.strerror}") from None
