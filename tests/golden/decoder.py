@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
-FINGERPRINT = "438e380da45e654fa37c6bb4dc594420"
+FINGERPRINT = "d57fbc2014881a0ea37c6bb4dc594420"
 
 
 class Decoder(nn.Module):
