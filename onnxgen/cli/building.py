@@ -17,7 +17,7 @@ import click
 from onnxgen.cli.group import MANNERS, WRITES, Command, DefaultGroup, option
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
-from onnxgen.cli.say import progress, tell, tell_json
+from onnxgen.cli.say import PARTLY, progress, tell, tell_json
 
 if TYPE_CHECKING:
     from onnxgen.build_hooks.build import Built
@@ -150,7 +150,7 @@ def _line(one: Built) -> str:
     if one.status in ("written", "merged"):
         *others, last = [one.entry.shown(path) for path in one.files[1:] + one.files[:1]]
         wrote = f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
-        check = f"next: onnxgen verify {one.entry.shown(one.entry.source)} {module}"
+        check = f"next: onnxgen verify {one.entry.shown(one.entry.source)} {module}{PARTLY}"
         return wrote if one.status == "written" else f"{wrote}: merged your edits into the new module; {check}"
     if one.status == "stale":
         return f"{module} is {'stale' if one.entry.output.exists() else 'missing'}: onnxgen build"

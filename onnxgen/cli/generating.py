@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.say import aligned, progress, tell, tell_json
+from onnxgen.cli.say import PARTLY, aligned, progress, tell, tell_json
 from onnxgen.common.names import identifier
 from onnxgen.common.timing import FORMAT, IMPORTS, STAGES, WEIGHTS
 from onnxgen.errors import counted
@@ -114,8 +114,10 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
     tell(text.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
+    edited = result["status"] in ("merged", "kept")
     nouns = {"classes": "class", "parameters": "parameter", "lines": "line"}
-    tell("  " + ", ".join(counted(result[name], noun) for name, noun in nouns.items()))
+    if not edited:  # the counts are of the module without edits
+        tell("  " + ", ".join(counted(result[name], noun) for name, noun in nouns.items()))
     recognised = [f"{number} {name}" for name, number in result["recognised"].items()]
     if recognised:
         tell("  recognised: " + ", ".join(recognised))
@@ -124,7 +126,8 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
     if result["checked"]:
         tell(f"  checked: {result['checked']}")
     if result["status"] in ("written", "merged") and not verified:
-        tell("  next: " + shlex.join(["onnxgen", "verify", result["model"], result["module"]]))
+        how = PARTLY if edited else ""
+        tell("  next: " + shlex.join(["onnxgen", "verify", result["model"], result["module"]]) + how)
     if verbose:
         _print_stages(result["stages"])
 

@@ -12,6 +12,7 @@ from typing import Any
 from onnxgen.common.names import visible
 
 DELAY = 1.0  # seconds of work before a progress bar shows
+PARTLY = " (with --partial if your edits change the layers)"  # after a hint to verify a module with edits
 
 
 def tell(text: str, to_errors: bool = False, flush: bool = False) -> None:

@@ -40,8 +40,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))  # torch's own text says how to read it unsafely
         why = one_line(error, 120) or type(error).__name__
         why = "torch.save did not write it" if "weights_only" in why else why
-        with open(path, "rb") as file:
-            if (head := file.read(1)) not in (b"P", b"\x80", b""):  # of a zip file, a pickle, an empty file
+        with open(path, "rb") as raw:
+            if (head := raw.read(1)) not in (b"P", b"\x80", b""):  # of a zip file, a pickle, an empty file
                 way = "name a file of torch.save, Lightning or safetensors"
                 raise OnnxgenError(f"{path} is no checkpoint: it begins with {head!r}", help=way) from None
         what = f"{path} has more than tensors ({named[1]})" if named else f"{path} is damaged: {why}"

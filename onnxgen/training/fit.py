@@ -156,14 +156,12 @@ def run(
     seconds = time.monotonic() - begun
     _restore(network, whole, trainer, keep, stopped)
     result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
-    outcome = report.Outcome(
-        seconds, "" if stopped == "epochs" else stopped, {}, history.confusion, note=history.brought_nothing
-    )
+    outcome = report.Outcome(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
     if plan.data.test is not None and stopped != "interrupted":
         trainer.test(task, datamodule=loaders, verbose=False)
         result.test = metrics(trainer)
         outcome = replace(outcome, test=result.test, confusion=task.confusion, confused="test")
-    report.finish(settings, facts, outcome)
+    report.finish(settings, facts, replace(outcome, note=history.brought_nothing))
     keeps.write(settings.out, {**_outcome(result, outcome.seconds), "before": history.before})
     for name, tensor in _tensors(whole.cpu().eval()):  # undo "bf16-true" and the like
         if name in dtypes and tensor.dtype != dtypes[name]:

@@ -141,7 +141,7 @@ def test_edits_are_merged(root: Path, capsys: Out) -> None:
         f"{ONE} is stale: onnxgen build",
         f"{TWO} is fresh",
         f"wrote src/pkg/one.safetensors and {ONE}: merged your edits into the new module; next: onnxgen verify "
-        f"models/one.onnx {ONE}",
+        f"models/one.onnx {ONE} (with --partial if your edits change the layers)",
         f"{TWO} is fresh",
     ]
     text = (root / ONE).read_text()

@@ -20,7 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
+<<<<<<< HEAD
 FINGERPRINT = "3c0f1f60ff5e9ea744f5575a6d0b09f7"
+=======
+FINGERPRINT = "718a92b065eef6ef44f5575a6d0b09f7"
+>>>>>>> usertrial
 
 
 class Embeddings(nn.Module):

@@ -16,7 +16,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
+<<<<<<< HEAD
 FINGERPRINT = "ac785e3f9dac5ed9a37c6bb4dc594420"
+=======
+FINGERPRINT = "d57fbc2014881a0ea37c6bb4dc594420"
+>>>>>>> usertrial
 
 
 class Decoder(nn.Module):

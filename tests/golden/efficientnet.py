@@ -16,7 +16,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
+<<<<<<< HEAD
 FINGERPRINT = "9e677e71b519b3fa123e60da4860043b"
+=======
+FINGERPRINT = "ffd8bfa4a5fc1c80123e60da4860043b"
+>>>>>>> usertrial
 
 
 class SqueezeExcitation(nn.Module):

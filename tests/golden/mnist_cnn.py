@@ -16,7 +16,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mnist_cnn.safetensors")
+<<<<<<< HEAD
 FINGERPRINT = "6471729552c637ad3a90e51d57082e76"
+=======
+FINGERPRINT = "caed5d3b29de2d7b3a90e51d57082e76"
+>>>>>>> usertrial
 
 
 class MnistCNN(nn.Module):

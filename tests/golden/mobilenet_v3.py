@@ -16,7 +16,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
+<<<<<<< HEAD
 FINGERPRINT = "3fbc49a362dfd6c3f7427708ef44062e"
+=======
+FINGERPRINT = "9562556e0e4c8090f7427708ef44062e"
+>>>>>>> usertrial
 
 
 class SqueezeExcitation(nn.Module):

@@ -16,7 +16,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
+<<<<<<< HEAD
 FINGERPRINT = "1db89fec7eb9c60a01bf1ab6e7649990"
+=======
+FINGERPRINT = "9b71411c02a901aa01bf1ab6e7649990"
+>>>>>>> usertrial
 
 
 class BasicBlock(nn.Module):

@@ -16,7 +16,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("unet.safetensors")
+<<<<<<< HEAD
 FINGERPRINT = "8375cd1a477f771391f87ddccc6d4a67"
+=======
+FINGERPRINT = "1e8740bd09ed34de91f87ddccc6d4a67"
+>>>>>>> usertrial
 
 
 class DoubleConv(nn.Module):

@@ -16,31 +16,31 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "3e776d8b9444d3fdc57614e57fd4cda8"
+FINGERPRINT = "5f3c7f15489f951bc57614e57fd4cda8"
 
 
 class PatchEmbed(nn.Module):
-    """4x4 convolution (patch_embed)."""
+    """patch_embed."""
 
-    def __init__(self, in_channels: int, dim: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(in_channels, dim, 4, stride=4)
+        self.proj = nn.Conv2d(3, 24, 4, stride=4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
 class Attention(nn.Module):
-    """Self-attention (blocks.0-2.attn)."""
+    """blocks.0.attn to blocks.2.attn (3 uses)."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.qkv = nn.Linear(24, 72)
         self.dropout = nn.Dropout(0.1)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = nn.Linear(24, 24)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         x = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout.p if self.training else 0.0
@@ -49,12 +49,12 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Feed-forward network (blocks.0-2.mlp)."""
+    """blocks.0.mlp to blocks.2.mlp (3 uses)."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, 2 * dim)
-        self.fc2 = nn.Linear(2 * dim, dim)
+        self.fc1 = nn.Linear(24, 48)
+        self.fc2 = nn.Linear(48, 24)
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,14 +63,14 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Residual block: self-attention, feed-forward network (blocks.0-2)."""
+    """blocks.0 to blocks.2 (3 uses)."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = Attention(dim)
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = Mlp(dim)
+        self.norm1 = nn.LayerNorm(24, eps=1e-6)
+        self.attn = Attention()
+        self.norm2 = nn.LayerNorm(24, eps=1e-6)
+        self.mlp = Mlp()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
@@ -78,17 +78,15 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    def __init__(
-        self, in_channels: int = 3, dim: int = 24, num_classes: int = 10
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.patch_embed = PatchEmbed(in_channels, dim)
-        self.cls_token = nn.Parameter(torch.normal(0.0, 0.02, (1, 1, dim)))
-        self.pos_embed = nn.Parameter(torch.normal(0.0, 0.02, (1, 17, dim)))
+        self.patch_embed = PatchEmbed()
+        self.cls_token = nn.Parameter(torch.normal(0.0, 0.02, (1, 1, 24)))
+        self.pos_embed = nn.Parameter(torch.normal(0.0, 0.02, (1, 17, 24)))
         self.pos_drop = nn.Dropout(0.1)
-        self.blocks = nn.Sequential(*[Block(dim) for _ in range(3)])
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
-        self.head = nn.Linear(dim, num_classes)
+        self.blocks = nn.Sequential(*[Block() for _ in range(3)])
+        self.norm = nn.LayerNorm(24, eps=1e-6)
+        self.head = nn.Linear(24, 10)
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.patch_embed(image)  # [batch, 16, 24]

@@ -58,6 +58,7 @@ def test_edits_are_merged_again_and_again(place: Place, capsys: Out) -> None:
         assert place("--check") == 1 and place() == 0
         said = capsys.readouterr().out
         assert "merged your edits into the new module" in said and f"next: onnxgen verify {place.model}" in said
+        assert "(with --partial if your edits change the layers)\n" in said and "parameters" not in said
         text = place.out.read_text()
         assert METHOD in text and all(f"# Edit {n}." in text for n in range(number + 1))
         assert place("--check") == 0 and run(["verify", str(place.model), str(place.out)]) == 0
