@@ -29,6 +29,7 @@ ORDER = "vocab_size in_channels in_features input_size num_classes out_channels 
 FACTORS = (1, 2, 3, 4, 6, 8, 16)  # of a width that follows from another
 CLASSES = re.compile("head|class|logit|cls|^fc|^outc?$|^linear$|tag|label")
 VOCABULARY = re.compile("^(word|tok|char|wte|emb|encoder|text|src|input)")
+NAMELESS = re.compile(r"embedding\d+")  # one of several tables whose names tell nothing
 POSITIONS = re.compile("pos|wpe")
 
 
@@ -113,6 +114,8 @@ def _stem(path: list[str]) -> str:
 
 def _of_rows(path: list[str]) -> str:
     """Name the number of rows of an embedding after it: `word_embeddings` has those of the vocabulary."""
+    if NAMELESS.fullmatch(_stem(path)):
+        return ""
     stem = re.sub("_?(emb|embed|embedding|embeddings)$", "", _stem(path).lower())
     if POSITIONS.search(stem):
         return "max_length"

@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
-<<<<<<< HEAD
-FINGERPRINT = "ac785e3f9dac5ed9a37c6bb4dc594420"
-=======
-FINGERPRINT = "d57fbc2014881a0ea37c6bb4dc594420"
->>>>>>> usertrial
+FINGERPRINT = "7187994c944104bba37c6bb4dc594420"
 
 
 class Decoder(nn.Module):
@@ -51,7 +47,8 @@ class Decoder(nn.Module):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
         strict |= own.state_dict().keys().isdisjoint(state)
-        if any(keys := model.load_state_dict(state, strict, assign=True)):
+        keys = model.load_state_dict(state, strict, assign=True)
+        if any(keys):
             warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model

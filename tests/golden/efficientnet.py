@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-<<<<<<< HEAD
-FINGERPRINT = "9e677e71b519b3fa123e60da4860043b"
-=======
-FINGERPRINT = "ffd8bfa4a5fc1c80123e60da4860043b"
->>>>>>> usertrial
+FINGERPRINT = "3d7201d228c0f170123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
@@ -152,7 +148,8 @@ class EfficientNet(nn.Module):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
         strict |= own.state_dict().keys().isdisjoint(state)
-        if any(keys := model.load_state_dict(state, strict, assign=True)):
+        keys = model.load_state_dict(state, strict, assign=True)
+        if any(keys):
             warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model

@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-<<<<<<< HEAD
-FINGERPRINT = "3fbc49a362dfd6c3f7427708ef44062e"
-=======
-FINGERPRINT = "9562556e0e4c8090f7427708ef44062e"
->>>>>>> usertrial
+FINGERPRINT = "dd5d8619bd38e9e5f7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
@@ -167,7 +163,8 @@ class MobileNetV3(nn.Module):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
         strict |= own.state_dict().keys().isdisjoint(state)
-        if any(keys := model.load_state_dict(state, strict, assign=True)):
+        keys = model.load_state_dict(state, strict, assign=True)
+        if any(keys):
             warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model

@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-<<<<<<< HEAD
-FINGERPRINT = "1db89fec7eb9c60a01bf1ab6e7649990"
-=======
-FINGERPRINT = "9b71411c02a901aa01bf1ab6e7649990"
->>>>>>> usertrial
+FINGERPRINT = "863e94f042bdf2d101bf1ab6e7649990"
 
 
 class BasicBlock(nn.Module):
@@ -99,7 +95,8 @@ class ResNet18(nn.Module):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
         strict |= own.state_dict().keys().isdisjoint(state)
-        if any(keys := model.load_state_dict(state, strict, assign=True)):
+        keys = model.load_state_dict(state, strict, assign=True)
+        if any(keys):
             warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model

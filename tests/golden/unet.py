@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("unet.safetensors")
-<<<<<<< HEAD
-FINGERPRINT = "8375cd1a477f771391f87ddccc6d4a67"
-=======
-FINGERPRINT = "1e8740bd09ed34de91f87ddccc6d4a67"
->>>>>>> usertrial
+FINGERPRINT = "5b5dd02912a16cdc91f87ddccc6d4a67"
 
 
 class DoubleConv(nn.Module):
@@ -81,7 +77,8 @@ class UNet(nn.Module):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
         strict |= own.state_dict().keys().isdisjoint(state)
-        if any(keys := model.load_state_dict(state, strict, assign=True)):
+        keys = model.load_state_dict(state, strict, assign=True)
+        if any(keys):
             warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model

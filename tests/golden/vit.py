@@ -16,31 +16,31 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "5f3c7f15489f951bc57614e57fd4cda8"
+FINGERPRINT = "6977b4d857979fdcc57614e57fd4cda8"
 
 
 class PatchEmbed(nn.Module):
-    """patch_embed."""
+    """4x4 convolution (patch_embed)."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_channels: int, dim: int) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(3, 24, 4, stride=4)
+        self.proj = nn.Conv2d(in_channels, dim, 4, stride=4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
 class Attention(nn.Module):
-    """blocks.0.attn to blocks.2.attn (3 uses)."""
+    """Self-attention (blocks.0-2.attn)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.qkv = nn.Linear(24, 72)
+        self.qkv = nn.Linear(dim, 3 * dim)
         self.dropout = nn.Dropout(0.1)
-        self.proj = nn.Linear(24, 24)
+        self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         x = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout.p if self.training else 0.0
@@ -49,12 +49,12 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """blocks.0.mlp to blocks.2.mlp (3 uses)."""
+    """Feed-forward network (blocks.0-2.mlp)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(24, 48)
-        self.fc2 = nn.Linear(48, 24)
+        self.fc1 = nn.Linear(dim, 2 * dim)
+        self.fc2 = nn.Linear(2 * dim, dim)
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,14 +63,14 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """blocks.0 to blocks.2 (3 uses)."""
+    """Residual block: self-attention, feed-forward network (blocks.0-2)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(24, eps=1e-6)
-        self.attn = Attention()
-        self.norm2 = nn.LayerNorm(24, eps=1e-6)
-        self.mlp = Mlp()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = Attention(dim)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
@@ -78,15 +78,17 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    def __init__(self) -> None:
+    def __init__(
+        self, in_channels: int = 3, dim: int = 24, num_classes: int = 10
+    ) -> None:
         super().__init__()
-        self.patch_embed = PatchEmbed()
-        self.cls_token = nn.Parameter(torch.normal(0.0, 0.02, (1, 1, 24)))
-        self.pos_embed = nn.Parameter(torch.normal(0.0, 0.02, (1, 17, 24)))
+        self.patch_embed = PatchEmbed(in_channels, dim)
+        self.cls_token = nn.Parameter(torch.normal(0.0, 0.02, (1, 1, dim)))
+        self.pos_embed = nn.Parameter(torch.normal(0.0, 0.02, (1, 17, dim)))
         self.pos_drop = nn.Dropout(0.1)
-        self.blocks = nn.Sequential(*[Block() for _ in range(3)])
-        self.norm = nn.LayerNorm(24, eps=1e-6)
-        self.head = nn.Linear(24, 10)
+        self.blocks = nn.Sequential(*[Block(dim) for _ in range(3)])
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.head = nn.Linear(dim, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.patch_embed(image)  # [batch, 16, 24]
@@ -105,7 +107,8 @@ class ViT(nn.Module):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
         strict |= own.state_dict().keys().isdisjoint(state)
-        if any(keys := model.load_state_dict(state, strict, assign=True)):
+        keys = model.load_state_dict(state, strict, assign=True)
+        if any(keys):
             warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model
