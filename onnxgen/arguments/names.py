@@ -87,7 +87,9 @@ class Roles:
         ins = [layer for layer, place, path in made if place == (0,) and layer in MAKING]
         convolves = any(layer in CONVOLUTIONS | TRANSPOSED for layer, _, _ in made)
         if goes and not comes and outs and not ins:
-            is_class = self.classifies or any(CLASSES.search(_stem(path)) for _, path in outs)
+            is_class = self.classifies or any(
+                CLASSES.search(_stem(path)) for layer, path in outs if layer not in TRANSPOSED
+            )
             return "num_classes" if is_class else "out_channels" if convolves else "out_features"
         if comes and (goes or not ins):
             return ""

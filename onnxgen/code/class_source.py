@@ -12,6 +12,8 @@ from onnxgen.code.printer import INDENT, LINE_LENGTH, comment
 if TYPE_CHECKING:
     from onnxgen.structure.parameters import Parameter
 
+UNBROKEN = "\u00a0uses"  # stays on the line of its number
+
 
 @dataclass
 class ClassSource:
@@ -47,7 +49,8 @@ class ClassSource:
         if len(text) <= LINE_LENGTH - len(f'{INDENT}""""""'):
             return text
         width = LINE_LENGTH - len('"""')  # black leaves the quotes of a text of one line where they are
-        return "\n".join([*textwrap.wrap(f'{INDENT}"""{text}', width, subsequent_indent=INDENT), INDENT])[7:]
+        lines = textwrap.wrap(f'{INDENT}"""{text}'.replace(" uses", UNBROKEN), width, subsequent_indent=INDENT)
+        return "\n".join([*lines, INDENT])[7:].replace(UNBROKEN, " uses")
 
 
 def _where(paths: list[str]) -> str:

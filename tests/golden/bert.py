@@ -65,8 +65,8 @@ class SelfAttention(nn.Module):
 
 
 class Output(nn.Module):
-    """Linear layer (encoder.layer.0.attention.output to encoder.layer.1.output, 4
-    uses).
+    """Linear layer (encoder.layer.0.attention.output to encoder.layer.1.output,
+    4 uses).
     """
 
     def __init__(self, dim: int, features: int) -> None:
