@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
@@ -91,8 +90,7 @@ def _called(module: ModuleType, shown: Path, *weights: Path) -> tuple[nn.Module,
             model: nn.Module = module.Model.from_pretrained(*weights, strict=False)
     except Exception as error:
         raise OnnxgenError(f"{shown}: what fits can't be loaded: {typed(error)}") from error
-    named = (re.sub(r"[\[\]']", "", part) for each in said for part in str(each.message).split("; "))
-    parts = [part for part in named if not part.endswith(": ")]
+    parts = [part for each in said for part in str(each.message).split("; ") if not part.endswith(": ")]
     return model, "; ".join(_shown([part]) for part in parts)
 
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "ec9f4d8351ac5e4344f5575a6d0b09f7"
+FINGERPRINT = "3c0f1f60ff5e9ea744f5575a6d0b09f7"
 
 
 class Embeddings(nn.Module):
@@ -168,10 +168,9 @@ class Bert(nn.Module):
             if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
-        strict |= own.state_dict().keys().isdisjoint(state)
-        keys = model.load_state_dict(state, strict, assign=True)
-        if any(keys):
-            warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
+        new, unused = model.load_state_dict(state, strict, assign=True)
+        if new or unused:
+            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "3d7201d228c0f170123e60da4860043b"
+FINGERPRINT = "9e677e71b519b3fa123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
-    """Squeeze and excitation (features.1.0.block.1 to features.7.0.block.2, 16
-    uses).
+    """Squeeze and excitation (features.1.0.block.1 to features.7.0.block.2,
+    16 uses).
     """
 
     def __init__(self, channels: int, hidden_channels: int) -> None:
@@ -147,10 +147,9 @@ class EfficientNet(nn.Module):
             if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
-        strict |= own.state_dict().keys().isdisjoint(state)
-        keys = model.load_state_dict(state, strict, assign=True)
-        if any(keys):
-            warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
+        new, unused = model.load_state_dict(state, strict, assign=True)
+        if new or unused:
+            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("encoder.safetensors")
-FINGERPRINT = "ca94cf56a2c12d8da8452e9067893f83"
+FINGERPRINT = "2544373969b8c971a8452e9067893f83"
 
 
 class Encoder(nn.Module):
@@ -45,10 +45,9 @@ class Encoder(nn.Module):
             if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
-        strict |= own.state_dict().keys().isdisjoint(state)
-        keys = model.load_state_dict(state, strict, assign=True)
-        if any(keys):
-            warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
+        new, unused = model.load_state_dict(state, strict, assign=True)
+        if new or unused:
+            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "dd5d8619bd38e9e5f7427708ef44062e"
+FINGERPRINT = "3fbc49a362dfd6c3f7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
@@ -162,10 +162,9 @@ class MobileNetV3(nn.Module):
             if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
                 raise ValueError(f"{weights} does not belong here: generate both again")
             state = {k: f.get_tensor(k) for k in f.keys()}
-        strict |= own.state_dict().keys().isdisjoint(state)
-        keys = model.load_state_dict(state, strict, assign=True)
-        if any(keys):
-            warn(f"newly initialised: {keys[0]}; not used: {keys[1]}")
+        new, unused = model.load_state_dict(state, strict, assign=True)
+        if new or unused:
+            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
         assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
         return model
 

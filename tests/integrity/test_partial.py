@@ -30,8 +30,7 @@ MADE = """self.layers = nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in ran
         self.out = nn.Linear(8, 5)
         self.register_buffer("steps", torch.arange(5), persistent=False)"""
 EDITS = {LAYERS: MADE, "return self.layers(x)": "return self.out(self.layers(x)) * self.steps"}
-WARNED = "newly initialised: ['out.weight', 'out.bias']; not used: ['layers.2.weight']"
-SAID = "newly initialised: out.weight, out.bias; not used: layers.2.weight"  # by onnxgen
+SAID = "newly initialised: out.weight, out.bias; not used: layers.2.weight"
 
 
 def edit(path: Path, changes: Mapping[str, str]) -> Path:
@@ -73,7 +72,7 @@ def test_a_module_with_other_layers(tmp_path: Path, options: Options) -> None:
         new = fresh(module).state_dict()
         torch.manual_seed(7)
         model, said = partial(module)
-        assert said == [WARNED]
+        assert said == [SAID]
         state = model.state_dict()
         assert state.keys() == {"layers.0.weight", "layers.1.weight", "out.weight", "out.bias"}
         for key, tensor in state.items():
@@ -89,7 +88,7 @@ def test_a_module_with_other_layers(tmp_path: Path, options: Options) -> None:
 def test_moved_and_converted(tmp_path: Path) -> None:
     with imported(made(tmp_path)) as module:
         model, said = partial(module, dtype=torch.float16)
-        assert said == [WARNED] and {value.dtype for value in model.state_dict().values()} == {torch.float16}
+        assert said == [SAID] and {value.dtype for value in model.state_dict().values()} == {torch.float16}
         assert torch.equal(model.layers[0].weight, load_file(module.WEIGHTS)["layers.0.weight"].half())
 
 
@@ -108,16 +107,8 @@ def test_a_part_of_the_weights(tmp_path: Path) -> None:
         kept = {"layers.1.weight": state["layers.1.weight"] + 1, "more": torch.zeros(1)}
         save_file(kept, tmp_path / "part.safetensors")
         model, said = partial(module, str(tmp_path / "part.safetensors"))
-        assert said == ["newly initialised: ['layers.0.weight', 'layers.2.weight']; not used: ['more']"]
+        assert said == ["newly initialised: layers.0.weight, layers.2.weight; not used: more"]
         assert torch.equal(model.layers[1].weight, kept["layers.1.weight"])
-
-
-@pytest.mark.parametrize("options", [ONE, SHARDS, Options(embed=True)], ids=["one", "shards", "embedded"])
-def test_nothing_fits(tmp_path: Path, options: Options) -> None:
-    with imported(made(tmp_path, options)) as module:
-        save_file({"net.out.weight": torch.zeros(5, 8)}, path := tmp_path / "other.safetensors")
-        with pytest.raises(RuntimeError, match='(?s)Missing.*"out.weight".*Unexpected.*"net.out.weight"'):
-            partial(module, path)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +140,7 @@ def test_half_precision_stays_what_the_layer_is(tmp_path: Path) -> None:
     for change in ({}, {"nn.Linear(8, 5)": "nn.Linear(8, 5, dtype=torch.float16)"}):
         with imported(edit(path, change)) as module:
             model, said = partial(module)
-            assert said == ["newly initialised: ['out.weight', 'out.bias']; not used: []"]
+            assert said == ["newly initialised: out.weight, out.bias; not used: "]
             assert {value.dtype for value in model.state_dict().values()} == {torch.float16}
 
 
@@ -190,7 +181,7 @@ def test_tied_weights_under_either_name(tied: Path, names: tuple[str, ...]) -> N
             strict = module.Model.from_pretrained(path)
             assert strict.head.weight is strict.embed.weight and torch.equal(strict.embed.weight, model.embed.weight)
         else:
-            assert said == ["newly initialised: ['embed.weight', 'head.weight']; not used: []"]
+            assert said == ["newly initialised: embed.weight, head.weight; not used: "]
             assert torch.equal(model.embed.weight, embed)
             with pytest.raises(RuntimeError, match="(?s)Missing.*embed.weight"):
                 module.Model.from_pretrained(path)
