@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isqrt
 
 from onnxgen.arguments.sizes import Related, Size, is_slot
 from onnxgen.code.module_def import Assign, ModuleDef
@@ -156,10 +157,16 @@ def follows(argument: Argument, base: Argument) -> bool:
 
 
 def expression(number: int, argument: Argument, name: str) -> ast.expr:
-    """Return what is written for a number that an argument gives."""
-    value = ast.Name(name, ast.Load())
+    """Return what is written for a number that an argument gives: `2 * channels`, `2 * channels * 7 * 7` of a map."""
     factor = number // argument.number
-    return value if factor == 1 else ast.BinOp(ast.Constant(factor), ast.Mult(), value)
+    sides = ((first, isqrt(factor // first)) for first in FACTORS if factor > max(FACTORS))
+    first, side = next(((f, side) for f, side in sides if f * side * side == factor), (factor, 1))
+    value: ast.expr = ast.Name(name, ast.Load())
+    if first > 1:
+        value = ast.BinOp(ast.Constant(first), ast.Mult(), value)
+    for _ in range(2 if side > 1 else 0):
+        value = ast.BinOp(value, ast.Mult(), ast.Constant(side))
+    return value
 
 
 def number_of(values: Iterable[int]) -> int | None:
