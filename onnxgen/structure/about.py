@@ -186,7 +186,7 @@ def _role(tree: ClassTree, words: list[str]) -> str:
     called = {function_of(node) for node in nodes if isinstance(node, ast.Call)}
     multiplies = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) for node in nodes)
     is_active = any(name in called for name in ACTIVATIONS)
-    layers = [word for word in words if not word.endswith("attention")]
+    layers = [word for word in words if not word.endswith("attention") and word != "concatenation"]
     if words and all(word == LINEAR for word in words) and is_active:
         return "feed-forward network" if len(words) == 2 else "gated network" if len(words) == 3 and multiplies else ""
     if multiplies and called & {*GATES} and "average pooling" in words and all(w.endswith(MEANS) for w in words):
@@ -247,4 +247,5 @@ def _counted(step: Step, count: int) -> str:
     if step.word.endswith(COUNTED) or step.word[0].isupper():  # a class's name
         words = step.word if step.word.endswith("s") else f"{step.word}s"
         return f"{words}{optional}" if step.is_many else f"{number} {words}{optional}"
-    return f"{step.word}{optional}, {'repeated' if step.is_many else f'{number} times'}"
+    often = "several times" if step.is_many else "twice" if count == 2 else f"{number} times"
+    return f"{step.word}{optional} {often}"
