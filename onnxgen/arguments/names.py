@@ -16,7 +16,7 @@ from math import isqrt
 from onnxgen.arguments.sizes import Related, Size, is_slot
 from onnxgen.code.module_def import Assign, ModuleDef
 from onnxgen.code.quote import refs
-from onnxgen.code.torch_api import CONVOLUTIONS, NORMS, TRANSPOSED
+from onnxgen.code.torch_api import CONVOLUTIONS, NORMS, RECURRENT, TRANSPOSED
 from onnxgen.lowering.roles import called
 
 MAX_ARGUMENTS = 6
@@ -95,8 +95,8 @@ class Roles:
         if comes and (goes or not ins):
             return ""
         if comes:
-            return "in_channels" if convolves else "input_size" if ins[0] in _RECURRENT else "in_features"
-        if any(layer in _RECURRENT and place == (1,) for layer, place, _ in made):
+            return "in_channels" if convolves else "input_size" if ins[0] in RECURRENT else "in_features"
+        if any(layer in RECURRENT and place == (1,) for layer, place, _ in made):
             return "hidden_size"
         if any(layer in ("nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention") for layer, _, _ in made):
             return "dim"
@@ -105,10 +105,9 @@ class Roles:
         return "hidden_dim" if outs or ins else ""
 
 
-_RECURRENT = ("nn.LSTM", "nn.GRU", "nn.RNN")
 ATTENDING = frozenset(["nn.MultiheadAttention"])
 SIZED = CONVOLUTIONS | TRANSPOSED | NORMS - {"nn.GroupNorm"} | ATTENDING | {"nn.Linear", "nn.Embedding"}
-MAKING = CONVOLUTIONS | TRANSPOSED | {"nn.Linear", "nn.Embedding", *_RECURRENT}
+MAKING = CONVOLUTIONS | TRANSPOSED | {"nn.Linear", "nn.Embedding", *RECURRENT}
 
 
 def _stem(path: list[str]) -> str:

@@ -16,7 +16,16 @@ from onnxgen.arguments.shapes import Operands, Shapes, Unknown
 from onnxgen.arguments.sizes import Related, Size, Sizes, is_integer, number, slot
 from onnxgen.code.module_def import Assign, Member, ModuleDef, assigned, expressions
 from onnxgen.code.quote import MemberRef, Ref
-from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, NORMS, PARTS, TRANSPOSED, function_of
+from onnxgen.code.torch_api import (
+    ACTIVATIONS,
+    CONVOLUTIONS,
+    NORMS,
+    PARTS,
+    RECURRENT,
+    SIGNATURES,
+    TRANSPOSED,
+    function_of,
+)
 from onnxgen.lowering.roles import called
 from onnxgen.structure.literals import is_literal
 
@@ -159,7 +168,7 @@ class Rules(Shapes):
                 self.related.tie(two, one)
         elif layer in NORMS or (layer == "nn.PReLU" and self.related.value[one] != 1):
             self.tie(x[1:2], (one,))
-        elif layer not in ("nn.PReLU", "nn.Dropout"):
+        elif layer != "nn.PReLU" and SIGNATURES.get(layer) != ("p", "inplace"):  # of every kind of Dropout
             raise Unknown
         return x
 
@@ -187,7 +196,7 @@ class Rules(Shapes):
             for sizes in map(self.sizes, args[:3]):
                 self.tie(sizes[-1:], (one,))
             return [x, None]
-        if member.layer not in ("nn.LSTM", "nn.GRU", "nn.RNN") or "proj_size" in given:
+        if member.layer not in RECURRENT or "proj_size" in given:
             raise Unknown
         self.tie(x[-1:], (one,))
         for state in args[1].elts if isinstance(args[1:2], ast.Tuple) else args[1:]:  # type: ignore[attr-defined]

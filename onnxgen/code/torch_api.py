@@ -131,6 +131,7 @@ LAYER_OF = {
 
 CONVOLUTIONS = frozenset(_ranks("nn.Conv").split())
 TRANSPOSED = frozenset(_ranks("nn.ConvTranspose").split())
+RECURRENT = frozenset(("nn.RNN", "nn.LSTM", "nn.GRU"))
 BATCH_NORMS = frozenset(_ranks("nn.BatchNorm").split())
 NORMS = BATCH_NORMS | {*_ranks("nn.InstanceNorm").split(), "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm"}
 # Layers with weights, but without state or randomness: two calls on the same values can be one.

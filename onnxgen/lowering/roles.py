@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Member, Statement, assigned, flattened, own_expressions
 from onnxgen.code.quote import MemberRef, Ref, walk
-from onnxgen.code.torch_api import VIEWS, function_of
+from onnxgen.code.torch_api import RECURRENT, VIEWS, function_of
 from onnxgen.shapes.info import Info
 
 ROLE_OF_FUNCTION = {"cos": "cos", "sin": "sin", "arange": "positions"}
@@ -24,7 +24,7 @@ BUFFER_NAMES = {"positions": "position_ids", "angles": ""}  # usual names of buf
 # what a layer takes beside its input; views of it have the same role
 SIDE_INPUT_ROLES = frozenset("cos sin positions mask h c".split())
 # recurrent layers and helpers: they take states beside their input and return them beside their result
-RECURRENT = frozenset("nn.LSTM nn.GRU nn.RNN onnx_lstm onnx_gru onnx_rnn".split())
+ALL_RECURRENT = RECURRENT | {"onnx_lstm", "onnx_gru", "onnx_rnn"}
 STATE_ROLES = ("h", "c")
 INDEX_FUNCTIONS = frozenset("index_select gather take_along_dim".split())
 MAX_STEPS = 8  # steps back from a softmax to look for the product of queries and keys
@@ -344,8 +344,8 @@ def _has_layer(statement: Assign) -> bool:
 def _recurrent(tree: ast.AST) -> bool:
     """Return True if an expression calls a recurrent layer or helper."""
     if isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef):
-        return tree.func.member.layer in RECURRENT
-    return function_of(tree) in RECURRENT
+        return tree.func.member.layer in ALL_RECURRENT
+    return function_of(tree) in ALL_RECURRENT
 
 
 def _matmul(tree: ast.AST) -> ast.BinOp | None:

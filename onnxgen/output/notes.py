@@ -9,7 +9,9 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import counted
 from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED, UNROLLED, is_trained
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.folded import folded_layers
 from onnxgen.shapes.info import info
@@ -77,7 +79,7 @@ def _pinned_sizes(model: ir.Model) -> list[str]:
         before, after = (
             (info(v).shape or () for v in (*node.inputs[:1], *node.outputs[:1])) if node.inputs else ((), ())
         )
-        if node.op_type == "Reshape" and after and all(isinstance(d, int) for d in after):
+        if is_a(node, RESHAPE) and after and all(isinstance(d, int) for d in after):
             if any(not isinstance(d, int) for d in before):
                 found.append(f"{printable(node.outputs[0].name or '')} {[*after]}")
     if not found:

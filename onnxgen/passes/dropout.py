@@ -78,7 +78,8 @@ def _kept(match: Match) -> float | None:
     if "z" in match.bound and uniform(match.tensor("z")) != 0:
         return None
     keep = 1 - match.number("lost") if "lost" in match.bound else match.number("keep")
-    keep *= uniform(match.tensor("e")) or 0.0 if any(n.op_type == "Bernoulli" for n in match.inside) else 1.0
+    if any(node.op_type == "Bernoulli" for node in match.inside):  # a share for each element
+        keep *= uniform(match.tensor("e")) or 0.0
     return keep if 0 < keep <= 1 and abs(keep * match.number("scale") - 1) <= 1e-6 else None
 
 

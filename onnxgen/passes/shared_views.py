@@ -13,21 +13,21 @@ import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, STANDS_FOR, copy_all, is_trained
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import MOVES
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import drop, names_of
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import is_uniform, stored
 
-CUTS = ("Split", "Slice")
-
 
 def shared_views(model: ir.Model, options: Options) -> None:
     """Copy every such node into the scopes of its users."""
     for node in all_nodes(model.graph):
-        x = node.inputs[0] if node.op_type in CUTS and node.domain == "" and node.inputs else None
+        x = node.inputs[0] if is_a(node, MOVES) else None
         tensor = stored(x)
-        if x is None or tensor is None or not is_trained(x) or not is_uniform(tensor):
+        if x is None or tensor is None or not is_trained(x) or not is_uniform(tensor) or not _is_cut(node, tensor):
             continue
         users: dict[ModulePath, list[tuple[ir.Node, int, int]]] = defaultdict(list)
         for place, output in enumerate(node.outputs):
@@ -40,6 +40,12 @@ def shared_views(model: ir.Model, options: Options) -> None:
             for user, index, place in users[scope]:
                 user.replace_input_with(index, copy.outputs[place])
         drop(node)
+
+
+def _is_cut(node: ir.Node, tensor: ir.TensorProtocol) -> bool:
+    """True if each output has less than all elements."""
+    shapes = [info(output).shape for output in node.outputs]
+    return all(s and all(isinstance(d, int) and d < tensor.size for d in s) and len(s) == 1 for s in shapes)
 
 
 def _is_apart(a: ModulePath, b: ModulePath) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import is_trained
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.match import standard_nodes, uniform
 from onnxgen.passes.rewrite import only_user, own, replace
@@ -41,11 +43,18 @@ def standardised(model: ir.Model, options: Options) -> None:
 
 def _reshaped(node: ir.Node, x: ir.Value | None) -> tuple[ir.Node, list[int]]:
     """Return the Reshape after the norm of a stored weight, and the weight's own shape; else the norm and no shape."""
-    reshape = only_user(node.outputs[0], "Reshape")
+    reshape = only_user(node.outputs[0])
     before, after = info(x).shape or (), () if reshape is None else info(reshape.outputs[0]).shape or ()
     shape = [d for d in after if isinstance(d, int)]
     alone = x is not None and stored(x) is not None and is_trained(x) and only_user(x) is node
-    if reshape is None or not alone or len(before) != 3 or len(shape) != len(after) or len(shape) < 2:
+    if (
+        reshape is None
+        or not is_a(reshape, RESHAPE)
+        or not alone
+        or len(before) != 3
+        or len(shape) != len(after)
+        or len(shape) < 2
+    ):
         return node, []
     fits = before == (1, shape[0], math.prod(shape[1:]))
     return (reshape, shape) if fits else (node, [])

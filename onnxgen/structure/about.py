@@ -14,7 +14,7 @@ from itertools import groupby
 
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import walk
-from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, TRANSPOSED, function_of
+from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, RECURRENT, TRANSPOSED, function_of
 
 LINEAR = "linear layer"
 LAYERS = {
@@ -30,9 +30,7 @@ LAYERS = {
     "F.interpolate": "upsampling",
     "F.pixel_shuffle": "pixel shuffle",
     "torch.cat": "concatenation",
-    "nn.RNN": "RNN layer",
-    "nn.LSTM": "LSTM layer",
-    "nn.GRU": "GRU layer",
+    **{name: f"{name.removeprefix('nn.')} layer" for name in RECURRENT},
     "nn.RNNCell": "RNN cell",
     "nn.LSTMCell": "LSTM cell",
     "nn.GRUCell": "GRU cell",

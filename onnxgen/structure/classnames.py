@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from onnxgen.code.module_def import Member, ModuleDef
 from onnxgen.code.quote import Ref, walk
-from onnxgen.code.torch_api import CONVOLUTIONS, TRANSPOSED, function_of
+from onnxgen.code.torch_api import CONVOLUTIONS, RECURRENT, TRANSPOSED, function_of
 from onnxgen.common.names import RESERVED, ModulePath, Namer, class_name, singular
 from onnxgen.structure.literals import is_number
 from onnxgen.structure.scopes import ClassRef, Scope
@@ -216,7 +216,7 @@ def _kind(build: ast.expr) -> str:
     if not isinstance(build, ast.Call):
         return ""
     name = function_of(build)
-    if name in TRANSPOSED | {"nn.Linear", "nn.Embedding", "nn.LSTM", "nn.GRU"}:
+    if name in TRANSPOSED | RECURRENT | {"nn.Linear", "nn.Embedding"}:
         return "other"
     if name not in CONVOLUTIONS or len(build.args) < 3:
         return ""
