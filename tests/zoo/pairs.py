@@ -42,7 +42,7 @@ class Pair:
 
 
 def still(entry: Entry) -> Entry:
-    """The same network where nothing is random: every Dropout at 0; and no padding index, which ONNX cannot say."""
+    """The same network where nothing is random: every Dropout at 0."""
 
     def build() -> nn.Module:
         model = entry.build()
@@ -51,8 +51,6 @@ def still(entry: Entry) -> Entry:
                 module.p = 0.0
             elif isinstance(getattr(module, "dropout", None), float):
                 module.dropout = 0.0
-            elif isinstance(module, nn.Embedding):
-                module.padding_idx = None
         return model
 
     return replace(entry, build=build)
