@@ -292,7 +292,7 @@ def test_what_an_export_dropped_from_a_sequence_is_an_identity(case: Case, tmp_p
         "nn.Sequential( nn.Conv2d(in_channels, channels, 3), nn.Identity(), nn.ReLU(), nn.Identity(), "
         "nn.Conv2d(channels, channels, 3), nn.Identity(), nn.ReLU(), )" in source
     )
-    assert "nn.Sequential( nn.Flatten(), nn.Identity(), nn.Linear(144 * channels, num_classes) )" in source
+    assert "nn.Sequential( nn.Flatten(), nn.Identity(), nn.Linear(channels * 12 * 12, num_classes) )" in source
     assert "self.head(self.layers(x))" in source
 
 
