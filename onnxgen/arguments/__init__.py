@@ -17,6 +17,7 @@ from onnxgen.arguments.written import Reader
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.validate.flat import Specification
+from onnxgen.validate.values import Unreadable
 
 
 def with_arguments(classes: list[ClassTree], module: ModuleDef, specification: Specification) -> list[ClassTree]:
@@ -26,7 +27,7 @@ def with_arguments(classes: list[ClassTree], module: ModuleDef, specification: S
     spotted = spots_of(classes)
     try:
         reader = Reader(spotted, specification)
-    except Exception:  # the text can't be followed; the checker will say so
+    except Unreadable:  # the checker will say so
         return classes
     return write(spotted, _arguments(relate(module), reader, module), module.reserved)
 

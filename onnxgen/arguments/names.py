@@ -24,7 +24,6 @@ LAYERS = 3  # of a network with arguments
 MOST = 0.5  # what part of the widths an argument must give
 LEAST = 4  # a smaller size is hardly one that somebody would choose
 PLAIN = frozenset("vocab_size in_channels num_classes num_heads".split())  # worth an argument even if used once
-ENDS = ("in_features", "input_size", "out_features")
 WIDTHS = ("hidden_dim", "channels", "dim", "hidden_size")
 ORDER = "vocab_size in_channels in_features input_size num_classes out_channels out_features".split() + [*WIDTHS]
 FACTORS = (1, 2, 3, 4, 6, 8, 16)  # of a width that follows from another
@@ -137,8 +136,9 @@ def choose(found: list[Argument], written: int) -> list[Argument]:
     if widths:
         base = max(widths, key=lambda a: (sum(len(o.spots) for o in widths if follows(o, a)), a.number, a.rank))
         for other in [*same.values()]:
-            is_end = other.name in (*ENDS, *WIDTHS) and other.number == base.number
-            if other is not base and (is_end or (other in widths and follows(other, base))):
+            # not the width of an input: the network would take others than its caller has
+            is_equal = other.name in ("out_features", *WIDTHS) and other.number == base.number
+            if other is not base and (is_equal or (other in widths and follows(other, base))):
                 base.join(other)
                 del same[other.name, other.number]
         rest = written - sum(len(a.spots) for a in same.values() if a.name not in WIDTHS)

@@ -199,8 +199,8 @@ class Rules(Shapes):
         if member.layer not in RECURRENT or "proj_size" in given:
             raise Unknown
         self.tie(x[-1:], (one,))
-        for state in args[1].elts if isinstance(args[1:2], ast.Tuple) else args[1:]:  # type: ignore[attr-defined]
-            sizes = self.sizes(state)
+        for given_state in (part for arg in args[1:] for part in (arg.elts if isinstance(arg, ast.Tuple) else [arg])):
+            sizes = self.sizes(given_state)
             self.related.fix(sizes[:-1])
             self.tie(sizes[-1:], (two,))
         wide = two

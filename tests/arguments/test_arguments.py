@@ -99,3 +99,38 @@ def test_what_an_argument_gives(network: Any, given: Tensor, wanted: dict[str, i
 @pytest.mark.parametrize("case", CASES)
 def test_what_forward_has_a_number_for_is_no_argument(case: str) -> None:
     assert defaults(held(Fixed(), [torch.rand(3, 8)], case)) == {"in_features": 8}
+
+
+class Square(nn.Module):
+    """Every width is that of the input."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+
+
+class Carried(nn.Module):
+    """An LSTM that is given a state of the size that it has."""
+
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.embed, self.lstm, self.head = nn.Embedding(30, 5), nn.LSTM(5, hidden), nn.Linear(hidden, 4)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, (h, c) = self.lstm(self.embed(x), (h, c))
+        return self.head(y), h, c
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_input_keeps_its_width(case: str) -> None:
+    """An argument of an equal number is another size, and a state that a caller gives keeps that of the file."""
+    for network, given in (
+        (Square(), [torch.rand(2, 6)]),
+        (Carried(), [WORDS, torch.rand(1, 7, 8), torch.rand(1, 7, 8)]),
+    ):
+        ran = held(network.eval(), given, case)
+        for name, number in defaults(ran).items():
+            type(ran.model)(**{name: 2 * number}).eval()(*given)
