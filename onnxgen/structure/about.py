@@ -29,7 +29,6 @@ LAYERS = {
     "F.scaled_dot_product_attention": "attention",
     "F.interpolate": "upsampling",
     "F.pixel_shuffle": "pixel shuffle",
-    "torch.cat": "concatenation",
     **{name: f"{name.removeprefix('nn.')} layer" for name in RECURRENT},
     "nn.RNNCell": "RNN cell",
     "nn.LSTMCell": "LSTM cell",
@@ -184,7 +183,7 @@ def _role(tree: ClassTree, words: list[str]) -> str:
     called = {function_of(node) for node in nodes if isinstance(node, ast.Call)}
     multiplies = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) for node in nodes)
     is_active = any(name in called for name in ACTIVATIONS)
-    layers = [word for word in words if not word.endswith("attention") and word != "concatenation"]
+    layers = [word for word in words if not word.endswith("attention")]
     if words and all(word == LINEAR for word in words) and is_active:
         return "feed-forward network" if len(words) == 2 else "gated network" if len(words) == 3 and multiplies else ""
     if multiplies and called & {*GATES} and "average pooling" in words and all(w.endswith(MEANS) for w in words):
@@ -194,15 +193,16 @@ def _role(tree: ClassTree, words: list[str]) -> str:
         return ""
     if attention != ["attention"]:
         return attention[0] if len(layers) == 1 else ""  # of a part, with the projection of its result
-    return "self-attention" if len(_projected(tree)) == 1 else "attention"
+    return "self-attention" if _attends_to_itself(tree) else "attention"
 
 
-def _projected(tree: ClassTree) -> set[str]:
-    """Return the names that the layers of `forward` are called with, before any of them is assigned."""
-    inputs = {argument.arg for argument in tree.inputs}
+def _attends_to_itself(tree: ClassTree) -> bool:
+    """True if the layers of `forward` all take one input, but for one layer, which takes what the attention gives."""
     calls = (node for statement in tree.body for node in walk(statement) if isinstance(node, ast.Call))
-    given = (argument for call in calls if _own(call.func) for argument in call.args)
-    return inputs & {argument.id for argument in given if isinstance(argument, ast.Name)}
+    given = [call.args[0] for call in calls if _own(call.func) and call.args]
+    names = {argument.id for argument in given if isinstance(argument, ast.Name)}
+    others = sum(not isinstance(argument, ast.Name) for argument in given)
+    return len(names) == 1 and names <= {argument.arg for argument in tree.inputs} and others <= 1
 
 
 def _adds_input(tree: ClassTree) -> bool:

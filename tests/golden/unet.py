@@ -38,7 +38,7 @@ class DoubleConv(nn.Module):
 
 
 class Up(nn.Module):
-    """2x2 transposed convolution, concatenation, DoubleConv (up1 to up2, 2 uses)."""
+    """2x2 transposed convolution, DoubleConv (up1 to up2, 2 uses)."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()

@@ -76,3 +76,26 @@ def test_only_what_a_class_does_is_said(dynamo: bool, tmp_path: Path) -> None:
     found = documented(tmp_path / "net.py")
     assert found["Gate"] == "Gated network (gate)."
     assert found["Twice"] == "Two linear layers (twice)."
+
+
+class Pooled(nn.Module):
+    """Learned queries look at the input: attention, but not of the input to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(2, 3, 8))
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(self.queries), self.k(x), self.v(x)
+        return self.out(nn.functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0])
+
+
+def test_what_looks_at_something_else_is_no_self_attention(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), Pooled()).eval()
+    with quiet():
+        torch.onnx.export(net, (torch.randn(2, 5, 8),), tmp_path / "net.onnx", dynamo=False)
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    (said,) = (text for text in documented(tmp_path / "net.py").values() if "ttention" in text)
+    assert said.startswith("Attention")
