@@ -15,7 +15,7 @@ from typing import Any
 from onnxgen.arguments.shapes import Operands, Shapes, Unknown
 from onnxgen.arguments.sizes import Related, Size, Sizes, is_integer, number, slot
 from onnxgen.code.module_def import Assign, Member, ModuleDef, assigned, expressions
-from onnxgen.code.quote import MemberRef, Ref
+from onnxgen.code.quote import MemberRef, Ref, value_of
 from onnxgen.code.torch_api import (
     ACTIVATIONS,
     CONVOLUTIONS,
@@ -103,7 +103,7 @@ class Rules(Shapes):
     def _item(self, tree: ast.Subscript) -> Sizes:
         """`x[:, 0, None]`, where a part of an axis is always the same part."""
         if isinstance(tree.value, ast.Call) and isinstance(tree.value.func, MemberRef):
-            return self._several(tree.value.func.member, tree.value.args)[ast.literal_eval(tree.slice)]  # type: ignore
+            return self._several(tree.value.func.member, tree.value.args)[value_of(tree.slice)]  # type: ignore
         left = list(self.sizes(tree.value))
         made: list[Size] = []
         for index in tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]:
@@ -115,7 +115,7 @@ class Rules(Shapes):
                 made.append(axis)
             elif is_integer(index) or isinstance(index, ast.UnaryOp):
                 axis = left.pop(0)
-                if ast.literal_eval(index) not in (0, -1):
+                if value_of(index) not in (0, -1):
                     self.related.fix([axis])
             elif isinstance(index, ast.Constant) and index.value is None:
                 made.append(self.fixed(1))
@@ -132,12 +132,12 @@ class Rules(Shapes):
         name, operands = called(tree)
         sizes, given = self.sizes(operands[0]), _literals(tree)
         if name == "unbind":
-            axis = given.get("dim", ast.literal_eval(operands[1]) if operands[1:] else 0)
+            axis = given.get("dim", value_of(operands[1]) if operands[1:] else 0)
             self.related.fix([sizes[axis]])
             return [(*sizes[:axis], *sizes[axis % len(sizes) + 1 :])] * count
-        if name != "chunk" or ast.literal_eval(operands[1]) != count:
+        if name != "chunk" or value_of(operands[1]) != count:
             raise Unknown
-        axis = given.get("dim", ast.literal_eval(operands[2]) if operands[2:] else 0) % len(sizes)
+        axis = given.get("dim", value_of(operands[2]) if operands[2:] else 0) % len(sizes)
         return [_with(sizes, axis, self._share(sizes[axis], count))] * count
 
     def _share(self, size: Size, count: int) -> Size:
@@ -226,7 +226,7 @@ class Rules(Shapes):
         if name in SAME:
             self.fix(operands[1:])
             return x
-        numbers = [ast.literal_eval(operand) for operand in operands[1:]] if name != "expand" else []
+        numbers = [value_of(operand) for operand in operands[1:]] if name != "expand" else []
         if name in REDUCING:
             return self._reduced(x, given.get("dim", numbers[0] if numbers else None), given.get("keepdim", False))
         if name in POOLING:
@@ -321,7 +321,7 @@ class Rules(Shapes):
 
 def _literals(tree: ast.Call) -> dict[str | None, Any]:
     """Return the keyword arguments that are literals."""
-    return {k.arg: ast.literal_eval(k.value) for k in tree.keywords if is_literal(k.value)}
+    return {k.arg: value_of(k.value) for k in tree.keywords if is_literal(k.value)}
 
 
 def _with(sizes: Sizes, axis: int, size: Size) -> Sizes:

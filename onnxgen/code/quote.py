@@ -179,6 +179,15 @@ def literal(value: Any) -> ast.expr:
     raise TypeError(f"no literal for {type(value).__name__}")
 
 
+def value_of(tree: ast.AST) -> Any:
+    """Return the value of a literal. `ast.literal_eval` does not take a sign before a `NiceFloat`."""
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        return -value_of(tree.operand)
+    if isinstance(tree, (ast.Tuple, ast.List)):
+        return (tuple if isinstance(tree, ast.Tuple) else list)(map(value_of, tree.elts))
+    return ast.literal_eval(tree)
+
+
 @cache
 def _template(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxgen.code.quote import MemberRef, Ref, rewrite
+from onnxgen.code.quote import MemberRef, Ref, rewrite, value_of
 from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, dotted
 
 Key = tuple[int | str, ...]
@@ -101,7 +101,7 @@ def is_literal(tree: ast.AST) -> bool:
 
 
 def is_number(tree: ast.AST, number: int) -> bool:
-    return is_literal(tree) and bool(ast.literal_eval(tree) == number)
+    return is_literal(tree) and bool(value_of(tree) == number)
 
 
 def numbers_of(tree: ast.AST) -> list[ast.expr]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Input, Member, ModuleDef, Statement, assigned, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, refs, walk
+from onnxgen.code.quote import MemberRef, Ref, refs, value_of, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
 from onnxgen.common.names import FileText, ModulePath, module_part
@@ -286,7 +286,7 @@ class Splitter:
 
     def _input(self, name: str, number: ast.expr | None = None) -> Input:
         if number is not None:
-            kind = "float" if isinstance(ast.literal_eval(number), float) else "int"
+            kind = "float" if isinstance(value_of(number), float) else "int"
             self.module.infos[name], self.module.roles[name] = Info(kind=kind), "t" if kind == "float" else "n"
             return Input(name, kind)
         own = next((argument for argument in self.module.inputs if argument.value == name), None)

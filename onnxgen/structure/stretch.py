@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expressions
-from onnxgen.code.quote import MemberRef, Ref, call, quote, walk
+from onnxgen.code.quote import MemberRef, Ref, call, quote, value_of, walk
 from onnxgen.common.names import ModulePath, identifier, singular
 from onnxgen.structure.copies import replace_in
 from onnxgen.structure.loops import Result, Run
@@ -134,7 +134,7 @@ class Stretch(Run):
             return identifier(singular(self._items((value,))[0][-1]))
         number = self.numbers.get(value)
         if number is not None and not isinstance(number, MemberRef):
-            return "t" if isinstance(ast.literal_eval(number), float) else "i"
+            return "t" if isinstance(value_of(number), float) else "i"
         return self.module.roles.get(value, "")
 
     def _column(self, names: tuple[str, ...]) -> ast.expr:
@@ -142,7 +142,7 @@ class Stretch(Run):
             return self._list(names)
         if all(name in self.numbers for name in names):
             trees = [self._before(name) for name in names]
-            return _range([ast.literal_eval(tree) for tree in trees]) or ast.Tuple(trees, ast.Load())
+            return _range([value_of(tree) for tree in trees]) or ast.Tuple(trees, ast.Load())
         statement = self.around.parts.get(names[0])
         at = None if statement is None else _position(names, statement.targets)
         if statement is None or at is None or any(self.uses[name] != 1 for name in statement.targets[at:]):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement
-from onnxgen.code.quote import MemberRef, Ref, walk
+from onnxgen.code.quote import MemberRef, Ref, value_of, walk
 from onnxgen.structure.literals import is_plain_number, numbers_of, with_names
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.stretch import Around, Stretch, is_range
@@ -257,7 +257,7 @@ class _Naming:
         for column in zip(*(numbers_of(statement.value) for statement in row)):
             texts = tuple(map(ast.unparse, column))
             if len(set(texts)) > 1:
-                if self.count > MANY_SIZES and not is_range(list(map(ast.literal_eval, column))):
+                if self.count > MANY_SIZES and not is_range(list(map(value_of, column))):
                     return False
                 self.kinds.add(texts)
                 for turn, (text, tree) in enumerate(zip(texts, column)):

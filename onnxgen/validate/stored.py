@@ -88,9 +88,19 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
         if node.op_type in DATA:
             taken = DATA[node.op_type]
             reached.update(v for i, v in enumerate(node.inputs) if v is not None and (taken is None or i in taken))
-        for branch in (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+        for branch in _taken(node):
             reached.update(output for output in branch.outputs if output.dtype in FLOATS)
             _reach(branch, reached)
+
+
+def _taken(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs in a node's attributes, but of an If with a stored condition only the branch that it takes."""
+    graphs = {name: a.as_graph() for name, a in node.attributes.items() if a.type == ir.AttributeType.GRAPH}
+    condition = node.inputs[0] if node.op_type == "If" and node.inputs else None
+    if condition is None or condition.const_value is None or condition.is_graph_input():
+        return list(graphs.values())
+    taken = "then_branch" if condition.const_value.numpy().any() else "else_branch"
+    return [graph for name, graph in graphs.items() if name == taken]
 
 
 def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value]) -> bool:

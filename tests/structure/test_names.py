@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -85,3 +86,21 @@ def test_a_result_is_not_named_after_its_operator() -> None:
 
     source = held(Net(), [torch.rand(2, 3)], "dynamo-18").source
     assert "clamp = " not in source and "sqrt = " not in source
+
+
+class Steps(nn.Module):
+    """Equal steps with other negative numbers in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for low in (-0.5, -0.25, -0.125, -1.5):
+            x = torch.sin(self.fc(x)).clamp(min=low) * x
+        return x
+
+
+@pytest.mark.parametrize("case", ["legacy-17", "dynamo-18"])
+def test_negative_numbers_in_a_loop(case: str) -> None:
+    assert "for " in held(Steps().eval(), [torch.randn(2, 4)], case).source

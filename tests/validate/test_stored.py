@@ -193,7 +193,7 @@ def test_a_number_that_is_shortened_to_another(short: Any) -> None:
 
 def test_a_key_of_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = tmp_path / "net.onnx"
-    model = onnx.parser.parse_model(
+    model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 17]> net (float[N, 2] x) => (float[N, 2] y) '
         "<float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }"
     )
@@ -222,3 +222,19 @@ def test_what_layers_start_with_is_no_mask(start: float, tmp_path: Path) -> None
     assert {tuple(i.dims) for i in model.graph.initializer} == {(16, 1, 10), (16, 1)}
     onnx.save(model, tmp_path / "speech.onnx")
     build(tmp_path / "speech.onnx", paranoid=True)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_branch_that_is_never_taken_has_no_weights(taken: int, tmp_path: Path) -> None:
+    """The condition is stored, so only one of the two weights is in the network, and is written back."""
+    graph = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        net (float[2, 3] x) => (float[2, 3] y)
+        <bool c = {{{taken}}}, float[3] "a.weight" = {{0.4, 1.1, 0.9}}, float[3] "b.weight" = {{0.5, 0.1, 2.9}}>
+        {{ y = If (c) <then_branch = then () => (float[2, 3] p) {{ p = Mul(x, "a.weight") }},
+                      else_branch = else () => (float[2, 3] q) {{ q = Mul(x, "b.weight") }}> }}""")
+    onnx.save(graph, tmp_path / "net.onnx")
+    made = pipeline.generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    assert {name for name, (yes, _) in made.report.trainable.items() if yes} == {
+        "b.weight" if not taken else "a.weight"
+    }
