@@ -80,7 +80,7 @@ def zipped(tmp_path: Path, name: str) -> bytes:
         (b"ir_version: 8\ngraph { }\n", "textproto"),
         (b'{"irVersion": "8", "graph": {}}', "json"),
         (b'<ir_version: 8, opset_import: ["" : 17]>\ng (float x) => (float y) { y = Relu(x) }', "onnxtxt"),
-        (gzip.compress(b"x"), "gzip"),
+        (gzip.compress(b"x", mtime=0), "gzip"),
         (b"\x80\x02}q\x00.", "pickle"),
         (b"PK\x03\x04 and no more", "damaged zip"),
         ((8).to_bytes(8, "little") + b'{"a": 1}', "safetensors"),
