@@ -13,6 +13,7 @@ class Trait(Enum):
         MOVES: copies each output element from the data, chosen by its position; with FILLS it may also be 0.
         FILLS: moves, and puts other elements between the data: zeros by default.
         VIEW: moves, and the output has every element exactly once. RESHAPE: also keeps their order.
+        STRIDES: moves, and torch's result is a view with strides of its own, where it is no copy.
         PASSES_ON: its result still counts as the stored tensor that it takes, or a part of it, or several.
         PICKS: copies each element of the first output from the data, chosen by its order among others.
         AVERAGES: each element of the first output lies between the minimum and maximum of the data, or is 0.
@@ -37,6 +38,7 @@ class Trait(Enum):
     FILLS = "fills"
     VIEW = "view"
     RESHAPE = "reshape"
+    STRIDES = "strides"
     PASSES_ON = "passes on"
     PICKS = "picks"
     AVERAGES = "averages"
@@ -60,7 +62,7 @@ class Trait(Enum):
 
 
 (
-    MOVES, FILLS, VIEW, RESHAPE, PASSES_ON, PICKS, AVERAGES, KEEPS_SIGN, ELEMENTWISE, BROADCASTS, COMPARISON,
+    MOVES, FILLS, VIEW, RESHAPE, STRIDES, PASSES_ON, PICKS, AVERAGES, KEEPS_SIGN, ELEMENTWISE, BROADCASTS, COMPARISON,
     ACTIVATION, RECTIFIER, NORM, NORMALISES, CONVOLUTION, POOL, GLOBAL_POOL, REDUCTION, RECURRENT, SAMPLES, RANDOM,
 ) = Trait  # fmt: skip
 
@@ -72,6 +74,7 @@ _IMPLIED = {
     AVERAGES: {KEEPS_SIGN},
     VIEW: {MOVES, PASSES_ON},
     RESHAPE: {VIEW},
+    STRIDES: {MOVES},
     BROADCASTS: {ELEMENTWISE},
     COMPARISON: {BROADCASTS},
     ACTIVATION: {ELEMENTWISE},

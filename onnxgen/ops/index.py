@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import MOVES, PASSES_ON
+from onnxgen.graph.traits import MOVES, PASSES_ON, STRIDES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
@@ -30,7 +30,7 @@ MAX_PADDING_ROWS = 4  # padding is among the first tokens of a vocabulary
 # ------------------------------------------------------------------------------------------------------- Gather
 
 
-@op("Gather", traits=[MOVES], matrix="data")
+@op("Gather", traits=[STRIDES], matrix="data")
 def gather(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
     """`nn.Embedding` for a trained table, else indexing."""
     if axis < 0 or data.rank is not None:
@@ -182,7 +182,7 @@ def tensor_scatter(
 # -------------------------------------------------------------------------------------------------------- Slice
 
 
-@op("Slice", traits=[MOVES, PASSES_ON])
+@op("Slice", traits=[STRIDES, PASSES_ON])
 def slice_(
     b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg | None = None, steps: Arg | None = None
 ) -> ast.expr:

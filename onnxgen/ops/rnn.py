@@ -16,6 +16,7 @@ from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import RECURRENT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.lowering.strides import is_contiguous
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.weights.provenance import Source, concat
 
@@ -48,9 +49,9 @@ def torch_lstm(
 ) -> Any:  # fmt: skip
     """`y, (h, c) = self.lstm(x, (h, c))`, with torch's layout of inputs and outputs."""
     if h is None and c is not None:
-        state = b("(torch.zeros_like(c), c)", c=c)
+        state = b("(torch.zeros_like(c), c)", c=_rows(b, c))
     elif h is not None:
-        state = b("(h, c)", h=h, c=b("torch.zeros_like(h)", h=h) if c is None else c)
+        state = b("(h, c)", h=_rows(b, h), c=b("torch.zeros_like(h)", h=_rows(b, h)) if c is None else _rows(b, c))
     else:
         state = None
     return _layer(b, "LSTM", X, state, (h, c), weights, hidden_size, directions, batch_first, relu, dropout)
@@ -62,7 +63,8 @@ def _torch_layer(kind: str) -> Lowering:
         hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
     ) -> Any:  # fmt: skip
         """`y, h = self.layer(x, h)`, with torch's layout of inputs and outputs."""
-        return _layer(b, kind, X, h, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
+        state = _rows(b, h)
+        return _layer(b, kind, X, state, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
 
     return lower
 
@@ -120,6 +122,13 @@ def _cell(
     if module is None:
         raise b.error("the weights of a recurrent cell are named as parts of other modules", BUG)
     return b.call(module, X, unless(state, None))
+
+
+def _rows(b: Builder, state: Arg | None) -> Any:
+    """Return a state as cuDNN's layers take it: stored row by row."""
+    if state is None or state.value is None or is_contiguous(state.value):
+        return state
+    return b("h.contiguous()", h=state)
 
 
 def _layer(

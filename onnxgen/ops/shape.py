@@ -9,7 +9,7 @@ from typing import Any
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import ELEMENTWISE, MOVES, PASSES_ON, RESHAPE, VIEW
+from onnxgen.graph.traits import ELEMENTWISE, MOVES, PASSES_ON, RESHAPE, STRIDES, VIEW
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
@@ -133,7 +133,7 @@ def _one_free(out: list[Dim], sizes: list[Any]) -> list[Any]:
     return sizes if -1 in sizes else out
 
 
-@op("Transpose", traits=[VIEW])
+@op("Transpose", traits=[VIEW, STRIDES])
 def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.expr:
     if perm is None and data.rank is None:
         return b("x.permute(*reversed(range(x.dim())))", x=data)
@@ -183,7 +183,7 @@ def concat(b: Builder, *inputs: Arg, axis: int = 1) -> ast.expr:
     return b.call("torch.cat", [a.expr for a in inputs], dim=unless(axis, 0))
 
 
-@op("Split", traits=[MOVES, PASSES_ON])
+@op("Split", traits=[STRIDES, PASSES_ON])
 def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, num_outputs: int | None = None) -> Any:
     """Into the given sizes, or into equal parts of which the last may be smaller (opset 18).
 
@@ -211,13 +211,13 @@ def _from_end(x: Arg, axis: int) -> int:
     return -1 if x.rank is not None and x.rank > 1 and axis % x.rank == x.rank - 1 else axis
 
 
-@op("Unbind", domain=DOMAIN, traits=[MOVES])
+@op("Unbind", domain=DOMAIN, traits=[STRIDES])
 def unbind(b: Builder, x: Arg, *, axis: int = 0) -> Any:
     """Every slice along an axis, which has as many as the node has outputs."""
     return b.unpack(b("x.unbind(axis)", x=x, axis=_from_end(x, axis)))
 
 
-@op("Expand", traits=[MOVES, PASSES_ON])
+@op("Expand", traits=[STRIDES, PASSES_ON])
 def expand(b: Builder, input: Arg, shape: Arg) -> ast.expr:
     """Broadcasts in both directions: an axis of the input may also be larger than the given size."""
     out, asked = b.out().shape, shape.ints

@@ -1,0 +1,46 @@
+"""Tells which values torch may store with other strides than those of their shape: views, and what follows from them.
+
+cuDNN's recurrent layers refuse such a state ("rnn: hx is not contiguous"). The CPU's take any.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.traits import ELEMENTWISE, RESHAPE, STRIDES, VIEW
+from onnxgen.shapes.info import info
+
+
+def is_contiguous(value: ir.Value) -> bool:
+    """Return True if torch stores a value row by row, whatever sizes are unknown. A graph's inputs count as such."""
+    pending, seen = [value], set()
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if node is None or value in seen:
+            continue
+        seen.add(value)
+        data = [x for i, x in enumerate(node.inputs) if x is not None and i in known(node).data]
+        if is_a(node, STRIDES) and not _keeps_rows(node, data[0], value):
+            return False
+        if is_a(node, STRIDES, ELEMENTWISE, RESHAPE):
+            pending += data
+    return True
+
+
+def _keeps_rows(node: ir.Node, before: ir.Value, after: ir.Value) -> bool:
+    """Return True if the sizes of the axes before the one that a view cuts are 1, or of those that it moves."""
+    old, new = info(before).shape, info(after).shape
+    if old is None or new is None:
+        return False
+    if is_a(node, VIEW):
+        order = node.attributes.get_ints("perm", list(range(len(old)))[::-1])
+        moved = [axis for axis in order if old[axis] != 1]
+        return moved == sorted(moved)
+    if len(new) == len(old):
+        cut = max((axis for axis, (a, b) in enumerate(zip(old, new)) if a != b), default=0)
+        return cut == 0 or (old[cut] != 1 and all(size == 1 for size in old[:cut]))
+    if len(new) > len(old):  # indices of any rank copy; more axes by broadcasting do not
+        return known(node).matrix is not None
+    return all(size == 1 for size in old[: node.attributes.get_int("axis", 0) % len(old)])
