@@ -6,7 +6,7 @@ import ast
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -14,6 +14,11 @@ from click.core import ParameterSource
 from onnxgen.cli.group import Function, option
 from onnxgen.training.config import typed
 from onnxgen.training.settings import SETTINGS, Settings
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:  # not generic before click 8.4
+    ParamType = click.ParamType
 
 PAIR = "NAME=VALUE"  # metavar of an option that gives one item of a table
 DATA = "A file, a folder, module:function, or digits (the default)."
@@ -53,7 +58,7 @@ def given_settings(context: click.Context) -> dict[str, Any]:
     return found
 
 
-class Value(click.ParamType[Any]):
+class Value(ParamType):
     """Converts text to the type of a field of `Settings`. `none` resets the value of a configuration file."""
 
     name = "value"

@@ -13,6 +13,9 @@ from onnxgen.training.devices.device import Device
 from onnxgen.training.lerp import without_lerp
 from onnxgen.training.settings import Settings
 
+# A fused step is one kernel: the time of a small network is that of its launches. Beside a scaler Lightning clips no
+# gradients of a fused optimizer.
+_FUSED = {getattr(torch.optim, name) for name in ("Adagrad", "Adam", "AdamW", "SGD")}
 # The foreach form of these computes the same bits as the plain form.
 _EXACT_FOREACH = {getattr(torch.optim, name) for name in ("Adadelta", "Adam", "AdamW", "Adamax", "RMSprop", "SGD")}
 _MAX_FOREACH_ELEMENTS = 1 << 19  # these fit in a cache; with more, foreach is up to twice as slow on a CPU
@@ -30,8 +33,8 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
 def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Device) -> torch.optim.Optimizer:
     """Return the optimizer that `settings` name, for parameter groups.
 
-    On a device without lerp, foreach and fused kernels, it computes the same without them. On the CPU it uses foreach
-    for a small network if the result is the same: the calls would take longer than the arithmetic.
+    On a device without lerp, foreach and fused kernels, it computes the same without them. On CUDA it is fused. On the
+    CPU it uses foreach for a small network if the result is the same: the calls would take longer than the arithmetic.
 
     Args:
         groups: one dict for each parameter group. Its values (`lr`, `weight_decay`) override `settings`.
@@ -47,8 +50,12 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
     if device.plain_optimizers:
         arguments.update(dict.fromkeys({"foreach", "fused"} & set(takes), False))
         chosen = without_lerp(chosen) if chosen is not torch.optim.LBFGS else chosen
-    elif device.kind == "cpu" and chosen in _EXACT_FOREACH and not {"foreach", "fused"} & arguments.keys():
-        arguments["foreach"] = sum(p.numel() for group in groups for p in group["params"]) <= _MAX_FOREACH_ELEMENTS
+    elif not {"foreach", "fused", "differentiable"} & arguments.keys():
+        parameters = [p for group in groups for p in group["params"]]
+        if device.kind == "cpu" and chosen in _EXACT_FOREACH:
+            arguments["foreach"] = sum(p.numel() for p in parameters) <= _MAX_FOREACH_ELEMENTS
+        elif device.type == "cuda" and chosen in _FUSED and settings.precision != "16-mixed":
+            arguments["fused"] = all(p.is_floating_point() for p in parameters)
     groups = _accepted(chosen, groups)
     try:
         return chosen(groups, **arguments)

@@ -49,8 +49,11 @@ WIDER = {
     ir.DataType.UINT2: ir.DataType.UINT8,
     ir.DataType.FLOAT4E2M1: ir.DataType.FLOAT8E4M3FN,
     ir.DataType.FLOAT8E8M0: ir.DataType.FLOAT,
-    ir.DataType.FLOAT6E2M3: ir.DataType.FLOAT8E4M3FN,
-    ir.DataType.FLOAT6E3M2: ir.DataType.FLOAT8E4M3FN,
+    **{
+        getattr(ir.DataType, name): ir.DataType.FLOAT8E4M3FN
+        for name in ("FLOAT6E2M3", "FLOAT6E3M2")
+        if hasattr(ir.DataType, name)  # since onnx-ir 1.1
+    },
 }
 """Types that torch lacks, and the next wider one that they travel in (it holds each of their values exactly)."""
 

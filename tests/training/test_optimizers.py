@@ -21,6 +21,7 @@ from onnxgen.training.schedules import make_schedule
 from onnxgen.training.settings import Settings
 
 CPU = Device("cpu", 0, "cpu", None, torch.device("cpu"))
+CUDA = Device("cuda", 0, "stand-in", None, torch.device("cuda"))
 DIRECTML = Device("directml", 0, "stand-in", None, torch.device("cpu"))
 CLASSES = [c for c in vars(torch.optim).values() if inspect.isclass(c) and c is not torch.optim.Optimizer]
 NAMES = sorted(c.__name__ for c in CLASSES if issubclass(c, torch.optim.Optimizer))
@@ -122,6 +123,23 @@ def test_foreach_on_small_parameters_gives_the_same_bits(name: str, arguments: d
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
     large = make_optimizer([{"params": [nn.Parameter(torch.zeros(1024, 1024))]}], settings, CPU)
     assert not large.param_groups[0]["foreach"]
+
+
+@pytest.mark.parametrize(
+    "given, fused",
+    [
+        ({"optimizer": "adamw"}, True),
+        ({"optimizer": "sgd"}, True),
+        ({"optimizer": "rmsprop"}, None),  # torch has no fused one
+        ({"optimizer": "adamw", "precision": "bf16-mixed"}, True),
+        ({"optimizer": "adamw", "precision": "16-mixed"}, None),
+        ({"optimizer": "adamw", "optimizer_args": {"foreach": True}}, None),
+        ({"optimizer": "adamw", "optimizer_args": {"fused": False}}, False),
+    ],
+)
+def test_steps_on_cuda_are_fused(given: dict[str, Any], fused: bool | None) -> None:
+    group = {"params": [nn.Parameter(torch.zeros(2))]}
+    assert make_optimizer([group], Settings(lr=0.1, **given), CUDA).param_groups[0].get("fused") is fused
 
 
 @pytest.mark.parametrize(
