@@ -18,6 +18,7 @@ from onnxgen.export import files
 from onnxgen.export.shared import CannotWriteBack
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.schemas import types_of
 from onnxgen.options import Options
 from onnxgen.passes.retype import retype, retype_node
 from onnxgen.shapes import propagate
@@ -66,7 +67,8 @@ class _Casting:
         self.dtype, self.opset = dtype, opset
         names = [v.name for node in all_nodes(model.graph) for v in (*node.inputs, *node.outputs) if v is not None]
         self.namer = Namer(name for name in names if name)
-        if not _takes(onnx.defs.get_schema("Cast", opset, "").outputs[0], dtype):
+        cast = onnx.defs.get_schema("Cast", opset, "")
+        if not _takes(cast, cast.outputs[0], dtype):
             raise CannotWriteBack(f"opset {opset} has no {dtype.name.lower()} (upgrade it with onnx.version_converter)")
 
     def fit(self, node: ir.Node) -> None:
@@ -78,7 +80,8 @@ class _Casting:
         formals = [_formal(schema.inputs, i) for i in range(len(node.inputs))]
         results = [_formal(schema.outputs, i) for i in range(len(node.outputs))]
         pairs = [*zip(formals, node.inputs, strict=True), *zip(results, node.outputs, strict=True)]
-        narrow = {f.type_str for f, v in pairs if self._is_ours(v) and f is not None and not _takes(f, self.dtype)}
+        ours = [f for f, v in pairs if self._is_ours(v) and f is not None]
+        narrow = {f.type_str for f in ours if not _takes(schema, f, self.dtype)}
         for i, (formal, value) in enumerate(zip(formals, node.inputs, strict=True)):
             if formal is not None and formal.type_str in narrow and value is not None and value.dtype in FLOATS:
                 node.replace_input_with(i, self._before(node, value))
@@ -120,8 +123,8 @@ def _formal(formals: _Formals, i: int) -> onnx.defs.OpSchema.FormalParameter | N
     return formals[min(i, len(formals) - 1)] if formals else None
 
 
-def _takes(formal: onnx.defs.OpSchema.FormalParameter, dtype: ir.DataType) -> bool:
-    return f"tensor({_ONNX[dtype]})" in formal.types
+def _takes(schema: onnx.defs.OpSchema, formal: onnx.defs.OpSchema.FormalParameter, dtype: ir.DataType) -> bool:
+    return f"tensor({_ONNX[dtype]})" in types_of(schema, formal)
 
 
 _ONNX = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,12 @@ def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
         return defs.get_schema(name, opset, domain)
     except defs.SchemaError:
         return None
+
+
+def types_of(known: defs.OpSchema, formal: defs.OpSchema.FormalParameter) -> Collection[str]:
+    """Return the types that an input or output may have ("tensor(float)"). `formal.types` fails in onnx 1.20."""
+    allowed = {c.type_param_str: c.allowed_type_strs for c in known.type_constraints}
+    return allowed.get(formal.type_str, [formal.type_str])
 
 
 def plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import reason
 from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.schemas import types_of
 from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.exporters import (
@@ -152,10 +153,11 @@ def _is_discrete(value: ir.Value) -> bool:
 def _discrete(domain: str, op: str) -> frozenset[int]:
     """Return the outputs that the schema defines as integers, truth values or text, such as TopK's indices."""
     try:
-        outputs = onnx.defs.get_schema(op, domain).outputs
+        schema = onnx.defs.get_schema(op, domain)
     except onnx.defs.SchemaError:
         return frozenset()
-    return frozenset(i for i, output in enumerate(outputs) if not any(_CONTINUOUS.search(t) for t in output.types))
+    types = [types_of(schema, output) for output in schema.outputs]
+    return frozenset(i for i, some in enumerate(types) if not any(map(_CONTINUOUS.search, some)))
 
 
 def _decide(
