@@ -56,8 +56,8 @@ def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | Non
     if not named and (data.constant is not None or not never_negative(indices.value, trust_inputs=True)):
         return None
     dtype = unless(source.dtype, ir.DataType.FLOAT)
-    build = b.call(table.name, *source.shape, padding_idx=_padding_row(data), dtype=dtype, **table.options)
-    module = b.module("embedding", build, weight=source, **table.keys)
+    build = table.build(b, *source.shape, padding_idx=_padding_row(data), dtype=dtype)
+    module = b.module("embedding", build, **table.keys)
     return None if module is None else b("m(i)", m=module, i=indices)
 
 

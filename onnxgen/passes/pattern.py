@@ -126,6 +126,8 @@ class Pattern:
         while stack:
             for value in stack.pop().inputs:
                 producer = None if value is None or value in ends or scalar(value) is not None else value.producer()
+                if producer is not None and producer.op_type == "Constant" and not producer.domain:
+                    continue  # axes, which reductions may share
                 if producer is not None and producer not in found:
                     found.add(producer)
                     stack.append(producer)
