@@ -80,7 +80,8 @@ class Members:
         apart = all(len(s.shape) < 2 for s in sources.values()) or (
             home is not None and is_alias(scope, home) and self._paths.is_alone(scope)
         )
-        identity = (role, ast.dump(build), labels, scope if apart else ())
+        kind = role.rpartition("_")[2]  # in one table, ids of several kinds may be looked up
+        identity = (kind, ast.dump(build), labels, scope if apart else ())
         # a layer without tensors has a scope of its own if it is a module, which may be called several times
         is_one = bool(sources) or (bool(scope) and not self._paths.crowd.get(scope))
         known = _known(self._modules.setdefault(identity, []), scope) if is_one else None

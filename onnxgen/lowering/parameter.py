@@ -9,15 +9,20 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import call, quote
 from onnxgen.graph.annotations import SCOPE
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.operators import find
+from onnxgen.graph.traits import VIEW
 from onnxgen.lowering.parameter_paths import NOISE
+from onnxgen.passes.rewrite import only_user
+from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
-from onnxgen.weights.stored import viewed_from
+from onnxgen.weights.stored import stored, viewed_from
 
 ADDITIVE = ("Add", "Sub", "Sum")
 MULTIPLICATIVE = ("Mul", "Div")
 NEWEST_OPSET = 1 << 30
 _LAYER_SCALE = re.compile(r"(layer_?scale|ls)_?\d*")
+_PASSING = ("Identity", "Dropout", "StochasticDepth")
 _RESHAPED = re.compile(r"(_?(unsafe_)?view|reshape|unsqueeze)(_\d+)?")
 
 
@@ -25,14 +30,29 @@ def role(node: ir.Node, value: ir.Value) -> str:
     """Return a name for a parameter without a name in the file."""
     if node.op_type == "Standardize" and value is not node.inputs[0]:
         return "gain" if value is node.inputs[1] else "bias"
-    if _is_layer_scale(node):
+    if _is_layer_scale(node) or (any(d != 1 for d in info(value).shape or ()) and _scales_branch(node)):
         return "gamma"
+    if node.op_type == "Attention" and value in node.inputs[3:4]:
+        return "position_bias"  # a mask that is trained, as in Swin
     return "bias" if node.op_type in ADDITIVE else "scale" if node.op_type == "Mul" else "weight"
 
 
 def _is_layer_scale(node: ir.Node) -> bool:
     """True for the product of a module that is a layer scale by its name (Touvron et al. 2021, arXiv 2103.17239)."""
     return node.op_type == "Mul" and any(map(_LAYER_SCALE.fullmatch, SCOPE.get(node)[-1:]))
+
+
+def _scales_branch(node: ir.Node) -> bool:
+    """True for the product at the end of a residual branch, which is added to what the branch was computed from."""
+    output = node.outputs[0]
+    user = only_user(output) if node.op_type == "Mul" else None
+    while user is not None and (is_a(user, VIEW) or user.op_type in _PASSING):
+        output = user.outputs[0]
+        user = only_user(output)
+    if user is None or user.op_type != "Add":
+        return False
+    skip = user.inputs[1 - user.inputs.index(output)]
+    return skip is not None and skip not in node.inputs and stored(skip) is None
 
 
 def vector(node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> tuple[int, ...] | None:
