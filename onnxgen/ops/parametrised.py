@@ -58,6 +58,7 @@ def weight_norm(b: Builder, v: Arg, g: Arg, *, dim: int) -> ast.expr:
 
 @op("SpectralNorm", domain=DOMAIN)
 def spectral_norm(b: Builder, w: Arg, u: Arg, v: Arg, *, dim: int) -> ast.expr:
+    """`w / (u @ matrix @ v)`, where the rows of the matrix are an axis of w."""
     rank = w.known_rank
     moved = b("w.movedim(d, 0)", w=w, d=dim) if dim else w.expr
     matrix = b("m.flatten(1)", m=moved) if rank > 2 else moved
