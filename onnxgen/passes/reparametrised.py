@@ -17,10 +17,8 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.nodes import made_by
-from onnxgen.graph.traits import RESHAPE
+from onnxgen.graph.traits import RESHAPE, VIEW
 from onnxgen.passes.idioms import Idiom, same_as
-from onnxgen.passes.match import ints
 from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.passes.rewrite import own
 from onnxgen.scopes.origin import param_path
@@ -91,9 +89,10 @@ def _rows(matrix: ir.Value, w: ir.Value) -> int | None:
 
 def _turned(value: ir.Value | None, w: ir.Value) -> int | None:
     """Return the axis that a Transpose of `w` moves to the front, while the others keep their order; else None."""
-    node = made_by(value, "Transpose")
-    perm = ints(node, "perm", 1) if node is not None and node.inputs[0] is w else None
-    if perm is None or perm != [perm[0], *(axis for axis in range(len(perm)) if axis != perm[0])]:
+    node = None if value is None else value.producer()
+    is_view = node is not None and is_a(node, VIEW) and node.inputs[0] is w
+    perm = list(node.attributes.get_ints("perm", ())) if node is not None and is_view else []
+    if not perm or perm[1:] != [axis for axis in range(len(perm)) if axis != perm[0]]:
         return None
     return perm[0]
 
