@@ -120,6 +120,8 @@ def _of_rows(path: list[str]) -> str:
     stem = re.sub("_?(emb|embed|embedding|embeddings)$", "", _stem(path).lower())
     if POSITIONS.search(stem):
         return "max_length"
+    if stem.endswith("type"):  # as BERT's configuration has it
+        return "type_vocab_size"
     if not stem or VOCABULARY.search(stem):
         return "vocab_size"
     return f"num_{stem}" if len(stem) > 2 else ""

@@ -11,6 +11,7 @@ from onnxgen.code.quote import OMIT
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.fake_quant import QuantizedLayer
 from onnxgen.ops.linear import linear_module
 
 
@@ -32,7 +33,8 @@ def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> 
     else:
         if weight.is_trainable and (bias is None or bias.is_trainable) and weight.source is not None:
             source = None if bias is None else bias.source
-            module = linear_module(b, weight.source.reshape(shape), source)
+            layer = QuantizedLayer.plain("Linear", weight.source.reshape(shape))
+            module = linear_module(b, source, layer)
             if module is not None:
                 return b("m(x)", m=module, x=x)
         w = table(b, weight, shape, "coefficients")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 from onnxgen.code.quote import walk
-from onnxgen.code.torch_api import is_none, misfit
+from onnxgen.code.torch_api import PARAMETRISATIONS, dotted, is_none, misfit
 
 MODULES = {"torch", "torch.nn.functional", "torch.overrides", "torch.testing", "safetensors", "safetensors.torch"}
 MODULES |= {"numpy", "pathlib", "functools", "math", "json", "base64", "re", "collections.abc", "typing"}
@@ -78,6 +78,7 @@ def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | No
         check_bound(own, taken)
     layers = set(_looped(nodes))
     by_number = {id(node.func) for node in nodes if is_digit_attribute(node)}
+    inner: set[int] = set()
     for node in nodes:
         if type(node) not in SYNTAX:
             raise Refused(f"it has syntax that is not allowed, {type(node).__name__}")
@@ -85,7 +86,10 @@ def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | No
             if id(node) not in by_number:
                 _name(node.id, known, own)
         elif isinstance(node, ast.Attribute):
-            _attribute(node)
+            if node.attr.endswith("_norm") and dotted(node) in PARAMETRISATIONS:
+                inner.update(map(id, walk(node)))  # the only use of `nn.utils`
+            elif id(node) not in inner:
+                _attribute(node)
         elif isinstance(node, ast.Call):
             function = node.func
             if isinstance(function, ast.Name) and function.id not in called and function.id not in layers:

@@ -64,8 +64,8 @@ class Member:
 
 
 def is_statistic(key: str) -> bool:
-    """Return True if a key of a layer is a running statistic or a quantisation parameter, and not a weight."""
-    return key.startswith("running_") or is_rounding(key)
+    """Return True if a key of a layer is no weight: a statistic, a vector of spectral norm, or of a quantiser."""
+    return key.startswith("running_") or key.endswith(("._u", "._v")) or is_rounding(key)
 
 
 def is_rounding(key: str) -> bool:

@@ -71,6 +71,8 @@ _CALLED = {
     "nn.Transformer": (
         f"d_model nhead num_encoder_layers num_decoder_layers {_ACTIVATION} custom_encoder custom_decoder {_NORMS}"
     ),
+    "nn.utils.parametrizations.weight_norm": "module name dim=0",
+    "nn.utils.parametrizations.spectral_norm": "module name n_power_iterations eps dim",
     "nn.Upsample": "size scale_factor mode align_corners recompute_scale_factor",
     "F.affine_grid": "theta size align_corners",
     "F.avg_pool1d": f"input {_POOL} ceil_mode=False count_include_pad=True",
@@ -138,6 +140,8 @@ NORMS = BATCH_NORMS | {*_ranks("nn.InstanceNorm").split(), "nn.LayerNorm", "nn.R
 PURE = (
     CONVOLUTIONS | TRANSPOSED | {"nn.Linear", "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm", "nn.Embedding", "nn.PReLU"}
 )
+# functions that take a layer, and let it compute its weight from other tensors
+PARAMETRISATIONS = frozenset(f"nn.utils.parametrizations.{name}" for name in ("weight_norm", "spectral_norm"))
 NUMBERS = frozenset("alpha beta eps momentum negative_slope p scale threshold".split())  # never None
 
 # Functions and methods, by their last names, that return a view, a tuple of parts, or named fields.
@@ -152,7 +156,7 @@ SEVERAL = {"topk": ("values", "indices"), "sort": ("values", "indices")}
 def misfit(call: ast.Call) -> str:
     """Describe an argument that the layer or function does not take; "" if there is none or it is not in the table."""
     name = dotted(call.func)
-    if name.count(".") != 1:
+    if name.count(".") != 1 and name not in PARAMETRISATIONS:
         return ""
     none = [k.arg for k in call.keywords if k.arg in NUMBERS and is_none(k.value)]
     if none:

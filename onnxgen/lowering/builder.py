@@ -155,7 +155,9 @@ class Builder:
         """
         return Unpack(value, len(self.node.outputs) if count is None else count, form)
 
-    def module(self, role: str, build: ast.expr, **keys: Source | Arg | None) -> MemberRef | None:
+    def module(
+        self, role: str, build: ast.expr, **keys: Source | Arg | tuple[Source, tuple[int, ...]] | None
+    ) -> MemberRef | None:
         """Return a submodule such as `nn.Conv2d(...)`. `keys`: the stored tensors that its state-dict tensors are.
 
         Returns None if the tensors cannot belong to the module: one is computed, or is a parameter whose name in the

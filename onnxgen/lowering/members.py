@@ -80,7 +80,8 @@ class Members:
         apart = all(len(s.shape) < 2 for s in sources.values()) or (
             home is not None and is_alias(scope, home) and self._paths.is_alone(scope)
         )
-        identity = (role, ast.dump(build), labels, scope if apart else ())
+        kind = role.rpartition("_")[2]  # in one table, ids of several kinds may be looked up
+        identity = (kind, ast.dump(build), labels, scope if apart else ())
         # a layer without tensors has a scope of its own if it is a module, which may be called several times
         is_one = bool(sources) or (bool(scope) and not self._paths.crowd.get(scope))
         known = _known(self._modules.setdefault(identity, []), scope) if is_one else None
@@ -107,13 +108,14 @@ class Members:
         paths = {key: self._paths.source_path(source, scope) for key, source in sources.items()}
         first = next(iter(paths), None)
         decisive = paths[first] if first is not None else None
-        if decisive is not None and decisive[-1] == first:
+        if decisive is not None and first is not None and _ends(decisive, first):
             # its other tensors may have any name: dynamo names a folded norm's bias `x.weight_bias`
-            return (decisive[:-1] or None), False
+            return (decisive[: -len(first.split("."))] or None), False
         paths = {key: path for key, path in paths.items() if not self._paths.is_vague(sources[key])}
-        if any(path is not None and path[-1] != key for key, path in paths.items()):
+        if any(path is not None and not _ends(path, key) for key, path in paths.items()):
             return None, True
-        homes = [path[:-1] for path in paths.values() if path is not None and len(path) > 1]
+        homes = [path[: -len(key.split("."))] for key, path in paths.items() if path is not None]
+        homes = [home for home in homes if home]
         return (homes[0] if homes else None), False
 
     def _own_scope(self, scope: ModulePath, home: ModulePath) -> ModulePath:
@@ -317,6 +319,11 @@ def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -
     """Return an expression that makes a constant, and check it. None if the constant is large and has no form."""
     made = tensor_literal(array, dtype, CPU, is_loaded)
     return None if made is None else checked(made, array, dtype, is_loaded)
+
+
+def _ends(path: ModulePath, key: str) -> bool:
+    """Return True if a path ends with a key of a layer, which may have dots."""
+    return path[-1 - key.count(".") :] == tuple(key.split("."))
 
 
 def _used(member: Member, users: Mapping[str, User]) -> MemberRef:

@@ -9,10 +9,14 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import call, quote
 from onnxgen.graph.annotations import SCOPE
-from onnxgen.graph.operators import find
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.operators import Operator, find
+from onnxgen.graph.traits import VIEW
 from onnxgen.lowering.parameter_paths import NOISE
+from onnxgen.passes.rewrite import only_user
+from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
-from onnxgen.weights.stored import viewed_from
+from onnxgen.weights.stored import stored, viewed_from
 
 ADDITIVE = ("Add", "Sub", "Sum")
 MULTIPLICATIVE = ("Mul", "Div")
@@ -25,14 +29,29 @@ def role(node: ir.Node, value: ir.Value) -> str:
     """Return a name for a parameter without a name in the file."""
     if node.op_type == "Standardize" and value is not node.inputs[0]:
         return "gain" if value is node.inputs[1] else "bias"
-    if _is_layer_scale(node):
+    if _is_layer_scale(node) or (any(d != 1 for d in info(value).shape or ()) and _scales_branch(node)):
         return "gamma"
+    if _input_name(node, value) in ("mask", "attn_mask"):
+        return "position_bias"  # a mask that is trained, as in Swin
     return "bias" if node.op_type in ADDITIVE else "scale" if node.op_type == "Mul" else "weight"
 
 
 def _is_layer_scale(node: ir.Node) -> bool:
     """True for the product of a module that is a layer scale by its name (Touvron et al. 2021, arXiv 2103.17239)."""
     return node.op_type == "Mul" and any(map(_LAYER_SCALE.fullmatch, SCOPE.get(node)[-1:]))
+
+
+def _scales_branch(node: ir.Node) -> bool:
+    """True for the product at the end of a residual branch, which is added to what the branch was computed from."""
+    output = node.outputs[0]
+    user = only_user(output) if node.op_type == "Mul" else None
+    while user is not None and (is_a(user, VIEW) or user.op_type == "StochasticDepth"):
+        output = user.outputs[0]
+        user = only_user(output)
+    if user is None or user.op_type != "Add":
+        return False
+    skip = user.inputs[1 - user.inputs.index(output)]
+    return skip is not None and skip not in node.inputs and stored(skip) is None
 
 
 def vector(node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -71,9 +90,18 @@ def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
 
 def _place(node: ir.Node, value: ir.Value) -> str:
     """Return "scale" or "bias" by the operator's schema. Inputs after a layer's input and weight are biases."""
-    operator = find(node.domain, node.op_type, NEWEST_OPSET)
-    if operator is None or value not in node.inputs:
-        return ""
-    at = node.inputs.index(value)
-    names = list(operator.parameters)
-    return "scale" if at < len(names) and names[at].lower() == "scale" else "bias" if at >= 2 else ""
+    if _input_name(node, value) == "scale":
+        return "scale"
+    return "bias" if value in node.inputs[2:] and value not in node.inputs[:2] and _operator(node) else ""
+
+
+def _input_name(node: ir.Node, value: ir.Value) -> str:
+    """Return the name of the input that a value is, by the operator's schema, in small letters; "" if unknown."""
+    operator = _operator(node)
+    names = [] if operator is None else list(operator.parameters)
+    at = node.inputs.index(value) if value in node.inputs else len(names)
+    return names[at].lower() if at < len(names) else ""
+
+
+def _operator(node: ir.Node) -> Operator | None:
+    return find(node.domain, node.op_type, NEWEST_OPSET)

@@ -15,7 +15,7 @@ from onnxgen.scopes.origin import MERGED, param_path, seen_from
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import VIEWS, folded_from, stored
 
-PASSING = {*VIEWS, "FakeQuantize"}
+PASSING = {*VIEWS, "FakeQuantize", "WeightNorm", "SpectralNorm"}
 NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # names that exporters give to unnamed tensors
 
 

@@ -54,11 +54,10 @@ def conv(
     source = made.weight
     if source is not None:
         channels = source.shape[1] * group, source.shape[0]
-        build = b.call(
-            made.name, *channels, same(kernel), **options, bias=unless(B is not None, True),
-            dtype=_dtype(source.dtype), **made.options,
-        )  # fmt: skip
-        module = b.module("conv", build, weight=source, bias=B, **made.keys)
+        build = made.build(
+            b, *channels, same(kernel), **options, bias=unless(B is not None, True), dtype=_dtype(source.dtype)
+        )
+        module = b.module("conv", build, **made.keys, bias=B)
         if module is not None:
             return b("m(x)", m=module, x=x)
     return b.call(f"F.conv{n}d", x, W, unless(B, None), **options)
@@ -121,14 +120,15 @@ def _transposed(
     n = len(kernel)
     extra = options["output_padding"]
     computed = any(isinstance(e, Sym) for e in (extra if isinstance(extra, tuple) else [extra]))
-    source = None if computed else W.source  # a module has no option that depends on the input's size
+    made = layer(b, W, f"ConvTranspose{n}d")
+    source = None if computed else made.weight  # a module has no option that depends on the input's size
     if source is not None:
         channels = source.shape[0], source.shape[1] * group
-        build = b.call(
-            f"nn.ConvTranspose{n}d", *channels, same(kernel), **options,
+        build = made.build(
+            b, *channels, same(kernel), **options,
             bias=unless(B is not None, True), dilation=dilation, dtype=_dtype(source.dtype),
         )  # fmt: skip
-        module = b.module("deconv", build, weight=source, bias=B)
+        module = b.module("deconv", build, **made.keys, bias=B)
         if module is not None:
             return b("m(x)", m=module, x=X)
     return b.call(f"F.conv_transpose{n}d", X, W, unless(B, None), **options, dilation=dilation)

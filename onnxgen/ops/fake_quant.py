@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from onnxgen.graph.traits import PASSES_ON
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
+from onnxgen.ops.parametrised import parametrised
 from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
 
@@ -26,18 +28,31 @@ FLOAT = ir.DataType.FLOAT
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """What to build a layer from, whose weight may be fake-quantised.
+    """What to build a layer from, whose weight may be fake-quantised, or made by `nn.utils.parametrizations`.
 
     Attributes:
         name: the class, `nn.Linear` or `QuantizedLinear`.
-        weight: None if it is computed.
-        options, keys: further arguments of `Builder.call` and `Builder.module` for the quantiser.
+        weight: a stored tensor of the weight's shape; None if the weight is computed otherwise.
+        options: further arguments of the class, for the quantiser.
+        keys: the stored tensors of the weight and its quantiser, or those of which the weight is made.
+        around: the function that the layer is given to, and its options.
     """
 
     name: str
     weight: Source | None
     options: dict[str, Any] = field(default_factory=dict)
-    keys: dict[str, Source] = field(default_factory=dict)
+    keys: Mapping[str, Source | tuple[Source, tuple[int, ...]] | None] = field(default_factory=dict)
+    around: tuple[str, dict[str, Any]] | None = None
+
+    def build(self, b: Builder, *args: Any, **options: Any) -> ast.expr:
+        """Return the expression that makes the layer with these arguments."""
+        made = b.call(self.name, *args, **options, **self.options)
+        return made if self.around is None else b.call(self.around[0], made, **self.around[1])
+
+    @classmethod
+    def plain(cls, name: str, weight: Source | None) -> QuantizedLayer:
+        """Return the layer of a stored weight."""
+        return cls(f"nn.{name}", weight, keys={"weight": weight})
 
 
 def layer(b: Builder, weight: Arg, name: str, transposed: bool = False) -> QuantizedLayer:
@@ -47,16 +62,19 @@ def layer(b: Builder, weight: Arg, name: str, transposed: bool = False) -> Quant
     while node is not None and _transposes(node):
         value, flips = node.inputs[0], not flips
         node = None if value is None else value.producer()
+    made_by = parametrised(b, node, name, weight) if node is not None and not flips else None
+    if made_by is not None:
+        return QuantizedLayer(f"nn.{name}", made_by.weight, keys=made_by.tensors, around=made_by.function)
     if node is None or node.op_type != FAKE or node.domain != DOMAIN:
         source = weight.source
-        return QuantizedLayer(f"nn.{name}", source.transpose((1, 0)) if source is not None and transposed else source)
+        return QuantizedLayer.plain(name, source.transpose((1, 0)) if source is not None and transposed else source)
     source = b.source(node.inputs[0])
     made = None if source is None else _quantizer(b, node, len(source.shape), flips)
-    if source is None or made is None:
-        return QuantizedLayer(f"nn.{name}", None)
+    if source is None or made is None or "Transpose" in name:  # there is no QuantizedConvTranspose2d
+        return QuantizedLayer.plain(name, None)
     keys = {f"quantize.{key}": found for key, found in made[1].items()}
     weight_source = source.transpose((1, 0)) if flips else source
-    return QuantizedLayer(f"Quantized{name}", weight_source, {"quantize": made[0]}, keys)
+    return QuantizedLayer(f"Quantized{name}", weight_source, {"quantize": made[0]}, {"weight": weight_source, **keys})
 
 
 def _transposes(node: ir.Node) -> bool:

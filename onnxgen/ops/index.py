@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import CHECK, FIX_SHAPE
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import MOVES, PASSES_ON, STRIDES
 from onnxgen.lowering.arg import Arg
@@ -20,11 +23,13 @@ from onnxgen.ops.subscript import piece, subscript
 from onnxgen.ops.wide import BITS, flipped, moved
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, dim_min
+from onnxgen.shapes.info import info
 from onnxgen.weights.stored import leading, stored
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
 FARTHEST = (2**31 - 1, 2**63 - 1)  # "to the end" for negative steps in onnxruntime; the standard says INT_MIN
 MAX_WRITTEN_INDICES = 8  # a longer list of indices is a buffer
+_IDS = re.compile(r"(token_type|position|segment)_ids?")  # inputs beside those of the vocabulary
 MAX_PADDING_ROWS = 4  # padding is among the first tokens of a vocabulary
 
 # ------------------------------------------------------------------------------------------------------- Gather
@@ -56,9 +61,28 @@ def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | Non
     if not named and (data.constant is not None or not never_negative(indices.value, trust_inputs=True)):
         return None
     dtype = unless(source.dtype, ir.DataType.FLOAT)
-    build = b.call(table.name, *source.shape, padding_idx=_padding_row(data), dtype=dtype, **table.options)
-    module = b.module("embedding", build, weight=source, **table.keys)
+    build = table.build(b, *source.shape, padding_idx=_padding_row(data), dtype=dtype)
+    module = b.module(_kind_of(indices), build, **table.keys)
     return None if module is None else b("m(i)", m=module, i=indices)
+
+
+def _kind_of(indices: Arg) -> str:
+    """Return a name for a table by what is looked up in it: an input such as `token_type_ids`, or positions."""
+    value = indices.value
+    for _ in range(8):
+        node = None if value is None else value.producer()
+        if value is None or value.is_graph_input():
+            found = _IDS.fullmatch("" if value is None else value.name or "")
+            return f"{found[1]}_embedding" if found else "embedding"
+        if _counts(info(value).constant) or (node is not None and node.op_type == "Range"):
+            return "position_embedding"
+        value = node.inputs[0] if node is not None and (is_a(node, MOVES) or node.op_type == "Cast") else None
+    return "embedding"
+
+
+def _counts(array: NDArray[Any] | None) -> bool:
+    """True for 0, 1, 2, ... or another row of consecutive numbers."""
+    return array is not None and array.size > 1 and bool((np.diff(array.reshape(-1)) == 1).all())
 
 
 def _padding_row(table: Arg) -> Any:

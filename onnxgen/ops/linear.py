@@ -19,8 +19,6 @@ from onnxgen.weights.dequantised import DequantisedTensor
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import viewed_from
 
-LINEAR = QuantizedLayer("nn.Linear", None)
-
 
 @op("MatMul", matrix="B")
 def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
@@ -64,18 +62,17 @@ def _module(b: Builder, weight: Arg, bias: Source | None, transposed: bool) -> M
     if weight.rank != 2:
         return None
     made = layer(b, weight, "Linear", transposed)
-    return linear_module(b, made.weight, bias, made)
+    return linear_module(b, bias, made)
 
 
-def linear_module(
-    b: Builder, weight: Source | None, bias: Source | None, made: QuantizedLayer = LINEAR
-) -> MemberRef | None:
-    """Return the `nn.Linear`, or the layer `made`, of a stored weight [out, in].
+def linear_module(b: Builder, bias: Source | None, made: QuantizedLayer) -> MemberRef | None:
+    """Return the layer `made` of a stored weight [out, in].
 
     A parameter that still has its dotted name has the orientation that its author gave it. So one that is stored as
     [in, out] was not an `nn.Linear` (e.g. GPT-2's Conv1D) and stays a parameter. Quantised weights are an exception:
     onnxruntime's quantiser transposes the matrix of a Gemm and keeps its name.
     """
+    weight = made.weight
     if weight is None or len(weight.shape) != 2 or not weight.dtype.is_floating_point():
         return None
     if len(weight.names) == 1 and param_path(weight.names[0]) is not None and not weight.is_identity:
@@ -87,8 +84,8 @@ def linear_module(
         if any(d != 1 for d in bias.shape[:-1]) or bias.shape[-1:] != (rows,):
             return None
         bias = bias.reshape((rows,))
-    build = b.call(made.name, columns, rows, bias=unless(bias is not None, True), dtype=dtype, **made.options)
-    return b.module("fc", build, weight=weight, bias=bias, **made.keys)
+    build = made.build(b, columns, rows, bias=unless(bias is not None, True), dtype=dtype)
+    return b.module("fc", build, **made.keys, bias=bias)
 
 
 @op("Gemm", since=1, matrix="B", weights="A B C")

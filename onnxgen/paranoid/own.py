@@ -40,9 +40,21 @@ def StochasticDepth(x: Array, *, p: float, mode: str) -> Array:
 
 
 @own
+def WeightNorm(v: Array, g: Array, *, dim: int) -> Array:
+    axes = tuple(axis for axis in range(v.ndim) if axis != dim)
+    return v * (g / np.sqrt((v * v).sum(axes, keepdims=bool(g.ndim))))
+
+
+@own
+def SpectralNorm(w: Array, u: Array, v: Array, *, dim: int) -> Array:
+    return w / (u @ np.moveaxis(w, dim, 0).reshape(w.shape[dim], -1) @ v)
+
+
+@own
 def Standardize(
     x: Array, scale: Array | None = None, bias: Array | None = None, *, epsilon: float, shape: Sequence[int] = ()
 ) -> Array:
+    x = x.reshape(1, shape[0], -1) if len(shape) else x
     axes, per_channel = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
     y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + x.dtype.type(epsilon))
     y = y if scale is None else y * scale.reshape(per_channel)

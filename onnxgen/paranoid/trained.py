@@ -112,6 +112,7 @@ class Rules:
         self.by_pytorch = model.producer_name in ("pytorch", "optimum-onnx")
         self.has_state = self.by_pytorch and any(param_path(v.name or "") for v in tensors)
         self.is_recorded = any(KIND in v.metadata_props for v in tensors)
+        self.divided = {(v.name or "").removesuffix("_orig") for v in tensors if (v.name or "").endswith("_orig")}
         self.inputs = set(model.graph.inputs).difference(tensors)
 
     def wanted(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
@@ -140,7 +141,7 @@ class Rules:
             return True
         if name.rpartition(".")[2] in ("running_mean", "running_var"):
             return None if any(i == known(node).matrix for node, i in uses) else False
-        if kind == "BUFFER":
+        if kind == "BUFFER" or name.endswith(("_u", "_v")) and tensor.shape.rank() == 1 and name[:-2] in self.divided:
             return False
         if kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None:
             return None  # of constants, or of a parameter of the root

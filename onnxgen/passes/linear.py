@@ -17,10 +17,12 @@ from onnxgen.passes.rewrite import own, replace
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import Views
 
+COMPUTED = ("FakeQuantize", "WeightNorm", "SpectralNorm")  # a weight that is computed of a stored tensor
+
 
 def linear(model: ir.Model, options: Options) -> None:
-    """Rewrite every MatMul whose right operand is a stored matrix, or a view or fake quantisation of one."""
-    views = Views(model, options, through=[(DOMAIN, "FakeQuantize")])
+    """Rewrite every MatMul whose right operand is a stored matrix, a view of one, or computed of one (`COMPUTED`)."""
+    views = Views(model, options, through=[(DOMAIN, op) for op in COMPUTED])
     for node in standard_nodes(model, "MatMul"):
         x, weight = node.inputs
         facts = info(weight)

@@ -117,7 +117,7 @@ def reduction(value: ir.Value | None, op_type: str) -> Reduction | None:
         return Reduction(x, tuple(range(2, rank)), 1.0)
     axes = ints(node, "axes", 1)
     if axes is None:
-        if input_at(node, 1) is not None or "noop_with_empty_axes" in node.attributes:
+        if input_at(node, 1) is not None or node.attributes.get_int("noop_with_empty_axes", 0) != 0:
             return None
         axes = list(range(rank))
     return Reduction(x, tuple(sorted({a % rank for a in axes})), float(node.attributes.get_int("keepdims", 1)))

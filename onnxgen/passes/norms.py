@@ -24,6 +24,7 @@ from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.match import trimmed
 from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.passes.reparametrised import IDIOMS
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.steps import filled, flattened, insert, transposed
 from onnxgen.scopes.origin import param_path
@@ -165,10 +166,11 @@ TABLE = Table(
             (Pattern("Cast(y / (ReduceMean(y ** 2, axes) + eps) ** 0.5) * w", {"y": "Cast(x)"}),),
             _rms_of_half,
         ),
+        *IDIOMS,
     ]
 )
 
 
 def norms(model: ir.Model, options: Options) -> None:
-    """Rewrite every spelled-out normalisation, with its scale and bias where it has them."""
+    """Rewrite every spelled-out normalisation, with its scale and bias where it has them, and normalised weights."""
     TABLE.rewrite(model, users_first=True)

@@ -25,6 +25,7 @@ import onnx_ir as ir
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.algebra import as_clamp, as_product, as_sum
 from onnxgen.passes.match import is_close, reduction, scalar
+from onnxgen.weights.stored import stored
 
 Bound = dict[str, "ir.Value | float | tuple[int, ...]"]
 OWN = f"{DOMAIN}_"
@@ -126,7 +127,7 @@ class Pattern:
         while stack:
             for value in stack.pop().inputs:
                 producer = None if value is None or value in ends or scalar(value) is not None else value.producer()
-                if producer is not None and producer not in found:
+                if producer is not None and producer not in found and stored(value) is None:  # axes may be shared
                     found.add(producer)
                     stack.append(producer)
         for node in found - {root}:

@@ -2,7 +2,8 @@
 
 A tensor is trained if an output depends on it differentiably, whether it is an initializer or a Constant. Exceptions
 are the Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
-parameter's name; masks, and vectors of evenly or geometrically spaced numbers; and the mean and deviation of the input.
+parameter's name; masks, and vectors of evenly or geometrically spaced numbers; the mean and deviation of the input; and
+what the network measures, by its name.
 The options `trainable` and `frozen` overrule all of this. The graph is not changed.
 """
 
@@ -187,9 +188,8 @@ def _decide(
     role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
-    if re.search(r"(^|\.)running_(mean|var)$", name):
-        if not any(known(node).matrix == i for node, i in _slots(value)):
-            return False, "a running statistic, by its name"
+    if statistic := _statistic(value, tensor, graph):
+        return False, f"{statistic}, by its name"
     if kind == "BUFFER":
         return False, "the exporter recorded it as a buffer"
     if any(_is_bias(use.node, use.idx, tensor) for use in value.uses()):
@@ -197,6 +197,15 @@ def _decide(
     if kind is None and RECORDED.get(graph) and is_made_of_constants(value):
         return False, "the exporter computed it, and not from a parameter"
     return _by_elements(value, tensor, inputs, graph)
+
+
+def _statistic(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> str:
+    """Return what the name of a tensor says that the network itself measures; "" if it says no such thing."""
+    name = value.name or ""
+    if re.search(r"(^|\.)running_(mean|var)$", name):
+        return "" if any(known(node).matrix == i for node, i in _slots(value)) else "a running statistic"
+    is_beside = re.search(r"\w_[uv]$", name) is not None and f"{name[:-2]}_orig" in graph.initializers
+    return "a vector that spectral norm improves" if is_beside and len(tensor.shape) == 1 else ""
 
 
 def _by_elements(

@@ -7,6 +7,8 @@ would flow out of it and back in. After this pass every node has a `SCOPE`.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 
 import onnx_ir as ir
@@ -32,8 +34,9 @@ def infer_missing_scopes(model: ir.Model, options: Options) -> None:
     if all(SCOPE.has(node) for node in nodes):
         return
     inferred = _Inferred(nodes)
+    inferred.scope.update(_next_layers(nodes, inferred))
     for node in nodes:
-        if not SCOPE.has(node):
+        if node not in inferred.scope:
             inferred.scope[node] = inferred.of(node)
     for node in nodes:
         SCOPE.set(node, inferred.scope[node])
@@ -120,6 +123,25 @@ class _Inferred:
         while scope in self.lists and scope:
             scope = scope[:-1]
         return scope
+
+
+def _next_layers(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
+    """Return the scopes of layers whose names were lost, when a norm was folded into them, by the layers before them.
+
+    If modules are known by their first layer only, `conv1` or `0`, and a layer of the same operator without a name is
+    all that follows it, that is the second one, `conv2`. At least two modules must be so.
+    """
+    inside = Counter(scope[:-1] for scope in inferred.layers if scope)
+    found: dict[ir.Node, ModulePath] = {}
+    for node in nodes:
+        before = next(iter(_producers(node)), None) if node not in inferred.scope and _takes_weights(node, 2) else None
+        scope = () if before is None else inferred.scope.get(before, ())
+        first = re.fullmatch(r"(\D*)([01])", scope[-1]) if len(scope) > 1 else None
+        if before is None or first is None or before.op_type != node.op_type or inside[scope[:-1]] != 1:
+            continue
+        if scope in inferred.layers and [use.node for use in before.outputs[0].uses()] == [node]:
+            found[node] = (*scope[:-1], f"{first[1]}{int(first[2]) + 1}")
+    return found if len(found) > 1 else {}
 
 
 def _takes_weights(node: ir.Node, rank: int) -> bool:

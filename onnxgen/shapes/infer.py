@@ -27,7 +27,7 @@ OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators of other domains
     "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
     DOMAIN: {  # operators that passes create before the last propagation
         "SummedPool": infer_conv.RULES["AveragePool"],
-        **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic"), lambda n: [n.input(0)]),
+        **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic", "WeightNorm", "SpectralNorm"), lambda n: [n.input(0)]),
     },
 }
 

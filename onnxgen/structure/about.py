@@ -14,7 +14,14 @@ from itertools import groupby
 
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import walk
-from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, RECURRENT, TRANSPOSED, function_of
+from onnxgen.code.torch_api import (
+    ACTIVATIONS,
+    CONVOLUTIONS,
+    PARAMETRISATIONS,
+    RECURRENT,
+    TRANSPOSED,
+    function_of,
+)
 
 LINEAR = "linear layer"
 LAYERS = {
@@ -111,6 +118,8 @@ class _Steps:
             name = function_of(tree)
             if name in CONTAINERS:
                 yield from self._layers(ast.List(tree.args))
+            elif name in PARAMETRISATIONS:
+                yield from self._layers(tree.args[0])
             elif word := self.nouns.get(name) or _word(name, tree):
                 yield Step(word)
         elif isinstance(tree, (ast.List, ast.Tuple)):
@@ -150,6 +159,9 @@ class _Steps:
             elif word := _word(function_of(tree), tree):
                 yield Step(word)
             yield from self._of_call(tree.func)
+        elif isinstance(tree, ast.Subscript) and _own(tree.value) and isinstance(tree.slice, ast.Constant):
+            if tree.slice.value == 0:  # a list whose items are called one by one is named at its first
+                yield from self._of_call(tree.value)
         elif name := _own(tree):
             yield from self.made.get(name, ())
         else:

@@ -5,7 +5,7 @@ exporter recorded, or else the attribute (`attention` is an `Attention`, `layers
 nothing (`block`, `layer1.0`, `features.4`), a known sequence of layers gives the name (`BasicBlock`, `Bottleneck`).
 The attribute of a wrapper (`fn`), or an item of a list in a list, is named by what it computes (`Attention`, `PreNorm`;
 of several such, `PreNormAttention`). Different classes of one name are told apart by the module around them
-(`EncoderLayer`, `DecoderLayer`) or else by numbers.
+(`EncoderLayer`, `DecoderLayer`) or else by numbers. No class but the network's own is called after the file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from onnxgen.code.module_def import Member, ModuleDef
-from onnxgen.code.quote import Ref, walk
+from onnxgen.code.quote import MemberRef, Ref, walk
 from onnxgen.code.torch_api import CONVOLUTIONS, RECURRENT, TRANSPOSED, function_of
 from onnxgen.common.names import RESERVED, ModulePath, Namer, class_name, singular
 from onnxgen.structure.literals import is_number
@@ -43,6 +43,7 @@ WORDS = {
     "ffn": "feed_forward",
     "se": "squeeze_excitation",
 }
+PROCESSED = frozenset(("text", "vision", "encoder", "decoder"))  # lists of layers (see `scopes.scopes`)
 FAMILY = {"DepthwiseSeparable": "InvertedResidual"}  # variants of one class, if their bodies unite
 # known sequences of layers: the kinds of convolutions, and whether their result is added to their input
 KNOWN_SEQUENCES = {
@@ -95,7 +96,7 @@ class ClassNames:
         found = {self.known.get(id(scope), "") for scope in scopes} - {""}
         known = next((name for name in sorted(found) if FAMILY.get(name) not in found), "")
         if recorded or known:
-            return self._free(class_name(recorded) if recorded else known)
+            return self._free(class_name(recorded) if recorded else known, scopes)
         does = self._does(scopes)
         if does:
             return self._free(class_name(does))
@@ -129,12 +130,15 @@ class ClassNames:
         words = [re.findall("[A-Z][a-z0-9]*", short) for short in shorts]
         last = {w[-1] for w in words if w}
         if len(shorts) == 1 or len(last) != 1:
-            return shorts[0] if len(shorts) == 1 or not _is_projection(scopes[0]) else "Projection"
+            return shorts[0] if len(shorts) == 1 or not _has_only_parameters(scopes[0]) else _of_parameters(scopes[0])
         name = last.pop()
         return f"{name}Block" if name in RESERVED else name
 
-    def _free(self, name: str) -> str:
-        """Return the name, with a number if it is taken."""
+    def _free(self, name: str, scopes: Sequence[Scope] = ()) -> str:
+        """Return the name; if it is taken, with what the layers around it process (`VisionAttention`), or a number."""
+        found = {scope.path[0].removesuffix("_layers") for scope in scopes}
+        if name in self.namer and len(found) == 1 and found <= PROCESSED:
+            name = class_name(f"{found.pop()}_{name}")
         free, n = name, 2
         while free in self.namer:
             free, n = f"{name}{n}", n + 1
@@ -152,7 +156,7 @@ def _word(path: ModulePath) -> str:
     words = [part for part in path if not part.isdigit()]
     if path[-1].isdigit() and path[-2:-1] and path[-2].isdigit():
         return "block"
-    word = words[-1].rstrip("0123456789").rstrip("_") or words[-1] if words else "block"
+    word = re.sub(r"[_\d]+$", "", words[-1]) or words[-1] if words else "block"
     return singular(word) if path[-1].isdigit() else word
 
 
@@ -170,11 +174,12 @@ def _is_numbered(path: ModulePath) -> bool:
 
 def _short(module: ModuleDef, scope: Scope) -> str:
     word = _word(scope.path)
-    if word in WHOLE and scope.path[-1].isdigit():
+    if word in WHOLE and scope.path[-1][-1].isdigit():
         return "Block"
     if word in WHOLE:
         nested = sum(part in WHOLE for part in scope.path) > 1  # `model.model`
-        return "Backbone" if nested or module.name.endswith("Model") else class_name(f"{module.name}_model")
+        recorded = module.classes.get((), "")  # without one, the network is called after its file
+        return "Backbone" if nested or not recorded or recorded.endswith("Model") else class_name(f"{recorded}_model")
     name = class_name("block" if _is_numbered(scope.path) and word == "layer" else WORDS.get(word, word))
     around = [part for part in scope.path[:-1] if not part.isdigit()]
     if name == f"{word.capitalize()}Model" and around:  # `Self` is a name of Python's: BERT's `attention.self`
@@ -199,9 +204,16 @@ def _layers(scope: Scope) -> list[Member]:
     return [layer for m, row in zip(scope.members, inner) for layer in ([m] if row is None else row.members)]
 
 
-def _is_projection(scope: Scope) -> bool:
-    """True for a class that only multiplies with a matrix of its own."""
+def _has_only_parameters(scope: Scope) -> bool:
+    """True for a class that has no layers, but a parameter or two, such as a matrix and a bias."""
     return all(member.kind == "parameter" for member in scope.members) and len(scope.members) in (1, 2)
+
+
+def _of_parameters(scope: Scope) -> str:
+    """Return the name of such a class: it looks up rows of its own table, or multiplies with it."""
+    nodes = [node for tree in scope.expressions() for node in walk(tree)]
+    looks_up = any(isinstance(n, ast.Subscript) and isinstance(n.value, MemberRef) for n in nodes)
+    return "EmbeddingTable" if looks_up else "Projection"
 
 
 def _is_sum(tree: ast.AST) -> bool:

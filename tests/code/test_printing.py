@@ -136,11 +136,19 @@ def test_a_plugin_writes_what_it_likes(text: str) -> None:
     [
         "__import__('os')", "open('x')", "x.__class__", "torch.load('x')", "unknown", "unknown(x)", "(lambda: exec)()",
         "(await_ := x)", "getattr(x, 'eval')", "torch.hub", "os.system('x')", "[y for y in __builtins__]",
+        "torch.nn.utils.x(y)", "nn.utils.parametrizations.weight_norm.__globals__", "nn.utils.weight_norm(x)",
     ],
 )  # fmt: skip
 def test_no_such_expression(text: str) -> None:
     with pytest.raises(Refused):
-        check(expression(text), BUILTINS | {"x", "torch", "y"}, BUILTINS)
+        check(expression(text), BUILTINS | {"x", "torch", "y", "nn"}, BUILTINS)
+
+
+def test_a_layer_whose_weight_is_made_is_allowed() -> None:
+    text = "nn.utils.parametrizations.weight_norm(nn.Linear(1, 2), dim=None)"
+    check(expression(text), {"nn"}, BUILTINS)
+    with pytest.raises(Refused, match="with axis="):
+        check(expression(text.replace("dim", "axis")), {"nn"}, BUILTINS)
 
 
 @pytest.mark.parametrize("text", ["yield x", "await x", "import os", "global x", "try:\n pass\nfinally:\n pass"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from operator import attrgetter
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ PLAIN = ("nn.LogSigmoid", "nn.Sigmoid", "nn.Softsign", "nn.Tanh", "nn.Parameter"
 
 @pytest.mark.parametrize("name", sorted(set(SIGNATURES) - {*RECURRENT, *PLAIN, *BUILTIN}))
 def test_the_table_is_pytorchs(name: str) -> None:
-    module, _, last = name.partition(".")
-    function = getattr(nn, last).__init__ if module == "nn" else getattr(F, last)
+    made = attrgetter(name.partition(".")[2])(nn if name.startswith("nn.") else F)
+    function = made.__init__ if isinstance(made, type) else made
     found = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
     assert tuple(found[: len(SIGNATURES[name])]) == SIGNATURES[name]
 

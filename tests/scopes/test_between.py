@@ -105,3 +105,35 @@ def test_files_without_node_names_have_the_classes_of_those_with(name: str, clas
     assert set(made.model.state_dict()) == set(original.state_dict())
     found = {type(m).__name__ for m in made.model.modules() if not type(m).__module__.startswith("torch")}
     assert len(found) <= classes, found
+
+
+def lost(source: str, result: str) -> onnx.NodeProto:
+    """A layer whose weight has no name."""
+    return node("MatMul", [source, f"w{result}"], [result], name=result)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_layer_that_lost_its_name_is_the_second_one(write: Write, count: int) -> None:
+    nodes = []
+    for i in range(count):
+        nodes += [layer(f"unit{i}.fc1", f"x{i}" if i else "x", f"a{i}"), lost(f"a{i}", f"b{i}")]
+        nodes.append(node("Relu", [f"b{i}"], [f"x{i + 1}"], name=f"relu{i}"))
+    nodes.append(layer("head", f"x{count}", "y"))
+    found = placed(write, nodes, [name for n in nodes if n.op_type == "MatMul" for name in n.input[1:]])
+    assert found["b0"] == ("unit0.fc2" if count > 1 else "")
+
+
+@pytest.mark.parametrize("what", ["a third", "used twice", "no first one"])
+def test_other_layers_without_names_are_outside(write: Write, what: str) -> None:
+    first = "fc3" if what == "no first one" else "fc1"
+    nodes = [
+        *(layer(f"unit0.{first}", "x", "a0"), lost("a0", "b0"), layer(f"unit1.{first}", "b0", "a1"), lost("a1", "b1")),
+        layer("head", "b1", "y0"),
+    ]
+    if what == "a third":
+        nodes += [layer(f"unit{i}.fc7", f"b{i}", f"c{i}") for i in (0, 1)]
+    if what == "used twice":
+        nodes += [node("Neg", [f"a{i}"], [f"c{i}"], name=f"neg{i}") for i in (0, 1)]
+    nodes.append(node("Neg", ["y0"], ["y"], name="end"))
+    found = placed(write, nodes, [name for n in nodes if n.op_type == "MatMul" for name in n.input[1:]])
+    assert found["b0"] != "unit0.fc2" and found["b1"] != "unit1.fc2"

@@ -249,7 +249,7 @@ class Whole(nn.Module):
 
 def test_classes_are_named_by_what_they_are_part_of(tmp_path: Path) -> None:
     found = classes(made(Whole, tmp_path, rows))
-    assert {"EncoderLayer", "DecoderLayer", "NetModel", "Net"} <= set(found)
+    assert {"EncoderLayer", "DecoderLayer", "Backbone", "Net"} <= set(found)
 
 
 class Apart(nn.Module):

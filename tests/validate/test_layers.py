@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from operator import attrgetter
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ PLACES = {"nn": nn, "F": F, "torch": torch}
 def signature(name: str) -> dict[str, object] | None:
     """The defaults of a layer or function by its arguments in order; None where that is not written in Python."""
     place, _, own = name.partition(".")
-    found = getattr(PLACES[place], own)
+    found = attrgetter(own)(PLACES[place])
     found = found.__init__ if inspect.isclass(found) else getattr(found, "__wrapped__", found)
     try:
         given = inspect.signature(found).parameters
