@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
-from onnxgen.code.quote import MemberRef, call, quote, walk
+from onnxgen.code.quote import OMIT, MemberRef, call, quote, walk
 from onnxgen.common.names import ModulePath, identifier, module_part
 from onnxgen.graph.annotations import KEPT, is_trained
 from onnxgen.lowering.member_paths import settle
@@ -314,8 +314,11 @@ def _is_shared(one: Member, other: Member, key: str) -> bool:
 
 
 def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:
-    """Return an expression that makes a constant, and check it. None if the constant is large and has no form."""
-    made = tensor_literal(array, dtype, CPU, is_loaded)
+    """Return an expression that makes a constant, and check it. None if the constant is large and has no form.
+
+    A constant that no file has (not `is_loaded`) is made on the CPU also where parameters are made on the meta device.
+    """
+    made = tensor_literal(array, dtype, OMIT if is_loaded else CPU, is_loaded)
     return None if made is None else checked(made, array, dtype, is_loaded)
 
 
