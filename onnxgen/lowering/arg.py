@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.code.formula import computed
 from onnxgen.code.quote import literal, quote, shortest
 from onnxgen.errors import INFER
 from onnxgen.graph.annotations import is_trained
@@ -113,7 +114,8 @@ class Arg:
         """`number` as it stands beside a tensor of this type, which decides the result's: `x * 8`, not `x * 8.0`."""
         scalar = self.scalar
         if not isinstance(scalar, float) or not scalar.is_integer() or abs(scalar) > MAX_WHOLE:
-            return self.number
+            is_computed = isinstance(scalar, float) and self.dtype == ir.DataType.FLOAT
+            return literal(computed(scalar)) if is_computed else self.number
         return self.number if math.copysign(1, scalar) < 0 and not scalar else literal(int(scalar))
 
     @property
