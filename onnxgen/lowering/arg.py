@@ -111,12 +111,16 @@ class Arg:
 
     @property
     def beside(self) -> ast.expr | None:
-        """`number` as it stands beside a tensor of this type, which decides the result's: `x * 8`, not `x * 8.0`."""
+        """`number` as it stands beside a tensor of this type, which decides the result's: `x * 8`, not `x * 8.0`.
+
+        A number that was computed is what its formula gives (`code.formula`).
+        """
         scalar = self.scalar
-        if not isinstance(scalar, float) or not scalar.is_integer() or abs(scalar) > MAX_WHOLE:
-            is_computed = isinstance(scalar, float) and self.dtype == ir.DataType.FLOAT
-            return literal(computed(scalar)) if is_computed else self.number
-        return self.number if math.copysign(1, scalar) < 0 and not scalar else literal(int(scalar))
+        if not isinstance(scalar, float):
+            return self.number
+        if scalar.is_integer() and abs(scalar) <= MAX_WHOLE:
+            return self.number if math.copysign(1, scalar) < 0 and not scalar else literal(int(scalar))
+        return literal(computed(scalar)) if self.dtype == ir.DataType.FLOAT else self.number
 
     @property
     def uniform(self) -> float | None:

@@ -8,6 +8,7 @@ import re
 import onnx_ir as ir
 
 from onnxgen.code.quote import call, quote
+from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.operators import find
 from onnxgen.lowering.parameter_paths import NOISE
@@ -77,3 +78,10 @@ def _place(node: ir.Node, value: ir.Value) -> str:
     at = node.inputs.index(value)
     names = list(operator.parameters)
     return "scale" if at < len(names) and names[at].lower() == "scale" else "bias" if at >= 2 else ""
+
+
+def is_table(path: ModulePath, source: Source, node: ir.Node) -> bool:
+    """Return True for a table that is added as a whole: the exporter folded the lookup of all positions."""
+    is_float = source.is_identity and source.dtype == ir.DataType.FLOAT
+    is_matrix = len(source.shape) == 2 and min(source.shape) > 1
+    return is_float and is_matrix and len(path) > 1 and path[-1] == "weight" and node.op_type == "Add"

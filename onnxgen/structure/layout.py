@@ -19,7 +19,8 @@ from onnxgen.code.quote import call, literal, quote, tensor_of
 from onnxgen.structure.tree import Entry
 
 SELF = ast.Name("self", ast.Load())
-LONG = len(" for _ in range(2)")  # shorter items are shorter twice
+SHORT = len(" for _ in range(2)")  # shorter items are shorter twice
+ONE_LINE = 48  # characters of an item that fits one line with its loop
 ITEMS = "layers"  # the local variable that collects the items of a list, if some are optional
 
 
@@ -139,11 +140,13 @@ def _value(made: Layout, entry: Entry) -> ast.expr:
 
 
 def _repeated(made: Layout, values: list[ast.expr]) -> list[ast.expr]:
-    """Write equal items in a row as one, `*[Block(8, 8) for _ in range(4)]`: three, or two that are all and long."""
+    """Write equal items in a row as one, `*[Block(8, 8) for _ in range(4)]`, where that is shorter."""
     found: list[ast.expr] = []
     for text, group in groupby(values, made.text):
         items = list(group)
-        enough = 2 if len(items) == len(values) and len(text) > LONG else 3
+        enough = 3 if len(text) <= ONE_LINE else 5
+        if len(items) == len(values):
+            enough = 3 if len(text) < SHORT else 2
         found += [_times(items[0], len(items))] if len(items) >= enough else items
     return found
 

@@ -222,7 +222,7 @@ class ClassWriter:
         if isinstance(node, MemberRef):
             return self.member(node.member, self.reach)
         if isinstance(node, ClassRef):
-            return self.built[id(node.scope)]
+            return rewrite(self.built[id(node.scope)], formula)
         return formula(node)
 
     def member(self, member: Member, reach: dict[int, ast.expr]) -> ast.expr:

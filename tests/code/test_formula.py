@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from onnxgen.code.formula import computed, formula
 from onnxgen.validate import Difference, specify, validate
 from tests.ops.harness import run_node
+from tests.structure.test_structure import made
 from tests.validate.flat import flat
+from tests.zoo.export import Case
 
 F = np.float32
 
@@ -76,6 +80,35 @@ def test_bits(op: str, number: float) -> None:
     function = {"Max": torch.maximum, "Greater": torch.gt}.get(op) or getattr(torch, op.lower())
     expected = function(torch.from_numpy(x), torch.tensor(number, dtype=torch.float32))
     assert torch.equal(torch.as_tensor(ran.outputs[0]), expected)
+
+
+class Block(nn.Module):
+    def __init__(self, root: int) -> None:
+        super().__init__()
+        self.fc, self.root = nn.Linear(6, 6), root
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.fc(x)) * self.root**-0.5
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.last = Block(5), Block(5), Block(5), Block(7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.third(x) - self.second(self.first(x)))
+
+
+def vectors(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 6, generator=torch.Generator().manual_seed(1)),)
+
+
+@pytest.mark.parametrize("case", [Case("legacy", 17, False), Case("dynamo", 18, False)], ids=str)
+def test_arguments_and_defaults_of_a_class(case: Case, tmp_path: Path) -> None:
+    source = made(Net, tmp_path, vectors, case)
+    assert "1 / math.sqrt(5)" in source and "1 / math.sqrt(7)" in source
+    assert source.count("nn.Linear(") == 1 and "0.4" not in source and "0.3" not in source
 
 
 @pytest.mark.parametrize(
