@@ -222,7 +222,8 @@ class ClassWriter:
         if isinstance(node, MemberRef):
             return self.member(node.member, self.reach)
         if isinstance(node, ClassRef):
-            return rewrite(self.built[id(node.scope)], formula)
+            made: ast.expr = rewrite(self.built[id(node.scope)], formula)
+            return made
         return formula(node)
 
     def member(self, member: Member, reach: dict[int, ast.expr]) -> ast.expr:
