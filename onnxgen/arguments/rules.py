@@ -82,6 +82,8 @@ class Rules(Shapes):
             return self.of_value(tree.value)
         if isinstance(tree, MemberRef):
             return self.of_tensor(tree.member)
+        if isinstance(tree, ast.Attribute) and isinstance(tree.value, MemberRef):
+            return self.weight(tree.value.member, tree.attr)
         if isinstance(tree, ast.Constant) or function_of(getattr(tree, "value", tree)) == "torch.finfo":
             return ()
         if isinstance(tree, ast.UnaryOp):

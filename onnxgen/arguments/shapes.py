@@ -54,7 +54,7 @@ class Shapes:
         return tuple(slot(member, *at, i) for i in range(len(build.args)))
 
     def weight(self, member: Member, key: str) -> Sizes:
-        """Return the shape of a weight that two members share."""
+        """Return the shape of a layer's weight that is used outside of the layer."""
         order = {"nn.Embedding": (0, 1), "nn.Linear": (1, 0)}.get(member.layer, ())
         if key != "weight" or not order:
             raise Unknown

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.code.formula import computed
 from onnxgen.code.quote import literal, quote, shortest
 from onnxgen.errors import INFER
 from onnxgen.graph.annotations import is_trained
@@ -110,11 +111,16 @@ class Arg:
 
     @property
     def beside(self) -> ast.expr | None:
-        """`number` as it stands beside a tensor of this type, which decides the result's: `x * 8`, not `x * 8.0`."""
+        """`number` as it stands beside a tensor of this type, which decides the result's: `x * 8`, not `x * 8.0`.
+
+        A number that was computed is what its formula gives (`code.formula`).
+        """
         scalar = self.scalar
-        if not isinstance(scalar, float) or not scalar.is_integer() or abs(scalar) > MAX_WHOLE:
+        if not isinstance(scalar, float):
             return self.number
-        return self.number if math.copysign(1, scalar) < 0 and not scalar else literal(int(scalar))
+        if scalar.is_integer() and abs(scalar) <= MAX_WHOLE:
+            return self.number if math.copysign(1, scalar) < 0 and not scalar else literal(int(scalar))
+        return literal(computed(scalar)) if self.dtype == ir.DataType.FLOAT else self.number
 
     @property
     def uniform(self) -> float | None:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
-from onnxgen.code.quote import MemberRef, call, quote, walk
+from onnxgen.code.quote import OMIT, MemberRef, call, quote, walk
 from onnxgen.common.names import ModulePath, identifier, module_part
-from onnxgen.graph.annotations import KEPT, is_trained
+from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
 from onnxgen.lowering.member_paths import settle
-from onnxgen.lowering.parameter import initial, role, vector
+from onnxgen.lowering.parameter import initial, is_table, role, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
 from onnxgen.lowering.tied import TiedTensors
 from onnxgen.options import Options
@@ -63,7 +63,7 @@ class Members:
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by the `id` of their member
         self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which are JSON in the sidecar
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not is_trained(v)}
-        self._paths = ParameterPaths(model.graph)
+        self._paths, self._classes = ParameterPaths(model.graph), CLASSES.get(model)
 
     # modules
 
@@ -168,11 +168,19 @@ class Members:
             source = replace(Source.of(tensor, name), label=label)
             source = source.transpose() if transposed else source
             source = source.reshape(shape) if shape is not None else source
+            if named and self._is_no_class(path[:-1]) and is_table(path, source, b.node):
+                build = quote("nn.Embedding(n, d)", n=source.shape[0], d=source.shape[1])
+                table = self._register(Member(path[:-1], build, "module", {path[-1]: source}, set(), True))
+                return ast.Attribute(_used(table, {path[-1]: _user(arg)}), path[-1], ast.Load())
             build = initial(source, b.node, value)
             known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
             made.append((b.scope, known))
         found = _used(known, {"": _user(arg)})
         return found if axes is None else call(quote("p.view", p=found), *(d if d == 1 else -1 for d in dims))
+
+    def _is_no_class(self, path: ModulePath) -> bool:
+        """Return True if the exporter recorded classes but none here, so that nothing was computed in this module."""
+        return bool(self._classes) and path not in self._classes and self._paths.is_alone(path)
 
     def _parameter_path(
         self, scope: ModulePath, name: str, label: str, part: str, is_merged: bool
@@ -316,8 +324,11 @@ def _is_shared(one: Member, other: Member, key: str) -> bool:
 
 
 def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:
-    """Return an expression that makes a constant, and check it. None if the constant is large and has no form."""
-    made = tensor_literal(array, dtype, CPU, is_loaded)
+    """Return an expression that makes a constant, and check it. None if the constant is large and has no form.
+
+    A constant that no file has (not `is_loaded`) is made on the CPU also where parameters are made on the meta device.
+    """
+    made = tensor_literal(array, dtype, OMIT if is_loaded else CPU, is_loaded)
     return None if made is None else checked(made, array, dtype, is_loaded)
 
 

@@ -8,6 +8,7 @@ import re
 import onnx_ir as ir
 
 from onnxgen.code.quote import call, quote
+from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.operators import Operator, find
@@ -105,3 +106,10 @@ def _input_name(node: ir.Node, value: ir.Value) -> str:
 
 def _operator(node: ir.Node) -> Operator | None:
     return find(node.domain, node.op_type, NEWEST_OPSET)
+
+
+def is_table(path: ModulePath, source: Source, node: ir.Node) -> bool:
+    """Return True for a table that is added as a whole: the exporter folded the lookup of all positions."""
+    is_float = source.is_identity and source.dtype == ir.DataType.FLOAT
+    is_matrix = len(source.shape) == 2 and min(source.shape) > 1
+    return is_float and is_matrix and len(path) > 1 and path[-1] == "weight" and node.op_type == "Add"

@@ -36,6 +36,7 @@ _TYPES = ("Cast", "QuantizeLinear", "DequantizeLinear")
 MERGED = re.compile(r"_merged_\d+$")  # what optimum adds to the name of a tensor that two merged graphs share
 _PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # Paddle's names of tensors: `conv2d_1.w_0`
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
+_CONTAINERS = "torch.nn.modules.container."  # their names say nothing about what is in them
 
 
 def param_path(name: str) -> tuple[str, ...] | None:
@@ -227,7 +228,8 @@ def _metadata_scope(node: ir.Node, classes: dict[ModulePath, str]) -> ModulePath
     kinds = _strings(node.metadata_props.get(_CLASSES))
     if len(kinds) == len(paths):
         for scope, kind in zip(scopes, kinds, strict=False):
-            classes.setdefault(scope, kind.rpartition(".")[2])
+            if not kind.startswith(_CONTAINERS):
+                classes.setdefault(scope, kind.rpartition(".")[2])
     return scopes[-1] if scopes else ()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from onnxgen.code.module_def import is_statistic
@@ -18,6 +19,8 @@ from onnxgen.code.quote import call, literal, quote, tensor_of
 from onnxgen.structure.tree import Entry
 
 SELF = ast.Name("self", ast.Load())
+SHORT = len(" for _ in range(2)")  # shorter items are shorter twice
+ONE_LINE = 48  # characters of an item that fits one line with its loop
 ITEMS = "layers"  # the local variable that collects the items of a list, if some are optional
 
 
@@ -59,7 +62,7 @@ def layout(root: Entry, text: Callable[[ast.expr], str]) -> Layout:
         for name, entry in root.below.items():
             _assign(made, SELF, name, entry)
         return made
-    made.layers = [_value(made, entry) for entry in root.below.values()]
+    made.layers = _repeated(made, [_value(made, entry) for entry in root.below.values()])
     _reach(made, SELF, root)
     if root.container is not None and root.container.layer == "nn.Sequential":
         made.reach[id(root.container)] = quote("super().forward")
@@ -130,10 +133,26 @@ def _value(made: Layout, entry: Entry) -> ast.expr:
     values = [_value(made, below) for below in entry.below.values()]
     if not entry.is_gapless:
         return quote("nn.ModuleDict(entries)", entries=ast.Dict([literal(name) for name in entry.below], values))
-    if entry.count is not None or (len(values) > 2 and len({made.text(value) for value in values}) == 1):
-        repeated = f"{kind}(*[item for _ in range(n)])" if starred else f"{kind}([item for _ in range(n)])"
-        return quote(repeated, item=values[0], n=len(values) if entry.count is None else entry.count)
-    return call(kind, *values) if starred else call(kind, values)
+    items = _repeated(made, values) if entry.count is None else [_times(values[0], entry.count)]
+    if len(items) == 1 and isinstance(items[0], ast.Starred) and not starred:
+        return call(kind, items[0].value)
+    return call(kind, *items) if starred else call(kind, items)
+
+
+def _repeated(made: Layout, values: list[ast.expr]) -> list[ast.expr]:
+    """Write equal items in a row as one, `*[Block(8, 8) for _ in range(4)]`, where that is shorter."""
+    found: list[ast.expr] = []
+    for text, group in groupby(values, made.text):
+        items = list(group)
+        enough = 3 if len(text) <= ONE_LINE else 5
+        if len(items) == len(values):
+            enough = 3 if len(text) < SHORT else 2
+        found += [_times(items[0], len(items))] if len(items) >= enough else items
+    return found
+
+
+def _times(item: ast.expr, count: Any) -> ast.expr:
+    return ast.Starred(quote("[item for _ in range(n)]", item=item, n=count), ast.Load())
 
 
 def _collected(made: Layout, entry: Entry, kind: str) -> ast.expr:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from onnxgen.code import printer
+from onnxgen.code.formula import formula
+from onnxgen.code.quote import rewrite
 from onnxgen.common.names import Namer, identifier
 from onnxgen.structure.forms import Differ
 from onnxgen.structure.layout import ITEMS
@@ -47,7 +49,7 @@ class Parameter:
 
     @property
     def default_tree(self) -> ast.expr | None:
-        return None if self.default is None else parsed(self.default)
+        return None if self.default is None else rewrite(parsed(self.default), formula)
 
     def __str__(self) -> str:
         return printer.argument(self.tree, self.default_tree)

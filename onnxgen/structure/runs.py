@@ -28,6 +28,7 @@ from onnxgen.structure.tree import fillable
 from onnxgen.structure.turns import Items, find_turns
 
 Chain = list[tuple[int, Member, Assign]]  # the items of an `nn.Sequential`: number, module, statement
+Loose = tuple[int | None, Member, Assign]  # the same of a function; None if its scope has no number for it
 RUNTIME = (Ref, SizeOf, MemberRef, DeviceOf)  # what `__init__` does not have, only `forward`
 
 
@@ -215,7 +216,7 @@ class _Sequence:
         first = waiting.pop(0)
         found = [(first, self.items[first], calls[id(self.items[first])][call])]
         self._prepend(found)
-        loose: list[tuple[int | None, Member, Assign]] = []  # functions since the last item
+        loose: list[Loose] = []  # functions since the last item
         statement = found[-1][2]
         while True:
             after = self._after(statement)
@@ -236,7 +237,8 @@ class _Sequence:
         if waiting:
             return None
         own = [entry for entry in loose if entry[0] is not None or entry[2].scope[: len(self.path)] == self.path]
-        self._append(found, own if own == loose[: len(own)] else [], None)
+        if own == loose[: len(own)]:
+            self._append(found, _close(own) if _is_gapless(found) else own, None)
         return found
 
     def _prepend(self, found: Chain) -> None:
@@ -274,7 +276,7 @@ class _Sequence:
     def _append(
         self,
         found: Chain,
-        loose: list[tuple[int | None, Member, Assign]],
+        loose: list[Loose],
         end: int | None,
     ) -> bool:
         """Add functions, with their numbers or the next free ones; False if there is no free number before `end`."""
@@ -304,6 +306,15 @@ def _sequence(flow: _Flow, path: ModulePath, items: dict[int, Member]) -> Member
         whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
         flow.replace([statement for _, _, statement in found], whole)
     return container
+
+
+def _is_gapless(chain: Chain) -> bool:
+    return all(index == i for i, (index, _, _) in enumerate(chain))
+
+
+def _close(functions: list[Loose]) -> list[Loose]:
+    """Forget the numbers of functions behind the last submodule: no key depends on them, so they leave no gap."""
+    return [(None, member, statement) for _, member, statement in functions]
 
 
 def _called(statement: Assign) -> Member | None:

@@ -25,7 +25,8 @@ from onnxgen.structure.share import share
 
 MIN_USES = 3
 MAX_PARAMETERS = 6
-ONE_LINE = 48  # characters of layers that stay where they are: they fit one line
+ONE_LINE = 40  # characters of layers that stay where they are: they fit one line
+LONG = 48  # characters of layers that never fit one line
 FILLER = len("nn.Identity(), ")  # what stands for a layer that the file lacks
 FRAME = 3  # lines of a class beside those of its layers
 
@@ -78,9 +79,11 @@ def _row(scope: Scope, container: Member) -> Row | None:
 def _is_worth(rows: list[Row], maker: FormMaker) -> bool:
     """True if a class makes the file shorter."""
     texts = [ast.unparse(ast.List([m.build for m in row.own.members], ast.Load())) for row in rows]
-    last = rows[0].own.members[-1].path[-1]
-    is_long = min(map(len, texts)) + FILLER * (int(last) + 1 - len(rows[0].own.members)) > ONE_LINE
-    if len(rows) < MIN_USES or len(set(texts)) == 1 or not is_long or 2 * len(rows) < int(last) + 1 + FRAME:
+    last = int(rows[0].own.members[-1].path[-1])
+    fillers = FILLER * (last + 1 - len(rows[0].own.members))
+    lengths = [len(text) + fillers for text in texts]
+    saved = sum(2 if length > LONG else 1 for length in lengths)
+    if len(rows) < MIN_USES or len(set(texts)) == 1 or min(lengths) <= ONE_LINE or saved < last + 1 + FRAME:
         return False
     form, *others = (maker.make(row.own, i) for i, row in enumerate(rows))
     for other in others:

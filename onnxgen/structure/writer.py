@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from onnxgen.code import printer
 from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.formula import formula
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, With
 from onnxgen.code.quote import MemberRef, Ref, rewrite, tensor_of, walk
@@ -221,8 +222,9 @@ class ClassWriter:
         if isinstance(node, MemberRef):
             return self.member(node.member, self.reach)
         if isinstance(node, ClassRef):
-            return self.built[id(node.scope)]
-        return None
+            made: ast.expr = rewrite(self.built[id(node.scope)], formula)
+            return made
+        return formula(node)
 
     def member(self, member: Member, reach: dict[int, ast.expr]) -> ast.expr:
         """Return the expression that reaches a member, directly or through a submodule with a class of its own."""

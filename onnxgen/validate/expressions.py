@@ -15,7 +15,7 @@ from typing import Any
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf
 from onnxgen.shapes.dims import Sym, TooComplex, apply, floordiv, modulo
 from onnxgen.validate.layers import Layers, constant
-from onnxgen.validate.python import MAX_ITEMS, PYTHON, bounds, is_plain, is_small, power
+from onnxgen.validate.python import MAX_ITEMS, PYTHON, bounds, is_plain, is_small, of_math, power
 from onnxgen.validate.values import (
     CONCRETE,
     FileClass,
@@ -45,14 +45,10 @@ DIM_FUNCTIONS = ("min", "max", "int_div", "scale_size")
 # functions that draw random numbers: calls are numbered, so that each is distinct
 DRAWS = """torch.rand torch.randn torch.rand_like torch.randn_like torch.randint torch.bernoulli torch.multinomial
     torch.normal torch.poisson F.dropout F.alpha_dropout F.feature_alpha_dropout F.rrelu F.gumbel_softmax""".split()
-
-
 # inputs from outside of the program, which do not distinguish two programs
 NO_OPERATIONS = frozenset(
     "constant name attribute member input dim tuple list dict slice starred part choice carried end number turn".split()
 ) | {"last turn", "undefined", "then", "else", "with", "no loop", "loop", "while", "bound", "device"}
-
-
 NO_TENSORS = frozenset(("constant", "name", "dim", "tuple", "list", "dict", "slice", "lambda", "compare"))
 
 
@@ -193,8 +189,8 @@ class Expressions:
         if name == "device" and self.is_tensor(value):
             return self.device
         if isinstance(value, Node):
-            shape = self.graph.shapes.get(value) if name == "shape" else None
-            return self.make("attribute", value, name) if shape is None else shape
+            known = self.graph.shapes.get(value) if name == "shape" else of_math(value, name)
+            return self.make("attribute", value, name) if known is None else known
         return self.attribute(self.node(value), name)
 
     def is_tensor(self, value: Value) -> bool:
@@ -384,6 +380,8 @@ class Expressions:
         if isinstance(function, (FileClass, Holder, Leaf)):
             raise Unreadable("a call of a module")
         function = self.node(function)
+        if function.key[0] == "attribute" and not kwargs and (number := of_math(*function.key[1:], *args)) is not None:
+            return number
         args, kwargs = self.layers.named(function, args, kwargs)
         given = tuple((name, self.node(kwargs[name])) for name in sorted(kwargs))
         made = self.operation("call", function, tuple(map(self.node, args)), given)

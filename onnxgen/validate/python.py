@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
-from onnxgen.validate.values import CONCRETE, Value
+from onnxgen.validate.values import CONCRETE, Node, Value
 
 MAX_ITEMS = 100_000  # items of a `range` or a repeated list that are evaluated one by one
 MAX_INTEGER_BITS = 4096  # bits of a computed integer
@@ -32,6 +33,20 @@ PYTHON: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Not: operator.not_,
     ast.Invert: operator.invert,
 }
+
+
+def of_math(module: Node, name: str, *args: Value) -> float | None:
+    """Return `math.pi`, or a root or logarithm of a number; None for all else."""
+    try:
+        if module.key != ("name", "math"):
+            return None
+        if not args:
+            return math.pi if name == "pi" else None
+        function = {"sqrt": math.sqrt, "log": math.log}.get(name)
+        is_number = len(args) == 1 and type(args[0]) in (int, float)
+        return function(args[0]) if function is not None and is_number else None
+    except (ArithmeticError, ValueError):
+        return None
 
 
 def is_plain(value: Value) -> bool:

@@ -106,7 +106,7 @@ def test_attention_written_out(tmp_path: Path) -> None:
             q = self.query(x)
             k = self.key(memory).transpose(1, 2)  # [2, 8, 5]
             v = self.value(memory)
-            scores = q @ k / 2.828427  # [2, 3, 5]
+            scores = q @ k / math.sqrt(8)  # [2, 3, 5]
             mask = keep.unsqueeze(1) == 0  # [2, 1, 5]
             x = F.softmax(scores.masked_fill(mask, torch.finfo(torch.float32).min), dim=-1)
             return x @ v

@@ -44,6 +44,36 @@ def test_rows_share_a_class(case: Case, tmp_path: Path) -> None:
     assert source.count("nn.Conv2d(") == 1 and source.count("= ConvBlock(") + source.count(" ConvBlock(") >= 5
 
 
+@pytest.mark.parametrize("case", [Case("legacy", 17, False), Case("dynamo", 18, False)], ids=str)
+def test_what_no_key_depends_on_leaves_no_gap(case: Case, tmp_path: Path) -> None:
+    """The exporter folds the norm into the convolution. Behind it there is no key that its number would change."""
+    source = made(Tower, tmp_path, case=case)
+    assert "nn.Identity()" not in source and "nn.SiLU()" in source
+
+
+def vectors(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 4, generator=torch.Generator().manual_seed(1)),)
+
+
+class Tall(nn.Module):
+    """Equal layers behind and before others, and equal blocks that are all there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x) + 1)
+        return x
+
+
+def test_equal_items_in_a_row_are_written_once(tmp_path: Path) -> None:
+    source = made(Tall, tmp_path, vectors)
+    assert source.count("nn.Linear(") == 3 and "*[nn.Linear(" in source and "for _ in range(3)]" in source
+
+
 def test_drawn_rows_keep_keys_and_outputs(tmp_path: Path) -> None:
     """Rows of drawn layers and sizes, some of which occur once or never change."""
     for seed in range(4):
