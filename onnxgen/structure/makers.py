@@ -27,10 +27,12 @@ RESULTS = {
 # what functions do, for values without any other name
 PLAIN = {
     "sum": "total", "stack": "stacked", "cat": "joined", "einsum": "product", "amax": "highest", "amin": "lowest",
-    "grid_sample": "sampled", "new_zeros": "zeros", "scatter_add": "summed", "index_add": "summed",
-    "index_select": "picked", "gather": "picked", "take_along_dim": "picked",
+    "grid_sample": "sampled", "arange": "positions", "new_zeros": "zeros", "zeros": "zeros", "ones": "ones",
+    "scatter_add": "summed", "index_add": "summed", "index_select": "picked", "gather": "picked",
+    "take_along_dim": "picked",
 }  # fmt: skip
-ASIDE = frozenset("total highest lowest zeros summed picked diff normed norm inverse".split())  # beside the main chain
+# what is beside the main chain
+ASIDE = frozenset("total positions highest lowest zeros ones summed picked squared diff normed norm inverse".split())
 # functions whose result is what their operand is, elsewhere or of another size
 RESAMPLED = {
     "pad": "padded", "interpolate": "resized", "normalize": "normed",
@@ -83,6 +85,9 @@ def made_by(tree: ast.expr) -> Made:
         if name in RESULTS:
             made.result = RESULTS[name]
             return made
+        if _is_root_of_sum(node):
+            made.plain = "norm"
+            return made
         inner = _scaled(node) if isinstance(node, ast.BinOp) else None
         if operands and name in SAME_NAME | RESAMPLED.keys():
             inner = operands[0]
@@ -105,11 +110,29 @@ def made_by(tree: ast.expr) -> Made:
     return made
 
 
+def _is_number(tree: ast.AST) -> bool:
+    return isinstance(tree.operand if isinstance(tree, ast.UnaryOp) else tree, ast.Constant)
+
+
+def _is_root_of_sum(node: ast.AST) -> bool:
+    """True for the square root of a sum, but for a small number that keeps it from zero."""
+    name, operands = called(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
+        inner: ast.AST | None = node.left if node.right.value == 0.5 else None
+    else:
+        inner = operands[0] if name == "sqrt" else None
+    while isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add) and isinstance(inner.right, ast.Constant):
+        inner = inner.left
+    return inner is not None and called(seen_through(inner))[0] == "sum"
+
+
 def _scaled(node: ast.BinOp) -> ast.expr | None:
     """Return the operand of arithmetic whose other one is a number or a stored tensor; None of any other."""
-    if isinstance(node.right, ast.Constant):
+    if isinstance(node.op, ast.Pow):
+        return None
+    if _is_number(node.right):
         return node.left
-    if isinstance(node.op, ast.Mult) and isinstance(node.left, (ast.Constant, MemberRef)):
+    if isinstance(node.op, ast.Mult) and (_is_number(node.left) or isinstance(node.left, MemberRef)):
         return node.right
     return node.left if isinstance(node.right, MemberRef) and isinstance(node.op, (ast.Mult, ast.Add)) else None
 
@@ -128,7 +151,7 @@ def _of_layer(layer: MemberRef) -> tuple[str, str]:
         return "identity" if last.startswith("down") else last.removesuffix("_conv"), ""
     word = re.sub(r"(_proj|_layer|_linear|_conv|_fc)?_?\d*$", "", last).removeprefix("to_")
     words = word.split("_")
-    if word in ("", *"xyz") or "from" in words or {words[0], words[-1]} & VAGUE or len(last) > LONGEST:
+    if word in ("", *"xyz") or "from" in words or words[0] == "norm" or words[-1] in VAGUE or len(last) > LONGEST:
         embedding = "emb" if layer.member.layer == "nn.Embedding" else ""
         return embedding, last if re.search(r"[a-z]\d+$", last) and len(last) <= LONGEST else ""
     return last if last[-1].isdigit() else word, ""
@@ -136,18 +159,18 @@ def _of_layer(layer: MemberRef) -> tuple[str, str]:
 
 def _plain(node: ast.AST, name: str, operands: list[ast.expr]) -> str:
     """Return what an operation does: "diff" for the difference of two values."""
-    if name == "sqrt" and called(seen_through(operands[0]))[0] == "sum":
-        return "norm"
     if name in PLAIN:
         return PLAIN[name]
     if not isinstance(node, ast.BinOp):
         return ""
     left, right = seen_through(node.left), seen_through(node.right)
     if isinstance(node.op, ast.Sub):
-        return "diff" if isinstance(left, (Ref, ast.Subscript)) and not isinstance(right, ast.Constant) else ""
+        return "" if isinstance(left, (ast.BinOp, ast.Constant)) or _is_number(right) else "diff"
     if isinstance(node.op, ast.Div):
         if isinstance(left, ast.Constant):
             return "inverse"
         mine, its = set(refs(node.left)), set(refs(node.right))
         return "normed" if mine and mine == its else ""
+    if isinstance(node.op, ast.Pow):
+        return "squared" if isinstance(right, ast.Constant) and right.value == 2 else ""
     return "product" if isinstance(node.op, ast.Mult) else ""

@@ -216,15 +216,16 @@ class Names:
         kept = self._kept(made.base, statement, ended)
         names = self._fitting([*own, kept, made.result], statement)
         layer, plain = ([*self._fitting([name], statement)] for name in (made.layer, made.plain))
-        if made.result == GATE:
+        if made.result == GATE in names:
             return names
-        if MAIN in ended.values() and not (layer and self.forked & ended.keys()):
+        is_named = bool(layer) or made.result in names
+        if MAIN in ended.values() and not (is_named and len(needs) == 1 and needs[0] in self.forked):
             return [MAIN]
-        if self.scope.is_root and layer:
-            self.forked.update(needs)
-        if self._begins(needs):
+        if made.plain not in ASIDE and kept not in names and self._begins(needs):
             return [MAIN]
-        if made.result:
+        if self.scope.is_root and is_named and len(needs) == 1:
+            self.forked.add(needs[0])
+        if made.result and made.result in names:
             return names
         names += [name for name in ended.values() if name.rstrip("0123456789") == self.branch]
         if layer:
@@ -238,7 +239,7 @@ class Names:
         """True if a statement with these operands begins the main chain: no argument waits for another one."""
         if not needs or self.has_main or self.pending:
             return False
-        return len(self.uses.fed) < 2 or not self.arguments.issuperset(needs)
+        return len(self.uses.fed) < 2 or len(needs) > 1 or needs[0] not in self.arguments
 
     def _kept(self, base: str, statement: Assign, ended: dict[str, str]) -> str:
         """Return the name of the value that another one is, but for a view or an activation.
