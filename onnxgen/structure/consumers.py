@@ -177,7 +177,9 @@ class _Reader:
         """Give the role of a value to the one that it is a view of, if that is used for nothing else."""
         for statement in reversed(self.scope.body):
             role = self.found.roles.get(statement.targets[0], "") if len(statement.targets) == 1 else ""
-            base = self._base(statement.value) if role and isinstance(statement, Assign) else ""
+            if not role or not isinstance(statement, Assign) or is_part(statement.value):
+                continue
+            base = self._base(statement.value)
             if base and len(self.found.places[base]) == 1:
                 self.found.roles.setdefault(base, role)
 
@@ -226,6 +228,11 @@ class _Reader:
             if len(found) > 1:
                 self.found.parts = {value: f"x{i}" for i, value in enumerate(found, 1)}
                 return
+
+
+def is_part(tree: ast.AST) -> bool:
+    """True if an expression takes a part of a value."""
+    return any(isinstance(node, ast.Subscript) for node in walk(tree))
 
 
 def _concatenated(tree: ast.AST) -> list[ast.expr]:

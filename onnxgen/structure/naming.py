@@ -18,7 +18,7 @@ from onnxgen.common.names import UNUSED, LocalName, local, singular
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import Clues, input_name, is_made_up, is_operation
-from onnxgen.structure.consumers import used_as
+from onnxgen.structure.consumers import is_part, used_as
 from onnxgen.structure.makers import ASIDE, GATE, LONGEST, PROBABILITIES, Made, made_by
 from onnxgen.structure.nesting import LINE, width
 from onnxgen.structure.scopes import Scope, callee
@@ -68,7 +68,7 @@ class Names:
         for statement in reversed(self.scope.body) if self.scope.is_root else ():
             if isinstance(statement, Assign) and len(statement.targets) == 1:
                 wish = self.wishes.get(statement.targets[0]) or self._output_name(statement.targets[0])
-                base = made_by(statement.value).base if wish else ""
+                base = made_by(statement.value).base if wish and not is_part(statement.value) else ""
                 if base and self.uses.places[base] == [self.uses.places[statement.targets[0]][0]]:
                     self.wishes[base] = wish
 
@@ -269,7 +269,7 @@ class Names:
 
     def _of_turn(self, loop: Loop, at: int) -> str:
         """Return the name of what a loop takes from its list: `frame` of `frames.unbind(1)`."""
-        tree = loop.iterable
+        tree = None if loop.form else loop.iterable
         name, operands = called(tree) if tree is not None else ("", [])
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and at < len(tree.args):
             tree = tree.args[at]  # of `zip` or `range`
