@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onnxgen.pipeline import generate
 from tests.structure.test_names import forward
 
 
@@ -159,3 +160,20 @@ def test_names(net: type[nn.Module], tmp_path: Path) -> None:
     text = forward(net(), example, tmp_path, names)
     assert [part for part in expected if part not in text] == [], text
     assert not re.search(r"\b[xyz]\d+ = |\by = ", text), text
+
+
+class First(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(6, 6)
+
+    def forward(self, a: Tensor) -> Tensor:
+        return torch.relu(self.fc2(torch.relu(self.fc1(a))))[:, 0]
+
+
+def test_a_whole_has_not_the_name_of_its_part(tmp_path: Path) -> None:
+    """What an output is only a part of is not called like the output."""
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(First(), (torch.randn(2, 3, 4),), path, output_names=["logits"], dynamo=False, opset_version=17)
+    text = generate(path, tmp_path / "net.py").source
+    assert "logits = " not in text.split("[:, 0]")[0], text
