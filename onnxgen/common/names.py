@@ -195,11 +195,14 @@ def network_name(stem: str) -> str:
     return class_name("".join(_SPELLING.get(word, word) for word in words))
 
 
+_PLURAL_IN_ES = re.compile(r"([nt]ch|sh|ss|[eo]x)es$")
 _NO_PLURAL = re.compile(r"(^|_)(cls|kps|pos)$|[aisu]s$|ss$")  # class and keypoint scores, positions; bias, axis, status
 
 
 def singular(word: str) -> str:
-    """Return the singular of a plural name: "layers" becomes `layer`."""
+    """Return the singular of a plural name: "layers" becomes `layer`, "branches" `branch`."""
+    if _PLURAL_IN_ES.search(word):
+        return word[:-2]
     return word[:-1] if word.endswith("s") and not _NO_PLURAL.search(word) else word
 
 

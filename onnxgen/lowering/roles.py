@@ -24,7 +24,8 @@ BUFFER_NAMES = {"positions": "position_ids", "angles": ""}  # usual names of buf
 # what a layer takes beside its input; views of it have the same role
 SIDE_INPUT_ROLES = frozenset("cos sin positions mask h c".split())
 # recurrent layers and helpers: they take states beside their input and return them beside their result
-ALL_RECURRENT = RECURRENT | {"onnx_lstm", "onnx_gru", "onnx_rnn"}
+CELLS = frozenset(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"))  # they return nothing but states
+ALL_RECURRENT = RECURRENT | CELLS | {"onnx_lstm", "onnx_gru", "onnx_rnn"}
 STATE_ROLES = ("h", "c")
 INDEX_FUNCTIONS = frozenset("index_select gather take_along_dim".split())
 MAX_STEPS = 8  # steps back from a softmax to look for the product of queries and keys
@@ -150,14 +151,16 @@ class _Roles:
     def _made(self, statement: Assign) -> None:
         if len(statement.targets) != 1:
             if _recurrent(statement.value):
-                for target, state in zip(statement.targets[1:], STATE_ROLES):
+                for target, state in zip(statement.targets[not _is_cell(statement.value) :], STATE_ROLES):
                     self._give(target, state)
             return
         target = statement.targets[0]
         facts = self.infos.get(target, Info())
         base = seen_through(statement.value)
         name, _ = called(base)
-        if name in ROLE_OF_FUNCTION:
+        if _is_cell(statement.value):
+            self._give(target, STATE_ROLES[0])
+        elif name in ROLE_OF_FUNCTION:
             self._give(target, ROLE_OF_FUNCTION[name])
         elif self._id(base) and not any(isinstance(n, ast.Slice) for n in walk(statement.value)):
             role = self.roles.get(self._id(base))
@@ -346,6 +349,11 @@ def _recurrent(tree: ast.AST) -> bool:
     if isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef):
         return tree.func.member.layer in ALL_RECURRENT
     return function_of(tree) in ALL_RECURRENT
+
+
+def _is_cell(tree: ast.AST) -> bool:
+    """Return True if an expression calls a recurrent cell."""
+    return isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef) and tree.func.member.layer in CELLS
 
 
 def _matmul(tree: ast.AST) -> ast.BinOp | None:

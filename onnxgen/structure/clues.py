@@ -26,6 +26,12 @@ _OPERATIONS = frozenset("""
     reducemean reducesum relu repeat reshape result rsqrt scalar_tensor scaled_dot_product_attention select shape
     sigmoid silu sin slice softmax split sqrt squeeze stack sub sum sym_size tanh tensor tile to topk transpose tril
     triu unflatten unsqueeze val var view where zeros item detach alias copy expand_as size reshape_ type_as float
+    amax amin baddbmm bitwise_and bitwise_not bitwise_or clamp_max clamp_min cumsum empty fill flip full_like
+    grid_sampler gru hardsigmoid hardtanh index_put lift_fresh linalg_vector_norm linspace log1p log_softmax
+    logical_and logical_not logical_or logsumexp lstm max_pool1d max_pool2d max_pool3d mm new_full new_ones new_zeros
+    nonzero ones_like pixel_shuffle prod remainder repeat_interleave roll round scatter scatter_add scatter_reduce
+    selu sign softplus sort split_split split_with_sizes split_with_sizes_split tmp unbind unfold unsafe_split
+    unsafe_split_split view_as zeros_like
     """.split())
 _NOUNS = frozenset("embedding identity index input mean out output result shape size sum".split())
 _MEANINGFUL = re.compile(r"[a-z][a-z_]{2,23}")

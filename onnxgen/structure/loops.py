@@ -14,6 +14,7 @@ from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, 
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite
 from onnxgen.common.names import FileText, identifier, singular
 from onnxgen.shapes.info import Info
+from onnxgen.structure.clues import is_made_up
 from onnxgen.structure.copies import rename, replace_in
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.sublayers import work
@@ -262,7 +263,8 @@ class Run:
         """Return the role of a value, or its name in the file without numbers."""
         hint = self.module.hints.get(value) or FileText("")
         words = [w for w in hint.identifier().split("_") if w and not w.isdigit()]
-        own = "_".join(words) if 0 < len(words) <= 4 and all(map(str.isalpha, words)) else ""
+        is_plain = 0 < len(words) <= 4 and all(map(str.isalpha, words)) and not is_made_up(hint)
+        own = "_".join(words) if is_plain else ""
         return self.module.roles.get(value, "") or own
 
     def _collected(self, result: Result) -> str:

@@ -1,7 +1,8 @@
 """Names of local variables.
 
-Goes in: the body of a class, and the clues about its values (`clues.py`). Comes out: a local name for each value. `x`
-is reused along a chain; a value that is alive at the same time gets the name of its role, its layer or its function.
+Goes in: the body of a class, the clues about its values (`clues.py`), what makes them (`makers.py`) and what uses them
+(`consumers.py`). Comes out: a local name for each value. `x` is reused along the main chain and `h` along a branch of
+it; any other value gets the name of its role, its layer or its function.
 """
 
 from __future__ import annotations
@@ -10,34 +11,24 @@ import ast
 import re
 from collections.abc import Container, Iterable
 
-from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, assigned, blocks, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, refs, walk
-from onnxgen.code.torch_api import ACTIVATIONS, PARTS, SEVERAL
-from onnxgen.common.names import UNUSED, LocalName, identifier, local
+from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, blocks, expressions, used
+from onnxgen.code.quote import Ref, refs
+from onnxgen.code.torch_api import PARTS, SEVERAL
+from onnxgen.common.names import UNUSED, LocalName, local, singular
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import Clues, input_name, is_made_up, is_operation
+from onnxgen.structure.consumers import is_part, used_as
+from onnxgen.structure.makers import ASIDE, GATE, LONGEST, PROBABILITIES, Made, made_by
 from onnxgen.structure.nesting import LINE, width
-from onnxgen.structure.scopes import ClassRef, Scope, callee
+from onnxgen.structure.scopes import Scope, callee
 
-SPARE = ("x", "y", "z")
+SPARE = ("x", "y", "z")  # arguments without a name
+MAIN, BRANCH = "x", "h"
+CHAINS = frozenset((*SPARE, BRANCH))  # names of what comes next in a chain, whatever it is
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
-# functions whose result has the name of their operand; a hardsigmoid makes a gate
-SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
-GATE, PROBABILITIES = "gate", "probs"  # the result of a sigmoid that is a factor of a product, and of any other
-# names of the results of functions
-RESULTS = {
-    "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": GATE,
-    "softmax": "probs", "log_softmax": "log_probs", "argmax": "index", "argmin": "index", "nonzero": "index",
-    "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
-    "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
-}  # fmt: skip
-# names of layers that say nothing about their result
-VAGUE = frozenset(
-    "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage body head dropout "
-    "constant self attn self_attn mlp ffn out output input features part seq sequential h".split()
-)
-SHORTCUTS = frozenset("downsample down_sample shortcut identity residual res_conv skip_conv proj_shortcut".split())
+LETTERS = "abcd"  # of a few parts of something without a name
+SHORT = 10  # characters of a name that its parts can have with a number
 
 
 class Names:
@@ -52,55 +43,81 @@ class Names:
         self.reserved = reserved
         self.arguments = {a.value for a in scope.inputs}
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
-        self.joined = joined(scope, infos)
-        self.parts = parts(scope)
-        self.factors = factors(scope)
-        self.used = {name for s in scope.body for name in used(s)} | {r for o in scope.outputs for r in refs(o)}
+        self.uses = used_as(scope, infos, clues.roles)
+        self.branch = "out" if BRANCH in clues.roles.values() else BRANCH  # a state is `h`, too
+        self.has_main = False  # a value was given the name `x`
+        self.pending = set(self.uses.fed)  # the arguments that a layer still waits for
+        self.forked: set[str] = set()  # values of which another layer of the root has made a named one
+        self.wishes: dict[str, str] = {}
+        self._look_back()
 
     def run(self) -> dict[str, LocalName]:
         """Return the local name of every value."""
-        has_main = False
+        sure = {argument.value: name for argument in self.scope.inputs if (name := self._sure_argument(argument))}
+        for value, name in sure.items():
+            self._take(value, [name])
         for argument in self.scope.inputs:
-            wanted = self._wanted_argument(argument, has_main)
-            self._take(argument.value, wanted)
-            has_main = has_main or wanted[0] == "x"
+            if argument.value not in sure:
+                self._take(argument.value, self._wanted_argument(argument.value))
         self._block(self.scope.body, [r for o in self.scope.outputs for r in refs(o)])
         self._number()
         return self.names
 
-    def _wanted_argument(self, argument: Input, has_main: bool) -> list[str]:
+    def _look_back(self) -> None:
+        """Name the values that an output with a name of its own is, but for views and activations."""
+        for statement in reversed(self.scope.body) if self.scope.is_root else ():
+            if isinstance(statement, Assign) and len(statement.targets) == 1:
+                wish = self.wishes.get(statement.targets[0]) or self._output_name(statement.targets[0])
+                base = made_by(statement.value).base if wish and not is_part(statement.value) else ""
+                if base and self.uses.places[base] == [self.uses.places[statement.targets[0]][0]]:
+                    self.wishes[base] = wish
+
+    def _output_name(self, value: str) -> str:
+        """Return the graph's own name of an output, "" if it has none."""
+        hint = self.clues.hint(value)
+        if not self.scope.is_root or value not in self.returned or not 0 < len(hint.word()) <= LONGEST:
+            return ""
+        return "" if is_made_up(hint) or is_operation(hint) else hint.identifier()
+
+    def _sure_argument(self, argument: Input) -> str:
+        """Return the name of an argument that has one from the file, by its role or by its use, else ""."""
         value = argument.value
         sure = input_name(argument, self.scope.is_root, self.infos, self.clues.roles, self.clues.hints)
         if sure:
-            return [sure]
+            return sure
         name = self.clues.hint(value)
         hint = name.identifier()
         several = value in self.clues.given and len(self.clues.given & self.arguments) > 1
         if several and _IDENTIFIER.fullmatch(hint) and not is_made_up(name):
-            return [hint]  # one of several inputs of the graph
-        if value in self.parts:
-            return [self.parts[value], "x"]
-        if not has_main:
-            return [*SPARE, "x"]
-        joined = self.joined.get(value)
+            return hint  # one of several inputs of the graph
+        return "" if self.scope.is_root else self.uses.roles.get(value, "")
+
+    def _wanted_argument(self, value: str) -> list[str]:
+        if value in self.uses.parts:
+            return [self.uses.parts[value], MAIN]
+        if not self.has_main:
+            return [*SPARE, MAIN]
+        joined = self.uses.joined.get(value)
         weak = [joined] if joined else [self.clues.own[value]] if value in self.clues.own else []
-        return [*weak, *SPARE[1:], *weak, "x"]
+        return [*weak, *SPARE[1:], *weak, MAIN]
 
     def _block(self, block: list[Statement], after: Iterable[str], kept: Container[str] = ()) -> None:
         """Name the values of a block. `after`: values used after it; `kept`: values from outside, which stay alive."""
         last: dict[str, int] = {}
-        for i, statement in enumerate(block):
-            for name in used(statement):
+        needs = [used(statement) for statement in block]
+        for i, names in enumerate(needs):
+            for name in names:
                 last[name] = i
         for name in after:
             last[name] = len(block)
         for i, statement in enumerate(block):
             if not isinstance(statement, Assign):
                 self._compound(statement)
-            self._release(used(statement), last, i, kept)
+            self.pending.difference_update(needs[i])
+            ended = self._release(needs[i], last, i, kept)
             for target in statement.targets:
                 if target not in self.names:
-                    self._take(target, self._wanted(target, statement, target in last))
+                    self._take(target, self._wanted(target, statement, ended) if target in last else [UNUSED])
                     if target not in last:
                         self._set_free(self.names[target])
 
@@ -108,13 +125,13 @@ class Names:
         """Name the values of nested blocks. Their names are free again after the block; values outside keep theirs."""
         for name in statement.targets:
             if name not in self.names:
-                self._take(name, self._wanted(name, statement, True))
+                self._take(name, self._wanted(name, statement, {}))
         outside = dict(self.busy)
         if isinstance(statement, Loop):
             inside = {r for e in expressions(statement) for r in refs(e)}
             for name in statement.turn:
                 if name in inside:
-                    self._take(name, self._wanted(name, statement, True))
+                    self._take(name, self._wanted(name, statement, {}))
                 else:
                     self.names[name] = UNUSED
         for block in blocks(statement):
@@ -125,11 +142,15 @@ class Names:
         self.busy = outside
         self._free.clear()
 
-    def _release(self, names: list[str], last: dict[str, int], now: int, kept: Container[str]) -> None:
+    def _release(self, names: list[str], last: dict[str, int], now: int, kept: Container[str]) -> dict[str, str]:
+        """Free the names of values that are not used any more. Return these values with their names."""
+        ended: dict[str, str] = {}
         for name in names:
             if name not in kept and last.get(name) == now and self.busy.get(self.names.get(name, "")) == name:
                 if name not in self.arguments or not self.scope.is_root or self.names[name] in SPARE:
+                    ended[name] = self.names[name]
                     self._set_free(self.names[name])
+        return ended
 
     def _set_free(self, name: str) -> None:
         if self.busy.pop(name, None) is not None and name in self._number_of:
@@ -152,6 +173,7 @@ class Names:
             self._number_of[name] = base, n
         self.names[value] = name
         self.busy[name] = value
+        self.has_main = self.has_main or name == MAIN
 
     def _number(self) -> None:
         """Number the first of several equal names too: `skip1`, `skip2`."""
@@ -161,150 +183,123 @@ class Names:
             if base not in SPARE and base not in fixed and f"{base}1" not in taken | self.reserved:
                 self.names = {v: local(f"{base}1") if name == base else name for v, name in self.names.items()}
 
-    def _wanted(self, value: str, statement: Statement, is_used: bool) -> list[str]:
-        """Return names for a value that a statement makes, best first."""
-        if not is_used:
-            return ["_"]
-        hint = self.clues.hint(value)
-        if self.scope.is_root and value in self.returned and 0 < len(hint.word()) <= 24:
-            if not is_made_up(hint) and not is_operation(hint):
-                return [hint.identifier()]
-        role = self.clues.roles.get(value, "x")
-        if role != "x":
-            return [role]
-        if value in self.joined:
-            return [self.joined[value]]
-        if isinstance(statement, Assign) and called(seen_through(statement.value))[0] in PARTS:
-            if sum(t in self.used for t in statement.targets) > 1:
-                return [f"x{statement.targets.index(value) + 1}", "y", "z", "x"]
-        weak, vague = ([n for n in names if self._fits(n, statement)] for names in self._weak(value, statement))
-        first = [*weak, "x"] if isinstance(statement, Assign) and not used(statement) else ["x", *weak]
-        return [*first, "y", *vague, "z", *(weak or ["x"])]
-
-    def _fits(self, name: str, statement: Statement) -> bool:
-        """True if the line has room for this name."""
-        if not isinstance(statement, Assign):
-            return True
-        return len(name) + len(" = ") + width(statement.value, self.names, len(self.scope.path)) <= LINE
-
-    def _weak(self, value: str, statement: Statement) -> tuple[list[str], list[str]]:
-        """Return names for a value if `x` is taken, and names that say little about it."""
+    def _wanted(self, value: str, statement: Statement, ended: dict[str, str]) -> list[str]:
+        """Return names for a value that a statement makes, best first. `ended`: the values that it uses up."""
+        sure = self._sure(value)
+        if sure:
+            return [sure]
         own = [self.clues.own[value]] if value in self.clues.own else []
+        if isinstance(statement, Loop) and value in statement.turn:
+            return [*own, self._of_turn(statement, statement.turn.index(value))]
         if not isinstance(statement, Assign):
-            return own, []
+            return [*[MAIN][: self.has_main], *own, self.branch]
         if len(statement.targets) > 1:
-            names = SEVERAL.get(called(seen_through(statement.value))[0], ())
-            at = statement.targets.index(value)
-            return [*own, *names[at : at + 1]], []
-        says, vague = _of_expression(statement.value, own)
-        if called(seen_through(statement.value))[0] == "sigmoid" and value not in self.factors:
-            says = [PROBABILITIES if name == GATE else name for name in says]
-        return says, vague
+            return self._of_several(value, statement, own, ended)
+        return self._of_one(value, statement, own, ended)
 
+    def _sure(self, value: str) -> str:
+        """Return the name of a value with a role, or "": in the graph, by dataflow, or by what uses it."""
+        name = self._output_name(value) or self.wishes.get(value, "")
+        role = name or self.clues.roles.get(value, "x")
+        if role != "x":
+            return role
+        collected = self.names.get(self.uses.lists.get(value, ""), "")
+        item = singular(collected) if singular(collected) != collected else ""
+        return self.uses.joined.get(value) or self.uses.roles.get(value) or item
 
-def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str]]:
-    """Return names for the result of an expression, by the layer or function that makes it."""
-    node = seen_through(tree)
-    while True:
-        name, operands = called(node)
-        if name == "mean" and isinstance(operands[0], ast.BinOp) and isinstance(operands[0].op, ast.Pow):
-            return [*weak, "variance"], []
-        if name in RESULTS:
-            return [*weak, RESULTS[name]], []
-        if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant):
-            node = seen_through(node.left)
-        elif name in SAME_NAME and operands:
-            node = seen_through(operands[0])
-        else:
-            break
-    member = node.func if isinstance(node, ast.Call) else node
-    path = member.member.path if isinstance(member, MemberRef) else ()  # also () for a root that is an nn.Sequential
-    if not path or path[-1].isdigit():
-        return weak, []
-    last = identifier(path[-1])
-    if last in SHORTCUTS:
-        return [*weak, "identity" if last.startswith("down") else last.removesuffix("_conv")], []
-    word = re.sub(r"(_proj|_layer|_linear|_conv|_fc)?_?\d*$", "", last)
-    if len(word) < 2 or word.split("_")[-1] in VAGUE or len(last) > 24:
-        return weak, [last] if re.search(r"[a-z]\d+$", last) and len(last) <= 24 else []
-    return [*weak, last if last[-1].isdigit() else word], []
+    def _of_one(self, value: str, statement: Assign, own: list[str], ended: dict[str, str]) -> list[str]:
+        """Return names for the first result of a statement.
 
+        What uses up `x` is `x`; what uses up `h` is `h`, unless a function names its result.
+        """
+        made, needs = self._made(value, statement), used(statement)
+        kept = self._kept(made.base, statement, ended)
+        names = self._fitting([*own, kept, made.result], statement)
+        layer, plain = ([*self._fitting([name], statement)] for name in (made.layer, made.plain))
+        if made.result == GATE in names:
+            return names
+        is_named = bool(layer) or made.result in names
+        if MAIN in ended.values() and not (is_named and len(needs) == 1 and needs[0] in self.forked):
+            return [MAIN]
+        if made.plain not in ASIDE and kept not in names and self._begins(needs):
+            return [MAIN]
+        if self.scope.is_root and is_named and len(needs) == 1:
+            self.forked.add(needs[0])
+        if made.result and made.result in names:
+            return names
+        names += [name for name in ended.values() if name.rstrip("0123456789") == self.branch]
+        if layer:
+            return [*names, *layer]
+        names += [MAIN] if self.has_main and needs and made.plain not in ASIDE else []
+        if plain and not made.is_features:
+            return [*names, *plain]
+        return [*names, self.branch, *self._fitting([made.vague], statement), self.branch]
 
-def joined(scope: Scope, infos: dict[str, Info]) -> dict[str, str]:
-    """Name values that are joined with a later one: `skip` past a change of size, `residual` for added arguments."""
-    made: dict[str, int] = {}
-    uses: dict[str, list[int]] = {}
-    for i, statement in enumerate(scope.body):
-        made.update(dict.fromkeys(assigned(statement), i))
-        for name in used(statement):
-            uses.setdefault(name, []).append(i)
-    end = len(scope.body)
-    for name in (r for o in scope.outputs for r in refs(o)):
-        uses.setdefault(name, []).append(end)
-    trees = [list(expressions(s)) for s in scope.body] + [scope.outputs]
-    joins = [_joins(tree) for tree in trees]
-    found: dict[str, str] = {}
-    for name, at in uses.items():
-        how = joins[at[-1]].get(name, "")
-        if name not in made:
-            if how and len(at) == 1:
-                found[name] = how
-        elif how == "skip" and at[0] < min(at[-1], end) and _changes(name, scope.body[at[0]], infos):
-            found[name] = how
-    return found
+    def _begins(self, needs: list[str]) -> bool:
+        """True if a statement with these operands begins the main chain: no argument waits for another one."""
+        if not needs or self.has_main or self.pending:
+            return False
+        return len(self.uses.fed) < 2 or len(needs) > 1 or needs[0] not in self.arguments
 
+    def _kept(self, base: str, statement: Assign, ended: dict[str, str]) -> str:
+        """Return the name of the value that another one is, but for a view or an activation.
 
-def parts(scope: Scope) -> dict[str, str]:
-    """Name arguments that are only concatenated with each other: `x1`, `x2`, `x3`."""
-    arguments = {a.value for a in scope.inputs}
-    uses = scope.uses()
-    for node in (n for tree in scope.expressions() for n in walk(tree) if called(n)[0] == "cat"):
-        items = called(node)[1][0] if called(node)[1] else None
-        found = [i.value for i in items.elts if isinstance(i, Ref)] if isinstance(items, ast.List) else []
-        found = [value for value in found if value in arguments and uses[value] == 1]
-        if len(found) > 1:
-            return {value: f"x{i}" for i, value in enumerate(found, 1)}
-    return {}
+        If that value is still used, it is the last word of its name: `mask` for a view of `attention_mask`.
+        """
+        name = self.names.get(base, "")
+        if base in ended:
+            return name if name not in CHAINS or isinstance(statement.value, Ref) else ""
+        word = name.rpartition("_")[2]
+        return word if word != name and len(word) > 2 and word.isalpha() else ""
 
+    def _made(self, value: str, statement: Assign) -> Made:
+        """Return what the expression says about its value. A sigmoid is a gate only if it is a factor."""
+        made = made_by(statement.value)
+        if made.result == GATE and value not in self.uses.factors:
+            made.result = PROBABILITIES if called(seen_through(statement.value))[0] == "sigmoid" else ""
+        return made
 
-def factors(scope: Scope) -> frozenset[str]:
-    """Return the values that are factors of a product, here or perhaps in a submodule that they are passed to."""
-    sides: list[ast.AST] = []
-    for node in (n for tree in scope.expressions() for n in walk(tree)):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            sides += [node.left, node.right]
-        elif isinstance(node, ast.Call) and _calls_class(node):
-            sides += node.args
-    return frozenset(side.value for side in map(seen_through, sides) if isinstance(side, Ref))
+    def _fitting(self, names: list[str], statement: Assign) -> list[str]:
+        """Return the names that the line has room for."""
+        names = [name for name in names if name and name not in self.reserved]
+        if not names:
+            return names
+        room = LINE - len(" = ") - width(statement.value, self.names, len(self.scope.path))
+        return [name for name in names if len(name) <= room]
 
+    def _of_turn(self, loop: Loop, at: int) -> str:
+        """Return the name of what a loop takes from its list: `frame` of `frames.unbind(1)`."""
+        tree = None if loop.form else loop.iterable
+        name, operands = called(tree) if tree is not None else ("", [])
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and at < len(tree.args):
+            tree = tree.args[at]  # of `zip` or `range`
+        elif name in PARTS:
+            tree = operands[0]
+        word = self.names[tree.value] if isinstance(tree, Ref) else ""
+        return singular(word) if singular(word) != word else "item"
 
-def _changes(name: str, statement: Statement, infos: dict[str, Info]) -> bool:
-    """True if the result of a statement has another spatial size than this value."""
-    mine = infos.get(name, Info()).shape
-    other = infos.get(statement.targets[0], Info()).shape if statement.targets else None
-    return mine is not None and other is not None and len(mine) > 2 and mine[2:] != other[2:]
+    def _of_several(self, value: str, statement: Assign, own: list[str], ended: dict[str, str]) -> list[str]:
+        """Return names for one of several results."""
+        name, operands = called(seen_through(statement.value))
+        at, layer = statement.targets.index(value), callee(seen_through(statement.value))
+        if layer is not None and layer.layer == "nn.MultiheadAttention":
+            return [("attn", "attn_weights")[at]]
+        if name in SEVERAL:
+            return [*own, *SEVERAL[name][at : at + 1], self.branch]
+        if name in PARTS and sum(target in self.uses.places for target in statement.targets) > 1:
+            return [*own, *self._of_parts(at, operands[0], statement)]
+        if value == next((t for t in statement.targets if not self._sure(t)), ""):
+            return self._of_one(value, statement, own, ended)
+        return [*own, self.branch]
 
-
-def _joins(trees: list[ast.expr]) -> dict[str, str]:
-    """Return how values are joined with others: "skip" by concatenation or a call, "residual" by a sum."""
-    found: dict[str, str] = {}
-    for node in (n for tree in trees for n in walk(tree)):
-        items: Iterable[ast.AST] = ()
-        if called(node)[0] == "cat" and isinstance(node, ast.Call) and node.args:
-            items = ast.iter_child_nodes(node.args[0])
-        elif isinstance(node, ast.Call) and _calls_class(node):
-            items = node.args[1:]
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            for side in (node.left, node.right):
-                if isinstance(side, Ref) and set(refs(node)) != {side.value}:
-                    found.setdefault(side.value, "residual")
-        for item in items:
-            if isinstance(item, Ref):
-                found.setdefault(item.value, "skip")
-    return found
-
-
-def _calls_class(tree: ast.AST) -> bool:
-    """True for a call of a submodule whose class is in the file."""
-    member = callee(tree)
-    return member is not None and isinstance(member.build, ClassRef)
+    def _of_parts(self, at: int, whole: ast.expr, statement: Assign) -> list[str]:
+        """Return names for one of the parts that a value is split into."""
+        roles = [self.clues.roles.get(target, "") for target in statement.targets]
+        if len(roles) == 3 and any(roles) and all(role in ("", its) for role, its in zip(roles, "qkv")):
+            return ["qkv"[at]]
+        made = made_by(whole)
+        word = singular(self.names.get(made.base, "") or made.layer or made.plain)
+        says = word in (MAIN, BRANCH) or (word not in ("", *CHAINS) and not word[-1].isdigit() and len(word) <= SHORT)
+        if says and self.busy.get(f"{word}1", statement.targets[0]) == statement.targets[0]:
+            return [f"{word}{at + 1}", word]
+        return [LETTERS[at] if len(statement.targets) <= len(LETTERS) else f"part{at + 1}", "part"]

@@ -219,6 +219,7 @@ def test_missing_templates_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: o
 @pytest.mark.parametrize(
     ("plural", "one"),
     [("layers", "layer"), ("lateral_convs", "lateral_conv"), ("multi_level_cls", "multi_level_cls")]
+    + [("branches", "branch"), ("boxes", "box"), ("caches", "cache")]
     + [(word, word) for word in ("cls", "pos", "bias", "axis", "loss", "bus", "head")],
 )
 def test_only_plurals_have_a_singular(plural: str, one: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "9e677e71b519b3fa123e60da4860043b"
+FINGERPRINT = "7afbdaa043b7281b123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
@@ -30,8 +30,8 @@ class SqueezeExcitation(nn.Module):
         self.fc2 = nn.Conv2d(hidden_channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.silu(self.fc1(F.adaptive_avg_pool2d(x, 1)))
-        return torch.sigmoid(self.fc2(y)) * x
+        h = F.silu(self.fc1(F.adaptive_avg_pool2d(x, 1)))
+        return torch.sigmoid(self.fc2(h)) * x
 
 
 class InvertedResidual(nn.Module):
@@ -86,10 +86,10 @@ class InvertedResidual(nn.Module):
         self.block = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.block(x)
+        h = self.block(x)
         if self.residual:
-            y = y + x
-        return y
+            h = h + x
+        return h
 
 
 class EfficientNet(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "3fbc49a362dfd6c3f7427708ef44062e"
+FINGERPRINT = "0cdc5cc543147ca8f7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
@@ -28,8 +28,8 @@ class SqueezeExcitation(nn.Module):
         self.fc2 = nn.Conv2d(hidden_channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.fc1(F.adaptive_avg_pool2d(x, 1)))
-        return F.hardsigmoid(self.fc2(y)) * x
+        h = F.relu(self.fc1(F.adaptive_avg_pool2d(x, 1)))
+        return F.hardsigmoid(self.fc2(h)) * x
 
 
 class InvertedResidual(nn.Module):
@@ -87,10 +87,10 @@ class InvertedResidual(nn.Module):
         self.block = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.block(x)
+        h = self.block(x)
         if self.residual:
-            y = y + x
-        return y
+            h = h + x
+        return h
 
 
 class MobileNetV3(nn.Module):

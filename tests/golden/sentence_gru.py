@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("sentence_gru.safetensors")
-FINGERPRINT = "58bfdd98c08ae9a62112882f4f071c4a"
+FINGERPRINT = "6bacbc45abada7342112882f4f071c4a"
 
 
 class SentenceGRU(nn.Module):
@@ -27,8 +27,8 @@ class SentenceGRU(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         _, h = self.gru(frames)
-        x1, x2 = h.unbind(0)
-        return self.fc(self.norm(torch.cat([x1, x2], dim=-1)))
+        h1, h2 = h.unbind(0)
+        return self.fc(self.norm(torch.cat([h1, h2], dim=-1)))
 
     @classmethod
     def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":

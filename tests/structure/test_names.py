@@ -12,11 +12,11 @@ from onnxgen.pipeline import generate
 from tests.support.exported import held
 
 
-def forward(net: nn.Module, example: tuple[Tensor, ...], folder: Path) -> str:
+def forward(net: nn.Module, example: tuple[Tensor, ...], folder: Path, names: str = "ab") -> str:
     """The `forward` that is generated for a network."""
     path = folder / "net.onnx"
     torch.onnx.export(
-        net.eval(), example, str(path), input_names=list("ab")[: len(example)], dynamo=False, opset_version=17
+        net.eval(), example, str(path), input_names=list(names)[: len(example)], dynamo=False, opset_version=17
     )
     source = generate(path, folder / "net.py").source
     return source[source.index("def forward") : source.index("@classmethod")]

@@ -352,11 +352,11 @@ LOOPS = {
         return y
     """,
     Reversible: """
-        y = x * 2
+        h = x * 2
         for attention, _, feed_forward in self.layers:
-            x = x + attention(y)
-            y = y + feed_forward(x)
-        return x + y
+            x = x + attention(h)
+            h = h + feed_forward(x)
+        return x + h
     """,
     Residuals: """
         y = x
@@ -419,7 +419,7 @@ def test_values_that_each_turn_has_of_its_own(tmp_path: Path) -> None:
     Road("pasts", entry, LEGACY, tmp_path / "net.onnx", original, tmp_path).check()
     source = " ".join((tmp_path / "generated.py").read_text(encoding="utf-8").split())
     assert "for (attention, feed_forward), past in zip( self.layers, (past_0, past_1, past_2) ):" in source
-    assert "seens.append(x)" in source and "return y, *seens" in source
+    assert "seens.append(seen)" in source and "return y, *seens" in source
 
 
 @pytest.mark.parametrize("build", [Pairs, Skipping])

@@ -1,0 +1,241 @@
+"""What the values of a class are called after the expressions that use them.
+
+Goes in: a scope. Comes out: `Used`: what a value is joined with, an index of, a factor in, or collected as.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, expressions, flattened
+from onnxgen.code.quote import Ref, refs, walk
+from onnxgen.lowering.roles import called, seen_through
+from onnxgen.shapes.info import Info
+from onnxgen.structure.scopes import ClassRef, Scope, callee
+
+# operands of functions by their place, as what they are used
+OPERANDS = {
+    "grid_sample": {1: "grid"}, "affine_grid": {0: "theta"}, "gather": {2: "index"}, "index_select": {2: "index"},
+    "take_along_dim": {1: "index"}, "scatter_add": {2: "index"}, "index_add": {2: "index"},
+}  # fmt: skip
+INTEGERS = frozenset((ir.DataType.INT32, ir.DataType.INT64))
+
+
+@dataclass
+class Used:
+    """How the values of a scope are used, by id.
+
+    Attributes:
+        joined: `skip` past a change of size and `residual` for added arguments, if a later value is joined with them.
+        parts: `x1`, `x2` for arguments that are only concatenated with each other.
+        factors: the values that are factors of a product, here or perhaps in a submodule that they are passed to.
+        roles: what one operand of a function or layer is ("index").
+        lists: the list that a value is appended to.
+        places: the statements that use each value.
+        fed: the arguments that are the only operand of a layer.
+    """
+
+    joined: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
+    factors: set[str] = field(default_factory=set)
+    roles: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, str] = field(default_factory=dict)
+    places: dict[str, list[int]] = field(default_factory=dict)
+    fed: set[str] = field(default_factory=set)
+
+
+def used_as(scope: Scope, infos: Mapping[str, Info], roles: Mapping[str, str]) -> Used:
+    """Return how the values of a scope are used. `roles`: those that dataflow has found."""
+    return _Reader(scope, infos, roles).run()
+
+
+class _Reader:
+    """Looks at every expression of a scope once.
+
+    Attributes:
+        joins: how values are joined with others in the present statement: "skip" by concatenation or a call,
+            "residual" by a sum.
+    """
+
+    def __init__(self, scope: Scope, infos: Mapping[str, Info], roles: Mapping[str, str]) -> None:
+        self.scope, self.infos, self.roles, self.found = scope, infos, roles, Used()
+        self.arguments = {a.value for a in scope.inputs}
+        self.joins: dict[str, str] = {}
+        self.rows: list[list[str]] = []  # concatenated arguments
+        self.products: list[tuple[str, str]] = []
+
+    def run(self) -> Used:
+        made: set[str] = set()
+        joins: list[dict[str, str]] = []
+        for i, statement in enumerate([*self.scope.body, Assign((), ast.Tuple(self.scope.outputs, ast.Load()))]):
+            made.update(assigned(statement))
+            self.joins = {}
+            here = [node for tree in expressions(statement) for node in walk(tree)]
+            for node in here:
+                self._see(node)
+            carried = statement.targets if isinstance(statement, (Loop, If)) else ()
+            for name in dict.fromkeys([*(n.value for n in here if isinstance(n, Ref)), *carried]):
+                self.found.places.setdefault(name, []).append(i)
+            joins.append(self.joins)
+        self._join(made, joins)
+        self._past()
+        self._look_back()
+        self._pair_indices()
+        self._gates()
+        self._number_parts()
+        return self.found
+
+    def _see(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Call):
+            self._call(node)
+        elif isinstance(node, ast.BinOp):
+            self._arithmetic(node)
+        elif isinstance(node, ast.Subscript):
+            name, operands = called(node.slice)
+            self._give(operands[0] if name == "unbind" else node.slice, "index")
+
+    def _call(self, node: ast.Call) -> None:
+        name, operands = called(node)
+        member = callee(node)
+        if member is not None and len(node.args) == 1:
+            self.found.fed.update({self._base(node.args[0])} & self.arguments)
+        if name == "cat":
+            items = _concatenated(node)
+            self._joined(items, "skip")
+            self.rows.append([i.value for i in items if isinstance(i, Ref) and i.value in self.arguments])
+        elif name == "append" and isinstance(operands[0], Ref) and isinstance(operands[-1], Ref):
+            self.found.lists.setdefault(operands[-1].value, operands[0].value)
+        elif name in OPERANDS:
+            for at, role in OPERANDS[name].items():
+                if at < len(operands):
+                    self._give(seen_through(operands[at]), role)
+        elif member is not None and isinstance(member.build, ClassRef):
+            self._joined(node.args[1:], "skip")
+            self._multiplied(node.args)
+        elif member is not None and member.layer == "nn.MultiheadAttention" and len(node.args) > 2:
+            query, key, value = node.args[:3]
+            if isinstance(key, Ref) and isinstance(value, Ref) and key.value == value.value not in refs(query):
+                self._give(key, "memory")
+
+    def _arithmetic(self, node: ast.BinOp) -> None:
+        if isinstance(node.op, ast.Mult):
+            self._multiplied([node.left, node.right])
+            self.products.append((self._base(node.left), self._base(node.right)))
+        elif isinstance(node.op, ast.Add):
+            for side in (node.left, node.right):
+                if isinstance(side, Ref) and set(refs(node)) != {side.value}:
+                    self.joins.setdefault(side.value, "residual")
+
+    @staticmethod
+    def _base(tree: ast.AST) -> str:
+        base = seen_through(tree)
+        return base.value if isinstance(base, Ref) else ""
+
+    def _joined(self, items: Iterable[ast.AST], how: str) -> None:
+        for item in items:
+            if isinstance(item, Ref):
+                self.joins.setdefault(item.value, how)
+
+    def _multiplied(self, sides: Iterable[ast.AST]) -> None:
+        self.found.factors.update(map(self._base, sides))
+
+    def _give(self, node: ast.AST, role: str) -> None:
+        """Give a role to a value. An index is a tensor of integers."""
+        if not isinstance(node, Ref):
+            return
+        facts = self.infos.get(node.value, Info())
+        is_index = facts.dtype in INTEGERS and bool(facts.rank)
+        if is_index == (role == "index"):
+            self.found.roles.setdefault(node.value, role)
+
+    def _join(self, made: set[str], joins: list[dict[str, str]]) -> None:
+        """Name the values that are joined with a later one."""
+        end = len(self.scope.body)
+        for name, at in self.found.places.items():
+            how = joins[at[-1]].get(name, "")
+            if name not in made:
+                if how and len(at) == 1 and (how == "residual" or self._has_places(name)):
+                    self.found.joined[name] = how
+            elif how == "skip" and at[0] < min(at[-1], end) and self._changes(name, at[0]):
+                self.found.joined[name] = how
+
+    def _past(self) -> None:
+        """Name the keys and values of earlier calls, to which new ones are joined."""
+        for statement in self.scope.body:
+            role = self.roles.get(statement.targets[0], "") if len(statement.targets) == 1 else ""
+            if role in ("k", "v") and isinstance(statement, Assign):
+                items = _concatenated(statement.value)
+                if len(items) == 2 and isinstance(items[0], Ref) and self.roles.get(items[0].value, role) == role:
+                    self.found.roles.setdefault(items[0].value, f"past_{role}")
+
+    def _look_back(self) -> None:
+        """Give the role of a value to the one that it is a view of, if that is used for nothing else."""
+        for statement in reversed(self.scope.body):
+            role = self.found.roles.get(statement.targets[0], "") if len(statement.targets) == 1 else ""
+            if not role or not isinstance(statement, Assign) or is_part(statement.value):
+                continue
+            base = self._base(statement.value)
+            if base and len(self.found.places[base]) == 1:
+                self.found.roles.setdefault(base, role)
+
+    def _gates(self) -> None:
+        """Leave the factors out of products of sigmoids only, which are probabilities."""
+        made = {s.targets[0]: s.value for s in self.scope.body if isinstance(s, Assign) and len(s.targets) == 1}
+        for product in self.products:
+            if all(name in made and called(seen_through(made[name]))[0] == "sigmoid" for name in product):
+                self.found.factors.difference_update(product)
+
+    def _pair_indices(self) -> None:
+        """Call two indices that come together `i` and `j`."""
+        together = [s.targets for s in self.scope.body] + [tuple(a.value for a in self.scope.inputs)]
+        for values in together:
+            pair = [value for value in values if self.found.roles.get(value) == "index"]
+            if len(pair) == 2:
+                self.found.roles.update(zip(pair, "ij"))
+        for statement in self.scope.body:
+            if isinstance(statement, Assign) and self.found.roles.get("".join(statement.targets)) == "index":
+                role = self.found.roles.get(self._base(statement.value), "")
+                self.found.roles[statement.targets[0]] = role or "index"
+
+    def _has_places(self, name: str) -> bool:
+        """True unless a value is known to be vectors, which skip no layers."""
+        shape = self.infos.get(name, Info()).shape
+        return shape is None or len(shape) > 2
+
+    def _changes(self, name: str, at: int) -> bool:
+        """True if the result of the statement at `at` has another spatial size than this value."""
+        user: Statement = self.scope.body[at]
+        if isinstance(user, Assign) and isinstance(user.value, Ref) and len(user.targets) == 1:  # carried into a loop
+            carried = user.targets[0]
+            inside = (s for s in flattened(self.scope.body[at + 1 :]) if isinstance(s, Assign))
+            user = next((s for s in inside if carried in refs(s.value)), user)
+        mine = self.infos.get(name, Info()).shape
+        other = self.infos.get(user.targets[0], Info()).shape if user.targets else None
+        if user is not self.scope.body[at] and other is None:  # each turn has another size
+            return mine is not None and len(mine) > 2
+        return mine is not None and other is not None and len(mine) > 2 and mine[2:] != other[2:]
+
+    def _number_parts(self) -> None:
+        """Name arguments that are only concatenated with each other: `x1`, `x2`, `x3`."""
+        uses = self.scope.uses() if any(len(row) > 1 for row in self.rows) else Counter[str]()
+        for row in self.rows:
+            found = [value for value in row if uses[value] == 1]
+            if len(found) > 1:
+                self.found.parts = {value: f"x{i}" for i, value in enumerate(found, 1)}
+                return
+
+
+def is_part(tree: ast.AST) -> bool:
+    """True if an expression takes a part of a value."""
+    return any(isinstance(node, ast.Subscript) for node in walk(tree))
+
+
+def _concatenated(tree: ast.AST) -> list[ast.expr]:
+    """Return what an expression concatenates, if it only does that."""
+    name, operands = called(tree)
+    return operands[0].elts if name == "cat" and operands and isinstance(operands[0], ast.List) else []

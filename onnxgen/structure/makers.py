@@ -1,0 +1,176 @@
+"""What a value is called after the expression that makes it.
+
+Goes in: an expression. Comes out: `Made`, with the names that its layer, its function and its operator suggest.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from onnxgen.code.quote import MemberRef, Ref, refs, walk
+from onnxgen.code.torch_api import ACTIVATIONS
+from onnxgen.common.names import identifier, singular
+from onnxgen.lowering.roles import called, seen_through
+
+# functions whose result has the name of their operand; a hardsigmoid makes a gate
+SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
+GATE, PROBABILITIES = "gate", "probs"  # the result of a sigmoid that is a factor of a product, and of any other
+# names of the results of functions
+RESULTS = {
+    "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": GATE,
+    "softmax": "probs", "log_softmax": "log_probs", "argmax": "index", "argmin": "index", "nonzero": "index",
+    "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
+    "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
+}  # fmt: skip
+# what functions do, for values without any other name
+PLAIN = {
+    "sum": "total", "stack": "stacked", "cat": "joined", "einsum": "product", "amax": "highest", "amin": "lowest",
+    "grid_sample": "sampled", "arange": "positions", "new_zeros": "zeros", "zeros": "zeros", "ones": "ones",
+    "scatter_add": "summed", "index_add": "summed", "index_select": "picked", "gather": "picked",
+    "take_along_dim": "picked",
+}  # fmt: skip
+# what is beside the main chain
+ASIDE = frozenset("total positions highest lowest zeros ones summed picked squared diff normed norm inverse".split())
+# functions whose result is what their operand is, elsewhere or of another size
+RESAMPLED = {
+    "pad": "padded", "interpolate": "resized", "normalize": "normed",
+    **{f"{kind}_pool{n}d": "pooled" for kind in ("max", "avg") for n in (1, 2, 3)},
+}  # fmt: skip
+# what a layer is called, and what its result is then called
+NOUNS = {
+    "encoder": "encoded", "decoder": "decoded", "backbone": "features", "classifier": "logits", "pooler": "pooled",
+    "cls": "logits", "embedding": "emb", "embeddings": "emb",
+}  # fmt: skip
+# names of layers that say nothing about their result
+VAGUE = frozenset(
+    "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage body head dropout "
+    "constant self attn self_attn mlp ffn out output input features part seq sequential h".split()
+)
+ATTENTION = frozenset("attn attention self_attn self_attention cross_attn cross_attention multihead_attn".split())
+SHORTCUTS = frozenset("downsample down_sample shortcut identity residual res_conv skip_conv proj_shortcut".split())
+LONGEST = 24  # characters of a name made of a layer's
+
+
+@dataclass
+class Made:
+    """What an expression says about its value. Each is "" if it says nothing.
+
+    Attributes:
+        base: the value that it is, but for views, activations and factors.
+        result: the name of a function's result ("mean").
+        layer: the name of the layer that computes it, if that says something.
+        vague: the name of that layer, if it only distinguishes it from others ("conv3").
+        plain: what the outermost operation does ("total").
+        is_features: a layer computes it.
+    """
+
+    base: str = ""
+    result: str = ""
+    layer: str = ""
+    vague: str = ""
+    plain: str = ""
+    is_features: bool = False
+
+
+def made_by(tree: ast.expr) -> Made:
+    """Return what an expression says about its value."""
+    node, made = seen_through(tree), Made()
+    while True:
+        name, operands = called(node)
+        if name == "mean" and isinstance(operands[0], ast.BinOp) and isinstance(operands[0].op, ast.Pow):
+            made.result = "variance"
+            return made
+        if name in RESULTS:
+            made.result = RESULTS[name]
+            return made
+        if _is_root_of_sum(node):
+            made.plain = "norm"
+            return made
+        inner = _scaled(node) if isinstance(node, ast.BinOp) else None
+        if operands and name in SAME_NAME | RESAMPLED.keys():
+            inner = operands[0]
+            made.plain = made.plain or RESAMPLED.get(name, "")
+        if inner is None:
+            break
+        node = seen_through(inner)
+    if isinstance(node, Ref):
+        made.base = "" if made.plain else node.value
+        return made
+    member = node.func if isinstance(node, ast.Call) else node
+    if isinstance(member, MemberRef):
+        made.is_features = isinstance(node, ast.Call)
+        made.layer, made.vague = _of_layer(member)
+        made.layer = NOUNS.get(made.layer, made.layer) if made.is_features else made.layer
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        made.is_features = any(isinstance(n, MemberRef) for n in walk(node.right))
+    if not made.is_features:
+        made.plain = made.plain or _plain(node, name, operands)
+    return made
+
+
+def _is_number(tree: ast.AST) -> bool:
+    return isinstance(tree.operand if isinstance(tree, ast.UnaryOp) else tree, ast.Constant)
+
+
+def _is_root_of_sum(node: ast.AST) -> bool:
+    """True for the square root of a sum, but for a small number that keeps it from zero."""
+    name, operands = called(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
+        inner: ast.AST | None = node.left if node.right.value == 0.5 else None
+    else:
+        inner = operands[0] if name == "sqrt" else None
+    while isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add) and isinstance(inner.right, ast.Constant):
+        inner = inner.left
+    return inner is not None and called(seen_through(inner))[0] == "sum"
+
+
+def _scaled(node: ast.BinOp) -> ast.expr | None:
+    """Return the operand of arithmetic whose other one is a number or a stored tensor; None of any other."""
+    if isinstance(node.op, ast.Pow):
+        return None
+    if _is_number(node.right):
+        return node.left
+    if isinstance(node.op, ast.Mult) and (_is_number(node.left) or isinstance(node.left, MemberRef)):
+        return node.right
+    return node.left if isinstance(node.right, MemberRef) and isinstance(node.op, (ast.Mult, ast.Add)) else None
+
+
+def _of_layer(layer: MemberRef) -> tuple[str, str]:
+    """Return the names of a layer's result: one that says something, and one that only distinguishes it."""
+    path = layer.member.path
+    if not path:  # a root that is an nn.Sequential
+        return "", ""
+    last = identifier(path[-1])
+    if path[-1].isdigit():
+        last = identifier(singular(path[-2])) if len(path) > 1 and path[-2] != singular(path[-2]) else ""
+    if last in ATTENTION:
+        return "attn", ""
+    if last in SHORTCUTS:
+        return "identity" if last.startswith("down") else last.removesuffix("_conv"), ""
+    word = re.sub(r"(_proj|_layer|_linear|_conv|_fc)?_?\d*$", "", last).removeprefix("to_")
+    words = word.split("_")
+    if word in ("", *"xyz") or "from" in words or words[0] == "norm" or words[-1] in VAGUE or len(last) > LONGEST:
+        embedding = "emb" if layer.member.layer == "nn.Embedding" else ""
+        return embedding, last if re.search(r"[a-z]\d+$", last) and len(last) <= LONGEST else ""
+    return last if last[-1].isdigit() else word, ""
+
+
+def _plain(node: ast.AST, name: str, operands: list[ast.expr]) -> str:
+    """Return what an operation does: "diff" for the difference of two values."""
+    if name in PLAIN:
+        return PLAIN[name]
+    if not isinstance(node, ast.BinOp):
+        return ""
+    left, right = seen_through(node.left), seen_through(node.right)
+    if isinstance(node.op, ast.Sub):
+        return "" if isinstance(left, (ast.BinOp, ast.Constant)) or _is_number(right) else "diff"
+    if isinstance(node.op, ast.Div):
+        if isinstance(left, ast.Constant):
+            return "inverse"
+        mine, its = set(refs(node.left)), set(refs(node.right))
+        return "normed" if mine and mine == its else ""
+    if isinstance(node.op, ast.Pow):
+        return "squared" if isinstance(right, ast.Constant) and right.value == 2 else ""
+    return "product" if isinstance(node.op, ast.Mult) else ""

@@ -1,0 +1,179 @@
+"""A local variable is one thing: what it is called after what makes it and what uses it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onnxgen.pipeline import generate
+from tests.structure.test_names import forward
+
+
+class Branch(nn.Module):
+    """A branch of the main chain is `h` along its whole length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+
+
+class Siblings(nn.Module):
+    """Results of one layer, and of layers of one list, have its name and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.branches = nn.Linear(4, 4), nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        k1 = self.f(x)
+        k2 = self.f(x + k1 * 0.5)
+        one, two = self.branches[0](k1), self.branches[1](k2)
+        return x * (k1 - k2) + one * two - two
+
+
+class Heads(nn.Module):
+    """The heads of a network each have their own name; sigmoids that are multiplied with each other are no gates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 8)
+        self.score, self.box, self.quality = nn.Linear(8, 2), nn.Linear(8, 4), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = torch.relu(self.fc(x))
+        box = F.softplus(self.box(x)).reshape(-1, 2, 2).flip(1)
+        score, quality = torch.sigmoid(self.score(x)), torch.sigmoid(self.quality(x))
+        return box * 2, torch.sqrt(score * quality), quality - score
+
+
+class Collected(nn.Module):
+    """What a list collects has the singular of its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(4, 6), nn.Linear(6, 2)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        h, c, found = b, b * 2, []
+        for t in range(4):
+            h, c = self.cell(a[:, t], (h, c))
+            found.append(torch.tanh(self.head(h)) * c.mean())
+        return torch.stack(found, 1)
+
+
+class Parts(nn.Module):
+    """Parts of a value have its name; of the layer that makes it, if it has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_stats = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mu, logvar = self.to_stats(x).chunk(2, dim=1)
+        logvar = logvar.clamp(-20, 10)
+        return mu * 2, logvar, mu + torch.exp(0.5 * logvar)
+
+
+class Edges(nn.Module):
+    """Two parts that are indices are `i` and `j`; the difference of what they pick, and its norm, say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(1, 3)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        i, j = b[0], b[1]
+        near = a[i] - a[j]
+        far = torch.sqrt((near**2).sum(-1, keepdim=True))
+        return torch.cat([near, self.fc(far), far], dim=-1)
+
+
+class Cross(nn.Module):
+    """What attention reads beside its queries is the memory, also as an argument of a submodule."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.cross = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+            return x + self.cross(self.norm(x), kept, kept, need_weights=False)[0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = self.Layer(), self.Layer()
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.second(self.first(a, b), b)
+
+
+class Cached(nn.Module):
+    """Earlier keys and values, to which new ones are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 24)
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.proj(a).chunk(3, dim=-1)
+        k, v = torch.cat([b[0], k], dim=1), torch.cat([b[1], v], dim=1)
+        return F.softmax(q @ k.transpose(1, 2), dim=-1) @ v, k, v
+
+
+IDS = torch.tensor([[0, 1, 2], [1, 2, 0]])
+VECTORS = torch.randn(2, 4)
+CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
+    Branch: ((VECTORS,), "x", ["h = F.relu(self.fc1(x))", "h = F.relu(self.fc2(h))"]),
+    Siblings: ((VECTORS,), "x", ["f1 = self.f(x)", "f2 = self.f(x + f1 * 0.5)", "branch1 = ", "branch2 = "]),
+    Heads: (
+        (VECTORS,),
+        "x",
+        ["box = F.softplus(self.box(x))", "probs1 = ", "probs2 = ", "torch.sqrt(probs1 * probs2)"],
+    ),
+    Collected: (
+        (torch.randn(2, 4, 4), torch.randn(2, 6)),
+        "ab",
+        ["for item in ", "h, c = self.cell(item, (h, c))", "output = torch.tanh(", "outputs.append(output)"],
+    ),
+    Parts: ((VECTORS,), "x", ["stat1, stat2 = self.to_stats(x).chunk(2, dim=", "stat2 = stat2.clamp(-20, 10)"]),
+    Edges: ((torch.randn(3, 3), IDS), "ab", ["i, j = b.unbind(0)", "diff = a[i] - a[j]", "norm = "]),
+    Cross: ((torch.randn(2, 3, 8), torch.randn(2, 5, 8)), "ab", ["x: Tensor, memory: Tensor", "memory, memory"]),
+    Cached: (
+        (torch.randn(2, 1, 8), torch.randn(2, 2, 4, 8)),
+        "ab",
+        ["past_k, past_v = b.unbind(0)", "q, k, v = ", "k = torch.cat([past_k, k], dim=1)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("net", CASES, ids=lambda net: net.__name__)
+def test_names(net: type[nn.Module], tmp_path: Path) -> None:
+    example, names, expected = CASES[net]
+    text = forward(net(), example, tmp_path, names)
+    assert [part for part in expected if part not in text] == [], text
+    assert not re.search(r"\b[xyz]\d+ = |\by = ", text), text
+
+
+class First(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(6, 6)
+
+    def forward(self, a: Tensor) -> Tensor:
+        return torch.relu(self.fc2(torch.relu(self.fc1(a))))[:, 0]
+
+
+def test_a_whole_has_not_the_name_of_its_part(tmp_path: Path) -> None:
+    """What an output is only a part of is not called like the output."""
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(First(), (torch.randn(2, 3, 4),), path, output_names=["logits"], dynamo=False, opset_version=17)
+    text = generate(path, tmp_path / "net.py").source
+    assert "logits = " not in text.split("[:, 0]")[0], text
