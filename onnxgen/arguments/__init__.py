@@ -55,5 +55,5 @@ def _arguments(related: Related, reader: Reader, module: ModuleDef) -> list[Argu
         number = number_of(numbers.values())
         if number is not None and (name := roles.name(sizes)):
             made.append(Argument(name, number, numbers, len(slots)))
-    written = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}
-    return choose(made, len(written))
+    widths = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}
+    return choose(made, {spot: int(reader.spots[spot].value) for spot in widths if spot})  # type: ignore[arg-type]

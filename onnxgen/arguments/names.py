@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isqrt
 
@@ -127,8 +127,11 @@ def _of_rows(path: list[str]) -> str:
     return f"num_{stem}" if len(stem) > 2 else ""
 
 
-def choose(found: list[Argument], written: int) -> list[Argument]:
-    """Return the arguments. `found`: one for each class of sizes. `written`: how many sizes of layers the text has."""
+def choose(found: list[Argument], written: Mapping[int, int]) -> list[Argument]:
+    """Return the arguments. `found`: one for each class of sizes. `written`: the sizes of layers in the text, by spot.
+
+    A width is no argument if its number is also written where it does not reach: who changes it would change half.
+    """
     same: dict[tuple[str, int], Argument] = {}
     for argument in found:
         first = same.setdefault((argument.name, argument.number), argument)
@@ -143,8 +146,10 @@ def choose(found: list[Argument], written: int) -> list[Argument]:
             if other is not base and (is_equal or (other in widths and follows(other, base))):
                 base.join(other)
                 del same[other.name, other.number]
-        rest = written - sum(len(a.spots) for a in same.values() if a.name not in WIDTHS)
-        if len(base.spots) < MOST * rest:  # widths that follow no rule stay numbers
+        others = {spot for a in same.values() if a.name not in WIDTHS for spot in a.spots}
+        rest = {number for spot, number in written.items() if spot not in others | base.spots.keys()}
+        is_half = not rest.isdisjoint(base.spots.values())
+        if is_half or len(base.spots) < MOST * (len(written) - len(others)):
             same = {key: argument for key, argument in same.items() if argument.name not in WIDTHS}
     made: dict[str, Argument] = {}
     for argument in sorted(same.values(), key=lambda a: -len(a.spots)):  # the commonest of a name has it

@@ -126,8 +126,13 @@ class FileText:
         """Return the name without `prefix`."""
         return FileText(self._text.removeprefix(prefix))
 
+    def uncounted(self) -> FileText:
+        """Return `x` for `x.1`: PyTorch's legacy exporter counts inputs that are called like a submodule's argument."""
+        return FileText(_COUNT.sub("", self._text))
+
 
 _WORD = re.compile(r"[a-z_][a-z0-9_]*")
+_COUNT = re.compile(r"(?<=[A-Za-z_])\.\d+$")
 
 
 class LocalName(str):

@@ -22,6 +22,7 @@ BACKWARD_ROLES = frozenset(
 )  # go from results to operands of arithmetic
 BUFFER_NAMES = {"positions": "position_ids", "angles": ""}  # usual names of buffers with a role
 # what a layer takes beside its input; views of it have the same role
+PAIR = {"sin", "cos"}
 SIDE_INPUT_ROLES = frozenset("cos sin positions mask h c".split())
 # recurrent layers and helpers: they take states beside their input and return them beside their result
 CELLS = frozenset(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"))  # they return nothing but states
@@ -157,10 +158,10 @@ class _Roles:
         target = statement.targets[0]
         facts = self.infos.get(target, Info())
         base = seen_through(statement.value)
-        name, _ = called(base)
+        name, operands = called(base)
         if _is_cell(statement.value):
             self._give(target, STATE_ROLES[0])
-        elif name in ROLE_OF_FUNCTION:
+        elif name in ROLE_OF_FUNCTION and (name not in PAIR or self._has_both(operands)):
             self._give(target, ROLE_OF_FUNCTION[name])
         elif self._id(base) and not any(isinstance(n, ast.Slice) for n in walk(statement.value)):
             role = self.roles.get(self._id(base))
@@ -170,6 +171,11 @@ class _Roles:
             says = facts.kind == "tensor" and facts.dtype == ir.DataType.BOOL and bool(facts.rank)
             if says or (name in ("triu", "tril") and not self.operands[id(statement)]):
                 self._give(target, "mask")
+
+    def _has_both(self, operands: list[ast.expr]) -> bool:
+        """True if an angle has its sine and its cosine. Other sines are activations."""
+        users = self.uses[self._base(operands[0])] if operands else []
+        return {called(node)[0] for user in users if user is not None for node in walk(user.value)} >= PAIR
 
     def _used(self, node: ast.AST) -> None:
         name, operands = called(node)

@@ -19,7 +19,7 @@ from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import Clues, input_name, is_made_up, is_operation
 from onnxgen.structure.consumers import is_part, used_as
-from onnxgen.structure.makers import ASIDE, GATE, LONGEST, PROBABILITIES, Made, made_by
+from onnxgen.structure.makers import ASIDE, GATE, LONGEST, NOUNS, PROBABILITIES, Made, made_by
 from onnxgen.structure.nesting import LINE, width
 from onnxgen.structure.scopes import Scope, callee
 
@@ -55,7 +55,9 @@ class Names:
         """Return the local name of every value."""
         sure = {argument.value: name for argument in self.scope.inputs if (name := self._sure_argument(argument))}
         for value, name in sure.items():
-            self._take(value, [name])
+            plain = self.clues.hint(value).uncounted().identifier()
+            is_counted = self.scope.is_root and name == self.clues.hint(value).identifier()
+            self._take(value, [plain if is_counted and plain not in sure.values() else name])
         for argument in self.scope.inputs:
             if argument.value not in sure:
                 self._take(argument.value, self._wanted_argument(argument.value))
@@ -187,6 +189,7 @@ class Names:
         """Return names for a value that a statement makes, best first. `ended`: the values that it uses up."""
         sure = self._sure(value)
         if sure:
+            self._fork(used(statement))
             return [sure]
         own = [self.clues.own[value]] if value in self.clues.own else []
         if isinstance(statement, Loop) and value in statement.turn:
@@ -223,8 +226,8 @@ class Names:
             return [MAIN]
         if made.plain not in ASIDE and kept not in names and self._begins(needs):
             return [MAIN]
-        if self.scope.is_root and is_named and len(needs) == 1:
-            self.forked.add(needs[0])
+        if is_named:
+            self._fork(needs)
         if made.result and made.result in names:
             return names
         names += [name for name in ended.values() if name.rstrip("0123456789") == self.branch]
@@ -234,6 +237,11 @@ class Names:
         if plain and not made.is_features:
             return [*names, *plain]
         return [*names, self.branch, *self._fitting([made.vague], statement), self.branch]
+
+    def _fork(self, needs: list[str]) -> None:
+        """Note that a named value is made of one value alone."""
+        if self.scope.is_root and len(needs) == 1:
+            self.forked.update(needs)
 
     def _begins(self, needs: list[str]) -> bool:
         """True if a statement with these operands begins the main chain: no argument waits for another one."""
@@ -253,10 +261,17 @@ class Names:
         return word if word != name and len(word) > 2 and word.isalpha() else ""
 
     def _made(self, value: str, statement: Assign) -> Made:
-        """Return what the expression says about its value. A sigmoid is a gate only if it is a factor."""
+        """Return what the expression says about its value.
+
+        A sigmoid is a gate only if it is a factor. Other probabilities are called like the layer that they come of.
+        """
         made = made_by(statement.value)
+        name, operands = called(seen_through(statement.value))
         if made.result == GATE and value not in self.uses.factors:
-            made.result = PROBABILITIES if called(seen_through(statement.value))[0] == "sigmoid" else ""
+            made.result = PROBABILITIES if name == "sigmoid" else ""
+        if made.result in (PROBABILITIES, "log_probs") and operands:
+            head = made_by(operands[0])
+            made = head if head.is_features and head.layer and head.layer not in NOUNS.values() else made
         return made
 
     def _fitting(self, names: list[str], statement: Assign) -> list[str]:

@@ -101,6 +101,25 @@ def test_what_forward_has_a_number_for_is_no_argument(case: str) -> None:
     assert defaults(held(Fixed(), [torch.rand(3, 8)], case)) == {"in_features": 8}
 
 
+class Half(nn.Module):
+    """A width that a reshape fixes on one side of a bottleneck, and that is free on the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1)
+        self.fc1, self.fc2, self.conv3 = nn.Linear(512, 6), nn.Linear(6, 512), nn.Conv2d(32, 16, 3, 1, 1)
+        self.head = nn.Conv2d(16, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc2(self.fc1(self.conv2(torch.relu(self.conv1(x))).flatten(1)))
+        return self.head(torch.relu(self.conv3(x.reshape(-1, 32, 4, 4))))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_width_that_reaches_half_of_the_network_is_no_argument(case: str) -> None:
+    assert "channels" not in defaults(held(Half(), [IMAGES], case))
+
+
 class Square(nn.Module):
     """Every width is that of the input."""
 

@@ -54,6 +54,33 @@ class Heads(nn.Module):
         return box * 2, torch.sqrt(score * quality), quality - score
 
 
+class Mixture(nn.Module):
+    """The last head has its own name beside heads that are outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 8)
+        self.pi, self.mu, self.sigma = nn.Linear(8, 2), nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = torch.relu(self.fc(x))
+        pi, mu = F.softmax(self.pi(x), dim=-1), self.mu(x)
+        sigma = F.softplus(self.sigma(x)) + 0.01
+        return pi, mu, (sigma * pi + mu).sum(-1)
+
+
+class Sines(nn.Module):
+    """A sine without the cosine of its angle is an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sin(self.fc1(x) * 10)
+        return self.fc2(x) + x
+
+
 class Collected(nn.Module):
     """What a list collects has the singular of its name."""
 
@@ -136,8 +163,9 @@ CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
     Heads: (
         (VECTORS,),
         "x",
-        ["box = F.softplus(self.box(x))", "probs1 = ", "probs2 = ", "torch.sqrt(probs1 * probs2)"],
+        ["box = F.softplus(self.box(x))", "score = torch.sigmoid", "quality = ", "torch.sqrt(score * quality)"],
     ),
+    Sines: ((VECTORS,), "x", ["x = torch.sin(self.fc1(x) * 10)"]),
     Collected: (
         (torch.randn(2, 4, 4), torch.randn(2, 6)),
         "ab",
@@ -177,3 +205,25 @@ def test_a_whole_has_not_the_name_of_its_part(tmp_path: Path) -> None:
     torch.onnx.export(First(), (torch.randn(2, 3, 4),), path, output_names=["logits"], dynamo=False, opset_version=17)
     text = generate(path, tmp_path / "net.py").source
     assert "logits = " not in text.split("[:, 0]")[0], text
+
+
+def test_a_head_beside_outputs_has_its_own_name(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    names = ["weight", "mean", "total"]
+    torch.onnx.export(Mixture(), (VECTORS,), path, output_names=names, dynamo=False, opset_version=17)
+    text = generate(path, tmp_path / "net.py").source
+    assert "sigma = F.softplus(self.sigma(x)) + 0.01" in text, text
+
+
+@pytest.mark.parametrize("given, named", [(["x.1"], "x: Tensor"), (["k.1", "k"], "k_1: Tensor, k: Tensor")])
+def test_the_number_of_an_input_is_left_out_if_no_other_has_the_name(
+    given: list[str], named: str, tmp_path: Path
+) -> None:
+    """PyTorch's legacy exporter counts an input that is called like the argument of a submodule."""
+    net, example = (Branch(), (VECTORS,)) if len(given) == 1 else (Added(), (VECTORS, VECTORS))
+    assert f"def forward(self, {named})" in forward(net, example, tmp_path, given)
+
+
+class Added(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.tanh(a) + b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from onnxgen.pipeline import generate
 from tests.support.exported import held
 
 
-def forward(net: nn.Module, example: tuple[Tensor, ...], folder: Path, names: str = "ab") -> str:
+def forward(net: nn.Module, example: tuple[Tensor, ...], folder: Path, names: Sequence[str] = "ab") -> str:
     """The `forward` that is generated for a network."""
     path = folder / "net.onnx"
     torch.onnx.export(
