@@ -149,6 +149,8 @@ def run(
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume, settings.epochs)  # it may raise: files of an older run are there still
+    if go_on_from is not None:
+        trainer.num_sanity_val_steps = 0  # the score before training is in the checkpoint
     report.begin(settings, facts, named or {})
     keeps.write(settings.out)
     loaders, begun = _Loaders(plan), time.monotonic()
@@ -184,7 +186,6 @@ def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> lightning.Trainer:
     settings = plan.settings
     options = trainer_options(plan.device, settings)
-    first = 0 if settings.resume else -1  # batches to validate before the first step: none or all
     return lightning.Trainer(
         max_epochs=settings.epochs,
         max_steps=settings.max_steps or -1,
@@ -193,7 +194,7 @@ def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> l
         callbacks=callbacks,
         profiler=Unmeasured(),
         plugins=[*options.pop("plugins", ()), store],
-        **{**QUIET, "logger": report.logger(settings.out), "num_sanity_val_steps": first},
+        **{**QUIET, "logger": report.logger(settings.out), "num_sanity_val_steps": -1},  # all, before the first step
         **options,
     )
 

@@ -60,7 +60,7 @@ def test_rounding_that_chooses_rows_is_held_step_by_step(ranked: Path, tmp_path:
 
 WRONG = {
     "before the choice": ("self.fc(torch.sigmoid(x))", f"({OTHER_ORDER} * torch.linspace(0.99, 1.0, 64))"),
-    "behind the choice": ("return x * x", "return 1.01 * x * x"),
+    "behind the choice": ("return rows * rows", "return 1.01 * rows * rows"),
 }
 
 

@@ -62,7 +62,7 @@ LOSSES = (
             "layers.1.blocks.1.attn_mask",
         ),
         (
-            *(f"{block}.attn.weight" for block in SWIN_BLOCKS if block not in SWIN_SHIFTED),
+            *(f"{block}.attn.position_bias" for block in SWIN_BLOCKS if block not in SWIN_SHIFTED),
             *(f"{block}.attn.bias" for block in SWIN_SHIFTED),
         ),
     ),
