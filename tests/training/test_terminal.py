@@ -133,11 +133,12 @@ def test_a_panel_is_interrupted_resized_and_resumed(folder: Path, monkeypatch: p
 
     shown = Terminal("train", "--resume", "--out", "out")
     shown.read(lambda text: len(panels(text)) > 1)
-    numbers = re.search(r"epoch\s+(\d+) of 100000, batch", panels(shown.text)[0])
+    numbers = re.search(r"epoch\s+(\d+) of 100000, (batch|validating)", panels(shown.text)[0])
+    assert numbers is not None, shown.text
     assert f"in epoch {len(rows) + 1} of 100000" in shown.text
     before = [line for line in Screen(shown.text.partition("╭")[0]).lines if line.startswith("epoch ")]
     # Between the line of an epoch and the first batch of the next one, the panel shows the epoch that has ended.
-    assert numbers is not None and int(numbers[1]) - len(rows) - len(before) in (0, 1)
+    assert int(numbers[1]) - len(rows) - len(before) in (0, 1)
     os.write(shown.file, b"\x03")
     assert shown.end() == 130
     hold(Screen(shown.text), read_rows(folder / "out" / "metrics.csv"), len(rows) + 1)
