@@ -149,8 +149,6 @@ def run(
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume, settings.epochs)  # it may raise: files of an older run are there still
-    if go_on_from is not None:
-        trainer.num_sanity_val_steps = 0  # the score before training is in the checkpoint
     report.begin(settings, facts, named or {})
     keeps.write(settings.out)
     loaders, begun = _Loaders(plan), time.monotonic()
@@ -263,6 +261,8 @@ class _Loaders(lightning.LightningDataModule):
 
 def _train(trainer: lightning.Trainer, task: Task, loaders: _Loaders, go_on_from: Path | None) -> str:
     """Run the trainer, and return the reason why it ended: a value of `Result.stopped`."""
+    if go_on_from is not None:
+        trainer.num_sanity_val_steps = 0  # the score before training is in the checkpoint
     try:
         trainer.fit(task, datamodule=loaders, ckpt_path=go_on_from)
     except Stopped:

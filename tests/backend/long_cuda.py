@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import onnx.backend.test
 import pytest
 import torch
 
-from tests.backend.exclusions import EXCLUDED, ROUNDED
-from tests.backend.road import Road
+from tests.backend.exclusions import EXCLUDED
+from tests.backend.road import cases_on
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -26,13 +25,4 @@ def no_tf32(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # Its weights are all equal. Its logits are a thousand equal numbers near 1e12, and softmax shows the last bit of each.
 LAST_BIT = "test_squeezenet"
 
-suite = onnx.backend.test.BackendTest(Road, __name__, test_kwargs=ROUNDED)
-for pattern in (*EXCLUDED, LAST_BIT):
-    suite.exclude(pattern)
-
-found = suite.test_cases
-for cases in found.values():
-    for name in list(vars(cases)):
-        if name.endswith("_cpu"):
-            delattr(cases, name)
-globals().update(found)
+globals().update(cases_on("cuda", (*EXCLUDED, LAST_BIT), __name__))

@@ -6,13 +6,17 @@ import importlib.util
 import itertools
 import linecache
 import sys
+import unittest
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import onnx
+import onnx.backend.test
 
 from onnxgen.backend import OnnxgenBackend, OnnxgenRep
+from tests.backend.exclusions import ROUNDED
 from tests.ops.harness import unformatted
 from tests.support.defaults import given_defaults
 
@@ -42,3 +46,16 @@ def imported(path: Path) -> ModuleType:
     finally:
         del sys.modules[spec.name]
     return module
+
+
+def cases_on(device: str, excluded: Iterable[str], module: str) -> dict[str, type[unittest.TestCase]]:
+    """ONNX's own backend tests on a device ("cpu", "cuda"), as classes that pytest finds in `module`."""
+    suite = onnx.backend.test.BackendTest(Road, module, test_kwargs=ROUNDED)
+    for pattern in excluded:
+        suite.exclude(pattern)
+    found: dict[str, type[unittest.TestCase]] = suite.test_cases
+    for cases in found.values():
+        for name in list(vars(cases)):
+            if name.startswith("test_") and not name.endswith(f"_{device}"):
+                delattr(cases, name)
+    return found

@@ -8,21 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx.backend.test
-
 from benchmarks.conformance.page import from_csv
-from tests.backend.exclusions import EXCLUDED, ROUNDED
-from tests.backend.road import Road
+from tests.backend.exclusions import EXCLUDED
+from tests.backend.road import cases_on
 
-suite = onnx.backend.test.BackendTest(Road, __name__, test_kwargs=ROUNDED)
-for pattern in EXCLUDED:
-    suite.exclude(pattern)
-
-found = suite.test_cases
-for cases in found.values():
-    for name in list(vars(cases)):
-        if name.endswith("_cuda"):
-            delattr(cases, name)
+found = cases_on("cpu", EXCLUDED, __name__)
 globals().update(found)
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "conformance"
