@@ -21,8 +21,8 @@ BACKWARD_ROLES = frozenset(
     "q k v qkv mask positions angles scores".split()
 )  # go from results to operands of arithmetic
 BUFFER_NAMES = {"positions": "position_ids", "angles": ""}  # usual names of buffers with a role
+PAIR = {"sin", "cos"}  # of an angle
 # what a layer takes beside its input; views of it have the same role
-PAIR = {"sin", "cos"}
 SIDE_INPUT_ROLES = frozenset("cos sin positions mask h c".split())
 # recurrent layers and helpers: they take states beside their input and return them beside their result
 CELLS = frozenset(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"))  # they return nothing but states

@@ -30,7 +30,10 @@ def is_contiguous(value: ir.Value) -> bool:
 
 
 def _keeps_rows(node: ir.Node, before: ir.Value, after: ir.Value) -> bool:
-    """Return True if the sizes of the axes before the one that a view cuts are 1, or of those that it moves."""
+    """Return True if the sizes of the axes before the one that a view cuts are 1, or of those that it moves.
+
+    A repeated axis has stride 0. Where a size is unknown, an axis may be repeated.
+    """
     old, new = info(before).shape, info(after).shape
     if old is None or new is None:
         return False
@@ -38,9 +41,17 @@ def _keeps_rows(node: ir.Node, before: ir.Value, after: ir.Value) -> bool:
         order = node.attributes.get_ints("perm", list(range(len(old)))[::-1])
         moved = [axis for axis in order if old[axis] != 1]
         return moved == sorted(moved)
-    if len(new) == len(old):
-        cut = max((axis for axis, (a, b) in enumerate(zip(old, new)) if a != b), default=0)
-        return cut == 0 or (old[cut] != 1 and all(size == 1 for size in old[:cut]))
     if len(new) > len(old):  # indices of any rank copy; more axes by broadcasting do not
         return known(node).matrix is not None
+    if len(new) == len(old):
+        changed = [axis for axis, (a, b) in enumerate(zip(old, new)) if a != b]
+        is_cut = all(isinstance(a, int) and isinstance(b, int) and b < a for a, b in zip(old, new) if a != b)
+        return is_cut and _is_dense(node) and all(size == 1 for size in old[: max(changed, default=0)])
     return all(size == 1 for size in old[: node.attributes.get_int("axis", 0) % len(old)])
+
+
+def _is_dense(node: ir.Node) -> bool:
+    """Return True unless a slice has steps."""
+    steps = node.inputs[4] if len(node.inputs) > 4 else None
+    known_steps = info(steps).constant
+    return steps is None or (known_steps is not None and bool((known_steps == 1).all()))

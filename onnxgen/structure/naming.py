@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, blocks, expressions, used
@@ -54,10 +55,11 @@ class Names:
     def run(self) -> dict[str, LocalName]:
         """Return the local name of every value."""
         sure = {argument.value: name for argument in self.scope.inputs if (name := self._sure_argument(argument))}
+        plain = {value: self.clues.hint(value).uncounted().identifier() for value in sure}
+        taken = Counter([*plain.values(), *(name for value, name in sure.items() if name != plain[value])])
         for value, name in sure.items():
-            plain = self.clues.hint(value).uncounted().identifier()
             is_counted = self.scope.is_root and name == self.clues.hint(value).identifier()
-            self._take(value, [plain if is_counted and plain not in sure.values() else name])
+            self._take(value, [plain[value] if is_counted and taken[plain[value]] == 1 else name])
         for argument in self.scope.inputs:
             if argument.value not in sure:
                 self._take(argument.value, self._wanted_argument(argument.value))

@@ -215,7 +215,10 @@ def test_a_head_beside_outputs_has_its_own_name(tmp_path: Path) -> None:
     assert "sigma = F.softplus(self.sigma(x)) + 0.01" in text, text
 
 
-@pytest.mark.parametrize("given, named", [(["x.1"], "x: Tensor"), (["k.1", "k"], "k_1: Tensor, k: Tensor")])
+@pytest.mark.parametrize(
+    "given, named",
+    [(["x.1"], "x: Tensor"), (["k.1", "k"], "k_1: Tensor, k: Tensor"), (["k.1", "k.2"], "k_1: Tensor, k_2: Tensor")],
+)
 def test_the_number_of_an_input_is_left_out_if_no_other_has_the_name(
     given: list[str], named: str, tmp_path: Path
 ) -> None:
