@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -38,11 +37,7 @@ from tests.support.real import assert_same, computes_in_half, imported, tensor
 @cache
 def refs() -> ModuleType:
     """The collection's own module of inputs."""
-    sys.path.insert(0, str(SHARED / "models"))
-    try:
-        return importlib.import_module("refs")
-    finally:
-        del sys.path[0]
+    return imported(SHARED / "models" / "refs.py")
 
 
 def pass_through(module: ModuleType, feeds: dict[str, Any], **to: Any) -> tuple[list[Any], list[Any]]:

@@ -10,7 +10,6 @@ the file. `--write` renews MODELS.md. Without the collection (`ONNXGEN_SHARED` s
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import sys
@@ -73,10 +72,9 @@ def _short(text: str) -> str:
 
 def _work(entries: list[dict[str, Any]], pipe: Connection) -> None:
     """The child: judges file after file, so that one that kills it or hangs costs no more than itself."""
-    spec = importlib.util.spec_from_file_location("refs", SHARED / "models" / "refs.py")
-    assert spec is not None and spec.loader is not None
-    refs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(refs)
+    from tests.support.real import imported
+
+    refs = imported(SHARED / "models" / "refs.py")
     warnings.simplefilter("ignore")
     for entry in entries:
         with tempfile.TemporaryDirectory() as folder:

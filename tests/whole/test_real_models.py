@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,11 +29,7 @@ from tests.test_rules import format_again, newer
 
 @pytest.fixture(scope="module")
 def refs(shared: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("refs", SHARED / "models" / "refs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported(SHARED / "models" / "refs.py")
 
 
 def reference(refs: ModuleType, entry: dict[str, Any], feeds: dict[str, Any]) -> dict[str, Any]:
