@@ -184,6 +184,8 @@ class _Lists:
             made = items[i]
             for period, count in _repeats(texts, i):
                 after = i + period * count
+                if not _has_arguments(items[i]) and texts[after : after + 1] == texts[i : i + 1]:
+                    continue  # a group does not begin with the activation of the layer before it
                 other = self._repeated(items[i : i + period], count)
                 now = height([*found, other, *items[after:]])
                 then = least or MUCH * height([*found, *items[i:]])
@@ -218,6 +220,10 @@ def _repeats(texts: list[str], start: int) -> Iterator[tuple[int, int]]:
             end += 1
         if (count := (end - start) // period) > 1:
             yield period, count
+
+
+def _has_arguments(item: ast.expr) -> bool:
+    return not isinstance(item, ast.Call) or bool(item.args or item.keywords)
 
 
 def _is_simple(tree: ast.expr) -> bool:

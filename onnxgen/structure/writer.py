@@ -23,6 +23,7 @@ from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import agree
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import SELF, Layout, layout
+from onnxgen.structure.listed import Lists
 from onnxgen.structure.naming import Names
 from onnxgen.structure.nesting import LINE, copied, nest
 from onnxgen.structure.scopes import ClassRef, Method, Scope
@@ -110,6 +111,7 @@ class ClassWriter:
             scope.body, scope.outputs, scope.nodes = body, outputs, nodes
             nest(scope, self.module, self.names)
             self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
+        Lists(scope, self.names, self._text).run()
 
     def _init(self) -> list[ast.stmt]:
         """Return the statements of `__init__`; lines under one flag share an `if`."""
