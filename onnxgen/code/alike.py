@@ -31,10 +31,10 @@ LAYER = "layer"  # the variable of an item
 BEGIN = len(INDENT) * 2  # where a statement of a method begins
 
 MUCH = 0.75  # of the lines
+SHORT = 3  # lines of a list whose items share one
 
 Leaf = Callable[[ast.expr, str], ast.expr]
 Whole = Callable[[list[ast.expr]], ast.expr]
-Height = Callable[[list[ast.expr]], int]
 
 
 def written_once(classes: Sequence[ClassTree], reserved: frozenset[str]) -> list[ClassTree]:
@@ -81,30 +81,29 @@ class _Lists:
 
     def _items(self, items: list[ast.expr], whole: Whole, column: int, before: int) -> list[ast.expr]:
         """Return the items of a container, perhaps fewer of them. `whole` makes the container."""
+        inner = column + len(INDENT)
+        least = _height(whole(items), column, before) if len(items) >= MIN_ITEMS else 0
+        if least > SHORT:  # each item has lines of its own
+            row = self._row(items) if len(set(map(self._outline, items))) == 1 else None
+            if row is not None and _height(whole([row]), column, before) < least:
+                return [row]
+            items = self._periods(self._rows(items, inner), inner)
+        return [self._value(item, inner) for item in items]
 
-        def height(made: list[ast.expr]) -> int:
-            return _height(whole(made), column, before)
-
-        if len(items) >= MIN_ITEMS:
-            items = self._periods(self._rows(items, height), height)
-        return [self._value(item, column + len(INDENT)) for item in items]
-
-    def _rows(self, items: list[ast.expr], height: Height) -> list[ast.expr]:
+    def _rows(self, items: list[ast.expr], column: int) -> list[ast.expr]:
         """Write items in a row that differ in a few numbers as one comprehension over these numbers."""
         found: list[ast.expr] = []
-        end = 0
-        for is_made, group in groupby(items, self._outline):
+        for _, group in groupby(items, self._outline):
             alike = list(group)
-            end += len(alike)
-            row = self._row(alike) if is_made and len(alike) >= MIN_ITEMS else None
-            is_shorter = row is not None and height([*found, row, *items[end:]]) < height(
-                [*found, *items[end - len(alike) :]]
-            )
+            row = self._row(alike) if len(alike) >= MIN_ITEMS else None
+            is_shorter = row is not None and _height(row, column) < sum(_height(item, column) for item in alike)
             found += [row] if row is not None and is_shorter else alike
         return found
 
     def _row(self, items: list[ast.expr]) -> ast.expr | None:
         """Return a comprehension for items of one outline; None if they differ in too much or in nothing."""
+        if not isinstance(items[0], ast.Call):
+            return None
         values = [[leaf for leaf, _ in self._leaves(item)] for item in items]
         columns = [tuple(map(ast.unparse, column)) for column in zip(*values)]
         varying = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
@@ -137,9 +136,7 @@ class _Lists:
         return made
 
     def _outline(self, item: ast.expr) -> str:
-        """Return a text that is equal for calls that differ only in simple arguments; "" for other items."""
-        if not isinstance(item, ast.Call):
-            return ""
+        """Return a text that is equal for items that differ only in simple arguments of calls."""
         return ast.dump(self._rebuilt(item, "", lambda tree, name: ast.Constant(None)))
 
     def _leaves(self, item: ast.expr) -> list[tuple[ast.expr, str]]:
@@ -174,23 +171,22 @@ class _Lists:
         given = [ast.keyword(k.arg, self._rebuilt(k.value, k.arg or "", leaf)) for k in tree.keywords]
         return ast.Call(tree.func, args, given)
 
-    def _periods(self, items: list[ast.expr], height: Height) -> list[ast.expr]:
+    def _periods(self, items: list[ast.expr], column: int) -> list[ast.expr]:
         """Write groups of items that follow each other again and again once, where that is much shorter."""
         texts = list(map(ast.unparse, items))
         found: list[ast.expr] = []
         i = 0
         while i < len(items):
-            step, least = 1, 0.0
-            made = items[i]
+            made, step, saved = items[i], 1, 0
             for period, count in _repeats(texts, i):
                 after = i + period * count
                 if not _has_arguments(items[i]) and texts[after : after + 1] == texts[i : i + 1]:
                     continue  # a group does not begin with the activation of the layer before it
                 other = self._repeated(items[i : i + period], count)
-                now = height([*found, other, *items[after:]])
-                then = least or MUCH * height([*found, *items[i:]])
-                if now < then:
-                    made, step, least = other, period * count, now
+                then = count * sum(_height(item, column) for item in items[i : i + period])
+                now = _height(other, column)
+                if now <= MUCH * then and then - now > saved:
+                    made, step, saved = other, period * count, then - now
             found.append(made)
             i += step
         return found

@@ -46,14 +46,14 @@ def condition(only: frozenset[int], name: str, groups: list[Group], instances: l
         differ = frozenset(i for i in instances if begins.get(i, ends[i]) != ends[i])
         moves = frozenset(i for g in strided for i, stride in g.numbers.items() if stride != 1)
         if name == RESIDUAL:
-            rules = {"{2} == 1 and {0} == {1}": differ | moves, "{0} == {1}": differ}
-            wanted = frozenset(instances) - only
+            rules, wanted = {"{0} == {1}": differ}, frozenset(instances) - only
+            rules = {"{2} == 1 and {0} == {1}": differ | moves} | rules if strided else rules
         else:
-            own = any(use.column.keys() == only for g in strided for use in g.uses)
-            rules = {"{2} != 1 or {0} != {1}": differ | moves} if own else {}
-            rules, wanted = rules | {"{0} != {1}": differ}, only
+            rules, wanted = {"{0} != {1}": differ}, only
+            is_strided = any(use.column.keys() == only for g in strided for use in g.uses)
+            rules = {"{2} != 1 or {0} != {1}": differ | moves} | rules if is_strided else rules
         rule = next((rule for rule, holds in rules.items() if holds == wanted), None)
-        if rule is not None and differ and (strided or "{2}" not in rule):
+        if rule is not None and differ:
             a.texts.update((i, b.texts[i]) for i in instances if i not in begins)
             return Condition(rule, [a, b, *strided])
     return None
