@@ -180,7 +180,7 @@ class _Writing:
             if block.only is None or block.passes is not None:
                 made.extend(self._statement(node) for node in block.nodes)
             elif block.otherwise is not None:
-                made.append(self._choice(block, block.otherwise))
+                made.append(self._choice(i, block, block.otherwise))
             elif not block.is_other:
                 made.extend(self._part(i, block))
         result = self._expression(self.body.form.returned, 0)
@@ -205,12 +205,14 @@ class _Writing:
         start = Assign(final.targets, Ref(before), final.scope)
         return [start, If(test, [*inner, final], [], final.targets, final.scope)]
 
-    def _choice(self, block: Block, other: Block) -> Statement:
+    def _choice(self, now: int, block: Block, other: Block) -> Statement:
         """Put two parts of which each instance has one under `if self.flag:` and `else:`."""
-        target = block.last.targets[0]
-        otherwise = self._statement(other.last, target)
         assert other.last.skip is not None
-        self.names[Def(other.last, 0)] = self.names[other.last.operands[other.last.skip]]
+        value = other.last.operands[other.last.skip]
+        target = self.names[value] if self.last_use[value] <= now else block.last.targets[0]
+        before = self.names[value]
+        otherwise = self._statement(other.last, target)
+        self.names[Def(other.last, 0)] = before
         then = self._statement(block.last, target)
         test = ast.Attribute(SELF, self.flag(block.flag), ast.Load())
         return If(test, [then], [otherwise], (target,), then.scope)
