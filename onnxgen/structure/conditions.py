@@ -38,13 +38,13 @@ def condition(only: frozenset[int], name: str, groups: list[Group], instances: l
     `name`: that of the flag. A size that only the part needs is given to the other instances, too.
     """
     free = [group for group in groups if not group.bases]
-    strided = [g for g in free if g.wanted == "stride" and len(g.numbers) == len(instances)][:1]
+    strided = [g for g in free if g.wanted == "stride" and len(g.texts) == len(instances)][:1]
     for a, b in _residual(free) if name == RESIDUAL else _led(only, free):
         begins, ends = a.numbers, b.numbers
         if not begins or len(ends) < len(instances) or not only <= begins.keys():
             continue
         differ = frozenset(i for i in instances if begins.get(i, ends[i]) != ends[i])
-        moves = frozenset(i for g in strided for i, stride in g.numbers.items() if stride != 1)
+        moves = frozenset(i for g in strided for i, stride in g.texts.items() if stride != "1")
         if name == RESIDUAL:
             rules, wanted = {"{0} == {1}": differ}, frozenset(instances) - only
             rules = {"{2} == 1 and {0} == {1}": differ | moves} | rules if strided else rules
