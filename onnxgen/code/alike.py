@@ -17,7 +17,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import groupby
+from string import ascii_lowercase
 
+from onnxgen.code.allowed import BUILTINS
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.printer import INDENT, LINE_LENGTH
 from onnxgen.code.quote import call, quote, walk
@@ -26,7 +28,6 @@ from onnxgen.code.torch_api import SIGNATURES, dotted
 MIN_ITEMS = 3
 MAX_COLUMNS = 3  # in which the items of a list may differ
 MAX_PERIOD = 6
-LETTERS = "abcdefgh"
 LAYER = "layer"  # the variable of an item
 BEGIN = len(INDENT) * 2  # where a statement of a method begins
 
@@ -49,7 +50,7 @@ class _Lists:
     def __init__(self, tree: ClassTree, known: Mapping[str, tuple[str, ...]], reserved: Collection[str]) -> None:
         self.tree, self.known = tree, known
         names = (n.id for part in (*tree.setup, *tree.items) for n in walk(part) if isinstance(n, ast.Name))
-        self.taken = {*reserved, *names, *(parameter.name for parameter in tree.parameters)}
+        self.taken = {*reserved, *BUILTINS, *names, *(parameter.name for parameter in tree.parameters)}
 
     def changed(self) -> ClassTree:
         own = quote("super().__init__")
@@ -127,7 +128,7 @@ class _Lists:
 
     def _names(self, wanted: list[str]) -> list[str]:
         """Return names for variables: the argument's, if there is one variable or it is no size, or else a letter."""
-        letters = (letter for letter in LETTERS if letter not in self.taken)
+        letters = (letter for letter in ascii_lowercase if letter not in self.taken)
         made: list[str] = []
         for name in wanted:
             is_plain = len(wanted) == 1 or not any(unit in name for unit in ("channels", "features", "embedding"))
