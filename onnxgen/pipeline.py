@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxgen.arguments import with_arguments
+from onnxgen.code.alike import written_once
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.common.names import identifier, network_name
@@ -83,7 +84,8 @@ def build(
         def made(plain: Plain) -> Generated:
             with timed(report, "structure"):
                 classes = structure(module, options, plain)
-                classes = classes if plain else with_arguments(classes, module, wanted)
+                if not plain:
+                    classes = written_once(with_arguments(classes, module, wanted), module.reserved)
             with timed(report, "render"):
                 return compose(model, module, classes, path, out, options, report, record)
 

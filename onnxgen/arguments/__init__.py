@@ -51,6 +51,7 @@ def _arguments(related: Related, reader: Reader, module: ModuleDef) -> list[Argu
         spots = {spot_of.get(slot, 0) for slot in slots}
         if not slots or 0 in spots:
             continue  # a size that no number of its own in the text gives
+        spots |= {other for other, like in reader.equal.items() if other not in places and like <= spots}
         numbers = {spot: int(reader.spots[spot].value) for spot in spots}  # type: ignore[arg-type]
         number = number_of(numbers.values())
         if number is not None and (name := roles.name(sizes)):

@@ -78,7 +78,7 @@ class Roles:
         made = [(self.layers[str(size[0])], size[2:], str(size[0]).split(".")) for size in slots]
         rows = [path for layer, place, path in made if layer == "nn.Embedding" and place == (0,)]
         if rows:
-            return _of_rows(rows[0])
+            return "" if self._is_one_of_several(rows[0]) else _of_rows(rows[0])
         if all(layer == "nn.MultiheadAttention" and place == (1,) for layer, place, _ in made):
             return "num_heads"
         comes = any(size[0] in self.given for size in sizes if not is_slot(size))
@@ -102,6 +102,13 @@ class Roles:
         if convolves and (outs or ins):
             return "channels"
         return "hidden_dim" if outs or ins else ""
+
+    def _is_one_of_several(self, path: list[str]) -> bool:
+        """True for a table in a list of tables that have other numbers of rows."""
+        *around, number = path
+        others = (other for other, layer in self.layers.items() if layer == "nn.Embedding")
+        alike = [other for other in others if other.split(".")[:-1] == around] if number.isdigit() else []
+        return len({self.related.value.get((other, "in", 0)) for other in alike}) > 1
 
 
 ATTENDING = frozenset(["nn.MultiheadAttention"])

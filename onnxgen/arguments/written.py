@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from onnxgen.arguments.sizes import Place, Size, is_integer
@@ -62,7 +63,8 @@ class Reader(Text):
 
     Attributes:
         spots: every spot that was read, by its id.
-        spoilt: the ids of spots that have another use than to be a number in a call.
+        spoilt: the ids of spots that have another use than to be a number in a call, or to be compared.
+        equal: for each spot the ids of those that it was compared with and that are the same number.
     """
 
     def __init__(self, classes: Sequence[ClassTree], specification: Specification) -> None:
@@ -70,6 +72,7 @@ class Reader(Text):
         super().__init__(ast.Module(list[ast.stmt](definitions), []), specification)
         self.spots: dict[int, Spot] = {}
         self.spoilt: set[int] = set()
+        self.equal: dict[int, set[int]] = {}
         self.rules[Spot] = self._spot
         self.building = True
         self._place(self._construct(definitions[-1], [], {}), "")
@@ -93,6 +96,14 @@ class Reader(Text):
         if not isinstance(made, Written):
             self._spoil(self.evaluate(tree.left, scope), self.evaluate(tree.right, scope))
         return made
+
+    def _compare(self, tree: ast.Compare, scope: LocalVariables) -> Value:
+        sides = [self.evaluate(value, scope) for value in (tree.left, *tree.comparators)]
+        for a, b in pairwise(sides):
+            if isinstance(a, Written) and isinstance(b, Written) and a == b:
+                self.equal.setdefault(id(a.spot), set()).add(id(b.spot))
+                self.equal.setdefault(id(b.spot), set()).add(id(a.spot))
+        return super()._compare(tree, scope)
 
     def _builtin(self, name: str, args: list[Value]) -> Value:
         made = super()._builtin(name, [int(a) if isinstance(a, Written) else a for a in args])

@@ -30,7 +30,8 @@ def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -
         OnnxgenError: the graph computes with a dim that no input has.
         Refused: a class holds something that a generated file may not contain.
     """
-    module = replace(module, body=copied(module.body), annotate=options.annotate)
+    infos = dict(module.infos)  # a value of a loop has the size of no turn
+    module = replace(module, body=copied(module.body), infos=infos, annotate=options.annotate)
     classes = write_classes(module, Splitter(module, plain).root(options.flat), plain)
     refuse_others(classes, module.own.names, module.own.has_calls)
     describe(classes)

@@ -96,7 +96,7 @@ class Classes:
         for scope in level:
             self.writers[id(scope)] = ClassWriter(self.module, scope, self.built, self.writers)
         if level == [self.root]:
-            source = self.writers[id(self.root)].write(None, [{v: v for v in values(self.root)}], [])
+            source = self.writers[id(self.root)].write(None, [{v: v for v in values(self.root)}], {})
             source.paths, source.name = [""], self.module.name
             self.sources[id(self.root)] = source
             return

@@ -117,6 +117,9 @@ class _Nesting:
         if statement is self.returned:
             return LINE - len("return "), MAX_NESTED_LAYERS_IN_RETURN
         names = sum(len(self.roles.get(t, "x")) + 2 for t in statement.targets)
+        if self.returned is not None and isinstance(self.returned.value, Ref):
+            if statement.targets == (self.returned.value.value,):  # the `return` will have its value
+                names = len("return ") - 1
         return LINE - 4 * level - names - 1, 1
 
     def _fits(self, inner: ast.expr, outer: ast.expr, name: str, room: int, layers: int) -> bool:
@@ -125,7 +128,7 @@ class _Nesting:
             return False
         if isinstance(outer, Ref):
             return True
-        mine, before = _called(inner), _called_before(outer, name)
+        mine, before = _called(inner), called_before(outer, name)
         if not mine.isdisjoint(before) or (METHOD in mine and before) or (METHOD in before and mine):
             return False
         merged = _inline(outer, name, inner)
@@ -162,7 +165,7 @@ def _calls_method(tree: ast.AST) -> bool:
     return isinstance(of, ast.Name) and of.id == "self"
 
 
-def _called_before(tree: ast.AST, name: str) -> set[int]:
+def called_before(tree: ast.AST, name: str) -> set[int]:
     """Return the layers that an expression calls before it reads a value."""
     found: set[int] = set()
     while not isinstance(tree, Ref):

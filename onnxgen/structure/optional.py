@@ -34,11 +34,15 @@ class Block:
     Attributes:
         only: the instances that have an optional part; None if all have it.
         passes: the submodule that is all there is in an optional part, and that `nn.Identity` can replace.
+        otherwise: the optional part that all other instances have in its place.
+        is_other: it is such a part.
     """
 
     nodes: list[Node]
     only: Only | None
     passes: Part | None = None
+    otherwise: Block | None = None
+    is_other: bool = False
 
     @property
     def flag(self) -> Flag:
@@ -62,10 +66,12 @@ class Body:
         self._check()
         for block in self.blocks:
             block.passes = self._identity(block)
+        for block in self.blocks:
+            self._pair(block)
 
     def flags(self) -> dict[Flag, Node]:
         """Return the flags that the body reads, each with the last node of a part that it turns off."""
-        return {b.flag: b.last for b in self.blocks if b.only is not None and b.passes is None}
+        return {b.flag: b.last for b in self.blocks if b.only is not None and b.passes is None and not b.is_other}
 
     def _blocks(self) -> list[Block]:
         """Return the nodes in an order of execution, with those of an optional part together."""
@@ -138,6 +144,19 @@ class Body:
         uses = sum(m is member for other in (*self.form.nodes, self.form.returned) for m in inner_members(other))
         return part if part is not None and part.only == node.only and uses == 1 else None
 
+    def _pair(self, block: Block) -> None:
+        """Note the part before this one that just the other instances have, if only this one uses its value."""
+        last = block.last
+        if block.only is None or block.passes is not None or last.skip is None or len(block.nodes) > 1:
+            return
+        value = last.operands[last.skip]
+        other = self.block_of.get(value.node) if value.node is not None else None
+        if other is None or other.only != self.all - block.only or other.passes is not None or len(other.nodes) > 1:
+            return
+        everything = (*self.form.nodes, self.form.returned)
+        if sum(d.node is other.last for node in everything for d in node.operands) == 1:
+            block.otherwise, other.is_other = other, True
+
     def statements(self, fill: Fill, flag: Callable[[Flag], str]) -> tuple[list[Statement], list[ast.expr]]:
         """Return the body and the returned expressions, with the literals that `fill` chooses and `flag`'s names."""
         return _Writing(self, fill, flag).run()
@@ -160,7 +179,9 @@ class _Writing:
         for i, block in enumerate(self.body.blocks):
             if block.only is None or block.passes is not None:
                 made.extend(self._statement(node) for node in block.nodes)
-            else:
+            elif block.otherwise is not None:
+                made.append(self._choice(i, block, block.otherwise))
+            elif not block.is_other:
                 made.extend(self._part(i, block))
         result = self._expression(self.body.form.returned, 0)
         assert isinstance(result, ast.Tuple)
@@ -183,6 +204,18 @@ class _Writing:
         final = self._statement(last)
         start = Assign(final.targets, Ref(before), final.scope)
         return [start, If(test, [*inner, final], [], final.targets, final.scope)]
+
+    def _choice(self, now: int, block: Block, other: Block) -> Statement:
+        """Put two parts of which each instance has one under `if self.flag:` and `else:`."""
+        assert other.last.skip is not None
+        value = other.last.operands[other.last.skip]
+        target = self.names[value] if self.last_use[value] <= now else block.last.targets[0]
+        before = self.names[value]
+        otherwise = self._statement(other.last, target)
+        self.names[Def(other.last, 0)] = before
+        then = self._statement(block.last, target)
+        test = ast.Attribute(SELF, self.flag(block.flag), ast.Load())
+        return If(test, [then], [otherwise], (target,), then.scope)
 
     def _statement(self, node: Node, name: str = "") -> Statement:
         statement = node.statement

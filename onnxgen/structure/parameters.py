@@ -21,6 +21,7 @@ from onnxgen.code import printer
 from onnxgen.code.formula import formula
 from onnxgen.code.quote import rewrite
 from onnxgen.common.names import Namer, identifier
+from onnxgen.structure.conditions import condition
 from onnxgen.structure.forms import Differ
 from onnxgen.structure.layout import ITEMS
 from onnxgen.structure.literals import Slot
@@ -111,6 +112,17 @@ class Parameters:
         for group in self.all:
             self._derive(group)
         self.groups = [group for group in self.all if not group.bases]
+        found = {flag: condition(flag[0], flag[1] or name, self.groups, instances) for flag, name in flags.items()}
+        self.conditions = {flag: made for flag, made in found.items() if made is not None}
+
+    def test(self, flag: Flag) -> str:
+        """Return what says in `__init__` whether an instance has an optional part: a parameter or a condition."""
+        return self.conditions[flag].text if flag in self.conditions else self.flags[flag]
+
+    @property
+    def given(self) -> list[tuple[Flag, str]]:
+        """The flags that are parameters, with their names."""
+        return [(flag, name) for flag, name in self.flags.items() if flag not in self.conditions]
 
     def _derive(self, group: Group) -> None:
         """Let a padding, a hidden size or the size of a head follow from other parameters, if it does."""
@@ -118,8 +130,7 @@ class Parameters:
         if group.wanted == "head_dim":
             heads = [g for g in self.all if g.wanted == "num_heads" and g.numbers.keys() >= numbers.keys()][:1]
             numbers = {i: n * heads[0].numbers[i] for i, n in numbers.items()} if heads else {}
-        kind = "kernel_size" if group.wanted == "padding" else "size"
-        for rule, holds in _rules(group.wanted) if numbers else ():
+        for kind, rule, holds in _rules(group.wanted) if numbers else ():
             for base in self.all:
                 is_size = bool(_SIZE.search(base.wanted)) and not base.wanted.startswith("hidden_")
                 if base is group or base.bases or not (is_size if kind == "size" else base.wanted == kind):
@@ -132,8 +143,8 @@ class Parameters:
     @property
     def are_few(self) -> bool:
         nameless = sum(not any(use.wanted for use in group.uses) for group in self.groups)
-        few = len(self.groups) + len(self.flags) <= MAX_PARAMETERS
-        return few and len(self.flags) <= MAX_FLAGS and nameless <= MAX_NAMELESS
+        few = len(self.groups) + len(self.given) <= MAX_PARAMETERS
+        return few and len(self.given) <= MAX_FLAGS and nameless <= MAX_NAMELESS
 
     def name(self, attributes: set[str], stored: set[Flag], reserved: frozenset[str]) -> None:
         """Name all parameters.
@@ -164,7 +175,7 @@ class Parameters:
         whole = [len(g.texts) == len(self.instances) and bool(_SIZE.search(g.name)) for g in self.groups]
         if any(size and p.default is None for p, size in zip(made, whole)):  # sizes are given together
             made = [replace(p, default=None) if size else p for p, size in zip(made, whole)]
-        for (only, _), name in self.flags.items():
+        for (only, _), name in self.given:
             made.append(Parameter(name, "bool", str(2 * len(only) > len(self.instances))))
         return sorted(made, key=lambda p: p.default is not None)
 
@@ -187,7 +198,7 @@ class Parameters:
     def made(self, name: str, instance: int) -> ast.Call:
         """Return the call that makes one instance of the class of this name."""
         values = {group.name: group.texts.get(instance) for group in self.groups}
-        values |= {name: str(instance in only) for (only, _), name in self.flags.items()}
+        values |= {name: str(instance in only) for (only, _), name in self.given}
         call = ast.Call(ast.Name(name, ast.Load()), [], [])
         for parameter in self.parameters():
             value = values[parameter.name]
@@ -229,20 +240,23 @@ def _fits(use: Use, group: Group, varies: bool) -> bool:
     return varies and bool(_SIZE.search(use.wanted)) and any(_SIZE.search(other.wanted) for other in group.uses)
 
 
-def _rules(wanted: str) -> Iterator[tuple[str, Callable[[int, int], bool]]]:
-    """Yield the ways in which a parameter of this name may follow from another one, and a check of two numbers."""
+def _rules(wanted: str) -> Iterator[tuple[str, str, Callable[[int, int], bool]]]:
+    """Yield the ways in which a parameter of this name may follow from one of another kind, and a check of the two."""
 
     def is_ratio(up: int, down: int) -> Callable[[int, int], bool]:
         return lambda n, size: n * down == size * up
 
+    factors = range(2, MAX_FACTOR + 1)
     if wanted == "padding":
-        yield "{} // 2", lambda n, kernel: n == kernel // 2
+        yield "kernel_size", "{} // 2", lambda n, kernel: n == kernel // 2
+    if wanted in ("padding", "size"):  # of a causal convolution
+        yield from (("dilation", f"{factor} * {{}}", is_ratio(factor, 1)) for factor in factors)
     elif wanted == "head_dim":  # times the number of heads
-        yield "{} // {}", is_ratio(1, 1)
+        yield "size", "{} // {}", is_ratio(1, 1)
     elif wanted.startswith("hidden_"):
-        for factor in range(2, MAX_FACTOR + 1):
-            yield f"{factor} * {{}}", is_ratio(factor, 1)
-            yield f"{{}} // {factor}", is_ratio(1, factor)
+        for factor in factors:
+            yield "size", f"{factor} * {{}}", is_ratio(factor, 1)
+            yield "size", f"{{}} // {factor}", is_ratio(1, factor)
 
 
 def _wanted(group: Group, uses: list[tuple[Use, Group]]) -> str:

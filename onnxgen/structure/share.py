@@ -28,7 +28,7 @@ class Shared:
     Attributes:
         root: what it registers.
         body, outputs: of `forward`.
-        stored: the parameters that `forward` reads.
+        stored: the attributes that `forward` reads, and the parameter or condition that each is.
         parameters: of the constructor.
         made: returns the call that makes an instance, by the name of the class and the instance's number.
     """
@@ -36,7 +36,7 @@ class Shared:
     root: Entry
     body: list[Statement]
     outputs: list[ast.expr]
-    stored: list[str]
+    stored: dict[str, str]
     parameters: list[Parameter]
     made: Callable[[str, int], ast.Call]
 
@@ -89,15 +89,15 @@ class _Sharing:
         self._settle(self.form.root, self.all)
         body, outputs = self.body.statements(self._filled, lambda flag: flags[flag])
         read = [base for g in self.parameters.all if g.in_forward for base in g.bases or [g]]
-        kept = list(dict.fromkeys(g.name for g in read))
-        kept += [name for flag, name in flags.items() if flag in stored]
+        kept = {g.name: g.name for g in read}
+        kept |= {name: self.parameters.test(flag) for flag, name in flags.items() if flag in stored}
         return Shared(self.form.root.entry, body, outputs, kept, self.parameters.parameters(), self.parameters.made)
 
     def _settle(self, part: Part, outer: Only) -> None:
         """Write the literals and the flags of a part into its entry."""
         entry, only = part.entry, frozenset(part.only)
         entry.below = {name: below.entry for name, below in part.below.items()}
-        entry.flag = self.parameters.flags[only, ""] if only != outer else ""
+        entry.flag = self.parameters.test((only, "")) if only != outer else ""
         entry.passes = any(block.passes is part for block in self.body.blocks)
         if entry.member is not None:
             build = self.maker.made(entry.member.build)

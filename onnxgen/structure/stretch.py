@@ -10,15 +10,17 @@ import ast
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expressions
-from onnxgen.code.quote import MemberRef, Ref, call, quote, value_of, walk
+from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, value_of, walk
 from onnxgen.common.names import ModulePath, identifier, singular
 from onnxgen.structure.copies import replace_in
 from onnxgen.structure.loops import Result, Run
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.turns import Items
 
+CHAINED = 3  # statements that become one expression
 PARTS = ("unbind", "chunk", "split")  # methods whose result can be looped over
 
 
@@ -111,7 +113,18 @@ class Stretch(Run):
     @property
     def cost(self) -> float:
         """About how many lines the loop has besides the statements of one turn."""
+        if self._is_listed():
+            return 0.3 + 0.3 * len(self.own)
         return 1 + 0.5 * len(self.starts) + 2 * len(self.kept) + 0.3 * len(self.own)
+
+    def _is_listed(self) -> bool:
+        """True if a turn is one short chain of layers and functions, whose result a list has: a comprehension."""
+        turn = self.turns[0]
+        chained = all(
+            len(a.targets) == 1 and self.uses[a.targets[0]] == 1 and a.targets[0] in refs(b.value)
+            for a, b in pairwise(turn)
+        )
+        return not self.starts and self.kept == [(len(turn) - 1, 0)] and len(turn) <= CHAINED and chained
 
     def _names(self, result: Result) -> tuple[str, ...]:
         return tuple(turn[result[0]].targets[result[1]] for turn in self.turns)
@@ -165,7 +178,7 @@ class Stretch(Run):
     def _is_list(self, names: tuple[str, ...]) -> bool:
         """True for all items of a list, in order."""
         path, numbers = self._items(names)
-        below = {m.path for m in self.scope.members if m.path[: len(path)] == path}
+        below = {m.path[: len(path) + 1] for m in self.scope.members if m.path[: len(path)] == path}
         if self.is_part:
             return numbers == [*range(numbers[0], numbers[0] + len(names))]
         return numbers == [*range(len(names))] and below == {(*path, str(n)) for n in numbers}

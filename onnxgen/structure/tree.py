@@ -24,7 +24,7 @@ class Entry:
         container: the member by which the code uses all items of this list at once.
         below: the entries that it holds, by name.
         value: the expression that makes the member, if it is not the member's own `build`.
-        flag: the constructor's parameter that says whether an instance has it.
+        flag: the parameter or the condition that says whether an instance has it.
         passes: an instance that does not have it has an `nn.Identity` instead.
         count: the length of a list whose length is a parameter; all its items are made like the first one.
     """

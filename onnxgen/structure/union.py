@@ -71,6 +71,7 @@ class _Match:
         skipped: the nodes that only the first form has, and which operand replaces their value.
         extra: the same for the nodes that only the other form has.
         rewired: the operands (a node, and which) that become values of such extra nodes.
+        chained: the operands of such extra nodes that become values of skipped nodes: no instance has both.
         inserted: the extra nodes, as a set that keeps their order.
     """
 
@@ -81,6 +82,7 @@ class _Match:
         self.skipped: dict[Node, int] = {}
         self.extra: dict[Node, int] = {}
         self.rewired: list[tuple[Node, int, Def]] = []
+        self.chained: list[tuple[Node, int, Def]] = []
         self.inserted: dict[Node, None] = {}
 
     def run(self) -> None:
@@ -89,6 +91,8 @@ class _Match:
         while pending:
             consumer, operand, a, b = pending.pop()
             left, right = self._alike(a, b)
+            if left and right and b.node is not None:  # the other form's value follows the first one's
+                self.chained.append((b.node, right[0], a))
             a = _skip(a, left, self.mine, self.skipped)
             if right:
                 self.rewired.append((consumer, operand, b))
@@ -114,6 +118,10 @@ class _Match:
             return left, []
         if right:
             return [], right
+        for i, x in enumerate(_operands(a)):
+            for j, y in enumerate(_operands(b)):
+                if x.node is not None and self._same(x, y):
+                    return [i], [j]
         raise Differ("no common value")
 
     def _same(self, a: Def, b: Def) -> bool:
@@ -136,6 +144,8 @@ class _Match:
             if node.skip not in (None, operand):
                 raise Differ("a value that two operands replace")
             node.skip = operand
+        for extra, operand, value in self.chained:
+            extra.operands[operand] = value
         for consumer, operand, value in self.rewired:
             consumer.operands[operand] = self._translated(value)
 
@@ -166,6 +176,11 @@ class _Match:
         for node in self.inserted:
             names.update((t, t) for t in node.targets)
         return names
+
+
+def _operands(value: Def) -> list[Def]:
+    """Return the operands of the statement that makes a value; [] if it makes several."""
+    return value.node.operands if value.node is not None and value.node.is_simple else []
 
 
 def _skip(value: Def, path: list[int], paired: Mapping[Node, Node], skipped: dict[Node, int]) -> Def:

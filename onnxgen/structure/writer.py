@@ -17,12 +17,13 @@ from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.formula import formula
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, With
-from onnxgen.code.quote import MemberRef, Ref, rewrite, tensor_of, walk
+from onnxgen.code.quote import MemberRef, Ref, quote, rewrite, tensor_of, walk
 from onnxgen.common.names import UNUSED, FileText, LocalName, printable
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import agree
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import SELF, Layout, layout
+from onnxgen.structure.listed import Lists
 from onnxgen.structure.naming import Names
 from onnxgen.structure.nesting import LINE, copied, nest
 from onnxgen.structure.scopes import ClassRef, Method, Scope
@@ -56,14 +57,14 @@ class ClassWriter:
         self.outside = dict(self.reach)
 
     def write(
-        self, root: Entry | None, alike: list[Mapping[str, str]], stored: list[str], varies: bool = False
+        self, root: Entry | None, alike: list[Mapping[str, str]], stored: Mapping[str, str], varies: bool = False
     ) -> ClassTree:
         """Write the class.
 
         Args:
             root: what it registers, if scopes that are not equal share it.
             alike: for each instance its own values, by the values of the class. A shape comment must hold for all.
-            stored: the constructor's parameters that `forward` reads.
+            stored: the attributes that `forward` reads, with the constructor's parameter or the condition.
             varies: it is called with values of several shapes.
         """
         if root is not None:
@@ -74,7 +75,7 @@ class ClassWriter:
         drop_copies(self.scope)
         self._lay_out()
         stored_here: list[ast.stmt] = [
-            printer.assigned(ast.Attribute(SELF, name), ast.Name(name, ast.Load())) for name in stored
+            printer.assigned(ast.Attribute(SELF, name), quote(text)) for name, text in stored.items()
         ]
         made = ClassTree("", setup=stored_here + self._init(), body=self._forward(), result=self._returns())
         made.items = [self._final(value) for value in self.layout.layers]
@@ -110,6 +111,7 @@ class ClassWriter:
             scope.body, scope.outputs, scope.nodes = body, outputs, nodes
             nest(scope, self.module, self.names)
             self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
+        Lists(scope, self.names, self._text).run()
 
     def _init(self) -> list[ast.stmt]:
         """Return the statements of `__init__`; lines under one flag share an `if`."""
@@ -123,7 +125,7 @@ class ClassWriter:
             if line.flag and line.flag == flag and isinstance(block[-1], ast.If):
                 block[-1].body.append(made)
             else:
-                block.append(ast.If(ast.Name(line.flag, ast.Load()), [made], []) if line.flag else made)
+                block.append(ast.If(quote(line.flag), [made], []) if line.flag else made)
             flag = line.flag
         return block
 

@@ -100,9 +100,6 @@ class Expressions:
             ast.Tuple: lambda tree, scope: tuple(self.lend(self._several(tree.elts, scope))),
             ast.List: lambda tree, scope: self.lend(self._several(tree.elts, scope)),
             ast.Dict: self._dict,
-            ast.ListComp: self._comprehension,
-            ast.GeneratorExp: self._comprehension,
-            ast.Lambda: self._lambda,
         }
 
     def evaluate(self, tree: ast.AST, scope: LocalVariables) -> Value:
@@ -287,38 +284,6 @@ class Expressions:
             raise Unreadable("a dict that takes in another")
         keys = [self.evaluate(key, scope) for key in tree.keys if key is not None]
         return dict(zip(keys, (self.evaluate(value, scope) for value in tree.values)))
-
-    def _comprehension(self, tree: ast.ListComp | ast.GeneratorExp, scope: LocalVariables) -> Value:
-        """Return a list, or, if the items are unknown, a node whose variables are numbered by nesting depth."""
-        if len(tree.generators) > 1 or tree.generators[0].is_async:
-            raise Unreadable("a comprehension of several loops")
-        (loop,) = tree.generators
-        source = self.evaluate(loop.iter, scope)
-        items = self.iterate(source)
-        if items is not None and not loop.ifs:
-            made = []
-            for item in items:
-                inner = LocalVariables({}, scope)
-                self.assign(loop.target, item, inner)
-                made.append(self.evaluate(tree.elt, inner))
-            return made if isinstance(tree, ast.ListComp) else Once(made)
-        self.bound += 1
-        inner = LocalVariables({}, scope)
-        self.assign(loop.target, self.make("bound", self.bound), inner)
-        tests = tuple(self.node(self.evaluate(test, inner)) for test in loop.ifs)
-        body = self.node(self.evaluate(tree.elt, inner))
-        self.bound -= 1
-        return self.operation("comprehension", type(tree).__name__, self.node(source), tests, body)
-
-    def _lambda(self, tree: ast.Lambda, scope: LocalVariables) -> Node:
-        given = tree.args
-        if given.vararg or given.kwarg or given.kwonlyargs or given.defaults or given.posonlyargs:
-            raise Unreadable("a lambda with more than plain arguments")
-        self.bound += 1
-        names = {a.arg: self.make("bound", self.bound, i) for i, a in enumerate(given.args)}
-        body = self.node(self.evaluate(tree.body, LocalVariables(names, scope)))
-        self.bound -= 1
-        return self.make("lambda", len(names), body)
 
     def assign(self, target: ast.expr, value: Value, scope: LocalVariables) -> None:
         """Bind the names of a target. A tuple target unpacks the value."""

@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from onnxgen.code.quote import Ref
-from onnxgen.validate.expressions import UNDEFINED, Expressions, Lazy
+from onnxgen.validate.comprehensions import Comprehensions
+from onnxgen.validate.expressions import UNDEFINED, Lazy
 from onnxgen.validate.values import CONCRETE, Graph, LocalVariables, Node, Unreadable, Value, variable
 
 GROWS = ("append", "extend")
 
 
-class Statements(Expressions):
+class Statements(Comprehensions):
     """Executes statements.
 
     Attributes:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "7afbdaa043b7281b123e60da4860043b"
+FINGERPRINT = "2b3df54348fce339123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
@@ -41,19 +41,17 @@ class InvertedResidual(nn.Module):
 
     def __init__(
         self,
+        in_channels: int,
         hidden_channels: int,
         kernel_size: int,
         block_hidden_channels: int,
         out_channels: int,
-        in_channels: int = 6,
         stride: int = 1,
-        expand: bool = True,
-        residual: bool = False,
     ) -> None:
         super().__init__()
-        self.residual = residual
+        self.residual = stride == 1 and in_channels == out_channels
         layers = []
-        if expand:
+        if in_channels != hidden_channels:
             layers.append(
                 nn.Sequential(
                     nn.Conv2d(in_channels, hidden_channels, 1, bias=False),
@@ -101,32 +99,30 @@ class EfficientNet(nn.Module):
                 nn.BatchNorm2d(8),
                 nn.SiLU(),
             ),
-            nn.Sequential(InvertedResidual(8, 3, 2, 4, expand=False)),
+            nn.Sequential(InvertedResidual(8, 8, 3, 2, 4)),
             nn.Sequential(
-                InvertedResidual(24, 3, 1, 6, in_channels=4, stride=2),
-                InvertedResidual(36, 3, 1, 6, residual=True),
+                InvertedResidual(4, 24, 3, 1, 6, stride=2),
+                InvertedResidual(6, 36, 3, 1, 6),
             ),
             nn.Sequential(
-                InvertedResidual(36, 5, 1, 10, stride=2),
-                InvertedResidual(60, 5, 2, 10, in_channels=10, residual=True),
+                InvertedResidual(6, 36, 5, 1, 10, stride=2),
+                InvertedResidual(10, 60, 5, 2, 10),
             ),
             nn.Sequential(
-                InvertedResidual(60, 3, 2, 12, in_channels=10, stride=2),
-                InvertedResidual(72, 3, 3, 12, in_channels=12, residual=True),
-                InvertedResidual(72, 3, 3, 12, in_channels=12, residual=True),
+                InvertedResidual(10, 60, 3, 2, 12, stride=2),
+                InvertedResidual(12, 72, 3, 3, 12),
+                InvertedResidual(12, 72, 3, 3, 12),
             ),
             nn.Sequential(
-                InvertedResidual(72, 5, 3, 16, in_channels=12),
-                InvertedResidual(96, 5, 4, 16, in_channels=16, residual=True),
-                InvertedResidual(96, 5, 4, 16, in_channels=16, residual=True),
+                InvertedResidual(12, 72, 5, 3, 16),
+                InvertedResidual(16, 96, 5, 4, 16),
+                InvertedResidual(16, 96, 5, 4, 16),
             ),
             nn.Sequential(
-                InvertedResidual(96, 5, 4, 20, in_channels=16, stride=2),
-                InvertedResidual(120, 5, 5, 20, in_channels=20, residual=True),
-                InvertedResidual(120, 5, 5, 20, in_channels=20, residual=True),
-                InvertedResidual(120, 5, 5, 20, in_channels=20, residual=True),
+                InvertedResidual(16, 96, 5, 4, 20, stride=2),
+                *[InvertedResidual(20, 120, 5, 5, 20) for _ in range(3)],
             ),
-            nn.Sequential(InvertedResidual(120, 3, 5, 24, in_channels=20)),
+            nn.Sequential(InvertedResidual(20, 120, 3, 5, 24)),
             nn.Sequential(
                 nn.Conv2d(24, 96, 1, bias=False), nn.BatchNorm2d(96), nn.SiLU()
             ),

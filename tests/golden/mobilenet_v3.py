@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "0cdc5cc543147ca8f7427708ef44062e"
+FINGERPRINT = "86fdb6b5651e9a1ff7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
@@ -39,21 +39,19 @@ class InvertedResidual(nn.Module):
 
     def __init__(
         self,
+        in_channels: int,
         hidden_channels: int,
         out_channels: int,
-        in_channels: int = 12,
         activation: type[nn.Module] = nn.Hardswish,
         kernel_size: int = 5,
         stride: int = 1,
         block_hidden_channels: int = 30,
-        expand: bool = True,
         squeeze_excitation: bool = True,
-        residual: bool = False,
     ) -> None:
         super().__init__()
-        self.residual = residual
+        self.residual = stride == 1 and in_channels == out_channels
         layers = []
-        if expand:
+        if in_channels != hidden_channels:
             layers.append(
                 nn.Sequential(
                     nn.Conv2d(in_channels, hidden_channels, 1, bias=False),
@@ -105,36 +103,29 @@ class MobileNetV3(nn.Module):
             InvertedResidual(
                 8,
                 8,
+                8,
                 activation=nn.ReLU,
                 kernel_size=3,
                 stride=2,
                 block_hidden_channels=4,
-                expand=False,
             ),
             InvertedResidual(
+                8,
                 36,
                 12,
-                in_channels=8,
                 activation=nn.ReLU,
                 kernel_size=3,
                 stride=2,
                 squeeze_excitation=False,
             ),
             InvertedResidual(
-                44,
-                12,
-                activation=nn.ReLU,
-                kernel_size=3,
-                squeeze_excitation=False,
-                residual=True,
+                12, 44, 12, activation=nn.ReLU, kernel_size=3, squeeze_excitation=False
             ),
-            InvertedResidual(48, 20, stride=2, block_hidden_channels=12),
-            InvertedResidual(120, 20, in_channels=20, residual=True),
-            InvertedResidual(120, 20, in_channels=20, residual=True),
-            InvertedResidual(60, 24, in_channels=20, block_hidden_channels=15),
-            InvertedResidual(
-                72, 24, in_channels=24, block_hidden_channels=18, residual=True
-            ),
+            InvertedResidual(12, 48, 20, stride=2, block_hidden_channels=12),
+            InvertedResidual(20, 120, 20),
+            InvertedResidual(20, 120, 20),
+            InvertedResidual(20, 60, 24, block_hidden_channels=15),
+            InvertedResidual(24, 72, 24, block_hidden_channels=18),
             nn.Sequential(
                 nn.Conv2d(24, 144, 1, bias=False),
                 nn.BatchNorm2d(144, eps=0.001, momentum=0.01),

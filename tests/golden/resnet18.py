@@ -16,22 +16,16 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "c818f74da8ef579301bf1ab6e7649990"
+FINGERPRINT = "815d7ae5a7e1f6ce01bf1ab6e7649990"
 
 
 class BasicBlock(nn.Module):
     """Residual block: two 3x3 convolutions (layer1.0 to layer4.1, 8 uses)."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        stride: int = 1,
-        downsample: bool = False,
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()
         self.downsample = nn.Identity()
-        if downsample:
+        if stride != 1 or in_channels != out_channels:
             self.downsample = nn.Sequential(
                 nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False),
                 nn.BatchNorm2d(out_channels),
@@ -61,15 +55,15 @@ class ResNet18(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels)
         self.layer1 = nn.Sequential(*[BasicBlock(channels, channels) for _ in range(2)])
         self.layer2 = nn.Sequential(
-            BasicBlock(channels, 2 * channels, stride=2, downsample=True),
+            BasicBlock(channels, 2 * channels, stride=2),
             BasicBlock(2 * channels, 2 * channels),
         )
         self.layer3 = nn.Sequential(
-            BasicBlock(2 * channels, 4 * channels, stride=2, downsample=True),
+            BasicBlock(2 * channels, 4 * channels, stride=2),
             BasicBlock(4 * channels, 4 * channels),
         )
         self.layer4 = nn.Sequential(
-            BasicBlock(4 * channels, 8 * channels, stride=2, downsample=True),
+            BasicBlock(4 * channels, 8 * channels, stride=2),
             BasicBlock(8 * channels, 8 * channels),
         )
         self.fc = nn.Linear(8 * channels, num_classes)

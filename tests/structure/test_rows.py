@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,36 @@ class Tall(nn.Module):
 def test_equal_items_in_a_row_are_written_once(tmp_path: Path) -> None:
     source = made(Tall, tmp_path, vectors)
     assert source.count("nn.Linear(") == 3 and "*[nn.Linear(" in source and "for _ in range(3)]" in source
+
+
+class Tables(nn.Module):
+    """A table and a layer for each column, an MLP, and heads that begin with the same value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(a, b) for a, b in ((7, 4), (12, 6), (31, 16), (100, 6)))
+        layers = [layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())]
+        self.net = nn.Sequential(*layers, nn.Linear(32, 5))
+        self.heads = nn.ModuleList(nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, n)) for n in (1, 2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.net(torch.cat([table(x[:, i]) for i, table in enumerate(self.tables)], dim=1))
+        return torch.cat([head(x) for head in self.heads], dim=1)
+
+
+def numbers(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randint(0, 7, (batch, 4), generator=torch.Generator().manual_seed(1)),)
+
+
+@pytest.mark.parametrize("case", [Case("legacy", 17, True), Case("dynamo", 18, False)], ids=str)
+def test_lists_of_what_is_alike_are_comprehensions(case: Case, tmp_path: Path) -> None:
+    source = " ".join(made(Tables, tmp_path, numbers, case).split())
+    assert "[nn.Embedding(a, b) for a, b in ((7, 4), (12, 6), (31, 16), (100, 6))]" in source
+    assert re.search(
+        r"\*\[ ?layer for _ in range\(4\) for layer in \(nn\.Linear\(\w+, \w+\), nn\.Tanh\(\)\) ?\]", source
+    )
+    assert re.search(r"\[table\((\w+)\) for table, \1 in zip\(self\.tables, x\.unbind\((1|-1)\)\)\]", source)
+    assert "[head(x) for head in self.heads]" in source
 
 
 def test_drawn_rows_keep_keys_and_outputs(tmp_path: Path) -> None:

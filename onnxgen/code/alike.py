@@ -1,0 +1,258 @@
+"""Lists of items that are alike, written once: what a constructor makes of items that differ in a few numbers.
+
+nn.ModuleList([nn.Embedding(7, 4), nn.Embedding(12, 6), nn.Embedding(31, 16)])
+nn.ModuleList([nn.Embedding(a, b) for a, b in ((7, 4), (12, 6), (31, 16))])
+
+nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(8, 8), nn.ReLU())])
+
+Goes in: the classes of a file. Comes out: the same classes; a list is written so where that takes fewer lines. The
+modules are made in the same order.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import groupby
+from string import ascii_lowercase
+
+from onnxgen.code.allowed import BUILTINS
+from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.printer import INDENT, LINE_LENGTH
+from onnxgen.code.quote import call, quote, walk
+from onnxgen.code.torch_api import SIGNATURES, dotted
+
+MIN_ITEMS = 3
+MAX_COLUMNS = 3  # in which the items of a list may differ
+MAX_PERIOD = 6
+LAYER = "layer"  # the variable of an item
+BEGIN = len(INDENT) * 2  # where a statement of a method begins
+
+MUCH = 0.75  # of the lines
+SHORT = 3  # lines of a list whose items share one
+
+Leaf = Callable[[ast.expr, str], ast.expr]
+Whole = Callable[[list[ast.expr]], ast.expr]
+
+
+def written_once(classes: Sequence[ClassTree], reserved: frozenset[str]) -> list[ClassTree]:
+    """Return the classes with shorter lists. `reserved`: names that no variable may have."""
+    known = SIGNATURES | {tree.name: tuple(p.name for p in tree.parameters) for tree in classes}
+    return [_Lists(tree, known, reserved).changed() for tree in classes]
+
+
+class _Lists:
+    """Shortens the lists that one class makes. `taken`: names that no variable may have."""
+
+    def __init__(self, tree: ClassTree, known: Mapping[str, tuple[str, ...]], reserved: Collection[str]) -> None:
+        self.tree, self.known = tree, known
+        names = (n.id for part in (*tree.setup, *tree.items) for n in walk(part) if isinstance(n, ast.Name))
+        self.taken = {*reserved, *BUILTINS, *names, *(parameter.name for parameter in tree.parameters)}
+
+    def changed(self) -> ClassTree:
+        own = quote("super().__init__")
+        items = self._items(self.tree.items, lambda found: ast.Call(own, found, []), BEGIN, 0)
+        return replace(self.tree, setup=[self._statement(s, BEGIN) for s in self.tree.setup], items=items)
+
+    def _statement(self, statement: ast.stmt, column: int) -> ast.stmt:
+        made = copy(statement)
+        if isinstance(made, ast.If):
+            made.body = [self._statement(inner, column + len(INDENT)) for inner in made.body]
+        elif isinstance(made, ast.Assign):
+            made.value = self._value(made.value, column, len(ast.unparse(made.targets[0])) + len(" = "))
+        return made
+
+    def _value(self, tree: ast.expr, column: int, before: int = 0) -> ast.expr:
+        """Shorten the list that a call of a container is given, and those of the containers in it."""
+        name = dotted(tree.func) if isinstance(tree, ast.Call) else ""
+        if not isinstance(tree, ast.Call) or name not in ("nn.Sequential", "nn.ModuleList") or not tree.args:
+            return tree
+        function = tree.func
+        if name == "nn.Sequential":
+            return ast.Call(
+                function, self._items(tree.args, lambda found: ast.Call(function, found, []), column, before), []
+            )
+        if not isinstance(tree.args[0], ast.List):
+            return tree
+        found = self._items(tree.args[0].elts, lambda found: _list_of(function, found), column, before)
+        return _list_of(function, found)
+
+    def _items(self, items: list[ast.expr], whole: Whole, column: int, before: int) -> list[ast.expr]:
+        """Return the items of a container, perhaps fewer of them. `whole` makes the container."""
+        inner = column + len(INDENT)
+        least = _height(whole(items), column, before) if len(items) >= MIN_ITEMS else 0
+        if least > SHORT:  # each item has lines of its own
+            row = self._row(items) if len(set(map(self._outline, items))) == 1 else None
+            if row is not None and _height(whole([row]), column, before) < least:
+                return [row]
+            items = self._periods(self._rows(items, inner), inner)
+        return [self._value(item, inner) for item in items]
+
+    def _rows(self, items: list[ast.expr], column: int) -> list[ast.expr]:
+        """Write items in a row that differ in a few numbers as one comprehension over these numbers."""
+        found: list[ast.expr] = []
+        for _, group in groupby(items, self._outline):
+            alike = list(group)
+            row = self._row(alike) if len(alike) >= MIN_ITEMS else None
+            is_shorter = row is not None and _height(row, column) < sum(_height(item, column) for item in alike)
+            found += [row] if row is not None and is_shorter else alike
+        return found
+
+    def _row(self, items: list[ast.expr]) -> ast.expr | None:
+        """Return a comprehension for items of one outline; None if they differ in too much or in nothing."""
+        if not isinstance(items[0], ast.Call):
+            return None
+        values = [[leaf for leaf, _ in self._leaves(item)] for item in items]
+        columns = [tuple(map(ast.unparse, column)) for column in zip(*values)]
+        varying = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
+        if not 0 < len(varying) <= MAX_COLUMNS:
+            return None
+        wanted = [name for _, name in self._leaves(items[0])]
+        names = dict(zip(varying, self._names([wanted[columns.index(column)] for column in varying])))
+        at = iter(columns)
+
+        def named(tree: ast.expr, _: str) -> ast.expr:
+            column = next(at)
+            return ast.Name(names[column], ast.Load()) if column in names else tree
+
+        made = self._rebuilt(items[0], "", named)
+        places = [columns.index(column) for column in varying]
+        rows = [[own[place] for place in places] for own in values]
+        source = ast.Tuple([row[0] if len(row) == 1 else ast.Tuple(row, ast.Load()) for row in rows], ast.Load())
+        targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names.values()]
+        target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
+        return _starred(made, [ast.comprehension(target, source, [], 0)])
+
+    def _names(self, wanted: list[str]) -> list[str]:
+        """Return names for variables: the argument's, if there is one variable or it is no size, or else a letter."""
+        letters = (letter for letter in ascii_lowercase if letter not in self.taken)
+        made: list[str] = []
+        for name in wanted:
+            is_plain = len(wanted) == 1 or not any(unit in name for unit in ("channels", "features", "embedding"))
+            free = bool(name) and name not in self.taken and name not in made
+            made.append(name if is_plain and free else next(letters))
+        return made
+
+    def _outline(self, item: ast.expr) -> str:
+        """Return a text that is equal for items that differ only in simple arguments of calls."""
+        return ast.dump(self._rebuilt(item, "", lambda tree, name: ast.Constant(None)))
+
+    def _leaves(self, item: ast.expr) -> list[tuple[ast.expr, str]]:
+        """Return the simple arguments of an item and of the calls in it, in order, each with its name."""
+        found: list[tuple[ast.expr, str]] = []
+
+        def see(tree: ast.expr, name: str) -> ast.expr:
+            found.append((tree, name))
+            return tree
+
+        self._rebuilt(item, "", see)
+        return found
+
+    def _rebuilt(self, tree: ast.expr, name: str, leaf: Leaf) -> ast.expr:
+        """Copy an argument with what `leaf` returns for the simple arguments in it."""
+        if _is_simple(tree):
+            return leaf(tree, name)
+        if isinstance(tree, ast.Starred):
+            return ast.Starred(self._rebuilt(tree.value, name, leaf), ast.Load())
+        if isinstance(tree, ast.List):
+            return ast.List([self._rebuilt(item, "", leaf) for item in tree.elts], ast.Load())
+        if isinstance(tree, ast.ListComp):
+            loops = [
+                ast.comprehension(loop.target, self._rebuilt(loop.iter, "", leaf), loop.ifs, loop.is_async)
+                for loop in tree.generators
+            ]
+            return ast.ListComp(self._rebuilt(tree.elt, "", leaf), loops)
+        if not isinstance(tree, ast.Call):
+            return tree
+        known = [*self.known.get(dotted(tree.func), ()), *[""] * len(tree.args)]
+        args = [self._rebuilt(argument, name, leaf) for argument, name in zip(tree.args, known)]
+        given = [ast.keyword(k.arg, self._rebuilt(k.value, k.arg or "", leaf)) for k in tree.keywords]
+        return ast.Call(tree.func, args, given)
+
+    def _periods(self, items: list[ast.expr], column: int) -> list[ast.expr]:
+        """Write groups of items that follow each other again and again once, where that is much shorter."""
+        texts = list(map(ast.unparse, items))
+        found: list[ast.expr] = []
+        i = 0
+        while i < len(items):
+            made, step, saved = items[i], 1, 0
+            for period, count in _repeats(texts, i):
+                after = i + period * count
+                if not _has_arguments(items[i]) and texts[after : after + 1] == texts[i : i + 1]:
+                    continue  # a group does not begin with the activation of the layer before it
+                other = self._repeated(items[i : i + period], count)
+                then = count * sum(_height(item, column) for item in items[i : i + period])
+                now = _height(other, column)
+                if now <= MUCH * then and then - now > saved:
+                    made, step, saved = other, period * count, then - now
+            found.append(made)
+            i += step
+        return found
+
+    def _repeated(self, items: list[ast.expr], count: int) -> ast.expr:
+        name = LAYER if LAYER not in self.taken else "item"
+        again = ast.comprehension(ast.Name("_", ast.Store()), call("range", count), [], 0)
+        each = ast.comprehension(ast.Name(name, ast.Store()), ast.Tuple(items, ast.Load()), [], 0)
+        return _starred(ast.Name(name, ast.Load()), [again, each])
+
+
+def _list_of(function: ast.expr, items: list[ast.expr]) -> ast.expr:
+    """Return the call of a container with a list of these items."""
+    only = items[0].value if len(items) == 1 and isinstance(items[0], ast.Starred) else None
+    return ast.Call(function, [only if only is not None else ast.List(items, ast.Load())], [])
+
+
+def _starred(made: ast.expr, loops: list[ast.comprehension]) -> ast.expr:
+    return ast.Starred(ast.ListComp(made, loops), ast.Load())
+
+
+def _repeats(texts: list[str], start: int) -> Iterator[tuple[int, int]]:
+    """Yield how long a group of items that begins here is, and how often it follows itself."""
+    for period in range(2, MAX_PERIOD + 1):
+        end = start + period
+        while end < len(texts) and texts[end] == texts[end - period]:
+            end += 1
+        if (count := (end - start) // period) > 1:
+            yield period, count
+
+
+def _has_arguments(item: ast.expr) -> bool:
+    return not isinstance(item, ast.Call) or bool(item.args or item.keywords)
+
+
+def _is_simple(tree: ast.expr) -> bool:
+    """True for numbers, names, and what is computed of them."""
+    if isinstance(tree, ast.BinOp):
+        return _is_simple(tree.left) and _is_simple(tree.right)
+    if isinstance(tree, ast.UnaryOp):
+        return _is_simple(tree.operand)
+    if isinstance(tree, ast.Tuple):
+        return all(map(_is_simple, tree.elts))
+    return isinstance(tree, (ast.Constant, ast.Name))
+
+
+def _height(tree: ast.expr, column: int, before: int = 0) -> int:
+    """Return how many lines an item of a list takes, as black breaks it. `before`: characters in front of it."""
+    if column + before + len(ast.unparse(tree)) < LINE_LENGTH:
+        return 1
+    inner = column + len(INDENT)
+    if isinstance(tree, ast.Starred):
+        return _height(tree.value, column, before + 1)
+    if isinstance(tree, ast.ListComp):
+        loops = [len(f"for {ast.unparse(loop.target)} in ") for loop in tree.generators]
+        sources = sum(_height(loop.iter, inner, length) for loop, length in zip(tree.generators, loops))
+        return 2 + _height(tree.elt, inner) + sources
+    parts: list[ast.expr] = []
+    if isinstance(tree, (ast.List, ast.Tuple)):
+        parts = tree.elts
+    elif isinstance(tree, ast.Call):
+        parts = [*tree.args, *(k.value for k in tree.keywords)]
+    if not parts:
+        return 1
+    line = sum(len(ast.unparse(part)) + 2 for part in parts)
+    if inner + line <= LINE_LENGTH:
+        return 3
+    return 2 + sum(_height(part, inner) for part in parts)
