@@ -1,7 +1,8 @@
 """Copies between values that are never alive together: `y = f(x)` and `z = y` become `z = f(x)`.
 
 Goes in: the body of a class; its loops and branches assign the values they carry by plain copies. Comes out: the same
-body, without the copies that are not needed.
+body, without the copies that are not needed. An `if` of which one side only hands a value on has no such side then:
+`if c: y = f(x)`, `else: y = x` becomes `if c: x = f(x)`.
 """
 
 from __future__ import annotations
@@ -9,27 +10,34 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from onnxgen.code.module_def import Assign, Loop, Statement, assigned, blocks, change_own, expressions, flattened, used
+from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, change_own, expressions, flattened, used
 from onnxgen.code.quote import Ref, refs
 from onnxgen.structure.scopes import Scope
 
 
-def drop_copies(scope: Scope) -> None:
+def drop_copies(scope: Scope) -> set[str]:
     """Rename each copied value to its copy if that changes no result, and remove the copy.
 
     Runs after sizes are resolved, since what is known about the copied value is lost.
+
+    Returns:
+        The values that an `if` now assigns anew. Before and after it, they need not have the same shape.
     """
     kept = {r for output in scope.outputs for r in refs(output)}
-    _block(scope.body, kept, {argument.value for argument in scope.inputs})
+    anew: set[str] = set()
+    _block(scope.body, kept, {argument.value for argument in scope.inputs}, anew)
+    return anew
 
 
-def _block(block: list[Statement], after: set[str], outside: set[str]) -> None:
+def _block(block: list[Statement], after: set[str], outside: set[str], anew: set[str]) -> None:
     """Drop the copies in a block. `after`: values used after it; `outside`: values assigned outside it."""
-    for statement in block:
+    for at, statement in enumerate(block):
         turn = statement.turn if isinstance(statement, Loop) else ()
         for inner in blocks(statement):
             around = {name for other in block for name in other.targets}
-            _block(inner, set(statement.targets), {*outside, *around, *turn})
+            _block(inner, set(statement.targets), {*outside, *around, *turn}, anew)
+        if isinstance(statement, If):
+            anew |= _assign_anew(block, at, statement, after, outside)
     q = 0
     while q < len(block):
         copy = block[q]
@@ -42,6 +50,43 @@ def _block(block: list[Statement], after: set[str], outside: set[str]) -> None:
                 del block[q]
                 continue
         q += 1
+
+
+def _assign_anew(block: list[Statement], at: int, choice: If, after: set[str], outside: set[str]) -> set[str]:
+    """Let an `if` assign a value anew that one of its sides only copies. Returns the values that it does."""
+    anew: set[str] = set()
+    for side in (choice.orelse, choice.then):
+        for copy in list(side):
+            new, old = copy.targets[0] if len(copy.targets) == 1 else "", _copied(copy)
+            if new not in choice.targets or not old or (side is choice.then and len(side) == 1):
+                continue
+            first = _definition(block, at, new, old, after, outside) if _may_replace(choice, copy, new, old) else None
+            if first is not None:
+                for statement in block[first : at + 1]:
+                    rename(statement, old, new)
+                side[:] = [each for each in side if each is not copy]
+                anew.add(new)
+    return anew
+
+
+def _copied(statement: Statement) -> str:
+    """Return the value that a statement only copies, else ""."""
+    is_copy = isinstance(statement, Assign) and isinstance(statement.value, Ref)
+    return statement.value.value if is_copy else ""  # type: ignore[union-attr]
+
+
+def _may_replace(choice: If, copy: Statement, new: str, old: str) -> bool:
+    """Return True if no side of an `if` needs a value after it has assigned the one that takes its place."""
+    for side in (choice.then, choice.orelse):
+        is_assigned = False
+        for statement in side:
+            compound = not isinstance(statement, Assign)
+            is_made = new in assigned(statement)
+            late = (is_assigned or (is_made and compound)) and old in _mentioned(statement)
+            if late or old in assigned(statement):
+                return False
+            is_assigned = is_assigned or is_made
+    return True
 
 
 def _definition(block: list[Statement], q: int, new: str, old: str, after: set[str], outside: set[str]) -> int | None:
