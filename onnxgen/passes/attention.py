@@ -188,8 +188,8 @@ def _before_reshape(value: ir.Value, rank: int, after: int) -> ir.Value | None:
 def _scores(value: ir.Value) -> Logits | None:
     merged = _before_reshape(value, 3, 4)
     if merged is not None:
-        found = _scores(merged) if only_user(merged) is not None else None
-        return None if found is None else replace(found, leading=(info(value).shape or ())[:2])
+        inner = _scores(merged) if only_user(merged) is not None else None
+        return None if inner is None else replace(inner, leading=(info(value).shape or ())[:2])
     scores, scale = without_number(value)
     found = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
     if found is None or only_user(scores) is None or list(found.order) != sorted(found.order):

@@ -10,7 +10,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, change_own, expressions, flattened, used
+from onnxgen.code.module_def import (
+    Assign,
+    If,
+    Loop,
+    Statement,
+    assigned,
+    blocks,
+    change_own,
+    expressions,
+    flattened,
+    used,
+)
 from onnxgen.code.quote import Ref, refs
 from onnxgen.structure.scopes import Scope
 
