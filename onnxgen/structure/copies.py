@@ -42,13 +42,12 @@ def drop_copies(scope: Scope) -> set[str]:
 
 def _block(block: list[Statement], after: set[str], outside: set[str], anew: set[str]) -> None:
     """Drop the copies in a block. `after`: values used after it; `outside`: values assigned outside it."""
-    for at, statement in enumerate(block):
+    for statement in block:
         turn = statement.turn if isinstance(statement, Loop) else ()
         for inner in blocks(statement):
             around = {name for other in block for name in other.targets}
             _block(inner, set(statement.targets), {*outside, *around, *turn}, anew)
-        if isinstance(statement, If):
-            anew |= _assign_anew(block, at, statement, after, outside)
+    anew |= _assign_anew(block, after, outside)
     q = 0
     while q < len(block):
         copy = block[q]
@@ -63,38 +62,42 @@ def _block(block: list[Statement], after: set[str], outside: set[str], anew: set
         q += 1
 
 
-def _assign_anew(block: list[Statement], at: int, choice: If, after: set[str], outside: set[str]) -> set[str]:
-    """Let an `if` assign a value anew that one of its sides only copies. Returns the values that it does."""
+def _assign_anew(block: list[Statement], after: set[str], outside: set[str]) -> set[str]:
+    """Let each `if` assign a value anew that one of its sides only copies. Returns the values that one does."""
     anew: set[str] = set()
-    for side in (choice.orelse, choice.then):
-        for copy in list(side):
-            new, old = copy.targets[0] if len(copy.targets) == 1 else "", _copied(copy)
-            if new not in choice.targets or not old or (side is choice.then and len(side) == 1):
-                continue
-            first = _definition(block, at, new, old, after, outside) if _may_replace(choice, copy, new, old) else None
-            if first is not None:
-                for statement in block[first : at + 1]:
-                    rename(statement, old, new)
-                side[:] = [each for each in side if each is not copy]
-                anew.add(new)
+    choices = [(i, s, side) for i, s in enumerate(block) if isinstance(s, If) for side in (s.orelse, s.then)]
+    copies = [(i, s, side, copy) for i, s, side in choices for copy in side if _copied(copy) in s.targets]
+    mentioned = [_mentioned(statement) for statement in block] if copies else []
+    last = {name: i for i, names in enumerate(mentioned) for name in names}
+    for at, choice, side, copy in copies:
+        (new,), (old,) = copy.targets, used(copy)
+        if old in outside or old in after or last[old] > at or (side is choice.then and len(side) == 1):
+            continue
+        first = _start(block, at, new, old, mentioned.__getitem__) if _may_replace(choice, new, old) else None
+        if first is not None:
+            for i in range(first, at + 1):
+                if old in mentioned[i]:
+                    rename(block[i], old, new)
+                    mentioned[i] = mentioned[i] - {old} | {new}
+            side[:] = [each for each in side if each is not copy]
+            anew.add(new)
     return anew
 
 
 def _copied(statement: Statement) -> str:
-    """Return the value that a statement only copies, else ""."""
-    is_copy = isinstance(statement, Assign) and isinstance(statement.value, Ref)
-    return statement.value.value if is_copy else ""  # type: ignore[union-attr]
+    """Return the value that a statement only makes as a copy of another, else ""."""
+    is_copy = isinstance(statement, Assign) and isinstance(statement.value, Ref) and len(statement.targets) == 1
+    return statement.targets[0] if is_copy else ""
 
 
-def _may_replace(choice: If, copy: Statement, new: str, old: str) -> bool:
-    """Return True if no side of an `if` needs a value after it has assigned the one that takes its place."""
+def _may_replace(choice: If, new: str, old: str) -> bool:
+    """Return True if no side of an `if` needs `old` after it has assigned `new`, which takes its place."""
     for side in (choice.then, choice.orelse):
         is_assigned = False
         for statement in side:
-            compound = not isinstance(statement, Assign)
             is_made = new in assigned(statement)
-            late = (is_assigned or (is_made and compound)) and old in _mentioned(statement)
-            if late or old in assigned(statement):
+            is_late = is_assigned or (is_made and not isinstance(statement, Assign))
+            if old in assigned(statement) or (is_late and old in _mentioned(statement)):
                 return False
             is_assigned = is_assigned or is_made
     return True
@@ -104,15 +107,21 @@ def _definition(block: list[Statement], q: int, new: str, old: str, after: set[s
     """Return the index of the statement that first assigns `old`, if it can be named `new` from there to `q`."""
     if old in outside or old in after:
         return None
+    first = _start(block, q, new, old, lambda i: _mentioned(block[i]))
+    return None if first is None or any(old in _mentioned(s) for s in block[q + 1 :]) else first
+
+
+def _start(block: list[Statement], q: int, new: str, old: str, mentioned: Callable[[int], set[str]]) -> int | None:
+    """Return the index of the statement that first assigns `old`, if nothing from there to `q` has `new`."""
     first = q - 1
     while first >= 0 and (old not in block[first].targets or old in used(block[first])):
-        if new in _mentioned(block[first]):
+        if new in mentioned(first):
             return None
         first -= 1
-    if first < 0 or any(old in _mentioned(s) for s in block[q + 1 :]):
+    if first < 0:
         return None
     start = block[first]
-    clash = new in start.targets if isinstance(start, Assign) else new in _mentioned(start)
+    clash = new in start.targets if isinstance(start, Assign) else new in mentioned(first)
     return None if clash else first
 
 
