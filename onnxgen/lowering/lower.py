@@ -56,6 +56,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     where = shown(inputs, state.block, state.infos)
     body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
     write_fills(body, state.members.written, state.infos, state.fresh, [argument.value for argument in inputs])
+    state.members.share(body)
     find_roles(body, state.infos, state.roles, outputs)
     members = state.members.finish(body, outputs)
     stubs = state.open.finish(members, state.notes)

@@ -23,6 +23,7 @@ from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, i
 from onnxgen.code.quote import OMIT, MemberRef, call, quote, walk
 from onnxgen.common.names import ModulePath, identifier, module_part
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
+from onnxgen.lowering.beginnings import share_beginnings
 from onnxgen.lowering.member_paths import settle
 from onnxgen.lowering.parameter import initial, is_repeated, is_table, role, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
@@ -263,6 +264,10 @@ class Members:
         return member
 
     # the end
+
+    def share(self, body: list[Statement]) -> None:
+        """Let one table stand for those that begin it."""
+        share_beginnings(body, self.members, self._large)
 
     def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
         """Return the members that the code uses, with their final names."""

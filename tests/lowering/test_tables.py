@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onnxgen.code.module_def import Assign, Member, Statement, expressions
+from onnxgen.code.quote import MemberRef, quote, rewrite
+from onnxgen.lowering.beginnings import share_beginnings
 from tests.export.test_shared import back
 from tests.structure.test_structure import classes, made
 from tests.support.exported import exported, held
@@ -95,3 +100,18 @@ def test_equal_rows_that_are_trained_apart_stay_apart() -> None:
     inputs = (torch.randn(4, 5, generator=torch.Generator().manual_seed(1)),)
     ran = held(Policy(expanded=False), inputs, "dynamo-18", keys=False)
     assert {(4, 6), (6, 5), (6,)} == {tuple(t.shape) for t in ran.model.state_dict().values()}
+
+
+def test_a_table_that_begins_another_is_not_stored() -> None:
+    table = np.sin(np.arange(24.0)).reshape(6, 4)
+    tables = {"whole": table, "start": table[:2], "other": -table[:2], "late": np.vstack([table[:1], -table[1:3]])}
+    tables["inner"] = table[:2]  # of another module
+    members = {n: Member(("m", n) if n == "inner" else (n,), ast.Constant(None), "buffer") for n in tables}
+    body: list[Statement] = [Assign(("y",), quote("f(t)", t=MemberRef(m))) for m in members.values()]
+    share_beginnings(body, members.values(), {id(m): tables[n] for n, m in members.items()})
+    made = [
+        rewrite(e, lambda t: ast.Name(t.member.path[-1]) if isinstance(t, MemberRef) else None)
+        for s in body
+        for e in expressions(s)
+    ]
+    assert [ast.unparse(e) for e in made] == ["f(whole)", "f(whole[:2])", "f(other)", "f(late)", "f(inner)"]
