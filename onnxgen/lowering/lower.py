@@ -28,6 +28,7 @@ from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.fills import write_fills
 from onnxgen.lowering.members import Members, is_named_buffer
+from onnxgen.lowering.parameter import MULTIPLICATIVE, is_repeated
 from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
 from onnxgen.lowering.unsupported import UNSUPPORTED, WAYS_OUT, Open
@@ -55,6 +56,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     where = shown(inputs, state.block, state.infos)
     body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
     write_fills(body, state.members.written, state.infos, state.fresh, [argument.value for argument in inputs])
+    state.members.share(body)
     find_roles(body, state.infos, state.roles, outputs)
     members = state.members.finish(body, outputs)
     stubs = state.open.finish(members, state.notes)
@@ -139,6 +141,9 @@ class Lowering:
         if array is None:
             raise arg.builder.error(f"input {printable(arg.name)} was never computed", BUG)
         hint = folded_from(arg.value) if arg.value is not None else ""
+        if is_repeated(arg.value):
+            array = array[:1]
+            hint = "scale" if arg.builder.node.op_type in MULTIPLICATIVE else hint
         return arg.builder.buffer(array, hint or arg.name, arg.dtype)
 
     # nodes

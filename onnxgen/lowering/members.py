@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,8 +23,9 @@ from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, i
 from onnxgen.code.quote import OMIT, MemberRef, call, quote, walk
 from onnxgen.common.names import ModulePath, identifier, module_part
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
+from onnxgen.lowering.beginnings import share_beginnings
 from onnxgen.lowering.member_paths import settle
-from onnxgen.lowering.parameter import initial, is_table, role, vector
+from onnxgen.lowering.parameter import initial, is_repeated, is_table, role, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
 from onnxgen.lowering.tied import TiedTensors
 from onnxgen.options import Options
@@ -32,6 +34,7 @@ from onnxgen.passes.regular import name_of
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import is_alias, siblings
 from onnxgen.validate.constants import checked
+from onnxgen.weights.copied import Copied, note_copy
 from onnxgen.weights.provenance import WIDER, Source
 from onnxgen.weights.stored import is_uniform, stored, viewed_from
 
@@ -160,14 +163,19 @@ class Members:
         dims = tuple(tensor.shape.numpy())
         axes = None if transposed or shape is not None else vector(b.node, value, dims)
         shape = axes or shape
+        rows = dims[0] if shape is None and not transposed and is_repeated(value) else 1
         is_merged = is_uniform(tensor) and not self._paths.is_exact(label)
         made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
         known = _known(made, b.scope)
         if known is None:
-            path, named = self._parameter_path(b.scope, name, label, role(b.node, value), is_merged)
+            known_as = "/" if rows > 1 else name  # an exporter calls what it has expanded after the function
+            path, named = self._parameter_path(b.scope, known_as, label, role(b.node, value), is_merged)
             source = replace(Source.of(tensor, name), label=label)
             source = source.transpose() if transposed else source
             source = source.reshape(shape) if shape is not None else source
+            if rows > 1:
+                source = source.slice(0, 0, 1)
+                note_copy(value, [Copied(name, row * math.prod(dims[1:])) for row in range(1, rows)])
             if named and self._is_no_class(path[:-1]) and is_table(path, source, b.node):
                 build = quote("nn.Embedding(n, d)", n=source.shape[0], d=source.shape[1])
                 table = self._register(Member(path[:-1], build, "module", {path[-1]: source}, set(), True))
@@ -256,6 +264,10 @@ class Members:
         return member
 
     # the end
+
+    def share(self, body: list[Statement]) -> None:
+        """Let one table stand for those that begin it."""
+        share_beginnings(body, self.members, self._large)
 
     def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
         """Return the members that the code uses, with their final names."""

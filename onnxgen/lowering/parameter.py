@@ -9,11 +9,13 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import call, quote
 from onnxgen.common.names import ModulePath
-from onnxgen.graph.annotations import SCOPE
+from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.operators import Operator, find
 from onnxgen.graph.traits import VIEW
 from onnxgen.lowering.parameter_paths import NOISE
+from onnxgen.passes.broadcasts import broadcasts_itself
+from onnxgen.passes.exporters import is_function_name
 from onnxgen.passes.rewrite import only_user
 from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
@@ -23,6 +25,8 @@ ADDITIVE = ("Add", "Sub", "Sum")
 MULTIPLICATIVE = ("Mul", "Div")
 NEWEST_OPSET = 1 << 30
 _LAYER_SCALE = re.compile(r"(layer_?scale|ls)_?\d*")
+MAX_ROWS = 64  # of equal rows that are stored once
+_EXPANDED = re.compile(r"expand(_as)?(_\d+)?")
 _RESHAPED = re.compile(r"(_?(unsafe_)?view|reshape|unsqueeze)(_\d+)?")
 
 
@@ -64,6 +68,22 @@ def vector(node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> tuple[int,
     is_view = bool(viewed_from(value)) and _RESHAPED.fullmatch(value.name or "") is not None
     told = is_view or (_is_layer_scale(node) and NOISE.match(value.name or ""))
     return tuple(sizes) if told and len(sizes) == 1 < len(shape) else None
+
+
+def is_repeated(value: ir.Value | None) -> bool:
+    """Return True for a tensor of equal rows that torch's dynamo exporter folded, where the first row has the effect of
+    all: its users broadcast. A parameter must have been expanded last, `log_std.expand_as(x)`: otherwise its rows may
+    be equal before they are trained.
+    """
+    tensor = stored(value)
+    shape = () if tensor is None else tuple(tensor.shape.numpy())
+    if value is None or tensor is None or len(shape) < 2 or not 1 < shape[0] <= MAX_ROWS:
+        return False
+    told = _EXPANDED.fullmatch(value.name or "") if is_trained(value) else is_function_name(value.name or "")
+    if not told or not all(broadcasts_itself(use.node, value) for use in value.uses()):
+        return False
+    array = tensor.numpy()
+    return bool((array == array[:1]).all()) and not (array == array.flat[0]).all()
 
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:

@@ -4,6 +4,7 @@
 
 - The scale is applied to the product (Div or Mul), to q or k alone, or its root to both. The products may be Einsum.
 - Masks are added, or Where hides scores. A mask that is exactly causal becomes `is_causal`.
+- Where batch and heads are one axis, the scores may get them as two while masks are added.
 - Between softmax and v may be Dropout, and a step that sets rows without any key to zero: torch's exporters write
   `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that step such rows are NaN in the file but zeros in torch's
   function. So a mask of -inf is then only accepted if it hides no whole row.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -51,6 +52,7 @@ class Logits:
 
     Attributes:
         hidden: (condition, True if the condition shows scores and False if it hides them, number for hidden scores).
+        leading: batch and heads, if they are one axis of q and k but two axes where masks are added.
     """
 
     q: Operand
@@ -58,6 +60,7 @@ class Logits:
     scale: float
     added: list[ir.Value] = field(default_factory=list)
     hidden: list[tuple[ir.Value, bool, float]] = field(default_factory=list)
+    leading: Shape = ()
 
 
 @dataclass
@@ -91,8 +94,10 @@ def _rewrite(node: ir.Node, opset: int) -> None:
         return
     mask, is_causal = masked
     operands = [logits.q, logits.k, found.right]
-    if mask is None:
+    if mask is None or logits.leading:
         operands = _with_heads(operands, found.order)
+    if mask is not None and logits.leading and (operands[0].shape or ())[:2] != logits.leading:
+        return
     scale = logits.scale * math.prod(o.scale for o in operands)
     inputs = [as_value(operand, node) for operand in operands] + ([mask] if mask is not None else [])
     new = own("Attention", inputs, is_causal=int(is_causal), dropout=weights.dropout, scale=scale)
@@ -150,7 +155,8 @@ def logits_of(value: ir.Value | None, depth: int = 6) -> Logits | None:
         return None
     node = made_by(value, "Add", "Where")
     if node is None:
-        return _scores(value)
+        merged = _before_reshape(value, 4, 3)
+        return _scores(value) if merged is None else logits_of(merged, depth - 1)
     if node.op_type == "Add":
         for index in (0, 1):
             found, added = logits_of(node.inputs[index], depth - 1), node.inputs[1 - index]
@@ -169,7 +175,21 @@ def logits_of(value: ir.Value | None, depth: int = 6) -> Logits | None:
     return None
 
 
+def _before_reshape(value: ir.Value, rank: int, after: int) -> ir.Value | None:
+    """Return what a Reshape makes a value of that merges or splits the leading axes of scores, else None."""
+    node = made_by(value, "Reshape")
+    source = None if node is None else node.inputs[0]
+    shape, made = info(source).shape, info(value).shape
+    if source is None or shape is None or made is None or (len(shape), len(made)) != (rank, after):
+        return None
+    return source if shape[-2:] == made[-2:] else None
+
+
 def _scores(value: ir.Value) -> Logits | None:
+    merged = _before_reshape(value, 3, 4)
+    if merged is not None:
+        inner = _scores(merged) if only_user(merged) is not None else None
+        return None if inner is None else replace(inner, leading=(info(value).shape or ())[:2])
     scores, scale = without_number(value)
     found = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
     if found is None or only_user(scores) is None or list(found.order) != sorted(found.order):
@@ -197,7 +217,7 @@ _Mask = tuple[ir.Value | None, bool]  # attn_mask, is_causal
 def _mask(logits: Logits, weights: _Weights, node: ir.Node) -> _Mask | None:
     """Return the arguments of torch's function that mask the same scores; None if there are none."""
     q, k = logits.q.shape or (), logits.k.shape or ()
-    full = (*q[:-1], k[-2])
+    full = (*(logits.leading or q[:-2]), q[-2], k[-2])
     if any(not _broadcasts(mask, full) for mask in (*logits.added, *(h[0] for h in logits.hidden))):
         return None
     if not logits.added and not logits.hidden:

@@ -24,12 +24,12 @@ def broadcasts(model: ir.Model, options: Options) -> None:
         users = [use.node for use in output.uses()]
         if source is None or output.is_graph_output() or not users:
             continue
-        if all(_broadcasts(user, output) for user in users):
+        if all(broadcasts_itself(user, output) for user in users):
             ir.convenience.replace_all_uses_with(output, source)
             drop(node)
 
 
-def _broadcasts(node: ir.Node, expanded: ir.Value) -> bool:
+def broadcasts_itself(node: ir.Node, expanded: ir.Value) -> bool:
     """True if an operand other than the expanded one has the shape of the node's result."""
     shape = info(expanded).shape
     if not is_a(node, BROADCASTS) or shape is None or info(node.outputs[0]).shape != shape:

@@ -31,7 +31,20 @@ def linear(model: ir.Model, options: Options) -> None:
         if facts.dtype is not None and not facts.dtype.is_floating_point():
             continue
         found = added_vector(node, -1)
-        last, bias = found if found is not None and views(found[1]) is not None else (node, None)
+        if found is not None and (views(found[1]) is None or _is_outside(found[0], node)):
+            found = None
+        last, bias = found if found is not None else (node, None)
         # An exporter that transposes the matrix drops its name; then only the bias's name tells the scope.
         origin = max(node, last, key=lambda n: len(SCOPE.get(n)))
         replace(last, own("Linear", [x, weight] if bias is None else [x, weight, bias]), origin=origin)
+
+
+def _is_outside(add: ir.Node, product: ir.Node) -> bool:
+    """True if a module around the product's adds a vector of its own, as `lm_head(x) + final_logits_bias`.
+
+    Only PyTorch's TorchScript exporter writes both nodes of a layer under the layer's own name.
+    """
+    if not all((node.name or "").startswith("/") and SCOPE.has(node) for node in (add, product)):
+        return False
+    around, scope = SCOPE.get(add), SCOPE.get(product)
+    return around != scope and scope[: len(around)] == around

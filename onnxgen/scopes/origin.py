@@ -27,7 +27,7 @@ from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
 from onnxgen.scopes.between import common_scope
-from onnxgen.scopes.callnames import one_module
+from onnxgen.scopes.callnames import one_module, passed_over, spelled_out
 from onnxgen.scopes.conventions import layer_of, regrouped
 from onnxgen.weights.stored import folded_from
 
@@ -89,6 +89,9 @@ def note_origin(model: ir.Model) -> None:
     weights = (frozenset(name for name in _roots(node) if not name.startswith("/")) for node, _ in named)
     renamed = one_module({node: (scope, roots) for (node, scope), roots in zip(named, weights)}, known)
     recorded = {node: renamed.get(scope, scope) if scope else scope for node, scope in recorded.items()}
+    taken = ((recorded[node] or (), path[:-1]) for node, _ in named for path in params[node])
+    full = passed_over(taken, known)
+    recorded = {node: spelled_out(scope, full) if full and scope else scope for node, scope in recorded.items()}
     by_torch = parents or classes or any((node.name or "").startswith("/") for node in nodes)
     if not by_torch and model.producer_name != "pytorch":
         recorded = _by_other_conventions(recorded)

@@ -100,7 +100,7 @@ class _Nesting:
         made: list[Statement] = []
         for statement in block:
             for inner in blocks(statement):
-                inner[:] = self._block(inner, level + 1)
+                inner[:] = self._block(_follow(inner, self.uses), level + 1)
             while made and isinstance(statement, (Assign, If)):
                 before, holder = made[-1], next(expressions(statement))
                 if not isinstance(before, Assign) or not self._is_movable(before):
@@ -184,15 +184,16 @@ def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
 
     Exporters write the projections of q, k and v first and then split all three into heads.
     """
-    carried = {name for s in block if not isinstance(s, Assign) for name in s.targets}
     followers: dict[str, Assign] = {}
+    earlier: set[str] = set()  # values that the statements before have: one that is assigned anew stays behind them
     for statement in block:
         if isinstance(statement, Assign) and len(statement.targets) == 1:
             needed = refs(statement.value)
             members = any(isinstance(n, MemberRef) for n in walk(statement.value))
             alone = len(set(needed)) == 1 and uses[needed[0]] == len(needed)
-            if alone and not members and statement.targets[0] not in carried:
+            if alone and not members and statement.targets[0] not in earlier:
                 followers[needed[0]] = statement
+        earlier.update(assigned(statement), (name for tree in expressions(statement) for name in refs(tree)))
     made: list[Statement] = []
     moved: set[int] = set()
     for statement in block:

@@ -51,6 +51,7 @@ class ClassWriter:
         self.names: dict[str, LocalName] = {}
         self.alike: list[Mapping[str, str]] = []
         self.varies = False
+        self.anew: set[str] = set()  # values without a comment on their shape
         self.reach: dict[int, ast.expr] = {}
         self.layout: Layout = layout(tree(scope.path, scope.members, scope.containers), self._text)
         self.reach = self.layout.reach
@@ -72,7 +73,7 @@ class ClassWriter:
             self.reach = self.layout.reach
         self.alike = alike
         self.varies = varies
-        drop_copies(self.scope)
+        self.anew = drop_copies(self.scope)
         self._lay_out()
         stored_here: list[ast.stmt] = [
             printer.assigned(ast.Attribute(SELF, name), quote(text)) for name, text in stored.items()
@@ -92,7 +93,7 @@ class ClassWriter:
         """Write a method that `forward` calls."""
         writer = copy(self)
         writer.scope, writer.names, writer.alike = method.body, {}, list(method.alike)
-        drop_copies(method.body)
+        writer.anew = drop_copies(method.body)
         writer._lay_out()
         given = [
             ast.arg(writer.names[argument.value], printer.annotation(argument.annotation))
@@ -195,6 +196,8 @@ class ClassWriter:
     def _comment(self, statement: Assign) -> str:
         """Return the dims of the result of a statement, if they differ from those of its operands."""
         if len(statement.targets) != 1 or self.varies or isinstance(statement.value, Ref):
+            return ""
+        if statement.targets[0] in self.anew:
             return ""
         target, *needed = statement.targets[0], *(n.value for n in walk(statement.value) if isinstance(n, Ref))
         texts = set()

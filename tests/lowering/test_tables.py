@@ -1,13 +1,20 @@
-"""Rows of an embedding that are added without a lookup, because an exporter folded the positions."""
+"""Rows of an embedding that are added without a lookup, and equal rows, because an exporter folded what makes them."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onnxgen.code.module_def import Assign, Member, Statement, expressions
+from onnxgen.code.quote import MemberRef, quote, rewrite
+from onnxgen.lowering.beginnings import share_beginnings
+from tests.export.test_shared import back
 from tests.structure.test_structure import classes, made
+from tests.support.exported import exported, held
 from tests.zoo.export import Case
 
 DYNAMO = Case("dynamo", 18, False)
@@ -60,3 +67,51 @@ class Other(nn.Module):
 def test_a_module_with_more_than_a_table_keeps_its_class(tmp_path: Path) -> None:
     source = made(Other, tmp_path, tokens, DYNAMO)
     assert "nn.Embedding" not in source and "self.weight" in classes(source)["Scaled"]
+
+
+class Policy(nn.Module):
+    """One deviation for all samples; not `expanded`: each of the four samples has its own, and they are equal."""
+
+    def __init__(self, expanded: bool) -> None:
+        super().__init__()
+        self.mean, row = nn.Linear(5, 6), torch.linspace(-1, 1, 6)[None] ** 3
+        self.log_std = nn.Parameter(row if expanded else row.repeat(4, 1))
+        self.expanded = expanded
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.mean(x)
+        if not self.expanded:
+            return mean - self.log_std
+        log_std = self.log_std.clamp(-5, 2).expand_as(mean)
+        return (mean / log_std.exp()) ** 2 - log_std
+
+
+def test_equal_rows_that_an_exporter_expanded_are_stored_once(tmp_path: Path) -> None:
+    inputs = (torch.randn(4, 5, generator=torch.Generator().manual_seed(1)),)
+    net = Policy(expanded=True)
+    ran = held(net, inputs, "dynamo-18", keys=False)
+    assert "self.bias = nn.Parameter(torch.zeros(1, 6))" in ran.source and ".expand(" not in ran.source
+    assert torch.equal(ran.model.state_dict()["bias"], net.log_std)
+    report, _ = back(exported(net, inputs, "dynamo-18"), tmp_path, [x.numpy() for x in inputs])
+    assert report
+
+
+def test_equal_rows_that_are_trained_apart_stay_apart() -> None:
+    inputs = (torch.randn(4, 5, generator=torch.Generator().manual_seed(1)),)
+    ran = held(Policy(expanded=False), inputs, "dynamo-18", keys=False)
+    assert {(4, 6), (6, 5), (6,)} == {tuple(t.shape) for t in ran.model.state_dict().values()}
+
+
+def test_a_table_that_begins_another_is_not_stored() -> None:
+    table = np.sin(np.arange(24.0)).reshape(6, 4)
+    tables = {"whole": table, "start": table[:2], "other": -table[:2], "late": np.vstack([table[:1], -table[1:3]])}
+    tables["inner"] = table[:2]  # of another module
+    members = {n: Member(("m", n) if n == "inner" else (n,), ast.Constant(None), "buffer") for n in tables}
+    body: list[Statement] = [Assign(("y",), quote("f(t)", t=MemberRef(m))) for m in members.values()]
+    share_beginnings(body, members.values(), {id(m): tables[n] for n, m in members.items()})
+    made = [
+        rewrite(e, lambda t: ast.Name(t.member.path[-1]) if isinstance(t, MemberRef) else None)
+        for s in body
+        for e in expressions(s)
+    ]
+    assert [ast.unparse(e) for e in made] == ["f(whole)", "f(whole[:2])", "f(other)", "f(late)", "f(inner)"]

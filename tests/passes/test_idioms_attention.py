@@ -52,6 +52,13 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return q @ k.transpose(-2, -1) / 2
 
 
+def merged(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Batch and heads as one axis, and as two while the mask is added, as Hugging Face's BART and OPT had it."""
+    h = flat(q) @ flat(k).transpose(1, 2) / 2
+    h = flat(h.reshape(-1, 2, q.shape[2], q.shape[2]) + mask)
+    return (h.softmax(-1) @ flat(v)).reshape(-1, 2, q.shape[2], 4)
+
+
 PLAIN: dict[str, tuple[Attend, str]] = {
     "div": (lambda m, q, k, v: scores(q, k).softmax(-1) @ v, ""),
     "mul": (lambda m, q, k, v: (q @ k.transpose(-2, -1) * 0.5).softmax(-1) @ v, ""),
@@ -152,6 +159,11 @@ def test_causal_masks(name: str, hiding: float) -> None:
     assert "F.scaled_dot_product_attention(q, k, v, is_causal=True)" in text and "mask" not in text
 
 
+def test_a_causal_mask_where_heads_are_an_axis() -> None:
+    text = run(lambda m, q, k, v: merged(q, k, v, above(q, LEAST)), "legacy-17")
+    assert "F.scaled_dot_product_attention(q, k, v, is_causal=True)" in text and "mask" not in text
+
+
 @pytest.mark.parametrize("name", ["fill tril", "where positions", "add triu"])
 def test_causal_masks_of_the_dynamo_exporter(name: str) -> None:
     text = run(lambda m, q, k, v: CAUSAL[name](q, k, INF).softmax(-1) @ v, "dynamo-18")
@@ -232,6 +244,7 @@ MASKED: dict[str, tuple[Attend, str]] = {
         lambda m, q, k, v, x: F.scaled_dot_product_attention(q, k, v, attn_mask=x > 0),
         "attn_mask=i1 > 0)",
     ),
+    "added where heads are an axis": (lambda m, q, k, v, x: merged(q, k, v, x), "attn_mask=i1)"),
     "condition, in two": (
         lambda m, q, k, v, x: (scores(q, k) + (1.0 - (x > 0).float()) * LEAST).softmax(-1) @ v,
         "attn_mask=",
@@ -252,6 +265,9 @@ LEFT: dict[str, Attend] = {
     # such a row is the mean of all values here
     "filled with the least": lambda m, q, k, v, x: scores(q, k).masked_fill(x > 0, LEAST).softmax(-1) @ v,
     "added after the softmax": lambda m, q, k, v, x: (scores(q, k).softmax(-1) + x) @ v,
+    "of other heads": lambda m, q, k, v, x: (
+        flat((flat(q) @ flat(k).transpose(1, 2)).reshape(2, -1, 5, 5) + x).softmax(-1) @ flat(v)
+    ).reshape(-1, 2, 5, 4),
     "over the queries": lambda m, q, k, v, x: (scores(q, k) + x).softmax(-2) @ v,
     "weights are returned": lambda m, q, k, v, x: (lambda p: (p @ v, p))((scores(q, k) + x).softmax(-1)),
     "scores are returned": lambda m, q, k, v, x: (lambda s: (s.softmax(-1) @ v, s))(scores(q, k) + x),

@@ -153,6 +153,25 @@ def test_a_whole_block_called_twice(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
+    ("weights", "scope"),
+    [
+        (["model.decoder.fc1.weight", "model.decoder.fc2.weight"], "model.decoder"),  # `self.model.decoder(x)`
+        (["model.decoder.fc1.weight", "decoder.fc2.weight"], "decoder"),  # both exist
+        (["model.decoder.fc1.weight", "wrapped.decoder.fc2.weight"], "decoder"),  # which one is it?
+        (["model.decoder.fc1.weight", "onnx::w"], "model.decoder"),
+        (["onnx::v", "onnx::w"], "decoder"),
+    ],
+)
+def test_a_module_whose_parts_are_called_without_it(write: Write, weights: Sequence[str], scope: str) -> None:
+    nodes = [
+        conv("/decoder/fc1/MatMul", weights[0], "x", "a"),
+        node("Relu", ["a"], ["b"], name="/decoder/act/Relu"),
+        conv("/decoder/fc2/MatMul", weights[1], "b", "y"),
+    ]
+    assert scopes(write(model(nodes, [weight(name, 4, 4) for name in weights])))["/decoder/act/Relu"] == f"{scope}.act"
+
+
+@pytest.mark.parametrize(
     ("name", "scope"),
     [
         ("model/block_3/conv/Conv2D", "model.block_3.conv"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from functools import cache
 
 import numpy as np
@@ -12,9 +13,11 @@ import torch.nn.functional as F
 from onnx import helper
 from torch import Tensor, nn
 
-from onnxgen.code.module_def import Assign, If, Input, ModuleDef
-from onnxgen.code.quote import Ref, quote
+from onnxgen.code.module_def import Assign, If, Input, ModuleDef, expressions
+from onnxgen.code.quote import Ref, quote, rewrite
 from onnxgen.shapes.info import Info
+from onnxgen.structure.copies import drop_copies
+from onnxgen.structure.scopes import Scope
 from onnxgen.validate import same_either_way
 from tests.ops.harness import Ran
 from tests.support.exported import exported, held_graph
@@ -170,3 +173,33 @@ def test_what_a_join_says_of_shapes_is_compared() -> None:
     plain.infos["y"], other.infos["y"] = Info(shape=(2, 3)), Info(shape=(2, 4))
     assert same_either_way(plain, plain, "flag")
     assert not same_either_way(plain, other, "flag")
+
+
+@pytest.mark.parametrize(
+    ("then", "orelse", "end", "wanted"),
+    [
+        (["b = a.exp()"], ["b = a"], "b.sin()", (["b = b.exp()"], 0)),
+        (["b = a"], ["b = a.cos()"], "b.sin()", None),  # the `then` would be empty
+        (["b = a.exp()"], ["b = a"], "b.sin() + a", None),  # it is used later
+        (["b = a.exp()", "y = a.cos()"], ["b = a", "y = b.sin()"], "y + b", None),  # and in the other branch
+        (["y = a.cos()", "b = a.exp()"], ["b = a", "y = b.sin()"], "y + b", (["y = b.cos()", "b = b.exp()"], 1)),
+    ],
+)
+def test_a_branch_that_only_hands_a_value_on(
+    then: list[str], orelse: list[str], end: str, wanted: tuple[list[str], int] | None
+) -> None:
+    def block(texts: list[str]) -> list[Assign]:
+        pairs = (text.split(" = ") for text in texts)
+        return [Assign((a,), quote(b, **{n: Ref(n) for n in "xaby" if n in b.replace("exp", "")})) for a, b in pairs]
+
+    choice = If(Ref("flag"), block(then), block(orelse), tuple(dict.fromkeys(t[0] for t in then)))
+    scope = Scope((), [*block(["a = x.tan()"]), choice], outputs=[block([f"y = {end}"])[0].value])
+    anew = drop_copies(scope)
+    assert anew == ({"b"} if wanted else set())
+    if wanted is not None:
+        made = [f"{s.targets[0]} = {shown(next(expressions(s)))}" for s in choice.then]
+        assert (made, len(choice.orelse)) == wanted
+
+
+def shown(tree: ast.expr) -> str:
+    return ast.unparse(rewrite(tree, lambda n: ast.Name(n.value) if isinstance(n, Ref) else None))
