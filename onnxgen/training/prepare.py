@@ -30,6 +30,7 @@ from onnxgen.training.losses import BINARY_LOSSES, Objective, objective
 from onnxgen.training.model import load_model, set_scale, trial_batch
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.settings import Settings
+from onnxgen.training.stress import stressed
 
 
 @dataclass
@@ -85,6 +86,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     set_scale(model, opened.normalize, opened.table)
     classes = settings.classes or classes_used(opened, feeding)
     set_classes(model, classes)
+    objectives = stressed(objectives, opened.train, replace(settings, classes=classes))
     # `config.toml` must tell how to treat other data.
     table = opened.table.to_json() if opened.table else settings.table
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size

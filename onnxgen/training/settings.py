@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ class Settings:
     max_steps: int | None = _length(
         None, "N", "Stop after N optimizer steps, if that comes before the end of the last epoch."
     )
+    max_hours: float | None = _length(None, "X", "Stop after X hours of training; a resumed run has X hours again.")
     batch_size: int = _optimizer(64, "N", "Samples in a batch, in each process.")
     accumulate: int = _optimizer(1, "N", "Sum the gradients of N batches before each step.")
     optimizer: str = _optimizer("adamw", "NAME", "A class of torch.optim, in upper or lower case.")
@@ -51,10 +53,24 @@ class Settings:
     schedule_args: Mapping[str, Any] = _optimizer(
         dict, "NAME=VALUE", "An argument of the schedule (step_size=10); may be repeated.", option="schedule-arg"
     )
+    warmup: int = _optimizer(0, "N", "Raise the learning rate evenly over the first N steps.")
     head_lr: float = _optimizer(1.0, "X", "The classifier's learning rate as a multiple of --lr.")
+    layer_decay: float | None = _optimizer(
+        None, "X", "Each block's learning rate as a multiple of the next block's: 0.8 trains the first ones least."
+    )
     clip: float | None = _optimizer(None, "X", "Scale gradients down if their norm together is larger.")
     loss: str | Mapping[str, str] = _optimizer(
         "auto", "NAME", "A loss by its torch name (cross_entropy), or OUTPUT=NAME,...; auto: by how the model ends."
+    )
+    loss_weights: Mapping[str, Any] = _optimizer(dict, "OUTPUT=X,...", "Multiply the losses of outputs by these.")
+    class_weights: str | Mapping[str, Any] = _optimizer(
+        "none",
+        "HOW",
+        "Multiply each sample's training loss by its class's weight: none, balanced (rare classes count as much as "
+        "common ones), or CLASS=X,...",
+    )
+    label_smoothing: float = _optimizer(
+        0.0, "X", "Spread a share X of each target over all classes in the training loss."
     )
     inputs: Mapping[str, str] = _data(dict, "INPUT=COLUMN,...", "The data's column for each input of the model.")
     target: str | Mapping[str, str] | None = _data(None, "COLUMN", "The column with the target, or OUTPUT=COLUMN,...")
@@ -91,6 +107,10 @@ class Settings:
     augment: str = _data("none", "HOW", "none, auto, or some of flip,vflip,rotate,shift,crop,light,noise,erase.")
     strict: bool = _data(False, "", "End with an error if a sample can't be read. Otherwise it is skipped.")
     compile: bool = _devices(False, "", "torch.compile the model.")
+    gradient_checkpointing: bool = _devices(
+        False, "", "Keep less for the backward pass: each block is computed again. Less memory, about a third slower."
+    )
+    profile: bool = _devices(False, "", "Write to profile.txt how long each part of a step takes.")
     seed: int = _run(0, "N", "Seed of all random numbers.")
     checkpoint_minutes: float = _run(10.0, "X", "Write a checkpoint at least every X minutes, and after each epoch.")
     resume: bool = _run(False, "", "Go on from the last checkpoint in --out, or of the newest run, with its settings.")
@@ -112,8 +132,20 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OnnxgenError(f"{name} must be at least 1, not {value}")
-        if self.lr is not None and not self.lr > 0:
-            raise OnnxgenError(f"lr must be more than 0, not {self.lr}")
+        for name in ("lr", "max_hours", "layer_decay"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise OnnxgenError(f"{name} must be more than 0, not {value}")
+        if not 0 <= self.label_smoothing < 1:
+            raise OnnxgenError(f"label_smoothing must be at least 0 and less than 1, not {self.label_smoothing}")
+        if self.warmup < 0:
+            raise OnnxgenError(f"warmup must be at least 0, not {self.warmup}")
+        object.__setattr__(self, "loss_weights", _numbers(self.loss_weights, "loss_weights"))
+        if not isinstance(self.class_weights, str):
+            object.__setattr__(self, "class_weights", _numbers(self.class_weights, "class_weights"))
+        elif self.class_weights not in ("none", "balanced"):
+            what = f"class_weights must be none, balanced or a weight for each class, not {self.class_weights!r}"
+            raise OnnxgenError(what, help="give it like cat=1,dog=2.5")
         for name in ("weights", "partial") if self.from_scratch else ():
             if getattr(self, name):
                 raise OnnxgenError(f"{name} and from_scratch exclude each other: give one of them")
@@ -128,6 +160,18 @@ class Settings:
     def loss_of(self, output: str) -> str:
         """Return the name of the loss for an output, or "auto"."""
         return self.loss if isinstance(self.loss, str) else self.loss.get(output, "auto")
+
+
+def _numbers(weights: Mapping[str, Any], name: str) -> dict[str, float]:
+    found = {}
+    for key, value in weights.items():
+        try:
+            found[str(key)] = float(value)
+        except (TypeError, ValueError):
+            raise OnnxgenError(f"{name}: the weight of {key} must be a number, not {value!r}") from None
+        if not 0 <= found[str(key)] < math.inf:
+            raise OnnxgenError(f"{name}: the weight of {key} must be at least 0 and finite, not {value}")
+    return found
 
 
 def _names(classes: Iterable[str]) -> tuple[str, ...]:
