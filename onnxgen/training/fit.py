@@ -30,6 +30,7 @@ from onnxgen.training.config import DIGITS
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.deadline import Deadline
 from onnxgen.training.devices import prepare_for, trainer_options
+from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
 from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.loader import Loader
 from onnxgen.training.meter import Meter
@@ -142,11 +143,7 @@ def run(
     plan = placed(plan)
     settings, keeps = plan.settings, kept(plan, named or {})
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
-    if settings.gradient_checkpointing:
-        recompute(network)
-    if settings.compile:
-        network.compile()
-    task = Task(network, plan.objectives, plan.feeding, partial(_optimization, plan))
+    task = _task(plan, network)
     facts = report.facts_of(plan)
     history, progress = report.callbacks(settings, facts, show)
     keep = checkpoints(plan, progress.say, keeps)
@@ -159,7 +156,6 @@ def run(
     keeps.write(settings.out)
     loaders, begun = _Loaders(plan), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from, deadline)
-    keep_all(network)
     seconds = time.monotonic() - begun
     _restore(network, whole, trainer, keep, stopped)
     result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
@@ -174,6 +170,16 @@ def run(
         if name in dtypes and tensor.dtype != dtypes[name]:
             tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
     return result
+
+
+def _task(plan: Plan, network: nn.Module) -> Task:
+    if plan.settings.gradient_checkpointing:
+        recompute(network)
+    if plan.settings.compile:
+        network.compile()
+    task = Task(network, plan.objectives, plan.feeding, partial(_optimization, plan))
+    task.strict_loading = plan.adapter is None  # a checkpoint has the adapter alone
+    return task
 
 
 def _check_monitor(plan: Plan) -> None:
@@ -217,6 +223,7 @@ def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoi
         say=say,
         constants=keeps.constants,
         metadata=keeps.metadata,
+        only=trained_names(plan.model) if plan.adapter is not None else None,
     )
 
 
@@ -304,17 +311,21 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, k
     Args:
         whole: the model to return. It is `network` unless that is sharded: other processes may have ended by now.
     """
+    keep_all(network)
     out = keep.out
     if stopped == "interrupted":
         if any(map(sharded, network.parameters())) and (found := keep.store.read()) is not None:
-            whole.load_state_dict({key.removeprefix("model."): value for key, value in found["state_dict"].items()})
+            state = {key.removeprefix("model."): value for key, value in found["state_dict"].items()}
+            whole.load_state_dict(state, strict=keep.only is None)
         if trainer.is_global_zero:
             keep.save_last(whole)
     else:
         trainer.strategy.barrier()
     for model in dict.fromkeys((network, whole)):
         if (out / BEST).is_file():
-            load_weights(model, out / BEST)
+            (load_weights if keep.only is None else load_adapter)(model, out / BEST)
+        if keep.only is not None:
+            merge(model)
 
 
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:

@@ -93,6 +93,13 @@ class Settings:
     weights: Path | None = _finetuning(None, "FILE", "Start from your own checkpoint, which has the model's keys.")
     partial: bool = _finetuning(False, "", "Load what fits of the weights. New and other layers start fresh.")
     from_scratch: bool = _finetuning(False, "", "Start from fresh weights, not from those of the file.")
+    lora: int | None = _finetuning(
+        None, "RANK", "Train low-rank adapters of this rank, and leave the weights as they are."
+    )
+    lora_target: tuple[str, ...] = _finetuning(
+        (), "PATTERN", "Adapt these layers (encoder.**.query); may be repeated. Default: all that are no embeddings."
+    )
+    dora: bool = _finetuning(False, "", "With --lora: also train the size of each row of the weights (DoRA).")
     early_stop: int | None = _length(None, "N", "Stop after N epochs without a new best.")
     monitor: str = _length(
         "auto", "METRIC", "The metric that decides what is best (val_loss); auto: accuracy of a classifier."
@@ -121,41 +128,52 @@ class Settings:
         for name in ("weights", "out"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
-        for name in ("freeze", "imports"):
+        for name in ("freeze", "imports", "lora_target"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "classes", _names(self.classes))
-        for name in ("epochs", "batch_size", "accumulate", "devices", "nodes"):
-            if getattr(self, name) < 1:
-                raise OnnxgenError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_steps", "replace_head", "early_stop"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OnnxgenError(f"{name} must be at least 1, not {value}")
+        object.__setattr__(self, "loss_weights", _numbers(self.loss_weights, "loss_weights"))
+        if not isinstance(self.class_weights, str):
+            object.__setattr__(self, "class_weights", _numbers(self.class_weights, "class_weights"))
+        self._check_numbers()
+        self._check_together()
+        for name, known in (("strategy", STRATEGIES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise OnnxgenError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
+            raise OnnxgenError(f"workers must be a number or 'auto', not {self.workers!r}")
+        if self.class_weights not in ("none", "balanced") and isinstance(self.class_weights, str):
+            what = f"class_weights must be none, balanced or a weight for each class, not {self.class_weights!r}"
+            raise OnnxgenError(what, help="give it like cat=1,dog=2.5")
+
+    def _check_numbers(self) -> None:
+        limits = {
+            "at least 1": ("epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora", 1),
+            "at least 0": ("warmup label_smoothing", 0),
+        }
+        for words, (names, least) in limits.items():
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    raise OnnxgenError(f"{name} must be {words}, not {value}")
         for name in ("lr", "max_hours", "layer_decay"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OnnxgenError(f"{name} must be more than 0, not {value}")
-        if not 0 <= self.label_smoothing < 1:
-            raise OnnxgenError(f"label_smoothing must be at least 0 and less than 1, not {self.label_smoothing}")
-        if self.warmup < 0:
-            raise OnnxgenError(f"warmup must be at least 0, not {self.warmup}")
-        object.__setattr__(self, "loss_weights", _numbers(self.loss_weights, "loss_weights"))
-        if not isinstance(self.class_weights, str):
-            object.__setattr__(self, "class_weights", _numbers(self.class_weights, "class_weights"))
-        elif self.class_weights not in ("none", "balanced"):
-            what = f"class_weights must be none, balanced or a weight for each class, not {self.class_weights!r}"
-            raise OnnxgenError(what, help="give it like cat=1,dog=2.5")
+        if not self.label_smoothing < 1:
+            raise OnnxgenError(f"label_smoothing must be less than 1, not {self.label_smoothing}")
+        if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
+            raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
+
+    def _check_together(self) -> None:
         for name in ("weights", "partial") if self.from_scratch else ():
             if getattr(self, name):
                 raise OnnxgenError(f"{name} and from_scratch exclude each other: give one of them")
-        for name, known in (("strategy", STRATEGIES), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise OnnxgenError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
-        if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
-            raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
-        if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
-            raise OnnxgenError(f"workers must be a number or 'auto', not {self.workers!r}")
+        for name in ("freeze", "weights", "partial", "from_scratch") if self.lora else ():
+            if getattr(self, name):
+                raise OnnxgenError(f"{name} and lora exclude each other: an adapter belongs to the file's own weights")
+        if not self.lora and (self.lora_target or self.dora):
+            raise OnnxgenError("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
 
     def loss_of(self, output: str) -> str:
         """Return the name of the loss for an output, or "auto"."""

@@ -67,7 +67,7 @@ def test_weights_of_outputs_and_of_named_classes():
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and less than 1, not 1.0"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be less than 1, not 1.0"),
         ({"class_weights": "balance"}, "class_weights must be none, balanced or a weight for each class"),
         ({"class_weights": {"0": "many"}}, "the weight of 0 must be a number, not 'many'"),
         ({"class_weights": {"0": -1}}, "the weight of 0 must be at least 0 and finite, not -1"),
