@@ -121,6 +121,7 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
     [
         ("onnxgen export model.py -o tuned.onnx", "Write the weights beside it."),
         ("onnxgen export runs/digits-1", "Write those of a training run."),
+        ("onnxgen export runs/digits-1 --adapter", "Write what was trained apart from the graph."),
     ],
     {1: "the file and the module differ"},
 )
@@ -136,6 +137,12 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
 @_file("--force", is_flag=True, help="Overwrite any file, not only an earlier export of this model.")
 @option(
     "--same-graph", is_flag=True, group="Graph", help="Keep the original graph, without what options changed in it."
+)
+@option(
+    "--adapter",
+    is_flag=True,
+    group="Graph",
+    help="Write the original graph with optional inputs, and what was trained as an adapter for onnxruntime.",
 )
 @plugin_option("Graph")
 @_same("--no-verify", "verify", flag_value=False, default=True, help="Do not compare the file with the module.")

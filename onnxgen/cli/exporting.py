@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from onnxgen.training.runs.folder import RECORD, best_of
 from onnxgen.training.runs.record import read_record
 
 
-def export_command(module: Path, *, quiet: bool, verbose: bool, as_json: bool, **given: Any) -> int:
+def export_command(
+    module: Path, *, quiet: bool, verbose: bool, as_json: bool, adapter: bool = False, **given: Any
+) -> int:
     """Write the ONNX file and print a report. Returns the exit code."""
     from onnxgen.export import export
 
     if module.is_dir():
         module, given = of_run(module, given)
     with progress(f"exporting {module.name}", quiet or as_json):
-        report = export(module, **given)
+        report = _apart(module, given) if adapter else export(module, **given)
     if as_json:
         tell_json(report.as_json())
     elif not quiet:
@@ -29,13 +32,37 @@ def export_command(module: Path, *, quiet: bool, verbose: bool, as_json: bool, *
     return 0
 
 
+def _apart(module: Path, given: dict[str, Any]) -> ExportReport:
+    """Write the original graph with optional inputs, and what was trained as an adapter beside it."""
+    from onnxgen.export import export
+    from onnxgen.export.low_rank import SUFFIX, write_adapter
+
+    with tempfile.TemporaryDirectory(prefix="onnxgen-", ignore_cleanup_errors=True) as folder:
+        tuned = Path(folder) / "tuned.onnx"
+        report = export(module, **{**given, "out": tuned})
+        if report.method != BACK:
+            what = f"{module.name} has another graph than the original: {report.why}"
+            raise OnnxgenError(what, help="export it without --adapter")
+        out = given["out"] or module.with_name(f"{Path(report.model).stem}-base.onnx")
+        report.wrote, tensors, elements = write_adapter(Path(report.model), tuned, out, force=given["force"])
+    report.out = str(out)
+    what = f"{counted(tensors, 'tensor')} in {elements:,} numbers"
+    report.notes.append(f"the {SUFFIX} file has {what}; without it the .onnx file computes what the original does")
+    return report
+
+
 def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Return the module of a run to export, and the arguments of `export`: weights, ONNX file, facts of the run."""
     record = read_record(run)
-    if not record.module:
+    adapted = bool(record.settings.get("lora"))
+    if not record.module and not adapted:
         raise OnnxgenError(f"{run} has no module: {record.note}", help="export the model in Python")
-    module = record.origin_for(run)
-    module = module if _is_whole(module) else run / record.module
+    module = record.place_of_origin(run) if adapted else record.origin_for(run)
+    module = module if adapted or _is_whole(module) else run / record.module
+    if adapted and given["weights"] is None:
+        from onnxgen.training import open_model
+
+        given = {**given, "weights": open_model(run)}
     beside = record.place_of_origin(run).with_name(record.onnx) if record.onnx else Path()
     found = {
         "weights": given["weights"] or best_of(run),

@@ -21,6 +21,7 @@ _EXTRAS = {  # the modules that each extra of pyproject.toml installs, as they a
     "torch": "torch",
     "verify": "onnxruntime",
     "train": "PIL lightning matplotlib sklearn tensorboard torchmetrics",
+    "lora": "peft",
     "watch": "watchfiles",
 }
 _EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}

@@ -33,6 +33,7 @@ _EXPORTS = {
     "surgery.replacing": "replace_head",
     "training.devices": "choose devices",
     "training.evaluate": "evaluate predict",
+    "training.finetune.adapters": "add_adapter attach merge",
     "training.finetune.batchnorm": "calibrate_batchnorm",
     "training.finetune.freezing": "freeze unfreeze unfreeze_next",
     "training.finetune.gradual": "GradualUnfreeze",

@@ -15,6 +15,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.profilers import SimpleProfiler
 from torch import nn
 
 from onnxgen._callable import callable_module
@@ -27,13 +28,16 @@ from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import load_weights, sharded
 from onnxgen.training.config import DIGITS
 from onnxgen.training.data.samples import Samples
+from onnxgen.training.deadline import Deadline
 from onnxgen.training.devices import prepare_for, trainer_options
+from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
 from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.loader import Loader
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
+from onnxgen.training.recompute import keep_all, recompute
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
@@ -41,7 +45,7 @@ from onnxgen.training.runs.folder import BEST, CHECKPOINTS, RUNS, latest
 from onnxgen.training.runs.keep import Kept, kept, placed
 from onnxgen.training.runs.learner import going_on_with, split_again
 from onnxgen.training.runs.record import read_record
-from onnxgen.training.schedules import make_schedule
+from onnxgen.training.schedules import make_schedule, make_warmup
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
@@ -59,7 +63,7 @@ class Result:
         history: the metrics of each epoch, as in `metrics.csv`.
         best_epoch: index of the best epoch in `history`, from 0.
         test: the metrics of the test part, if there is one.
-        stopped: why the run ended ("epochs", "max_steps", "early stop", "interrupted").
+        stopped: why the run ended ("epochs", "max_steps", "max_hours", "early stop", "interrupted").
     """
 
     model: nn.Module
@@ -139,20 +143,19 @@ def run(
     plan = placed(plan)
     settings, keeps = plan.settings, kept(plan, named or {})
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
-    if settings.compile:
-        network.compile()
-    task = Task(network, plan.objectives, plan.feeding, partial(_optimization, plan))
+    task = _task(plan, network)
     facts = report.facts_of(plan)
     history, progress = report.callbacks(settings, facts, show)
     keep = checkpoints(plan, progress.say, keeps)
-    first, rest = LogEpoch(), [history, progress, keep]
+    deadline = Deadline(settings.max_hours)
+    first, rest = LogEpoch(), [deadline, history, progress, keep]
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume, settings.epochs)  # it may raise: files of an older run are there still
     report.begin(settings, facts, named or {})
     keeps.write(settings.out)
     loaders, begun = _Loaders(plan), time.monotonic()
-    stopped = _train(trainer, task, loaders, go_on_from)
+    stopped = _train(trainer, task, loaders, go_on_from, deadline)
     seconds = time.monotonic() - begun
     _restore(network, whole, trainer, keep, stopped)
     result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
@@ -167,6 +170,16 @@ def run(
         if name in dtypes and tensor.dtype != dtypes[name]:
             tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
     return result
+
+
+def _task(plan: Plan, network: nn.Module) -> Task:
+    if plan.settings.gradient_checkpointing:
+        recompute(network)
+    if plan.settings.compile:
+        network.compile()
+    task = Task(network, plan.objectives, plan.feeding, partial(_optimization, plan))
+    task.strict_loading = plan.adapter is None  # a checkpoint has the adapter alone
+    return task
 
 
 def _check_monitor(plan: Plan) -> None:
@@ -190,7 +203,7 @@ def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> l
         accumulate_grad_batches=settings.accumulate,
         gradient_clip_val=settings.clip,
         callbacks=callbacks,
-        profiler=Unmeasured(),
+        profiler=SimpleProfiler(settings.out, "profile") if settings.profile else Unmeasured(),
         plugins=[*options.pop("plugins", ()), store],
         **{**QUIET, "logger": report.logger(settings.out), "num_sanity_val_steps": -1},  # all, before the first step
         **options,
@@ -210,6 +223,7 @@ def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoi
         say=say,
         constants=keeps.constants,
         metadata=keeps.metadata,
+        only=trained_names(plan.model) if plan.adapter is not None else None,
     )
 
 
@@ -259,7 +273,9 @@ class _Loaders(lightning.LightningDataModule):
         )
 
 
-def _train(trainer: lightning.Trainer, task: Task, loaders: _Loaders, go_on_from: Path | None) -> str:
+def _train(
+    trainer: lightning.Trainer, task: Task, loaders: _Loaders, go_on_from: Path | None, deadline: Deadline
+) -> str:
     """Run the trainer, and return the reason why it ended: a value of `Result.stopped`."""
     if go_on_from is not None:
         trainer.num_sanity_val_steps = 0  # the score before training is in the checkpoint
@@ -272,6 +288,8 @@ def _train(trainer: lightning.Trainer, task: Task, loaders: _Loaders, go_on_from
             raise
         way = "--batch-size 2 or more, or freeze the norms"
         raise OnnxgenError("a batch of one sample gives BatchNorm no statistics", help=way) from error
+    if deadline.reached:
+        return "max_hours"
     if trainer.max_steps >= 0 and trainer.global_step >= trainer.max_steps:
         return "max_steps"
     return "early stop" if trainer.current_epoch < (trainer.max_epochs or 0) else "epochs"
@@ -293,17 +311,21 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, k
     Args:
         whole: the model to return. It is `network` unless that is sharded: other processes may have ended by now.
     """
+    keep_all(network)
     out = keep.out
     if stopped == "interrupted":
         if any(map(sharded, network.parameters())) and (found := keep.store.read()) is not None:
-            whole.load_state_dict({key.removeprefix("model."): value for key, value in found["state_dict"].items()})
+            state = {key.removeprefix("model."): value for key, value in found["state_dict"].items()}
+            whole.load_state_dict(state, strict=keep.only is None)
         if trainer.is_global_zero:
             keep.save_last(whole)
     else:
         trainer.strategy.barrier()
     for model in dict.fromkeys((network, whole)):
         if (out / BEST).is_file():
-            load_weights(model, out / BEST)
+            (load_weights if keep.only is None else load_adapter)(model, out / BEST)
+        if keep.only is not None:
+            merge(model)
 
 
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
@@ -311,12 +333,18 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     settings = plan.settings
     default = inspect.signature(optimizer_class(settings.optimizer)).parameters["lr"].default
     rate = float(default if settings.lr is None else settings.lr)
-    groups = param_groups(network, lr=rate, head_lr=settings.head_lr, weight_decay=settings.weight_decay)
+    groups = param_groups(
+        network,
+        lr=rate,
+        head_lr=settings.head_lr,
+        weight_decay=settings.weight_decay,
+        layer_decay=settings.layer_decay,
+    )
     optimizer = make_optimizer(groups, settings, plan.device)
     steps = max(1, math.ceil(total / settings.epochs))
     watched = "train_loss" if plan.data.val is None else "val_loss"
-    schedule = make_schedule(optimizer, settings, total, steps, watched)
-    return optimizer if schedule is None else {"optimizer": optimizer, "lr_scheduler": schedule}
+    warmup, schedule = make_warmup(optimizer, settings), make_schedule(optimizer, settings, total, steps, watched)
+    return [optimizer], [made for made in (warmup, schedule) if made is not None]
 
 
 def _check_optimization(plan: Plan, network: nn.Module) -> None:

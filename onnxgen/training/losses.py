@@ -99,6 +99,11 @@ class Objective:
         ending: see `Ending`.
         classes: number of classes; 0 if this is not a classifier. With 2 classes the output may be one number.
         axis: the output's axis along which the classes lie.
+        factor: the loss is multiplied by this.
+        weights: in training each sample's loss is multiplied by the weight of its class. The mean is over the number
+            of samples (as in Keras), not over the sum of their weights (as torch has it), so that parts of a batch
+            add up to the batch.
+        smoothing: in training this share of each target is spread over all classes (Szegedy et al. 1512.00567).
     """
 
     output: int
@@ -108,23 +113,42 @@ class Objective:
     ending: Ending = Ending()
     classes: int = 0
     axis: int = 1
+    factor: float = 1.0
+    weights: tuple[float, ...] = ()
+    smoothing: float = 0.0
 
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+    def __call__(self, output: Tensor, target: Tensor, training: bool = False) -> Tensor:
         """Return the mean loss. With nll_loss, the result of a softmax is taken as probabilities."""
+        weights = output.new_tensor(self.weights) if training and self.weights else None
+        loss = self._of_classes if self.loss in CLASS_LOSSES else self._of_values
+        found = loss(output, target, weights, self.smoothing if training else 0.0)
+        return found if self.factor == 1 else found * self.factor
+
+    def _of_classes(self, output: Tensor, target: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
         function: Any = getattr(F, self.loss)
-        if self.loss in CLASS_LOSSES:
-            output = output.movedim(self.axis, 1) if output.ndim > 1 else output
-            target = target.to(output.dtype) if target.shape == output.shape else target
-            if self.loss == "nll_loss" and self.ending.kind == "softmax":
-                output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
-            if self.loss != "multi_margin_loss" and target.ndim > 1 and not target.is_floating_point():
-                # torch's mean is NaN for a batch in which every element is ignored.
-                mean: Tensor = function(output, target, reduction="sum") / (target != IGNORED_CLASS).sum().clamp_min(1)
-                return mean
-        else:  # torch would broadcast [batch] and [batch, 1] to [batch, batch]
-            target = target.view_as(output)
-            target = target if self.loss == "multilabel_margin_loss" else target.to(output.dtype)
-        found: Tensor = function(output, target, reduction="batchmean" if self.loss == "kl_div" else "mean")
+        output = output.movedim(self.axis, 1) if output.ndim > 1 else output
+        target = target.to(output.dtype) if target.shape == output.shape else target
+        if self.loss == "nll_loss" and self.ending.kind == "softmax":
+            output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
+        given: dict[str, Any] = {} if weights is None else {"weight": weights}
+        if smoothing:  # of log-probabilities, cross_entropy is nll_loss
+            function, given["label_smoothing"] = F.cross_entropy, smoothing
+        several = self.loss != "multi_margin_loss" and target.ndim > 1 and not target.is_floating_point()
+        if weights is None and not several:
+            mean: Tensor = function(output, target, **given)
+            return mean
+        # torch's mean is NaN for a batch in which every element is ignored.
+        total: Tensor = function(output, target, reduction="sum", **given)
+        count = self.count(target)
+        return total / (count.clamp_min(1) if isinstance(count, Tensor) else count)
+
+    def _of_values(self, output: Tensor, target: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
+        function: Any = getattr(F, self.loss)
+        target = target.view_as(output)  # torch would broadcast [batch] and [batch, 1] to [batch, batch]
+        given = {} if weights is None else {"weight": torch.where(target > 0.5, weights[1], weights[0])}
+        target = target if self.loss == "multilabel_margin_loss" else target.to(output.dtype)
+        target = target * (1 - smoothing) + smoothing / 2 if smoothing else target
+        found: Tensor = function(output, target, reduction="batchmean" if self.loss == "kl_div" else "mean", **given)
         return found
 
     def count(self, target: Tensor) -> Tensor | int:

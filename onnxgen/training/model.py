@@ -21,7 +21,7 @@ from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.runs.folder import BEST, NAME, best_of
-from onnxgen.training.runs.record import read_record
+from onnxgen.training.runs.record import Record, read_record
 
 if TYPE_CHECKING:
     from onnxgen.training.data.preprocessing import Table
@@ -98,16 +98,15 @@ def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, igno
     """Return the model of `open_model`, and what it warns of."""
     if path.is_dir():
         record = read_record(path)
+        if record.settings.get("lora"):
+            return _with_adapter(path, record, weights, fresh)
         if not record.module:
             what = f"{path} has no module: {record.note}"
             raise OnnxgenError(what, help=f"load its {BEST} into the model yourself")
         model, said = load_model(
             path / record.module, weights or (None if fresh else best_of(path)), fresh, strict, ignore
         )
-        settings = record.settings_for(path)
-        set_scale(model, settings.normalize, fitted(settings.table))
-        set_classes(model, settings.classes)
-        return model, said
+        return _as_in(model, record, path), said
     module = open_module(path)
     if not hasattr(module, "Model"):
         raise OnnxgenError(f"{path} has no class Model", help="name a module that onnxgen generated")
@@ -122,6 +121,32 @@ def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, igno
             return module.Model.from_pretrained(file), ""
         except Exception as error:
             return _with_other_head(module, path, weights, error), ""
+
+
+def _as_in(model: nn.Module, record: Record, run: Path) -> nn.Module:
+    """Return a model with the scales and the classes of a run."""
+    settings = record.settings_for(run)
+    set_scale(model, settings.normalize, fitted(settings.table))
+    set_classes(model, settings.classes)
+    return model
+
+
+def _with_adapter(run: Path, record: Record, weights: Path | None, fresh: bool) -> tuple[nn.Module, str]:
+    """Return the base of a run that trained an adapter, with the adapter merged into its weights.
+
+    Raises:
+        OnnxgenError: the base is gone, or is not the one that was trained.
+    """
+    from onnxgen.training.finetune.adapters import attach
+
+    base, file = record.place_of_origin(run), weights or best_of(run)
+    way = "keep the module and its weights where they were, or export the run while they are"
+    if fresh or not record.origin or not base.is_file():
+        what = f"{run} has an adapter alone" + (f", and {base} is gone" if not fresh else "")
+        raise OnnxgenError(what, help=way if not fresh else "start afresh from its base")
+    model = from_pretrained(open_module(base), base)
+    attach(model, file)
+    return _as_in(model, record, run), ""
 
 
 def _with_other_head(module: ModuleType, path: Path, weights: Path, error: Exception) -> nn.Module:

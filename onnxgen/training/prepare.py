@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
+from onnxgen.surgery.head import find_head
 from onnxgen.surgery.ports import signature_of
 from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.checkpoint.identity import compare_model
@@ -23,13 +24,16 @@ from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
+from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import BINARY_LOSSES, Objective, objective
 from onnxgen.training.model import load_model, set_scale, trial_batch
 from onnxgen.training.runs.folder import CHECKPOINTS
+from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
+from onnxgen.training.stress import stressed
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Plan:
 
     Attributes:
         notes: choices made for the user, and other facts that they should know.
+        adapter: what is trained in place of the weights; None if the weights are.
     """
 
     model: nn.Module
@@ -47,6 +52,7 @@ class Plan:
     device: Device
     settings: Settings
     notes: list[str] = field(default_factory=list)
+    adapter: Adapter | None = None
 
     @property
     def monitor(self) -> str:
@@ -68,6 +74,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     model, said = _begun(model, settings)
     if settings.replace_head is not None:
         replace_head(model, settings.replace_head)
+    adapter = _adapted(model, settings) if settings.lora else None
     if settings.resume and (found := peek(settings.out / CHECKPOINTS)):
         compare_model(found["identity"], model)
     if settings.freeze:
@@ -85,11 +92,13 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     set_scale(model, opened.normalize, opened.table)
     classes = settings.classes or classes_used(opened, feeding)
     set_classes(model, classes)
+    objectives = stressed(objectives, opened.train, replace(settings, classes=classes))
     # `config.toml` must tell how to treat other data.
     table = opened.table.to_json() if opened.table else settings.table
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
-    plan = Plan(model, opened, feeding, objectives, device, settings, [*filter(None, [said]), *opened.notes])
+    notes = [*filter(None, [said]), *opened.notes]
+    plan = Plan(model, opened, feeding, objectives, device, settings, notes, adapter)
     for made in objectives if settings.loss == "auto" else ():
         where = f"output {made.name}" if made.name else "the model"
         plan.notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
@@ -100,6 +109,9 @@ def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module
     """Return the model with the weights that training begins with, and what was loaded in part."""
     partial = settings.partial
     if not isinstance(model, nn.Module):
+        if settings.lora and Path(model).is_dir() and read_record(Path(model)).settings.get("lora"):
+            what = f"{model} has an adapter, and a second one can't be put on it"
+            raise OnnxgenError(what, help="continue it with --resume, or start from its base with --lora again")
         return load_model(Path(model), settings.weights, settings.from_scratch, not partial, partial)
     if settings.weights is not None or partial:
         what = "weights= and partial= need a model that is given as a file"
@@ -108,6 +120,13 @@ def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module
         set_scale(model, "")
         reset(model)
     return model, ""
+
+
+def _adapted(model: nn.Module, settings: Settings) -> Adapter:
+    """Put the adapter that the settings ask for on a model. A new head is trained as a whole."""
+    assert settings.lora is not None
+    head = (find_head(model).path,) if settings.replace_head else ()
+    return add_adapter(model, settings.lora, *settings.lora_target, dora=settings.dora, whole=head)
 
 
 def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Objective]:

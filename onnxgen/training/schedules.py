@@ -18,6 +18,8 @@ from onnxgen.training.settings import Settings
 # If it is given, it counts epochs, as in torch's examples.
 _LENGTH_ARGUMENTS = {"CosineAnnealingLR": "T_max", "LinearLR": "total_iters", "PolynomialLR": "total_iters"}
 _STEPPED_BY_BATCH = ("OneCycleLR", "CyclicLR")  # whatever arguments they are given
+# These set the rate itself. All others change the rate that is there, so that a warm-up may go before them.
+_ABSOLUTE = (*_STEPPED_BY_BATCH, "CosineAnnealingWarmRestarts", "SequentialLR", "ChainedScheduler")
 
 
 def make_schedule(
@@ -57,6 +59,23 @@ def make_schedule(
         arguments.setdefault("mode", "min" if lower_is_better(monitor) else "max")
         configuration["monitor"] = monitor
     return {"scheduler": _made(chosen, optimizer, arguments), **configuration}
+
+
+def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings) -> dict[str, Any] | None:
+    """Return Lightning's configuration of `settings.warmup`, or None. Step i of N has i/N of the rate.
+
+    Raises:
+        OnnxgenError: the schedule sets the rate itself.
+    """
+    steps = settings.warmup
+    if not steps:
+        return None
+    name = "" if settings.schedule is None else _class(settings.schedule).__name__
+    if name in _ABSOLUTE:
+        way = "leave out --warmup; OneCycleLR begins low itself"
+        raise OnnxgenError(f"{name} sets the learning rate itself, so that a warm-up has no effect", help=way)
+    made = lr_scheduler.LinearLR(optimizer, 1 / steps, total_iters=steps - 1)
+    return {"scheduler": made, "interval": "step", "frequency": 1}
 
 
 def _class(name: str) -> type[LRScheduler]:

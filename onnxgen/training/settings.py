@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ class Settings:
     max_steps: int | None = _length(
         None, "N", "Stop after N optimizer steps, if that comes before the end of the last epoch."
     )
+    max_hours: float | None = _length(None, "X", "Stop after X hours of training; a resumed run has X hours again.")
     batch_size: int = _optimizer(64, "N", "Samples in a batch, in each process.")
     accumulate: int = _optimizer(1, "N", "Sum the gradients of N batches before each step.")
     optimizer: str = _optimizer("adamw", "NAME", "A class of torch.optim, in upper or lower case.")
@@ -51,10 +53,24 @@ class Settings:
     schedule_args: Mapping[str, Any] = _optimizer(
         dict, "NAME=VALUE", "An argument of the schedule (step_size=10); may be repeated.", option="schedule-arg"
     )
+    warmup: int = _optimizer(0, "N", "Raise the learning rate evenly over the first N steps.")
     head_lr: float = _optimizer(1.0, "X", "The classifier's learning rate as a multiple of --lr.")
+    layer_decay: float | None = _optimizer(
+        None, "X", "Each block's learning rate as a multiple of the next block's: 0.8 trains the first ones least."
+    )
     clip: float | None = _optimizer(None, "X", "Scale gradients down if their norm together is larger.")
     loss: str | Mapping[str, str] = _optimizer(
         "auto", "NAME", "A loss by its torch name (cross_entropy), or OUTPUT=NAME,...; auto: by how the model ends."
+    )
+    loss_weights: Mapping[str, Any] = _optimizer(dict, "OUTPUT=X,...", "Multiply the losses of outputs by these.")
+    class_weights: str | Mapping[str, Any] = _optimizer(
+        "none",
+        "HOW",
+        "Multiply each sample's training loss by its class's weight: none, balanced (rare classes count as much as "
+        "common ones), or CLASS=X,...",
+    )
+    label_smoothing: float = _optimizer(
+        0.0, "X", "Spread a share X of each target over all classes in the training loss."
     )
     inputs: Mapping[str, str] = _data(dict, "INPUT=COLUMN,...", "The data's column for each input of the model.")
     target: str | Mapping[str, str] | None = _data(None, "COLUMN", "The column with the target, or OUTPUT=COLUMN,...")
@@ -77,6 +93,13 @@ class Settings:
     weights: Path | None = _finetuning(None, "FILE", "Start from your own checkpoint, which has the model's keys.")
     partial: bool = _finetuning(False, "", "Load what fits of the weights. New and other layers start fresh.")
     from_scratch: bool = _finetuning(False, "", "Start from fresh weights, not from those of the file.")
+    lora: int | None = _finetuning(
+        None, "RANK", "Train low-rank adapters of this rank, and leave the weights as they are."
+    )
+    lora_target: tuple[str, ...] = _finetuning(
+        (), "PATTERN", "Adapt these layers (encoder.**.query); may be repeated. Default: all that are no embeddings."
+    )
+    dora: bool = _finetuning(False, "", "With --lora: also train the size of each row of the weights (DoRA).")
     early_stop: int | None = _length(None, "N", "Stop after N epochs without a new best.")
     monitor: str = _length(
         "auto", "METRIC", "The metric that decides what is best (val_loss); auto: accuracy of a classifier."
@@ -91,6 +114,10 @@ class Settings:
     augment: str = _data("none", "HOW", "none, auto, or some of flip,vflip,rotate,shift,crop,light,noise,erase.")
     strict: bool = _data(False, "", "End with an error if a sample can't be read. Otherwise it is skipped.")
     compile: bool = _devices(False, "", "torch.compile the model.")
+    gradient_checkpointing: bool = _devices(
+        False, "", "Keep less for the backward pass: each block is computed again. Less memory, about a third slower."
+    )
+    profile: bool = _devices(False, "", "Write to profile.txt how long each part of a step takes.")
     seed: int = _run(0, "N", "Seed of all random numbers.")
     checkpoint_minutes: float = _run(10.0, "X", "Write a checkpoint at least every X minutes, and after each epoch.")
     resume: bool = _run(False, "", "Go on from the last checkpoint in --out, or of the newest run, with its settings.")
@@ -101,33 +128,68 @@ class Settings:
         for name in ("weights", "out"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
-        for name in ("freeze", "imports"):
+        for name in ("freeze", "imports", "lora_target"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "classes", _names(self.classes))
-        for name in ("epochs", "batch_size", "accumulate", "devices", "nodes"):
-            if getattr(self, name) < 1:
-                raise OnnxgenError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_steps", "replace_head", "early_stop"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OnnxgenError(f"{name} must be at least 1, not {value}")
-        if self.lr is not None and not self.lr > 0:
-            raise OnnxgenError(f"lr must be more than 0, not {self.lr}")
-        for name in ("weights", "partial") if self.from_scratch else ():
-            if getattr(self, name):
-                raise OnnxgenError(f"{name} and from_scratch exclude each other: give one of them")
+        object.__setattr__(self, "loss_weights", _numbers(self.loss_weights, "loss_weights"))
+        if not isinstance(self.class_weights, str):
+            object.__setattr__(self, "class_weights", _numbers(self.class_weights, "class_weights"))
+        self._check_numbers()
+        self._check_together()
         for name, known in (("strategy", STRATEGIES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise OnnxgenError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
-        if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
-            raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
         if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
             raise OnnxgenError(f"workers must be a number or 'auto', not {self.workers!r}")
+        if self.class_weights not in ("none", "balanced") and isinstance(self.class_weights, str):
+            what = f"class_weights must be none, balanced or a weight for each class, not {self.class_weights!r}"
+            raise OnnxgenError(what, help="give it like cat=1,dog=2.5")
+
+    def _check_numbers(self) -> None:
+        limits = {
+            "at least 1": ("epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora", 1),
+            "at least 0": ("warmup label_smoothing", 0),
+        }
+        for words, (names, least) in limits.items():
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    raise OnnxgenError(f"{name} must be {words}, not {value}")
+        for name in ("lr", "max_hours", "layer_decay"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise OnnxgenError(f"{name} must be more than 0, not {value}")
+        if not self.label_smoothing < 1:
+            raise OnnxgenError(f"label_smoothing must be less than 1, not {self.label_smoothing}")
+        if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
+            raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
+
+    def _check_together(self) -> None:
+        for name in ("weights", "partial") if self.from_scratch else ():
+            if getattr(self, name):
+                raise OnnxgenError(f"{name} and from_scratch exclude each other: give one of them")
+        for name in ("freeze", "weights", "partial", "from_scratch") if self.lora else ():
+            if getattr(self, name):
+                raise OnnxgenError(f"{name} and lora exclude each other: an adapter belongs to the file's own weights")
+        if not self.lora and (self.lora_target or self.dora):
+            raise OnnxgenError("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
 
     def loss_of(self, output: str) -> str:
         """Return the name of the loss for an output, or "auto"."""
         return self.loss if isinstance(self.loss, str) else self.loss.get(output, "auto")
+
+
+def _numbers(weights: Mapping[str, Any], name: str) -> dict[str, float]:
+    found = {}
+    for key, value in weights.items():
+        try:
+            found[str(key)] = float(value)
+        except (TypeError, ValueError):
+            raise OnnxgenError(f"{name}: the weight of {key} must be a number, not {value!r}") from None
+        if not 0 <= found[str(key)] < math.inf:
+            raise OnnxgenError(f"{name}: the weight of {key} must be at least 0 and finite, not {value}")
+    return found
 
 
 def _names(classes: Iterable[str]) -> tuple[str, ...]:

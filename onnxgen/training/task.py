@@ -95,7 +95,7 @@ class Task(lightning.LightningModule):
         made: list[Made] = []
         for objective in self.objectives:
             output, target = outputs[objective.output], batch[objective.column]
-            made.append((objective(output, target), output, target))
+            made.append((objective(output, target, self.training), output, target))
         return _sum(loss for loss, _, _ in made), made
 
     def training_step(self, batch: Batch, index: int) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import between_batches, resume_loops
 from onnxgen.training.checkpoint.store import KEY, Store, own_part, reason
-from onnxgen.training.checkpoint.weights import finite, plain, save_weights, tied_names, write
+from onnxgen.training.checkpoint.weights import COMPILED, finite, plain, save_weights, tied_names, write
 from onnxgen.training.runs.folder import BEST, LAST, holds_a_run, need_run
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
@@ -64,13 +64,14 @@ class Checkpoints(lightning.Callback):
         say: Callable[[str], None],
         constants: Mapping[str, Tensor] | None = None,
         metadata: Mapping[str, str] | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
         """`monitor` is the logged metric that decides which epoch is best. `say` prints a line. Each file of weights
-        also has `constants` and `metadata`.
+        also has `constants` and `metadata`. With `only`, all files have these names of the state dict alone.
         """
         self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
         self.monitor, self.say = monitor, say
-        self.constants, self.metadata = constants or {}, metadata
+        self.constants, self.metadata, self.only = constants or {}, metadata, only
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._goodness: tuple[float, ...] | None = None  # of the best epoch
@@ -176,6 +177,7 @@ class Checkpoints(lightning.Callback):
 
     def on_save_checkpoint(self, trainer: lightning.Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
         own = {"generators": generators.capture(task.device), "sums": _sums(task)}
+        checkpoint["state_dict"] = self._kept(checkpoint["state_dict"], "model.")
         checkpoint["loops"] = {"fit_loop": between_batches(trainer, checkpoint["loops"]["fit_loop"])}
         checkpoint[KEY] = {
             "identity": self.identity,
@@ -191,7 +193,10 @@ class Checkpoints(lightning.Callback):
 
     def save_last(self, model: nn.Module) -> None:
         """Write the weights of a model as the latest ones. Raises `OSError`."""
-        save_weights(model, self.out / LAST, self.constants, self.metadata)
+        if self.only is None:
+            save_weights(model, self.out / LAST, self.constants, self.metadata)
+        else:
+            write(plain(self._kept(model.state_dict())), self.out / LAST, self.metadata)
 
     def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
         self._check_finite(trainer, task)
@@ -203,11 +208,18 @@ class Checkpoints(lightning.Callback):
             self.best, self.best_epoch, self._goodness = found[self.monitor], trainer.current_epoch - 1, good
         if trainer.is_global_zero:
             of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
-            weights = plain(of_model, self._tied_names)
+            weights = plain(self._kept(of_model), self._tied_names)
             self._write(weights, LAST)
             if better:
                 self._write(weights, BEST)
         self._save(trainer, task)
+
+    def _kept(self, state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        """Return what is saved of a state dict whose names have a prefix."""
+        names = {f"{prefix}{name}" for name in self.only or ()}
+        return {
+            name: value for name, value in state.items() if self.only is None or name.replace(COMPILED, "") in names
+        }
 
     def _monitored(self, trainer: lightning.Trainer) -> dict[str, float]:
         """Return the logged metrics. Raises `OnnxgenError` if `monitor` is missing or the validation loss is NaN."""

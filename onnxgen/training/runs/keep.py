@@ -30,6 +30,7 @@ from onnxgen.training.config import seen_from
 from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Field, Samples
+from onnxgen.training.finetune.adapters import KEY
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective
 from onnxgen.training.model import trial_batch
@@ -44,6 +45,7 @@ from onnxgen.verify.convert import to_torch
 from onnxgen.verify.integrity import metadata_of, sidecar_of
 from onnxgen.weights.sidecar import read_tensors
 
+ADAPTED = "its weights are an adapter of another module's"
 _OUT = "ONNXGEN_OUT"  # tells the folder of a run to the processes that Lightning starts
 
 
@@ -103,6 +105,10 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     signature = replace(own, outputs=ports) if own.outputs else own
     record = _record(plan, named, signature)
     found = Kept(record)
+    if plan.adapter is not None:
+        found.record = replace(record, module="", note=ADAPTED)
+        found.metadata = {KEY: plan.adapter.to_json(), SIGNATURE: signature.to_json()}
+        return found
     try:
         found.source, metadata, found.constants = _module(plan, list(zip(own.outputs, ports)))
     except OnnxgenError as error:
@@ -153,7 +159,7 @@ def _resized(port: Port, shape: tuple[int, ...]) -> Port:
 def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Record:
     out, train, origin = plan.settings.out, plan.data.train, file_of(plan.model)
     assert train is not None
-    if origin is not None and (origin.parent / RECORD).is_file():  # it goes on from a run
+    if plan.adapter is None and origin is not None and (origin.parent / RECORD).is_file():  # it goes on from a run
         origin = read_record(origin.parent).origin_for(origin.parent)
     ports = zip(signature.inputs, plan.feeding.inputs)
     return Record(
