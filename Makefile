@@ -24,10 +24,10 @@ demo: $(VENV)/.demo
 
 test: lint pytest
 
+# mypy uses one core, and takes as long as the rest: it runs beside black.
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
-	$(RUN) -m black --check --quiet .
-	$(RUN) -m mypy
+	$(RUN) -m mypy & types=$$!; $(RUN) -m black --check --quiet .; text=$$?; wait $$types && exit $$text
 
 pytest: $(VENV)/.test
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import json
 import os
@@ -25,8 +26,14 @@ KEPT = "ONNXGEN_KEPT_EXPORTS"  # in the environment: the folder of the networks 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make one folder for all workers, which inherit the environment of the first process."""
+    """Make one folder for all workers, which inherit the environment of the first process, and compile onnxgen once.
+
+    Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), every process that a test starts would compile all of
+    onnxgen that it imports, which takes as long as the imports themselves.
+    """
     if "PYTEST_XDIST_WORKER" not in os.environ:
+        for package in ("onnxgen", "build_hooks"):
+            compileall.compile_dir(ROOT / package, quiet=2)
         folder = os.environ[KEPT] = tempfile.mkdtemp(prefix="onnxgen-exports-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 

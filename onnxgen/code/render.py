@@ -23,7 +23,7 @@ from onnxgen.code.copied import Import, copied, imported
 from onnxgen.code.meant import Meant, hold, without_docstring
 from onnxgen.code.own_code import OwnCode
 from onnxgen.code.printer import LINE_LENGTH, between_quotes, comment
-from onnxgen.code.settled import MAX_BLACK_LINES, Settled
+from onnxgen.code.settled import MAX_BLACK_LINES, Settled, formatted_apart
 from onnxgen.code.torch_api import dotted
 from onnxgen.common.paths import templates_dir
 from onnxgen.common.timing import FORMAT, IMPORTS, stage
@@ -31,6 +31,7 @@ from onnxgen.errors import OnnxgenError
 
 SUFFIX = ".jinja"
 MAIN_TEMPLATE = "module.py.jinja"
+LOADING_TEMPLATE = "from_pretrained.py.jinja"
 
 
 @dataclass
@@ -118,12 +119,14 @@ def render(
         "skips_init": skips_init,
     }
     if templates is not None:  # they may do anything with the lines
-        return _finished(_rendered(values, templates), meant, templates)
+        return _finished(_rendered(values, templates), meant, templates, formatted)
     settled = Settled(classes, LINE_LENGTH)
     if settled.skipped:
         long = f"the file has over {MAX_BLACK_LINES:,} lines to format"
         notes.append(f"{long}: long lines are left long (run `black` to wrap them)")
-    return _finished(_rendered({**values, "classes": settled.classes}, None), meant, None, settled.restored)
+    text = _rendered({**values, "classes": settled.classes}, None)
+    loading = _our_environment().get_template(LOADING_TEMPLATE).render(values).strip("\n") + "\n"
+    return _finished(text, meant, None, lambda text: settled.restored(formatted_apart(text, loading, formatted)))
 
 
 def _needed_first(meant: Meant) -> set[str]:
@@ -149,11 +152,11 @@ def _title(frame: Frame) -> str:
 
 
 def _finished(
-    text: str, meant: Meant, templates: Path | None, restored: Callable[[str], str] = str
+    text: str, meant: Meant, templates: Path | None, formatting: Callable[[str], str]
 ) -> tuple[str, ast.Module]:
-    """Format a file and check it. The user's own templates may only add to it. `restored`: see `Settled`."""
+    """Format a file with `formatting` and check it. The user's own templates may only add to it."""
     try:
-        source = restored(formatted(text))
+        source = formatting(text)
         if templates is not None:  # a `return` outside of functions is found only here
             compile(source, "<generated>", "exec", dont_inherit=True)
         tree = ast.parse(source)

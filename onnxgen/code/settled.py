@@ -1,14 +1,16 @@
 """Takes lines that black would not change out of a file while black formats the rest.
 
 black takes up to 4 ms a line, and most lines of a large network are short statements that `ast.unparse` wrote as black
-would. A run of such lines is replaced by one statement, a name, and put back after formatting.
+would. A run of such lines is replaced by one statement, a name, and put back after formatting. `from_pretrained`, half
+of a small file and the same in many, is formatted alone, once a process.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from onnxgen.code.class_source import ClassSource
 from onnxgen.code.printer import INDENT
@@ -23,6 +25,10 @@ _OTHER = re.compile(
     r"|\b(?:return|yield|await|pass|break|continue|del|assert|raise)\b"
 )
 _MARK = re.compile(r"^( *)_settled_(\d+)_$", re.MULTILINE)
+# Stands for `from_pretrained`. It is an f-string, as that method has: by those black sees for which versions of Python
+# a file is, and splits lines accordingly.
+_LOADING = f'{INDENT}f"_from_pretrained_"\n'
+_AROUND = f"class _:\n{INDENT}_ = f''\n\n"
 
 
 class Settled:
@@ -66,3 +72,23 @@ class Settled:
         found = _SIMPLE.fullmatch(line)
         # black removes parentheses around a whole value
         return found is not None and not (found[3].startswith("(") and found[3].endswith(")"))
+
+
+def formatted_apart(text: str, method: str, formatted: Callable[[str], str]) -> str:
+    """Format a file whose root class ends with a method that is the same in many files, and formatted once.
+
+    Args:
+        text: the file.
+        method: the lines of the method in it, indented.
+        formatted: formats a file.
+    """
+    marked = text.replace(method, _LOADING)
+    if text.count(method) != 1 or marked.count(_LOADING) != 1:
+        return formatted(text)
+    return formatted(marked).replace(_LOADING, _alone(method, formatted))
+
+
+@lru_cache(maxsize=64)
+def _alone(method: str, formatted: Callable[[str], str]) -> str:
+    """Format a method alone, in a class."""
+    return formatted(_AROUND + method).split("\n\n", 1)[1]

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.generation import irregular
 from onnxgen.code import settled
 from onnxgen.code.class_source import ClassSource
-from onnxgen.code.render import LINE_LENGTH
-from onnxgen.code.settled import Settled
+from onnxgen.code.render import LINE_LENGTH, LOADING_TEMPLATE, _our_environment
+from onnxgen.code.settled import Settled, formatted_apart
 from onnxgen.common.timing import recorded, stage
 from onnxgen.options import Options
 from onnxgen.pipeline import build
@@ -91,6 +91,23 @@ def test_black_would_have_left_them() -> None:
         lines += sum(len(one.init) + len(one.forward) for one in classes)
         marks += sum(map(len, taken.runs))
     assert lines > 800 and marks > 0.15 * lines
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("more", [{}, {"sharded": True}, {"constants": "constants."}, {"skips_init": True, "ties": 1}])
+@pytest.mark.parametrize("floats", ["", "torch.float32", "torch.float16"])
+def test_a_method_that_is_formatted_alone(embedded: bool, more: dict[str, object], floats: str) -> None:
+    given = {"sharded": False, "constants": "", "skips_init": False, "ties": [], "tied_keys": [("a.b", "c" * 60)]}
+    template = _our_environment().get_template(LOADING_TEMPLATE)
+    method = template.render({**given, **more, "embedded": embedded, "floats": floats}).strip("\n") + "\n"
+    parts = "def forward(self, *args: Any, a=a_long_name_of_a_default, b=a_long_name_of_a_default, **last) -> Tensor:"
+    before = f"import torch\nclass A(nn.Module):\n    {parts}\n        return x\n\n"
+    for end in ("\n\nModel = A\n", "\n\n\ndef f(x):\n    return x\n"):
+        text = before + method + end
+        assert formatted_apart(text, method, formatted) == formatted(text)
+    seen: list[str] = []
+    formatted_apart(text, method, lambda text: seen.append(text) or text)  # type: ignore[func-returns-value]
+    assert not any("forward" in text and "strict" in text for text in seen), "it was not taken out"
 
 
 def test_a_graph_without_repetition(tmp_path: Path) -> None:

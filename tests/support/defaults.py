@@ -51,10 +51,27 @@ def given_defaults(source: str) -> list[str]:
     """The calls in a file's classes with an argument that is torch's default: `F.relu(x, inplace=False)`."""
     found = []
     for definition in ast.parse(source).body:
-        for node in ast.walk(definition) if isinstance(definition, ast.ClassDef) else ():
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _says_default(node, node.func):
-                found.append(ast.unparse(node))
+        if isinstance(definition, ast.ClassDef):
+            loading = [n for n in definition.body if isinstance(n, ast.FunctionDef) and n.name == "from_pretrained"]
+            for method in loading:
+                definition.body.remove(method)
+                text = "\n".join(source.splitlines()[method.lineno - 1 : method.end_lineno])
+                if text not in _LOADING:
+                    _LOADING[text] = _calls(method)
+                found += _LOADING[text]
+            found += _calls(definition)
     return found
+
+
+_LOADING: dict[str, list[str]] = {}  # what is found in `from_pretrained`, half of a small file and the same in many
+
+
+def _calls(tree: ast.AST) -> list[str]:
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _says_default(node, node.func)
+    ]
 
 
 def _says_default(call: ast.Call, function: ast.Attribute) -> bool:
