@@ -55,6 +55,16 @@ def seen_through(tree: ast.AST) -> ast.AST:
             return tree
 
 
+def is_number(tree: ast.AST) -> bool:
+    """True for a number, which may be negative."""
+    return isinstance(tree.operand if isinstance(tree, ast.UnaryOp) else tree, ast.Constant)
+
+
+def scaled(tree: ast.BinOp) -> ast.expr:
+    """Return the operand of arithmetic whose other one is a number; the tree itself if there is none."""
+    return tree.right if is_number(tree.left) else tree.left if is_number(tree.right) else tree
+
+
 def find_roles(
     body: list[Statement], infos: dict[str, Info], roles: dict[str, str], outputs: Iterable[ast.expr] = ()
 ) -> None:
@@ -140,8 +150,8 @@ class _Roles:
             if made is None or any(isinstance(n, ast.Subscript) for n in walk(made.value)):
                 return
             base = seen_through(made.value)
-            if isinstance(base, ast.BinOp) and isinstance(base.right, ast.Constant):
-                base = seen_through(base.left)
+            if isinstance(base, ast.BinOp):
+                base = seen_through(scaled(base))
             name = self._id(base)
             made = self.made.get(name)
             if made is None or len(made.targets) > 1 or _has_layer(made) or _is_sum(made.value):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.torch_api import ACTIVATIONS
 from onnxgen.common.names import identifier, singular
-from onnxgen.lowering.roles import called, seen_through
+from onnxgen.lowering.roles import called, is_number, seen_through
 
 # functions whose result has the name of their operand; a hardsigmoid makes a gate
 SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
@@ -110,10 +110,6 @@ def made_by(tree: ast.expr) -> Made:
     return made
 
 
-def _is_number(tree: ast.AST) -> bool:
-    return isinstance(tree.operand if isinstance(tree, ast.UnaryOp) else tree, ast.Constant)
-
-
 def _is_root_of_sum(node: ast.AST) -> bool:
     """True for the square root of a sum, but for a small number that keeps it from zero."""
     name, operands = called(node)
@@ -130,9 +126,9 @@ def _scaled(node: ast.BinOp) -> ast.expr | None:
     """Return the operand of arithmetic whose other one is a number or a stored tensor; None of any other."""
     if isinstance(node.op, ast.Pow):
         return None
-    if _is_number(node.right):
+    if is_number(node.right):
         return node.left
-    if isinstance(node.op, ast.Mult) and (_is_number(node.left) or isinstance(node.left, MemberRef)):
+    if isinstance(node.op, ast.Mult) and (is_number(node.left) or isinstance(node.left, MemberRef)):
         return node.right
     return node.left if isinstance(node.right, MemberRef) and isinstance(node.op, (ast.Mult, ast.Add)) else None
 
@@ -165,7 +161,7 @@ def _plain(node: ast.AST, name: str, operands: list[ast.expr]) -> str:
         return ""
     left, right = seen_through(node.left), seen_through(node.right)
     if isinstance(node.op, ast.Sub):
-        return "" if isinstance(left, (ast.BinOp, ast.Constant)) or _is_number(right) else "diff"
+        return "" if isinstance(left, (ast.BinOp, ast.Constant)) or is_number(right) else "diff"
     if isinstance(node.op, ast.Div):
         if isinstance(left, ast.Constant):
             return "inverse"

@@ -273,7 +273,9 @@ class Names:
             made.result = PROBABILITIES if name == "sigmoid" else ""
         if made.result in (PROBABILITIES, "log_probs") and operands:
             head = made_by(operands[0])
-            made = head if head.is_features and head.layer and head.layer not in NOUNS.values() else made
+            word = head.layer if head.is_features else self.names.get(head.base, "")
+            ends = head.is_features or self.busy.get(word) != head.base  # its name is free again
+            made = head if ends and word not in ("", *CHAINS, *NOUNS.values()) else made
         return made
 
     def _fitting(self, names: list[str], statement: Assign) -> list[str]:
