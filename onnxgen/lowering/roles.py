@@ -28,6 +28,7 @@ SIDE_INPUT_ROLES = frozenset("cos sin positions mask h c".split())
 CELLS = frozenset(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"))  # they return nothing but states
 ALL_RECURRENT = RECURRENT | CELLS | {"onnx_lstm", "onnx_gru", "onnx_rnn"}
 STATE_ROLES = ("h", "c")
+ALL_STATES = {"h": "hidden", "c": "cell"}  # the states of several layers
 INDEX_FUNCTIONS = frozenset("index_select gather take_along_dim".split())
 MAX_STEPS = 8  # steps back from a softmax to look for the product of queries and keys
 
@@ -136,7 +137,7 @@ class _Roles:
                 member.path = (*member.path[:-1], role)
 
     def _give(self, name: str, role: str) -> None:
-        if name and self.roles.get(name, "x") == "x":
+        if name and role and self.roles.get(name, "x") == "x":
             self.roles[name] = role
 
     def _give_back(self, name: str, role: str) -> None:
@@ -171,6 +172,8 @@ class _Roles:
         name, operands = called(base)
         if _is_cell(statement.value):
             self._give(target, STATE_ROLES[0])
+        elif name in ("stack", "cat") and len(states := {self.roles.get(n, "") for n in self.operands[id(statement)]}) == 1:
+            self._give(target, ALL_STATES.get(states.pop(), ""))
         elif name in ROLE_OF_FUNCTION and (name not in PAIR or self._has_both(operands)):
             self._give(target, ROLE_OF_FUNCTION[name])
         elif self._id(base) and not any(isinstance(n, ast.Slice) for n in walk(statement.value)):

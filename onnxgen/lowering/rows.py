@@ -14,7 +14,7 @@ from itertools import takewhile
 from operator import eq
 
 from onnxgen.code.module_def import Assign, Loop, Statement, blocks, expressions
-from onnxgen.code.quote import MemberRef, Ref, call, literal, quote, refs, rewrite, value_of
+from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite, value_of
 from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, NORMS, TRANSPOSED, function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.lowering.roles import CELLS, called, is_number

@@ -117,6 +117,9 @@ class _Reader:
         elif member is not None and isinstance(member.build, ClassRef):
             self._joined(node.args[1:], "skip")
             self._multiplied(node.args)
+            for argument, name in [*zip(node.args, member.build.scope.given)][1:]:
+                if isinstance(argument, Ref) and argument.value in self.arguments and len(name) > 1:
+                    self.found.roles.setdefault(argument.value, name.rstrip("0123456789"))  # as it is called inside
         elif member is not None and member.layer == "nn.MultiheadAttention" and len(node.args) > 2:
             query, key, value = node.args[:3]
             if isinstance(key, Ref) and isinstance(value, Ref) and key.value == value.value not in refs(query):

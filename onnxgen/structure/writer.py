@@ -73,6 +73,8 @@ class ClassWriter:
         self.varies = varies
         drop_copies(self.scope)
         self._lay_out()
+        self.scope.given = tuple(self.names[argument.value] for argument in self.scope.inputs)
+        self.scope.results = tuple(self.names[o.value] if isinstance(o, Ref) else "" for o in self.scope.outputs)
         stored_here: list[ast.stmt] = [
             printer.assigned(ast.Attribute(SELF, name), ast.Name(name, ast.Load())) for name in stored
         ]
