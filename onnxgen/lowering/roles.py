@@ -172,7 +172,10 @@ class _Roles:
         name, operands = called(base)
         if _is_cell(statement.value):
             self._give(target, STATE_ROLES[0])
-        elif name in ("stack", "cat") and len(states := {self.roles.get(n, "") for n in self.operands[id(statement)]}) == 1:
+        elif (
+            name in ("stack", "cat")
+            and len(states := {self.roles.get(n, "") for n in self.operands[id(statement)]}) == 1
+        ):
             self._give(target, ALL_STATES.get(states.pop(), ""))
         elif name in ROLE_OF_FUNCTION and (name not in PAIR or self._has_both(operands)):
             self._give(target, ROLE_OF_FUNCTION[name])

@@ -30,7 +30,7 @@ RESULTS = {
 # what functions do, for values without any other name
 PLAIN = {
     "amax": "highest", "amin": "lowest", "grid_sample": "sampled", "arange": "positions", "new_zeros": "zeros",
-    "zeros": "zeros", "ones": "ones",
+    "zeros": "zeros", "ones": "ones", "zeros_like": "zeros", "ones_like": "ones",
 }  # fmt: skip
 # the same, where the name of a branch is taken
 WEAK = {

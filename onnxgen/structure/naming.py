@@ -225,7 +225,8 @@ class Names:
         if made.result == GATE in names:
             return names
         is_named = bool(layer) or made.result in names
-        if MAIN in ended.values() and not (is_named and len(needs) == 1 and needs[0] in self.forked):
+        apart = value in self.returned and len(self.returned) > 1  # one of several results
+        if MAIN in ended.values() and not (is_named and (apart or (len(needs) == 1 and needs[0] in self.forked))):
             return [MAIN]
         if made.plain not in ASIDE and kept not in names and self._begins(needs):
             return [MAIN]
