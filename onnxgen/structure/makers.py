@@ -34,8 +34,9 @@ PLAIN = {
 }  # fmt: skip
 # the same, where the name of a branch is taken
 WEAK = {
-    "sum": "total", "cumsum": "total", "stack": "stacked", "cat": "joined", "einsum": "product", "scatter_add": "summed",
-    "index_add": "summed", "index_select": "picked", "gather": "picked", "take_along_dim": "picked",
+    "sum": "total", "cumsum": "total", "stack": "stacked", "cat": "joined", "einsum": "product",
+    "scatter_add": "summed", "index_add": "summed", "index_select": "picked", "gather": "picked",
+    "take_along_dim": "picked",
 }  # fmt: skip
 # what is beside the main chain
 ASIDE = frozenset("positions highest lowest zeros ones diff normed norm inverse".split())
