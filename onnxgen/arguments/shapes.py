@@ -61,8 +61,12 @@ class Shapes:
         return tuple(slot(member, i) for i in order)
 
     def fix(self, trees: Iterable[ast.expr]) -> None:
-        """Fix the sizes of all values and members in some expressions."""
-        for node in (node for tree in trees for node in walk(tree)):
+        """Fix the sizes of all values and members in some expressions, but not of those whose shape is only asked."""
+        nodes = [node for tree in trees for node in walk(tree)]
+        asked = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "shape"}
+        for node in nodes:
+            if id(node) in asked:
+                continue
             if isinstance(node, MemberRef):
                 self.related.fix(self.of_call(node.member))
             elif isinstance(node, Ref) and self.infos.get(node.value, Info()).shape is not None:

@@ -246,6 +246,7 @@ class ModuleDef:
         annotate: comments name the ONNX nodes of each line.
         own: what the code uses of plugins.
         stubs: methods that are left open.
+        makers: the names of the layers that make values, by value.
     """
 
     name: str
@@ -264,6 +265,7 @@ class ModuleDef:
     annotate: bool = False
     own: OwnCode = field(default_factory=OwnCode)
     stubs: list[Stub] = field(default_factory=list)
+    makers: dict[str, str] = field(default_factory=dict)
 
     def hint(self, value: str) -> FileText:
         """Return the name of a value in the file."""

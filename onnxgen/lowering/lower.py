@@ -31,6 +31,7 @@ from onnxgen.lowering.members import Members, is_named_buffer
 from onnxgen.lowering.parameter import MULTIPLICATIVE, is_repeated
 from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
+from onnxgen.lowering.rows import free_rows
 from onnxgen.lowering.unsupported import UNSUPPORTED, WAYS_OUT, Open
 from onnxgen.options import Options
 from onnxgen.shapes.dims import TooComplex
@@ -56,6 +57,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     where = shown(inputs, state.block, state.infos)
     body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
     write_fills(body, state.members.written, state.infos, state.fresh, [argument.value for argument in inputs])
+    free_rows(body, state.infos, [argument.value for argument in inputs], [r for o in outputs for r in refs(o)])
     state.members.share(body)
     find_roles(body, state.infos, state.roles, outputs)
     members = state.members.finish(body, outputs)

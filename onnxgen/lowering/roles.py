@@ -28,6 +28,7 @@ SIDE_INPUT_ROLES = frozenset("cos sin positions mask h c".split())
 CELLS = frozenset(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"))  # they return nothing but states
 ALL_RECURRENT = RECURRENT | CELLS | {"onnx_lstm", "onnx_gru", "onnx_rnn"}
 STATE_ROLES = ("h", "c")
+ALL_STATES = {"h": "hidden", "c": "cell"}  # the states of several layers
 INDEX_FUNCTIONS = frozenset("index_select gather take_along_dim".split())
 MAX_STEPS = 8  # steps back from a softmax to look for the product of queries and keys
 
@@ -53,6 +54,16 @@ def seen_through(tree: ast.AST) -> ast.AST:
             tree = tree.value
         else:
             return tree
+
+
+def is_number(tree: ast.AST) -> bool:
+    """True for a number, which may be negative."""
+    return isinstance(tree.operand if isinstance(tree, ast.UnaryOp) else tree, ast.Constant)
+
+
+def scaled(tree: ast.BinOp) -> ast.expr:
+    """Return the operand of arithmetic whose other one is a number; the tree itself if there is none."""
+    return tree.right if is_number(tree.left) else tree.left if is_number(tree.right) else tree
 
 
 def find_roles(
@@ -126,7 +137,7 @@ class _Roles:
                 member.path = (*member.path[:-1], role)
 
     def _give(self, name: str, role: str) -> None:
-        if name and self.roles.get(name, "x") == "x":
+        if name and role and self.roles.get(name, "x") == "x":
             self.roles[name] = role
 
     def _give_back(self, name: str, role: str) -> None:
@@ -140,8 +151,8 @@ class _Roles:
             if made is None or any(isinstance(n, ast.Subscript) for n in walk(made.value)):
                 return
             base = seen_through(made.value)
-            if isinstance(base, ast.BinOp) and isinstance(base.right, ast.Constant):
-                base = seen_through(base.left)
+            if isinstance(base, ast.BinOp):
+                base = seen_through(scaled(base))
             name = self._id(base)
             made = self.made.get(name)
             if made is None or len(made.targets) > 1 or _has_layer(made) or _is_sum(made.value):
@@ -161,6 +172,11 @@ class _Roles:
         name, operands = called(base)
         if _is_cell(statement.value):
             self._give(target, STATE_ROLES[0])
+        elif (
+            name in ("stack", "cat")
+            and len(states := {self.roles.get(n, "") for n in self.operands[id(statement)]}) == 1
+        ):
+            self._give(target, ALL_STATES.get(states.pop(), ""))
         elif name in ROLE_OF_FUNCTION and (name not in PAIR or self._has_both(operands)):
             self._give(target, ROLE_OF_FUNCTION[name])
         elif self._id(base) and not any(isinstance(n, ast.Slice) for n in walk(statement.value)):

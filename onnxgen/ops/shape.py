@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from onnxgen.code.quote import OMIT, unless
+from onnxgen.code.quote import OMIT, Ref, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, MOVES, PASSES_ON, RESHAPE, STRIDES, VIEW
@@ -66,6 +66,7 @@ def _reshaped(b: Builder, data: Arg, sizes: list[Any]) -> ast.expr:
             made = _flattened(b, data, shape, out)
         elif len(out) > len(shape):
             made = _widened(b, data, shape, out) or _unflattened(b, data, shape, out)
+        made = made or _by_rows(b, data, shape, out, sizes)
         if made is not None:
             return made
         sizes = _one_free(list(out), sizes)
@@ -118,11 +119,33 @@ def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, 
             symbolic = [d for d in parts if not isinstance(d, int)]
             if len(symbolic) > 1 or 0 in parts or (symbolic and isinstance(shape[axis], int)):
                 return None
+            if not symbolic and axis == 1 and len(shape) == 2 and not _moves_rows(b):
+                return b.call(b("x.reshape", x=data), -1, *parts)
             sizes = tuple(-1 if not isinstance(d, int) else d for d in parts)
             if not symbolic and axis == len(shape) - 1 and parts[-1] > parts[-2]:  # type: ignore[operator]
                 sizes = (*sizes[:-1], -1)  # heads: their number is chosen, and their size follows
             return b("x.unflatten(i, s)", x=data, i=-1 if axis == len(shape) - 1 else axis, s=sizes)
     return None
+
+
+def _moves_rows(b: Builder) -> bool:
+    """True if a result is only used with its first axis elsewhere, as where heads of attention come first."""
+    users = [usage.node for usage in b.node.outputs[0].uses()]
+    return any(user.op_type == "Transpose" and user.attributes.get_ints("perm", (1,))[:1] != (0,) for user in users)
+
+
+def _by_rows(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...], sizes: list[Any]) -> ast.expr | None:
+    """Return a form that reshapes each row of the first axis alone, if that axis stays: it may then have any size."""
+    known = [d for d in (*shape, *out) if isinstance(d, int)]
+    if len(known) < len(shape) + len(out) or 0 in known or not (shape and out) or shape[0] != out[0]:
+        return None
+    if not isinstance(data.expr, Ref):
+        return None
+    if len(shape) > 2 and shape[1] == 1 and out[1:] == (product(shape[2:]), 1):
+        return b("x.flatten(2).transpose(1, 2)", x=data)  # as of several channels
+    if -1 in sizes[1:] and len(out) > 2:
+        return b("x.flatten(1).unflatten(1, s)", x=data, s=tuple(sizes[1:]))
+    return b.call(b("x.reshape", x=data), -1, *out[1:])
 
 
 def _one_free(out: list[Dim], sizes: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from onnxgen.options import Options
 from onnxgen.structure.about import describe
 from onnxgen.structure.branches import join_branches
 from onnxgen.structure.classes import write_classes
+from onnxgen.structure.makers import layer_names
 from onnxgen.structure.nesting import copied
 from onnxgen.structure.scopes import Splitter
 
@@ -31,7 +32,8 @@ def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -
         Refused: a class holds something that a generated file may not contain.
     """
     infos = dict(module.infos)  # a value of a loop has the size of no turn
-    module = replace(module, body=copied(module.body), infos=infos, annotate=options.annotate)
+    makers = layer_names(module.body)
+    module = replace(module, body=copied(module.body), infos=infos, annotate=options.annotate, makers=makers)
     classes = write_classes(module, Splitter(module, plain).root(options.flat), plain)
     refuse_others(classes, module.own.names, module.own.has_calls)
     describe(classes)

@@ -190,6 +190,8 @@ class Classes:
         scopes = sorted((s for group in groups for s in group), key=lambda s: order[id(s)])
         varies = any(s.varies for s in scopes)
         source = writer.write(shared.root if len(groups) > 1 else None, alike, shared.stored, varies)
+        for one in scopes:
+            one.given, one.results = scope.given, scope.results
         source.name = self.names.take(scopes)
         source.parameters = shared.parameters
         source.paths = [".".join(s.path) for s in scopes]

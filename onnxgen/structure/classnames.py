@@ -28,6 +28,8 @@ VAGUE = frozenset("""
     body block blk cell conv conv_block double_conv feature inc layer main module net res res_block stage unit
     """.split())
 WRAPPED = frozenset("f fn func function inner sublayer wrapped".split())  # attributes that wrappers give any child
+# attributes that only say where in a network a module stands
+PLACES = frozenset("first second third last final hidden left right inner outer start end mid middle".split())
 WHOLE = frozenset("backbone base base_model model net network".split())  # attributes that hold nearly everything
 SHORTCUT = re.compile("down_?sample|short_?cut|identity|skip|proj_res|residual", re.IGNORECASE)
 WORDS = {
@@ -77,8 +79,8 @@ class ClassNames:
                 known = self.known[id(scope)] = _known_sequence(scope) if vague else ""
                 if known:
                     self.same.setdefault(role, first.setdefault(FAMILY.get(known, known), role))
-                elif _says_nothing(scope.path):
-                    self.does[id(scope)] = sublayer(scope)
+                elif _says_nothing(scope.path) or _word(scope.path) in PLACES:
+                    self.does[id(scope)] = sublayer(scope) or (_of_layers(scope) if _word(scope.path) in PLACES else "")
                     self.inside[id(scope)] = self._inside(scope)
 
     def role(self, scope: Scope) -> object:
@@ -196,6 +198,18 @@ def _known_sequence(scope: Scope) -> str:
     if kinds == ("point", "point") and any(isinstance(v, ast.BinOp) and isinstance(v.op, ast.Mult) for v in values):
         return "SqueezeExcitation"
     return KNOWN_SEQUENCES.get((kinds, any(_is_sum(v) for e in values for v in walk(e))), "")
+
+
+def _of_layers(scope: Scope) -> str:
+    """Return what a scope is whose attribute only says where it stands: after the layers that it has."""
+    kinds = [kind for m in scope.members if (kind := m.layer) in CONVOLUTIONS | TRANSPOSED | RECURRENT | {"nn.Linear"}]
+    if not kinds or any(isinstance(m.build, ClassRef) for m in scope.members):
+        return ""
+    if CONVOLUTIONS.union(TRANSPOSED).issuperset(kinds):
+        return "conv_block"
+    if {*kinds} == {"nn.Linear"}:
+        return "MLP" if len(kinds) > 1 else "linear_block"
+    return "recurrent_block" if RECURRENT.issuperset(kinds) else ""
 
 
 def _layers(scope: Scope) -> list[Member]:

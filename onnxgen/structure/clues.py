@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from onnxgen.code.module_def import Input, ModuleDef
@@ -37,6 +37,7 @@ _NOUNS = frozenset("embedding identity index input mean out output result shape 
 _MEANINGFUL = re.compile(r"[a-z][a-z_]{2,23}")
 _COUNTED = re.compile(r"onnx::\w+|\d+|input\.\d+|.*_output_\d+")  # PyTorch's legacy exporter
 _NUMBERS = re.compile(r"(_\d+)+$")
+LONGEST = 24  # characters of a name from the file or of a layer's
 Text = TypeVar("Text", str, FileText)
 
 
@@ -49,12 +50,14 @@ class Clues:
         hints: the name that each value has in the file.
         own: that name, if it looks as if a person gave it.
         given: the values that are inputs of the graph, in every instance.
+        makers: the name of the layer that makes a value, in every instance, if it says something.
     """
 
     roles: dict[str, str]
     hints: dict[str, FileText]
     own: dict[str, str]
     given: frozenset[str] = frozenset()
+    makers: Mapping[str, str] = field(default_factory=dict)
 
     def hint(self, value: str) -> FileText:
         """Return the name of a value in the file."""
@@ -93,6 +96,11 @@ def is_made_up(name: FileText) -> bool:
     return name.fits(_COUNTED) or (word in _OPERATIONS and word not in ("output", "result", name.word()))
 
 
+def says_what(name: FileText) -> bool:
+    """True if the name of a result in the file says what it is: `boxes`, but not `clamp_3`."""
+    return 0 < len(name.word()) <= LONGEST and not is_made_up(name) and not is_operation(name)
+
+
 def own_name(hint: FileText) -> str:
     """Return a value's name in the file if it is an identifier and not made from an operator's name, else ""."""
     name = hint.word()
@@ -116,7 +124,13 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
     given = frozenset(v for v, column in columns.items() if graph.issuperset(column))
     own_names = {v: name for v, hint in hints.items() if (name := own_name(hint))}
     sure = {v: role for v, role in roles.items() if role and not (v in given and v in own_names)}
-    return Clues(sure, hints, own_names, given)
+    makers = {v: name for v, c in columns.items() if (name := _one({module.makers.get(its, "") for its in c}))}
+    return Clues(sure, hints, own_names, given, makers)
+
+
+def _one(names: set[str]) -> str:
+    """Return the name on which all agree, or ""."""
+    return names.pop() if len(names) == 1 else ""
 
 
 def _commonest(texts: Iterator[Text]) -> Text:

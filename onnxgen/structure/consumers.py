@@ -65,6 +65,7 @@ class _Reader:
     def __init__(self, scope: Scope, infos: Mapping[str, Info], roles: Mapping[str, str]) -> None:
         self.scope, self.infos, self.roles, self.found = scope, infos, roles, Used()
         self.arguments = {a.value for a in scope.inputs}
+        self.later = {a.value for a in scope.inputs[1:]}
         self.joins: dict[str, str] = {}
         self.rows: list[list[str]] = []  # concatenated arguments
         self.products: list[tuple[str, str]] = []
@@ -117,6 +118,9 @@ class _Reader:
         elif member is not None and isinstance(member.build, ClassRef):
             self._joined(node.args[1:], "skip")
             self._multiplied(node.args)
+            for argument, name in [*zip(node.args, member.build.scope.given)][1:]:
+                if isinstance(argument, Ref) and argument.value in self.later and len(name) > 1:
+                    self.found.roles.setdefault(argument.value, name.rstrip("0123456789"))  # as it is called inside
         elif member is not None and member.layer == "nn.MultiheadAttention" and len(node.args) > 2:
             query, key, value = node.args[:3]
             if isinstance(key, Ref) and isinstance(value, Ref) and key.value == value.value not in refs(query):

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from onnxgen.code.module_def import Assign, Statement
 from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.torch_api import ACTIVATIONS
 from onnxgen.common.names import identifier, singular
-from onnxgen.lowering.roles import called, seen_through
+from onnxgen.lowering.roles import called, is_number, seen_through
+from onnxgen.structure.clues import LONGEST
 
 # functions whose result has the name of their operand; a hardsigmoid makes a gate
 SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
@@ -21,18 +24,22 @@ GATE, PROBABILITIES = "gate", "probs"  # the result of a sigmoid that is a facto
 RESULTS = {
     "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": GATE,
     "softmax": "probs", "log_softmax": "log_probs", "argmax": "index", "argmin": "index", "nonzero": "index",
-    "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
+    "argsort": "order", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
     "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
 }  # fmt: skip
 # what functions do, for values without any other name
 PLAIN = {
-    "sum": "total", "stack": "stacked", "cat": "joined", "einsum": "product", "amax": "highest", "amin": "lowest",
-    "grid_sample": "sampled", "arange": "positions", "new_zeros": "zeros", "zeros": "zeros", "ones": "ones",
+    "amax": "highest", "amin": "lowest", "grid_sample": "sampled", "arange": "positions", "new_zeros": "zeros",
+    "zeros": "zeros", "ones": "ones", "zeros_like": "zeros", "ones_like": "ones",
+}  # fmt: skip
+# the same, where the name of a branch is taken
+WEAK = {
+    "sum": "total", "cumsum": "total", "stack": "stacked", "cat": "joined", "einsum": "product",
     "scatter_add": "summed", "index_add": "summed", "index_select": "picked", "gather": "picked",
     "take_along_dim": "picked",
 }  # fmt: skip
 # what is beside the main chain
-ASIDE = frozenset("total positions highest lowest zeros ones summed picked squared diff normed norm inverse".split())
+ASIDE = frozenset("positions highest lowest zeros ones diff normed norm inverse".split())
 # functions whose result is what their operand is, elsewhere or of another size
 RESAMPLED = {
     "pad": "padded", "interpolate": "resized", "normalize": "normed",
@@ -50,7 +57,6 @@ VAGUE = frozenset(
 )
 ATTENTION = frozenset("attn attention self_attn self_attention cross_attn cross_attention multihead_attn".split())
 SHORTCUTS = frozenset("downsample down_sample shortcut identity residual res_conv skip_conv proj_shortcut".split())
-LONGEST = 24  # characters of a name made of a layer's
 
 
 @dataclass
@@ -61,7 +67,7 @@ class Made:
         base: the value that it is, but for views, activations and factors.
         result: the name of a function's result ("mean").
         layer: the name of the layer that computes it, if that says something.
-        vague: the name of that layer, if it only distinguishes it from others ("conv3").
+        vague: a name that only distinguishes it from others, of the layer ("conv3") or the operation ("product").
         plain: what the outermost operation does ("total").
         is_features: a layer computes it.
     """
@@ -107,11 +113,20 @@ def made_by(tree: ast.expr) -> Made:
         made.is_features = any(isinstance(n, MemberRef) for n in walk(node.right))
     if not made.is_features:
         made.plain = made.plain or _plain(node, name, operands)
+        made.vague = "" if made.plain else _weak(node, name)
     return made
 
 
-def _is_number(tree: ast.AST) -> bool:
-    return isinstance(tree.operand if isinstance(tree, ast.UnaryOp) else tree, ast.Constant)
+def layer_names(body: Iterable[Statement]) -> dict[str, str]:
+    """Return the names of the layers that make values, as far as they say something, by value."""
+    found: dict[str, str] = {}
+    for statement in body:
+        if isinstance(statement, Assign) and len(statement.targets) == 1:
+            made = made_by(statement.value)
+            name = made.layer if made.is_features else found.get(made.base, "")
+            if name:
+                found[statement.targets[0]] = name
+    return found
 
 
 def _is_root_of_sum(node: ast.AST) -> bool:
@@ -130,9 +145,9 @@ def _scaled(node: ast.BinOp) -> ast.expr | None:
     """Return the operand of arithmetic whose other one is a number or a stored tensor; None of any other."""
     if isinstance(node.op, ast.Pow):
         return None
-    if _is_number(node.right):
+    if is_number(node.right):
         return node.left
-    if isinstance(node.op, ast.Mult) and (_is_number(node.left) or isinstance(node.left, MemberRef)):
+    if isinstance(node.op, ast.Mult) and (is_number(node.left) or isinstance(node.left, MemberRef)):
         return node.right
     return node.left if isinstance(node.right, MemberRef) and isinstance(node.op, (ast.Mult, ast.Add)) else None
 
@@ -144,7 +159,7 @@ def _of_layer(layer: MemberRef) -> tuple[str, str]:
         return "", ""
     last = identifier(path[-1])
     if path[-1].isdigit():
-        last = identifier(singular(path[-2])) if len(path) > 1 and path[-2] != singular(path[-2]) else ""
+        last = identifier(singular(path[-2])) if len(path) > 1 and not path[-2][-1].isdigit() else ""
     if last in ATTENTION:
         return "attn", ""
     if last in SHORTCUTS:
@@ -165,12 +180,19 @@ def _plain(node: ast.AST, name: str, operands: list[ast.expr]) -> str:
         return ""
     left, right = seen_through(node.left), seen_through(node.right)
     if isinstance(node.op, ast.Sub):
-        return "" if isinstance(left, (ast.BinOp, ast.Constant)) or _is_number(right) else "diff"
+        return "" if isinstance(left, (ast.BinOp, ast.Constant)) or is_number(right) else "diff"
     if isinstance(node.op, ast.Div):
         if isinstance(left, ast.Constant):
             return "inverse"
         mine, its = set(refs(node.left)), set(refs(node.right))
         return "normed" if mine and mine == its else ""
+    return ""
+
+
+def _weak(node: ast.AST, name: str) -> str:
+    """Return what an operation does that is a step like any other, for where several values are at hand."""
+    if not isinstance(node, ast.BinOp):
+        return WEAK.get(name, "")
     if isinstance(node.op, ast.Pow):
-        return "squared" if isinstance(right, ast.Constant) and right.value == 2 else ""
+        return "squared" if isinstance(node.right, ast.Constant) and node.right.value == 2 else ""
     return "product" if isinstance(node.op, ast.Mult) else ""

@@ -18,11 +18,11 @@ from onnxgen.code.torch_api import PARTS, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, local, singular
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
-from onnxgen.structure.clues import Clues, input_name, is_made_up, is_operation
+from onnxgen.structure.clues import Clues, input_name, is_made_up, says_what
 from onnxgen.structure.consumers import is_part, used_as
-from onnxgen.structure.makers import ASIDE, GATE, LONGEST, NOUNS, PROBABILITIES, Made, made_by
+from onnxgen.structure.makers import ASIDE, GATE, NOUNS, PROBABILITIES, Made, made_by
 from onnxgen.structure.nesting import LINE, width
-from onnxgen.structure.scopes import Scope, callee
+from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 SPARE = ("x", "y", "z")  # arguments without a name
 MAIN, BRANCH = "x", "h"
@@ -69,19 +69,19 @@ class Names:
 
     def _look_back(self) -> None:
         """Name the values that an output with a name of its own is, but for views and activations."""
-        for statement in reversed(self.scope.body) if self.scope.is_root else ():
+        for i, statement in reversed([*enumerate(self.scope.body)] if self.scope.is_root else []):
             if isinstance(statement, Assign) and len(statement.targets) == 1:
                 wish = self.wishes.get(statement.targets[0]) or self._output_name(statement.targets[0])
-                base = made_by(statement.value).base if wish and not is_part(statement.value) else ""
-                if base and self.uses.places[base] == [self.uses.places[statement.targets[0]][0]]:
+                name, operands = called(statement.value)
+                value = operands[0] if name == "sigmoid" and not wish.startswith("prob") else statement.value
+                base = made_by(value).base if wish and not is_part(value) else ""
+                if base and self.uses.places[base] in ([i], [self.uses.places[statement.targets[0]][0]]):
                     self.wishes[base] = wish
 
     def _output_name(self, value: str) -> str:
         """Return the graph's own name of an output, "" if it has none."""
         hint = self.clues.hint(value)
-        if not self.scope.is_root or value not in self.returned or not 0 < len(hint.word()) <= LONGEST:
-            return ""
-        return "" if is_made_up(hint) or is_operation(hint) else hint.identifier()
+        return hint.identifier() if self.scope.is_root and value in self.returned and says_what(hint) else ""
 
     def _sure_argument(self, argument: Input) -> str:
         """Return the name of an argument that has one from the file, by its role or by its use, else ""."""
@@ -102,7 +102,8 @@ class Names:
         if not self.has_main:
             return [*SPARE, MAIN]
         joined = self.uses.joined.get(value)
-        weak = [joined] if joined else [self.clues.own[value]] if value in self.clues.own else []
+        told = self.clues.own.get(value) or self.clues.makers.get(value, "")
+        weak = [joined] if joined else [told] if told else []
         return [*weak, *SPARE[1:], *weak, MAIN]
 
     def _block(self, block: list[Statement], after: Iterable[str], kept: Container[str] = ()) -> None:
@@ -224,7 +225,8 @@ class Names:
         if made.result == GATE in names:
             return names
         is_named = bool(layer) or made.result in names
-        if MAIN in ended.values() and not (is_named and len(needs) == 1 and needs[0] in self.forked):
+        apart = value in self.returned and len(self.returned) > 1  # one of several results
+        if MAIN in ended.values() and not (is_named and (apart or (len(needs) == 1 and needs[0] in self.forked))):
             return [MAIN]
         if made.plain not in ASIDE and kept not in names and self._begins(needs):
             return [MAIN]
@@ -273,7 +275,9 @@ class Names:
             made.result = PROBABILITIES if name == "sigmoid" else ""
         if made.result in (PROBABILITIES, "log_probs") and operands:
             head = made_by(operands[0])
-            made = head if head.is_features and head.layer and head.layer not in NOUNS.values() else made
+            word = head.layer if head.is_features else self.names.get(head.base, "")
+            ends = head.is_features or self.busy.get(word) != head.base  # its name is free again
+            made = head if ends and word not in ("", *CHAINS, *NOUNS.values()) else made
         return made
 
     def _fitting(self, names: list[str], statement: Assign) -> list[str]:
@@ -301,6 +305,9 @@ class Names:
         at, layer = statement.targets.index(value), callee(seen_through(statement.value))
         if layer is not None and layer.layer == "nn.MultiheadAttention":
             return [("attn", "attn_weights")[at]]
+        result = layer.build.scope.results if layer is not None and isinstance(layer.build, ClassRef) else ()
+        if at < len(result) and result[at] not in ("", *CHAINS):
+            return [*own, *self._fitting([result[at]], statement), self.branch]
         if name in SEVERAL:
             return [*own, *SEVERAL[name][at : at + 1], self.branch]
         if name in PARTS and sum(target in self.uses.places for target in statement.targets) > 1:

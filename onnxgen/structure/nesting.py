@@ -23,7 +23,7 @@ from onnxgen.code.module_def import (
     expressions,
 )
 from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
-from onnxgen.structure.clues import input_name
+from onnxgen.structure.clues import input_name, says_what
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 MAX_DEPTH = 3  # calls and operators nested in one expression
@@ -40,7 +40,10 @@ def nest(scope: Scope, module: ModuleDef, names: Mapping[str, str] = NO_NAMES) -
     `names`: the names of values that an earlier try led to, so that lines that were then too long stay split.
     """
     given = {a.value: input_name(a, scope.is_root, module.infos, module.roles, module.hints) for a in scope.inputs}
-    _Nesting(scope, ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles)).run()
+    nesting = _Nesting(scope, ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles))
+    if scope.is_root:
+        nesting.named = {o.value for o in scope.outputs if isinstance(o, Ref) and says_what(module.hint(o.value))}
+    nesting.run()
 
 
 def copied(block: list[Statement]) -> list[Statement]:
@@ -55,12 +58,14 @@ def copied(block: list[Statement]) -> list[Statement]:
 
 
 class _Nesting:
-    """`roles`: the names of values, as far as they are known, to estimate how long a line becomes."""
+    """`roles`: the names of values, as far as they are known, to estimate how long a line becomes. `named`: results
+    that the file names."""
 
     def __init__(self, scope: Scope, roles: Mapping[str, str]) -> None:
         self.scope, self.roles = scope, roles
         self.uses = scope.uses()
         self.returned: Assign | None = None
+        self.named: set[str] = set()
         for name, count in Counter(name for s in scope.body for name in assigned(s)).items():
             if count > 1:  # carried through a loop, or made by both branches: it stays where it is assigned
                 self.uses[name] += 2
@@ -74,18 +79,20 @@ class _Nesting:
             scope.outputs, scope.nodes = [self.returned.value], self.returned.nodes
         else:
             scope.body = self._block(body, 0)
-            if not scope.is_root:
-                self._into_tuple()
+            self._into_tuple()
 
     def _into_tuple(self) -> None:
         """Move the last statements into a `return` of several results, in the order of computation."""
         scope = self.scope
-        room = LINE - len("return ") - 3 * len(scope.outputs)
+        level = len(scope.path)
+        room = LINE - len("return ") - sum(width(o, self.roles, level) + len(", ") for o in scope.outputs)
         before = len(scope.outputs)
         while scope.body and isinstance(scope.body[-1], Assign) and self._is_movable(scope.body[-1]):
             last = scope.body[-1]
+            if last.targets[0] in self.named:
+                break
             at = [i for i, o in enumerate(scope.outputs) if isinstance(o, Ref) and o.value == last.targets[0]]
-            room -= width(last.value, self.roles, len(self.scope.path))
+            room -= width(last.value, self.roles, level) - width(Ref(last.targets[0]), self.roles, level)
             if not at or at[0] >= before or room < 0 or depth(last.value) > MAX_DEPTH:
                 break
             before = at[0]

@@ -50,6 +50,7 @@ class Scope:
         row: of a row of layers (`sequences.py`), the name of its class and what all rows of that class have in common.
         methods: those that its code calls.
         is_method: it is one of them, and no class.
+        given, results: the local names of its arguments and results, once it is written.
     """
 
     path: ModulePath
@@ -63,6 +64,8 @@ class Scope:
     row: tuple[str, str] | None = None
     methods: list[Method] = field(default_factory=list)
     is_method: bool = False
+    given: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
     @property
     def is_root(self) -> bool:

@@ -43,7 +43,8 @@ def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
         shape = module.infos.get(value, Info()).shape
         if shape is None or max(axes) >= len(shape):  # of unknown rank
             continue
-        if value in lives.first and (axes.total() > 1 or lives.outlives(value)):
+        is_asked = axes.total() > 1 and any(isinstance(shape[axis], Sym) for axis in axes)  # a number is read in place
+        if value in lives.first and (is_asked or lives.outlives(value)):
             made.setdefault(lives.first[value], []).append(_unpacking(scope, module, value, sorted(axes), names))
 
     def change(node: ast.AST) -> ast.expr | None:

@@ -75,6 +75,8 @@ class ClassWriter:
         self.varies = varies
         self.anew = drop_copies(self.scope)
         self._lay_out()
+        self.scope.given = tuple(self.names[argument.value] for argument in self.scope.inputs)
+        self.scope.results = tuple(self.names[o.value] if isinstance(o, Ref) else "" for o in self.scope.outputs)
         stored_here: list[ast.stmt] = [
             printer.assigned(ast.Attribute(SELF, name), quote(text)) for name, text in stored.items()
         ]

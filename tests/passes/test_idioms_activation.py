@@ -255,7 +255,7 @@ NEUTRAL = [
     ("s = Sub(zero, x) y = Tanh(s)", "torch.tanh(0 - x)"),
     ("d = Div(one, x) y = Tanh(d)", "torch.tanh(1 / x)"),
     ("m = Mul(x, deep) y = Tanh(m)", "torch.tanh(x * "),
-    ("m = Mul(x, two) y = Tanh(m)", "torch.tanh(x * 2)"),
+    ("m = Mul(x, two) y = Tanh(m)", "torch.tanh(2 * x)"),
     ('m = Mul(x, "a.scale") y = Tanh(m)', "self.a(x)"),
 ]
 

@@ -93,11 +93,11 @@ class Turned(nn.Module):
 
 
 TURNED: list[tuple[Callable[[Tensor], Tensor], str]] = [
-    (lambda x: x.flatten(0, 1).transpose(1, 2).unflatten(0, (x.shape[0], 4)), "self.fc(i0).transpose(-2, -1) * 2"),
-    (lambda x: x.permute(0, 2, 3, 1).transpose(1, 3), "self.fc(i0).transpose(-2, -1) * 2"),
-    (lambda x: x.permute(0, 2, 3, 1).permute(0, 3, 1, 2), "self.fc(i0) * 2"),
-    (lambda x: x.unflatten(-1, (2, 3)).flatten(1, 2), "self.fc(i0).reshape(-1, 20, 2, 3) * 2"),
-    (lambda x: x.flatten(2).unflatten(-1, (10, 3)), "self.fc(i0).reshape(-1, 4, 10, 3) * 2"),
+    (lambda x: x.flatten(0, 1).transpose(1, 2).unflatten(0, (x.shape[0], 4)), "2 * self.fc(i0).transpose(-2, -1)"),
+    (lambda x: x.permute(0, 2, 3, 1).transpose(1, 3), "2 * self.fc(i0).transpose(-2, -1)"),
+    (lambda x: x.permute(0, 2, 3, 1).permute(0, 3, 1, 2), "2 * self.fc(i0)"),
+    (lambda x: x.unflatten(-1, (2, 3)).flatten(1, 2), "2 * self.fc(i0).reshape(-1, 20, 2, 3)"),
+    (lambda x: x.flatten(2).unflatten(-1, (10, 3)), "2 * self.fc(i0).reshape(-1, 4, 10, 3)"),
     (
         lambda x: x.flatten(2).transpose(1, 2).unflatten(-1, (2, 2)),
         ".flatten(2).transpose(1, 2)",
@@ -166,8 +166,8 @@ IMAGES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
         "torch.cat([",
         "11 17",
     ),
-    "stack": (lambda x: torch.stack([x, x * 2], 1), "torch.stack([x, x * 2], dim=1)", "9 17"),
-    "stack at the end": (lambda x: torch.stack([x, x * 2], 4), "torch.stack([x, x * 2], dim=-1)", "9 17"),
+    "stack": (lambda x: torch.stack([x, x * 2], 1), "torch.stack([x, 2 * x], dim=1)", "9 17"),
+    "stack at the end": (lambda x: torch.stack([x, x * 2], 4), "torch.stack([x, 2 * x], dim=-1)", "9 17"),
     "repeat interleave": (lambda x: x.repeat_interleave(2, dim=1), ".repeat_interleave(2, dim=1)", "11 17"),
     "repeated heads": (
         lambda x: x[:, :, None].expand(-1, -1, 3, -1, -1).flatten(1, 2),

@@ -155,17 +155,34 @@ class Cached(nn.Module):
         return F.softmax(q @ k.transpose(1, 2), dim=-1) @ v, k, v
 
 
+class Tokens(nn.Module):
+    """The example's batch size is not in the code: it is that of the value that the token is joined with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.fc = nn.Parameter(torch.randn(1, 1, 4)), nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1)
+        return x.amax(dim=1), self.fc(x[:, 0]).view(-1, 3, 4)
+
+
 IDS = torch.tensor([[0, 1, 2], [1, 2, 0]])
 VECTORS = torch.randn(2, 4)
 CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
+    Tokens: (
+        (torch.randn(2, 3, 4),),
+        "x",
+        ["self.token.expand(x.shape[0], -1, -1)", "return x.amax(dim=1), self.fc(x[:, 0]).reshape(-1, 3, 4)"],
+    ),
     Branch: ((VECTORS,), "x", ["h = F.relu(self.fc1(x))", "h = F.relu(self.fc2(h))"]),
-    Siblings: ((VECTORS,), "x", ["f1 = self.f(x)", "f2 = self.f(x + f1 * 0.5)", "branch1 = ", "branch2 = "]),
+    Siblings: ((VECTORS,), "x", ["f1 = self.f(x)", "f2 = self.f(x + 0.5 * f1)", "branch1 = ", "branch2 = "]),
     Heads: (
         (VECTORS,),
         "x",
         ["box = F.softplus(self.box(x))", "score = torch.sigmoid", "quality = ", "torch.sqrt(score * quality)"],
     ),
-    Sines: ((VECTORS,), "x", ["x = torch.sin(self.fc1(x) * 10)"]),
+    Sines: ((VECTORS,), "x", ["x = torch.sin(10 * self.fc1(x))"]),
     Collected: (
         (torch.randn(2, 4, 4), torch.randn(2, 6)),
         "ab",

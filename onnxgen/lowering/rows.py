@@ -1,0 +1,215 @@
+"""The example's batch size, where the code can do without it: `x.shape[0]`, not 2.
+
+Goes in: the flat body, in which a tensor that is made of stored ones has the number of rows of the file's example,
+`cls_token.expand(2, -1, -1)`. Comes out: the body in which it has as many rows as the value that it is joined with or
+added to. No other number of rows would fit there, so this is right for every batch.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
+from operator import eq
+
+from onnxgen.code.module_def import Assign, Loop, Statement, blocks, expressions
+from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite, value_of
+from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, NORMS, TRANSPOSED, function_of
+from onnxgen.common.names import ModulePath
+from onnxgen.lowering.roles import CELLS, called, is_number
+from onnxgen.shapes.info import Info
+
+MAX_STEPS = 12  # statements between a value and an earlier one with the same rows
+FILLS = frozenset("new_zeros new_ones new_full new_empty zeros ones full empty".split())
+LIKE = {"new_zeros": "torch.zeros_like", "zeros": "torch.zeros_like", "new_ones": "torch.ones_like"}
+# layers and functions whose result has a row for each row of their first operand
+ROW_LAYERS = {"nn.Linear", "nn.Dropout", *NORMS, *ACTIVATIONS.values()}
+ROW_FUNCTIONS = {name.rpartition(".")[2] for name in ACTIVATIONS} | set(
+    "exp log sqrt sin cos abs clamp float to contiguous softmax log_softmax scatter_add index_add".split()
+)
+
+
+def free_rows(
+    block: list[Statement], infos: Mapping[str, Info], inputs: Iterable[str], after: Iterable[str] = ()
+) -> None:
+    """Write the numbers of rows in a block, its nested blocks included.
+
+    `inputs`: the values that exist before it. `after`: those that are used after it.
+    """
+    rows = _Rows(infos, inputs)
+    for name in after:
+        rows.uses[name].append(None)
+    rows.run(block)
+
+
+class _Rows:
+    """Knows the statements of one block.
+
+    Attributes:
+        place: where each value is made: the index of the statement, -1 before the block.
+        uses: the statements that use each value; None: the value is used in a nested block or by the caller.
+        seen: the modules that have each value at hand.
+    """
+
+    def __init__(self, infos: Mapping[str, Info], inputs: Iterable[str]) -> None:
+        self.infos = infos
+        self.place = dict.fromkeys(inputs, -1)
+        self.made: dict[str, Assign] = {}
+        self.uses: dict[str, list[Assign | None]] = defaultdict(list)
+        self.seen: dict[str, set[ModulePath]] = defaultdict(set, {name: {()} for name in self.place})
+
+    def run(self, block: list[Statement]) -> None:
+        for i, statement in enumerate(block):
+            for inner in blocks(statement):
+                turn = statement.turn if isinstance(statement, Loop) else ()
+                free_rows(inner, self.infos, [*self.place, *turn], statement.targets)
+            self._note(statement, i)
+        for i, statement in enumerate(block):
+            if isinstance(statement, Assign) and len(statement.targets) == 1:
+                statement.value = self._freed(statement, i)
+
+    def _note(self, statement: Statement, at: int) -> None:
+        is_plain = isinstance(statement, Assign)
+        used = {name for tree in expressions(statement) for name in refs(tree)}
+        for name in used:
+            self.uses[name].append(statement if isinstance(statement, Assign) else None)
+            makers = self.made[name].scope if name in self.made else ()
+            common = sum(takewhile(bool, map(eq, makers, statement.scope)))
+            for path in (makers, statement.scope):
+                self.seen[name].update(path[:n] for n in range(common, len(path) + 1))
+        for name in statement.targets:
+            if not is_plain:  # carried into it
+                self.uses[name].append(None)
+            if used:  # what is made of stored tensors has no batch
+                self.place[name] = at
+            if isinstance(statement, Assign):
+                self.made[name] = statement
+
+    def _freed(self, statement: Assign, at: int) -> ast.expr:
+        """Return the expression of a statement without the example's number of rows, if that is certain."""
+        target, value = statement.targets[0], statement.value
+        name, operands = called(value)
+        rows = self._rows(target)
+        is_fill = name in FILLS
+        if not rows or rows == 1 or not isinstance(value, ast.Call) or (name != "expand" and not is_fill):
+            return value
+        sizes = value.args[0].elts if value.args and isinstance(value.args[0], ast.Tuple) else value.args
+        if not sizes or not isinstance(sizes[0], ast.Constant) or sizes[0].value != rows:
+            return value
+        partner = next(self._partners(target, at, statement.scope, MAX_STEPS), "")
+        if not partner:
+            return value
+        alike = self.infos[partner].shape == self.infos[target].shape
+        if alike and is_fill and name in LIKE and self.infos[partner].dtype == self.infos[target].dtype:
+            return call(LIKE[name], Ref(partner))
+        if alike and not is_fill and all(_number(size) == -1 for size in sizes[1:]):
+            return quote("x.expand_as(y)", x=operands[0], y=Ref(partner))
+        first = sizes[0]
+        made: ast.expr = rewrite(value, lambda n: quote("x.shape[0]", x=Ref(partner)) if n is first else None)
+        return made
+
+    def _rows(self, name: str) -> int:
+        """Return the number of rows of a tensor, 0 if it is unknown."""
+        shape = self.infos.get(name, Info()).shape
+        return shape[0] if shape and isinstance(shape[0], int) else 0
+
+    def _partners(self, name: str, at: int, scope: ModulePath, steps: int) -> Iterator[str]:
+        """Yield earlier values with the rows that all uses of a value need; nothing if one use does not tell."""
+        found: list[str] = []
+        for use in self.uses[name] if steps else ():
+            beside = [] if use is None else [*self._beside(use, name)]
+            here = [earlier for other in beside for earlier in self._earlier(other, at, scope)][:1]
+            if not here and use is not None and name in self._sources(use):
+                here = [*self._partners(use.targets[0], at, scope, steps - 1)][:1]
+            if not here:
+                return
+            found += here
+        yield from found
+
+    def _beside(self, use: Assign, name: str) -> Iterator[str]:
+        """Yield the values that must have as many rows as `name` in a statement that uses both."""
+        value = use.value
+        function, operands = called(value)
+        if isinstance(value, ast.BinOp) and not isinstance(value.op, ast.MatMult):
+            operands = [value.left, value.right]
+        elif isinstance(value, ast.Call) and isinstance(value.func, MemberRef) and _shares_rows(value):
+            operands = [tree for arg in value.args for tree in getattr(arg, "elts", [arg])]
+        else:
+            operands = self._joined(value)
+        rank = self.infos.get(name, Info()).rank
+        for operand in operands:
+            if isinstance(operand, Ref) and operand.value != name and self._rows(operand.value) == self._rows(name):
+                if self.infos[operand.value].rank == rank:
+                    yield operand.value
+
+    def _joined(self, value: ast.expr) -> list[ast.expr]:
+        """Return what an expression joins along another axis than the first."""
+        function, operands = called(value)
+        if function != "cat" or not isinstance(value, ast.Call) or not isinstance(operands[0], ast.List):
+            return []
+        ranks = {self.infos.get(tree.value, Info()).rank for tree in operands[0].elts if isinstance(tree, Ref)}
+        axis = next((_number(k.value) for k in value.keywords if k.arg == "dim"), None)
+        return [] if not axis or None in ranks or -axis in ranks else operands[0].elts
+
+    def _earlier(self, name: str, at: int, scope: ModulePath) -> Iterator[str]:
+        """Yield a value that exists before a statement and has the rows of another one, if there is one."""
+        for _ in range(MAX_STEPS):
+            if name not in self.place:
+                return
+            if self.place[name] < at and scope in self.seen[name]:
+                yield name
+                return
+            name = next((s for s in self._sources(self.made.get(name)) if s in self.place), "")
+
+    def _sources(self, statement: Assign | None) -> list[str]:
+        """Return the operands of a statement that have a row for each row of its result."""
+        if statement is None or len(statement.targets) != 1:
+            return []
+        target, value = statement.targets[0], statement.value
+        function, operands = called(value)
+        rows, rank = self._rows(target), self.infos.get(target, Info()).rank
+        if isinstance(value, ast.BinOp) and not isinstance(value.op, ast.MatMult):
+            found = [side for side in (value.left, value.right) if self._rank(side) == rank]
+        elif isinstance(value, ast.Call) and isinstance(value.func, MemberRef):
+            found = value.args[:1] if self._by_rows(value.func.member.layer, value.args) else []
+        elif function in ROW_FUNCTIONS or (operands and _keeps_rows(function, operands[1:], self._rank(operands[0]))):
+            found = operands[:1]
+        else:
+            found = self._joined(value)
+        names = [tree.value for tree in found if isinstance(tree, Ref)]
+        return [name for name in names if rows and self._rows(name) == rows]
+
+    def _rank(self, tree: ast.expr) -> int:
+        return (self.infos.get(tree.value, Info()).rank or 0) if isinstance(tree, Ref) else 0
+
+    def _by_rows(self, layer: str, args: list[ast.expr]) -> bool:
+        """True if a layer computes a row for each row of its operand, which it takes with a batch."""
+        rank = self._rank(args[0]) if args else 0
+        if layer in CONVOLUTIONS | TRANSPOSED:
+            return rank == int(layer[-2]) + 2
+        return rank > 1 and layer in ROW_LAYERS
+
+
+def _number(tree: ast.expr) -> int | None:
+    """Return the int that an expression is, None for any other expression."""
+    value = value_of(tree) if is_number(tree) else None
+    return value if isinstance(value, int) else None
+
+
+def _keeps_rows(function: str, args: list[ast.expr], rank: int) -> bool:
+    """True for a view that leaves the first axis as it is."""
+    axes = [axis % rank for tree in args if (axis := _number(tree)) is not None] if rank > 1 else []
+    if function == "permute":
+        return axes[:1] == [0]
+    if function == "transpose":
+        return len(axes) == 2 and 0 not in axes
+    return bool(axes) and axes[0] > 0 and function in ("flatten", "unflatten", "unsqueeze")
+
+
+def _shares_rows(layer: ast.Call) -> bool:
+    """True for a layer all of whose operands have one number of rows."""
+    assert isinstance(layer.func, MemberRef)
+    build = layer.func.member.build
+    first = any(keyword.arg == "batch_first" for keyword in getattr(build, "keywords", ()))
+    return layer.func.member.layer in CELLS or (function_of(build) == "nn.MultiheadAttention" and first)
