@@ -87,13 +87,12 @@ def _adapted(original: Path, tuned: Path) -> tuple[onnx.ModelProto, dict[str, Ar
 
 
 def _computing(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield copies of all nodes but constants, without the tensors in their attributes."""
+    """Yield copies of all nodes, without their attributes, which may hold tensors."""
     for node in with_inner([*model.graph.node, *(n for f in model.functions for n in f.node)]):
-        if node.op_type != "Constant":
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            del copy.attribute[:]
-            yield copy
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        del copy.attribute[:]
+        yield copy
 
 
 def _open(
@@ -123,8 +122,8 @@ def _open(
 
 
 def _make_initializer(model: onnx.ModelProto, place: StoredTensor) -> None:
-    """Replace the Constant node of a tensor by an initializer."""
-    node = next((n for n in model.graph.node if n.op_type == "Constant" and place.name in n.output), None)
+    """Replace the constant node of a tensor by an initializer."""
+    node = next((n for n in model.graph.node if not n.input and place.name in n.output), None)
     if node is None or place.tensor is None:
         way = "export without --adapter"
         raise OnnxgenError(f"{printable(place.name)} is a constant of a subgraph or a local function", help=way)

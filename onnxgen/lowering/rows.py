@@ -24,7 +24,7 @@ MAX_STEPS = 12  # statements between a value and an earlier one with the same ro
 FILLS = frozenset("new_zeros new_ones new_full new_empty zeros ones full empty".split())
 LIKE = {"new_zeros": "torch.zeros_like", "zeros": "torch.zeros_like", "new_ones": "torch.ones_like"}
 # layers and functions whose result has a row for each row of their first operand
-ROW_LAYERS = {"nn.Linear", "nn.Dropout", *NORMS, *ACTIVATIONS.values()}
+ROW_LAYERS = {"nn.Linear", *NORMS, *ACTIVATIONS.values()}
 ROW_FUNCTIONS = {name.rpartition(".")[2] for name in ACTIVATIONS} | set(
     "exp log sqrt sin cos abs clamp float to contiguous softmax log_softmax scatter_add index_add".split()
 )

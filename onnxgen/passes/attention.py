@@ -22,8 +22,10 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import DROPOUT, SCOPE
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import made_by
+from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.attention_operands import (
     Operand,
@@ -176,11 +178,13 @@ def logits_of(value: ir.Value | None, depth: int = 6) -> Logits | None:
 
 
 def _before_reshape(value: ir.Value, rank: int, after: int) -> ir.Value | None:
-    """Return what a Reshape makes a value of that merges or splits the leading axes of scores, else None."""
-    node = made_by(value, "Reshape")
-    source = None if node is None else node.inputs[0]
+    """Return what a reshape makes a value of that merges or splits the leading axes of scores, else None."""
+    node = value.producer()
+    source = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
+    if source is None:
+        return None
     shape, made = info(source).shape, info(value).shape
-    if source is None or shape is None or made is None or (len(shape), len(made)) != (rank, after):
+    if shape is None or made is None or (len(shape), len(made)) != (rank, after):
         return None
     return source if shape[-2:] == made[-2:] else None
 

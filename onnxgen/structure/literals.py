@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxgen.code.quote import MemberRef, Ref, rewrite, value_of
-from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, dotted
+from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, RECURRENT, dotted
 
 Key = tuple[int | str, ...]
 
@@ -28,9 +28,7 @@ POSITIONAL = {
     "nn.LayerNorm": ("features",),
     "nn.RMSNorm": ("features",),
     "nn.Embedding": ("rows", "features"),
-    "nn.LSTM": ("input_size", "hidden_size"),
-    "nn.GRU": ("input_size", "hidden_size"),
-    "nn.RNN": ("input_size", "hidden_size"),
+    **dict.fromkeys(sorted(RECURRENT), ("input_size", "hidden_size")),
     "nn.LSTMCell": ("input_size", "hidden_size"),
     "nn.GRUCell": ("input_size", "hidden_size"),
     "nn.RNNCell": ("input_size", "hidden_size"),

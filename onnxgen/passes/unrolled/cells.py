@@ -20,7 +20,8 @@ from onnxgen.passes.match import uniform
 from onnxgen.passes.unrolled.forms import Form, Forms, Rows, Step, Term, bare, step_of
 from onnxgen.shapes.info import info
 
-GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+RNN, GRU, LSTM = "RNN", "GRU", "LSTM"
+GATES = {RNN: 1, GRU: 3, LSTM: 4}
 ACTIVATIONS = ("Tanh", "Relu")
 
 
@@ -67,7 +68,7 @@ class Cell:
 
     def states(self) -> Iterator[ir.Value]:
         """Yield the values that may be the state that it starts from."""
-        if self.kind == "GRU" and self.h is not None:
+        if self.kind == GRU and self.h is not None:
             yield self.h
             return
         for term in self.forms[0][0].terms:
@@ -121,7 +122,7 @@ def cell_of(value: ir.Value, forms: Forms) -> Cell | None:
     if form is None or form.loose or not 1 <= len(form.terms) <= 2:
         return None
     nodes = {node, *form.nodes}
-    return Cell("RNN", node.op_type == "Relu", value, None, [(form,)], nodes=nodes)
+    return Cell(RNN, node.op_type == "Relu", value, None, [(form,)], nodes=nodes)
 
 
 def _applied(value: ir.Value | None, op_type: str, forms: Forms) -> Form | None:
@@ -153,7 +154,7 @@ def _lstm(node: ir.Node, forms: Forms) -> Cell | None:
                 continue
             f, i, g, c, nodes = found
             nodes |= {node, *_makers(gate, squashed, memory), *o.nodes}
-            return Cell("LSTM", False, node.outputs[0], memory, [(i,), (f,), (g,), (o,)], c=c, nodes=nodes)
+            return Cell(LSTM, False, node.outputs[0], memory, [(i,), (f,), (g,), (o,)], c=c, nodes=nodes)
     return None
 
 
@@ -181,7 +182,7 @@ def _gru(node: ir.Node, forms: Forms) -> Cell | None:
                 if r is not None and x is not None and past is not None:
                     inside = nodes | {node, tanh, *_makers(z_value, tanh.inputs[0], gated, reset)}
                     inside |= r.nodes | z.nodes | x.nodes | past.nodes
-                    return Cell("GRU", False, node.outputs[0], None, [(r,), (z,), (x, past)], h=h, nodes=inside)
+                    return Cell(GRU, False, node.outputs[0], None, [(r,), (z,), (x, past)], h=h, nodes=inside)
     return None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.match import uniform
-from onnxgen.passes.unrolled.cells import Cell, Gate
+from onnxgen.passes.unrolled.cells import GRU, LSTM, Cell, Gate
 from onnxgen.passes.unrolled.forms import Rows, bare
 from onnxgen.shapes.info import info
 from onnxgen.weights.copied import Copied
@@ -70,7 +70,7 @@ class Linker:
         """True if a cell continues another one, whose new state `state` is. Settles the cell, and the other one."""
         if (cell.kind, cell.relu, cell.hidden) != (past.kind, past.relu, past.hidden):
             return False
-        if cell.kind == "LSTM" and bare(cell.c) is not bare(past.memory):
+        if cell.kind == LSTM and bare(cell.c) is not bare(past.memory):
             return False
         given = cell.h
         if not cell.settle(state) or any(gate.h is None for gate in cell.gates):
@@ -85,7 +85,7 @@ class Linker:
     def _start(self, first: Cell, cell: Cell) -> bool:
         """Settle the first cell of a chain like the second one."""
         given = first.h
-        for state in [*first.states(), *([] if first.kind == "GRU" else [None])]:
+        for state in [*first.states(), *([] if first.kind == GRU else [None])]:
             if first.settle(state) and self._alike(first, cell):
                 return True
             first.gates, first.h = [], given
@@ -159,7 +159,7 @@ class Linker:
             if chain.h is not None and uniform(chain.h) == 0:
                 chain.h = None
             return all(_has_batch(state, chain) for state in (chain.h, chain.c) if state is not None)
-        if first.kind == "GRU" and (chain.h is None or uniform(chain.h) != 0):
+        if first.kind == GRU and (chain.h is None or uniform(chain.h) != 0):
             return False
         chain.h = None
         for gate, of in zip(first.gates, chain.gates):

@@ -10,7 +10,7 @@ from onnxgen.common.names import ModulePath
 from onnxgen.passes.match import uniform
 from onnxgen.passes.rewrite import drop, own
 from onnxgen.passes.steps import insert, replace_uses
-from onnxgen.passes.unrolled.cells import Cell
+from onnxgen.passes.unrolled.cells import GRU, LSTM, RNN, Cell
 from onnxgen.passes.unrolled.chains import Copies, folded_bias, is_alone
 from onnxgen.passes.unrolled.forms import Rows, Term, bare
 from onnxgen.passes.unrolled.writing import Moved, joined_rows
@@ -50,16 +50,16 @@ def _is_settled(cell: Cell, views: Views, by_state: dict[ir.Value | None, Cell],
     if cell.gates:
         return True
     for state in cell.states():
-        if cell.settle(state) and (cell.kind == "GRU" or _names(cell, views, 1) == {"h"}):
+        if cell.settle(state) and (cell.kind == GRU or _names(cell, views, 1) == {"h"}):
             return True
         past, h = by_state.get(bare(state)), cell.gates[0].h if cell.gates else None
-        if cell.kind == "LSTM" and h is not None and not (_names(cell, views, 0) | _names(cell, views, 1)):
+        if cell.kind == LSTM and h is not None and not (_names(cell, views, 0) | _names(cell, views, 1)):
             follows = past is not None and past.memory is not None and bare(past.memory) is bare(cell.c)
             if follows or h.matrix in known or _is_square(h.matrix) > _is_square(cell.gates[0].x.matrix):
                 return True
         cell.gates = []
-    is_folded = cell.kind != "GRU" and cell.settle(None) and cell.gates[0].past is not None
-    if is_folded and (cell.kind == "LSTM" or _names(cell, views, 0) == {"i"}):
+    is_folded = cell.kind != GRU and cell.settle(None) and cell.gates[0].past is not None
+    if is_folded and (cell.kind == LSTM or _names(cell, views, 0) == {"i"}):
         return True
     cell.gates = []
     return False
@@ -100,7 +100,7 @@ def _is_named(cell: Cell, views: Views) -> bool:
             if path[-1] != key:
                 return False
             modules.add(path[:-1])
-    return len(modules) == 1 or (not modules and cell.kind != "RNN")
+    return len(modules) == 1 or (not modules and cell.kind != RNN)
 
 
 def _is_cell(cell: Cell) -> bool:

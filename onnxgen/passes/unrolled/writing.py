@@ -11,13 +11,14 @@ from onnxgen.graph.nodes import made_by
 from onnxgen.passes.rewrite import drop
 from onnxgen.passes.slices import piece
 from onnxgen.passes.steps import constant, insert, permuted, replace_uses, transposed
+from onnxgen.passes.unrolled.cells import GRU, LSTM, RNN
 from onnxgen.passes.unrolled.chains import Chain
 from onnxgen.passes.unrolled.forms import Rows, bare
 from onnxgen.passes.unrolled.results import Results, joined, same, users
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, Shape, info, set_info
 
-ORDER = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}  # ONNX's gates, as positions among torch's
+ORDER = {RNN: (0,), GRU: (1, 0, 2), LSTM: (0, 3, 1, 2)}  # ONNX's gates, as positions among torch's
 SWAP = (1, 0, 2)
 
 
@@ -57,7 +58,7 @@ def _node(first: ir.Node, chains: Sequence[Chain], batch: Dim, moved: Moved) -> 
     w = _stacked(first, [[g.x.matrix for g in c.gates] for c in chains], kind)
     r = _stacked(first, [[g.h.matrix for g in c.gates if g.h is not None] for c in chains], kind)
     states = [_state(first, [c.h for c in chains], moved)] + (
-        [_state(first, [c.c for c in chains], moved)] if kind == "LSTM" else []
+        [_state(first, [c.c for c in chains], moved)] if kind == LSTM else []
     )
     inputs = [given, w, r, _biases(first, chains, kind), None, *states]
     while inputs[-1] is None:
@@ -65,7 +66,7 @@ def _node(first: ir.Node, chains: Sequence[Chain], batch: Dim, moved: Moved) -> 
     attributes: dict[str, int | str | list[str]] = {"hidden_size": hidden}
     attributes |= {"direction": "bidirectional"} if d == 2 else {}
     attributes |= {"activations": ["Relu"] * d} if chain.last.relu else {}
-    attributes |= {"linear_before_reset": 1} if kind == "GRU" else {}
+    attributes |= {"linear_before_reset": 1} if kind == GRU else {}
     node = ir.node(kind, inputs, attributes, num_outputs=len(states) + 1, version=14, name=first.name)
     name, dtype = chain.last.out.name, info(chain.last.out).dtype
     insert(first, node, f"{name}.steps", Info(dtype, (len(chain.cells), d, batch, hidden)), first)
