@@ -29,7 +29,7 @@ VAGUE = frozenset("""
     """.split())
 WRAPPED = frozenset("f fn func function inner sublayer wrapped".split())  # attributes that wrappers give any child
 # attributes that only say where in a network a module stands
-PLACES = frozenset("first second third last final hidden left right inner outer start end mid middle".split())
+PLACES = frozenset("first second third last final hidden left right start end mid middle".split())
 WHOLE = frozenset("backbone base base_model model net network".split())  # attributes that hold nearly everything
 SHORTCUT = re.compile("down_?sample|short_?cut|identity|skip|proj_res|residual", re.IGNORECASE)
 WORDS = {
