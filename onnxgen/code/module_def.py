@@ -247,6 +247,7 @@ class ModuleDef:
         own: what the code uses of plugins.
         stubs: methods that are left open.
         makers: the names of the layers that make values, by value.
+        turns: the values that the graph's own loops make anew in each turn. Their number is not known.
     """
 
     name: str
@@ -266,6 +267,7 @@ class ModuleDef:
     own: OwnCode = field(default_factory=OwnCode)
     stubs: list[Stub] = field(default_factory=list)
     makers: dict[str, str] = field(default_factory=dict)
+    turns: frozenset[str] = frozenset()
 
     def hint(self, value: str) -> FileText:
         """Return the name of a value in the file."""

@@ -30,7 +30,6 @@ UNARY = {
     "BitwiseNot": "~x",
     **{name: f"torch.{name.lower()}(x)" for name in FLOAT_UNARY},
 }
-COMPOUND = frozenset("Add Sub Sum Mul Div MatMul Mod Neg".split())
 LEAST = {"Exp": 0.0, "Sqrt": 0.0, "Erf": -1.0, "Sin": -1.0, "Cos": -1.0}
 
 
@@ -110,18 +109,12 @@ for _name, _template in ARITHMETIC.items():
 
 @op("Mul", traits=[BROADCASTS, KEEPS_SIGN])
 def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
-    """A number is the first factor, `2 * x`. Beside what then needs brackets, it is the last: `x / y * 2`."""
+    """A number is the first factor, `2 * x`."""
     x, y = aligned(b, A, B, axis)
     number, tensor = (y, x) if isinstance(x, Arg) else (x, y)
     if isinstance(tensor, Arg) and not isinstance(number, (Arg, ast.Subscript)):
-        x, y = (tensor, number) if _is_compound(tensor) else (number, tensor)
+        x, y = number, tensor
     return computed(b, A.dtype, lambda x, y: b("x * y", x=x, y=y), x, y)
-
-
-def _is_compound(x: Arg) -> bool:
-    """True if a value will be written as a sum or a product where it is used."""
-    made = None if x.value is None else x.value.producer()
-    return made is not None and made.op_type in COMPOUND and len(made.outputs[0].uses()) == 1
 
 
 @op("Div", traits=[BROADCASTS, KEEPS_SIGN])

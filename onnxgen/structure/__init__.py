@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxgen.code.class_tree import ClassTree, refuse_others
-from onnxgen.code.module_def import ModuleDef
+from onnxgen.code.module_def import Loop, ModuleDef, flattened
 from onnxgen.common.names import ModulePath
 from onnxgen.options import Options
 from onnxgen.structure.about import describe
@@ -32,8 +32,15 @@ def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -
         Refused: a class holds something that a generated file may not contain.
     """
     infos = dict(module.infos)  # a value of a loop has the size of no turn
-    makers = layer_names(module.body)
-    module = replace(module, body=copied(module.body), infos=infos, annotate=options.annotate, makers=makers)
+    turns = frozenset(name for s in flattened(module.body) if isinstance(s, Loop) for name in s.turn)
+    module = replace(
+        module,
+        body=copied(module.body),
+        infos=infos,
+        annotate=options.annotate,
+        makers=layer_names(module.body),
+        turns=turns,
+    )
     classes = write_classes(module, Splitter(module, plain).root(options.flat), plain)
     refuse_others(classes, module.own.names, module.own.has_calls)
     describe(classes)

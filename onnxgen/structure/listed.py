@@ -24,10 +24,16 @@ from onnxgen.structure.scopes import Scope
 
 
 class Lists:
-    """Finds the loops of a body that fill a list. `text` prints an expression."""
+    """Finds the loops of a body that fill a list. `text` prints an expression. `turns`: see `ModuleDef`."""
 
-    def __init__(self, scope: Scope, names: Mapping[str, LocalName], text: Callable[[ast.expr], str]) -> None:
-        self.scope, self.names, self.text, self.uses = scope, names, text, scope.uses()
+    def __init__(
+        self,
+        scope: Scope,
+        names: Mapping[str, LocalName],
+        turns: frozenset[str],
+        text: Callable[[ast.expr], str],
+    ) -> None:
+        self.scope, self.names, self.turns, self.text, self.uses = scope, names, turns, text, scope.uses()
 
     def run(self) -> None:
         """Write them as comprehensions."""
@@ -55,6 +61,8 @@ class Lists:
         """Return the assignment of a list for the loop that fills it; None for other statements."""
         is_begun = isinstance(begin, Assign) and isinstance(begin.value, ast.List) and not begin.value.elts
         if not is_begun or not isinstance(loop, Loop) or loop.iterable is None or loop.stop is not None:
+            return None
+        if not self.turns.isdisjoint(loop.turn):  # the checker can't compare a loop of unknown length with a list
             return None
         name, step = begin.targets[0], loop.body[-1]
         item = _appended(step, name) if loop.targets == begin.targets else None

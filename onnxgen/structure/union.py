@@ -118,7 +118,8 @@ class _Match:
             return left, []
         if right:
             return [], right
-        for i, x in enumerate(_operands(a)):
+        has_layers = any(d.node is not None and any(inner_members(d.node)) for d in (a, b))
+        for i, x in enumerate([] if has_layers else _operands(a)):  # other layers make another class
             for j, y in enumerate(_operands(b)):
                 if x.node is not None and self._same(x, y):
                     return [i], [j]

@@ -114,7 +114,7 @@ class ClassWriter:
             scope.body, scope.outputs, scope.nodes = body, outputs, nodes
             nest(scope, self.module, self.names)
             self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
-        Lists(scope, self.names, self._text).run()
+        Lists(scope, self.names, self.module.turns, self._text).run()
 
     def _init(self) -> list[ast.stmt]:
         """Return the statements of `__init__`; lines under one flag share an `if`."""

@@ -116,7 +116,7 @@ def test_pow_keeps_the_type_of_the_base(base: str, exponent: str, powers: list[f
 def test_prints_as_a_person_writes() -> None:
     x = np.array([1, 2], F)
     for name, c, text in [
-        ("Add", 0.5, "i0 + 0.5"), ("Add", -0.5, "i0 - 0.5"), ("Mul", 0.1, "i0 * 0.1"), ("Pow", 2, "i0 ** 2"),
+        ("Add", 0.5, "i0 + 0.5"), ("Add", -0.5, "i0 - 0.5"), ("Mul", 0.1, "0.1 * i0"), ("Pow", 2, "i0 ** 2"),
         ("Div", 8, "i0 / 8"), ("Max", 0, "i0.clamp(min=0)"), ("Pow", 0.5, "i0 ** 0.5"),
     ]:  # fmt: skip
         assert text in run_node(name, [x, np.array(c, F)], initializers={1}).forward

@@ -347,12 +347,12 @@ LOOPS = {
     Parallel: """
         y = x
         for attention, feed_forward in self.layers:
-            y = y * 0.5
+            y = 0.5 * y
             y = attention(y) + feed_forward(y)
         return y
     """,
     Reversible: """
-        h = x * 2
+        h = 2 * x
         for attention, _, feed_forward in self.layers:
             x = x + attention(h)
             h = h + feed_forward(x)
@@ -375,7 +375,7 @@ LOOPS = {
     Growing: """
         for layer in self.layers:
             x = F.relu(layer(x))
-        return x * 2
+        return 2 * x
     """,
     Again: """
         for _ in range(4):

@@ -37,7 +37,7 @@ WRITTEN = {
     "nested": "            for _ in range(4):",
     "slots": "for _ in range(3):",
     "primal_dual": "for dual, primal in zip(self.dual, self.primal):",
-    "smoothing": ".unbind(1):",
+    "smoothing": ".unbind(1)",
     "shared": "self.net(",
 }
 FOLDED = {"siamese"}  # the legacy exporter folds its BatchNorm in evaluation
@@ -76,7 +76,7 @@ def test_the_dynamo_exporter(name: str) -> None:
 def test_calls_that_differ_in_a_number_take_it_as_an_argument() -> None:
     ran = held(Euler(steps=4), (torch.randn(3, 4),))
     assert "def forward(self, x: Tensor, t: float) -> Tensor:" in ran.source
-    assert "x.new_full((3, 1), t)" in ran.source
+    assert "x.new_full((x.shape[0], 1), t)" in ran.source
     assert "for t in (0.0, 0.25, 0.5, 0.75):" in ran.forward
 
 
