@@ -48,6 +48,11 @@ def write_adapter(original: Path, tuned: Path, out: Path, *, force: bool = False
         OnnxgenError: the graphs differ, a tensor is in a local function, a file can't be written, or onnxruntime does
             not compute with base and adapter what it computes with the tuned file.
     """
+    import onnxruntime
+
+    if not hasattr(onnxruntime, "AdapterFormat"):
+        what = f"onnxruntime {onnxruntime.__version__} has no adapters"
+        raise OnnxgenError(what, help="install onnxruntime 1.20 or newer, or export without --adapter")
     files.refuse_overwriting(out, original, files.original_files(original), force)
     model, values = _adapted(original, tuned)
     with files.workshop(out) as made:
@@ -105,10 +110,12 @@ def _open(
     if place.graph is None:
         _make_initializer(model, place)
     kind = place.tensor.data_type
-    found = _factors(before.astype(np.float64), after.astype(np.float64), float(np.finfo(np.float32).eps))
-    if before.dtype != np.float32 or found is None:
+    eps = float(np.finfo(np.float32).eps)
+    found = _factors(before.astype(np.float64), after.astype(np.float64), eps) if before.dtype == np.float32 else None
+    if found is None:
         values[place.name] = after
-        model.graph.input.append(helper.make_tensor_value_info(place.name, kind, before.shape))
+        if all(value.name != place.name for value in model.graph.input):  # older files list every initializer
+            model.graph.input.append(helper.make_tensor_value_info(place.name, kind, before.shape))
         return []
     names = [f"{place.name}.lora_{letter}" for letter in "BA"]
     (rows, _), (_, columns) = (factor.shape for factor in found)
