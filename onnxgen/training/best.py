@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")  # parts of metric names
+# Parts of the names of metrics.
+LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "divergence")
 
 
 def lower_is_better(metric: str) -> bool:

@@ -1,14 +1,17 @@
-"""Looks up classes by name, and checks their arguments."""
+"""Looks up classes and functions by name, and checks their arguments."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
+import os
+import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, typed
 
 Entry = TypeVar("Entry")
 
@@ -52,3 +55,21 @@ def check_arguments(chosen: type, arguments: Mapping[str, object], given: Iterab
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in arguments:
             raise OnnxgenError(f"{chosen.__name__} needs {name!r}", help="give it among the arguments")
+
+
+def imported(spec: str, what: str, help: str) -> Any:
+    """Return what "module:name" names. The module may also be in the current folder.
+
+    Raises:
+        OnnxgenError: there is no such module, or no such name in it. `what` says what it is for.
+    """
+    module, name = spec.split(":")
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # the module's code may raise anything
+        raise OnnxgenError(f"{what} {spec}: {typed(error)}", help=help) from error
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)

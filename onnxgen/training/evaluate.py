@@ -22,6 +22,7 @@ from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
+from onnxgen.training.goals.goal import Goal
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
@@ -153,9 +154,11 @@ def _ready(
     return model, settings, opened, samples, feeding, choose(settings.device, settings.imports)
 
 
-def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objective], settings: Settings) -> None:
+def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Goal], settings: Settings) -> None:
     """Refuse data that has only some of the classes: its sorted names would get other indices than in training."""
     for made in objectives:
+        if not isinstance(made, Objective):
+            continue
         has = samples.fields[made.column].classes
         if made.column in data.named and not settings.classes and len(has) < made.classes:
             what = f"{data.name} has classes {listed(has)}, but the model has {made.classes} classes: which are they?"

@@ -32,6 +32,7 @@ from onnxgen.training.deadline import Deadline
 from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
 from onnxgen.training.finetune.groups import param_groups
+from onnxgen.training.goals.goal import suffixed
 from onnxgen.training.loader import Loader
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
@@ -184,9 +185,17 @@ def _task(plan: Plan, network: nn.Module) -> Task:
 
 def _check_monitor(plan: Plan) -> None:
     parts = [part for part in plan.data.parts if part != "test"]
-    known = [name for part in parts for name in Meter(plan.objectives).means(part, lambda sums: sums)]
+    known = [name for part in parts for name in _metrics_of(part, plan)]
     if plan.monitor not in known:
         raise OnnxgenError(f"no metric is called {plan.monitor!r}", help=f"there are {', '.join(known)}")
+
+
+def _metrics_of(part: str, plan: Plan) -> Iterator[str]:
+    """Yield the names of the metrics of a part."""
+    yield from Meter(plan.objectives).means(part, lambda sums: sums)
+    for goal in plan.objectives if part != "train" else ():
+        if (scores := goal.scores()) is not None:
+            yield from (f"{part}_{suffixed(plan.objectives, goal, name)}" for name in scores.names)
 
 
 def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
-from onnxgen.training.data.samples import Field
+from onnxgen.training.data.samples import Batch, Field
+from onnxgen.training.goals.goal import Goal, Made, Outputs, Scores
+from onnxgen.training.goals.measured import IGNORED_CLASS, OF_A_MAP, OF_LABELS, measured
 
-IGNORED_CLASS = -100  # a class index that counts neither in the loss nor in the accuracy; torch's default
 CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # their target is a class index
 BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 # All losses of torch.nn.functional that need only an output and a target.
@@ -88,7 +88,7 @@ def _axis(step: Any, output: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(Goal):
     """The loss of one output. Calling it with output and target returns the mean loss.
 
     Attributes:
@@ -104,6 +104,8 @@ class Objective:
             of samples (as in Keras), not over the sum of their weights (as torch has it), so that parts of a batch
             add up to the batch.
         smoothing: in training this share of each target is spread over all classes (Szegedy et al. 1512.00567).
+        labels: the numbers of one sample, if they are no map: labels that hold or don't, or several target numbers.
+        metrics: names of torchmetrics' classes that an evaluation computes, too.
     """
 
     output: int
@@ -116,6 +118,39 @@ class Objective:
     factor: float = 1.0
     weights: tuple[float, ...] = ()
     smoothing: float = 0.0
+    labels: int = 1
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def is_binary(self) -> bool:
+        """True if each number of the output says yes or no."""
+        return self.loss in BINARY_LOSSES
+
+    @property
+    def monitor(self) -> str:  # type: ignore[override]
+        return "accuracy" if self.classes else "loss"
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.column,)
+
+    def compute(self, outputs: Outputs, batch: Batch, training: bool = False) -> Made:
+        """Return the mean loss, the output and the target."""
+        output, target = outputs[self.output], batch[self.column]
+        return self(output, target, training), output, target
+
+    def row(self, loss: Tensor, output: Tensor, target: Tensor, chosen: Tensor | None) -> list[Tensor | int]:
+        count = self.count(target)
+        if chosen is None:
+            return [loss, count]
+        decided = count if self.loss in CLASS_LOSSES else target.numel()
+        return [loss, count, (chosen == target.view(chosen.shape).long()).sum(), decided]
+
+    def scores(self) -> Scores | None:
+        return measured(self) if self.metrics else None
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        return self.count(batch[self.column])
 
     def __call__(self, output: Tensor, target: Tensor, training: bool = False) -> Tensor:
         """Return the mean loss. With nll_loss, the result of a softmax is taken as probabilities."""
@@ -157,9 +192,17 @@ class Objective:
             return (target != IGNORED_CLASS).sum()
         return target.shape[0]
 
-    def share(self, part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> float:
-        """Return the weight of a part's mean in the mean of the whole batch."""
-        return float(self.count(part[self.column])) / max(float(self.count(whole[self.column])), 1.0)
+    def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what metrics compare: probabilities (or numbers) and targets, with the classes along axis 1."""
+        if not self.classes or self.is_binary:
+            shape = (len(output), self.labels) if self.labels > 1 else (-1,)
+            output = output.sigmoid() if self.is_binary and self.ending.kind not in PROBABILITIES else output
+            target = target.reshape(shape)
+            return output.float().reshape(shape), target.long() if self.is_binary else target.float()
+        made = output.float().movedim(self.axis, 1)
+        if self.ending.kind != "softmax":  # of log-probabilities, softmax is exp
+            made = made.softmax(1)
+        return made, target
 
     def chosen(self, output: Tensor) -> Tensor:
         """Return the class index that a classifier predicts for each target."""
@@ -204,7 +247,8 @@ def objective(
         if not _holds_classes(target):
             raise OnnxgenError(f"{loss} needs class indices, but column {column!r} holds {target.dtype}")
         axis = _class_axis(output, target, ending, name)
-        return Objective(index, name, column, loss, ending, output.shape[axis], axis)
+        maps = OF_A_MAP if output.ndim == 4 else ()
+        return Objective(index, name, column, loss, ending, output.shape[axis], axis, metrics=maps)
     # Apart from flattened axes and axes of size 1, the target's elements must be in the output's order.
     given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
     if output.numel() != target.numel() or (given != wanted and len(given) == len(wanted)):
@@ -212,7 +256,9 @@ def objective(
         way = "if these are classes, store them as whole numbers or text" if asked == "auto" else ""
         raise OnnxgenError(what, help=way if target.is_floating_point() else "")
     binary = loss in BINARY_LOSSES and (not target.is_floating_point() or len(field.classes) == 2)
-    return Objective(index, name, column, loss, ending, 2 if binary else 0)
+    labels = output.numel() // len(output) if output.ndim == 2 else 1
+    metrics = () if not binary else OF_LABELS if labels > 1 else OF_A_MAP if output.ndim == 4 else ()
+    return Objective(index, name, column, loss, ending, 2 if binary else 0, labels=labels, metrics=metrics)
 
 
 def _holds_classes(target: Tensor) -> bool:

@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from onnxgen.training.losses import CLASS_LOSSES, IGNORED_CLASS, Objective
+from onnxgen.training.data.samples import Batch
+from onnxgen.training.goals.goal import Goal, Made, Outputs, suffixed
+from onnxgen.training.losses import IGNORED_CLASS
 
 FLUSH = 256  # batches between two transfers from the device, each of which waits for it
 MAX_HELD_ELEMENTS = 1 << 18  # of outputs not counted yet; counting many batches at once is faster
 MAX_CONFUSION_CLASSES = 1000
 
+CPU = torch.device("cpu")
+
 Row = list[Tensor | int]
-Made = tuple[Tensor, Tensor, Tensor]  # an objective's loss, output and target
 
 
 class Meter:
@@ -23,22 +26,34 @@ class Meter:
 
     Attributes:
         sums: [objectives, 4] float64: sum of loss times count, count, correct predictions, predictions.
-        confusion: the confusion matrix of the first classifier, if `confusing`; rows are the true classes.
+        confusion: the confusion matrix of the first classifier, if `evaluating`; rows are the true classes.
     """
 
-    def __init__(self, objectives: Sequence[Objective], confusing: bool = False) -> None:
+    def __init__(self, objectives: Sequence[Goal], evaluating: bool = False) -> None:
         self.objectives = objectives
         self.sums = torch.zeros(len(objectives), 4, dtype=torch.float64)
         self._held: list[list[Made]] = [[] for _ in objectives]  # batches not counted yet
         self._held_elements = 0  # of their outputs
         self._pending: list[list[Row]] = [[] for _ in objectives]  # rows of counted batches, still on the device
         classifiers = [i for i, o in enumerate(objectives) if 2 <= o.classes <= MAX_CONFUSION_CLASSES]
-        self._shown = classifiers[0] if confusing and classifiers else None
+        self._shown = classifiers[0] if evaluating and classifiers else None
         self._matrix = None
         if self._shown is not None:
             self._matrix = MulticlassConfusionMatrix(
                 objectives[self._shown].classes, ignore_index=IGNORED_CLASS, validate_args=False, sync_on_compute=False
             )
+
+        self._scores = [objective.scores() if evaluating else None for objective in objectives]
+
+    @property
+    def scored(self) -> bool:
+        """True if `score` must be called with each batch."""
+        return any(self._scores)
+
+    def score(self, outputs: Outputs, batch: Batch) -> None:
+        """Add a batch on the CPU to the metrics that are neither loss nor accuracy."""
+        for scores in filter(None, self._scores):
+            scores.update(outputs, batch)
 
     def add(self, made: Sequence[Made]) -> None:
         """Add a batch."""
@@ -58,16 +73,11 @@ class Meter:
                 held.clear()
         self._held_elements = 0
 
-    def _row(self, index: int, objective: Objective, loss: Tensor, output: Tensor, target: Tensor) -> Row:
-        count = objective.count(target)
-        if not objective.classes:
-            return [loss, count]
-        chosen = objective.chosen(output)
-        target = target.view(chosen.shape).long()
-        if index == self._shown and self._matrix is not None:
-            self._matrix.update(chosen.flatten().cpu(), target.flatten().cpu())
-        decided = count if objective.loss in CLASS_LOSSES else target.numel()
-        return [loss, count, (chosen == target).sum(), decided]
+    def _row(self, index: int, goal: Goal, loss: Tensor, output: Tensor, target: Tensor) -> Row:
+        chosen = goal.chosen(output) if goal.classes else None
+        if chosen is not None and index == self._shown and self._matrix is not None:
+            self._matrix.update(chosen.flatten().cpu(), target.long().flatten().cpu())
+        return goal.row(loss, output, target, chosen)
 
     def flush(self) -> None:
         """Add the pending rows to `sums`."""
@@ -85,12 +95,15 @@ class Meter:
     def confusion(self) -> Tensor | None:
         return None if self._matrix is None else self._matrix.confmat
 
-    def means(self, part: str, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Return `{part}_loss`, and `{part}_accuracy` if there is a classifier. Several outputs also get their own.
+    def means(self, part: str, reduce: Callable[[Tensor], Tensor], device: torch.device = CPU) -> dict[str, float]:
+        """Return `{part}_loss`, `{part}_accuracy` if there is a classifier, and the metrics of an evaluation.
+
+        Several outputs also get their own.
 
         Args:
             part: "train", "val" or "test".
             reduce: sums a tensor over all processes.
+            device: where processes can exchange tensors.
         """
         self.flush()
         sums = reduce(self.sums)
@@ -104,6 +117,9 @@ class Meter:
             found |= {f"{part}_accuracy_{o.name}": value for o, value in right} if len(right) > 1 else {}
         if self._matrix is not None:
             self._matrix.confmat = reduce(self._matrix.confmat)
+        for goal, scores in zip(self.objectives, self._scores, strict=True):
+            made = scores.compute(device) if scores is not None else {}
+            found |= {f"{part}_{suffixed(self.objectives, goal, name)}": value for name, value in made.items()}
         return found
 
 

@@ -14,7 +14,6 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.head import find_head
-from onnxgen.surgery.ports import signature_of
 from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.checkpoint.identity import compare_model
 from onnxgen.training.checkpoint.store import peek
@@ -27,8 +26,10 @@ from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.scratch import reset
+from onnxgen.training.goals.choice import Situation, output_names, task_kind
+from onnxgen.training.goals.goal import Goal, suffixed
 from onnxgen.training.launch import launched
-from onnxgen.training.losses import BINARY_LOSSES, Objective, objective
+from onnxgen.training.losses import Objective, objective
 from onnxgen.training.model import load_model, set_scale, trial_batch
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.runs.record import read_record
@@ -48,7 +49,7 @@ class Plan:
     model: nn.Module
     data: Data
     feeding: Feeding
-    objectives: list[Objective]
+    objectives: list[Goal]
     device: Device
     settings: Settings
     notes: list[str] = field(default_factory=list)
@@ -59,8 +60,12 @@ class Plan:
         """The metric that decides which weights are best."""
         if self.settings.monitor != "auto":
             return self.settings.monitor
-        part = "val" if self.data.val is not None else "train"
-        return f"{part}_accuracy" if any(o.classes for o in self.objectives) else f"{part}_loss"
+        if self.data.val is None:  # only loss and accuracy are counted while training
+            return "train_accuracy" if any(o.classes for o in self.objectives) else "train_loss"
+        found = next((o for o in self.objectives if o.monitor != "loss"), self.objectives[0])
+        own = found.monitor not in ("loss", "accuracy")  # several goals have one loss and one accuracy together
+        name = suffixed(self.objectives, found, found.monitor) if own else found.monitor
+        return f"val_{name}"
 
 
 def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Plan:
@@ -100,6 +105,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     notes = [*filter(None, [said]), *opened.notes]
     plan = Plan(model, opened, feeding, objectives, device, settings, notes, adapter)
     for made in objectives if settings.loss == "auto" else ():
+        if not isinstance(made, Objective):
+            continue
         where = f"output {made.name}" if made.name else "the model"
         plan.notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
     return plan
@@ -129,12 +136,18 @@ def _adapted(model: nn.Module, settings: Settings) -> Adapter:
     return add_adapter(model, settings.lora, *settings.lora_target, dora=settings.dora, whole=head)
 
 
-def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Objective]:
-    """Return the objective of each output with a target. The model runs on a few samples to find its last operation."""
+def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Goal]:
+    """Return the goals of the task, or the objective of each output with a target.
+
+    The model runs on a few samples to find its last operation.
+    """
     batch = trial_batch(model, samples, settings.seed)
     outputs = trial(model, batch, feeding)
-    names = [port.name for port in signature_of(model).outputs] or [f"output{n}" for n in range(len(outputs))]
-    found = []
+    names = output_names(model, len(outputs))
+    if (kind := task_kind(settings.task)) is not None:
+        _refuse_for_task(settings)
+        return list(kind.make(Situation(model, batch, outputs, samples, feeding, names, settings)))
+    found: list[Goal] = []
     for index, column in feeding.targets.items():
         name = names[index] if index < len(names) else f"output{index}"
         if index >= len(outputs):
@@ -144,9 +157,20 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
         made = objective(index, shown, outputs[index], column, _field(samples, column), batch[column], asked)
         if asked == "auto" and made.ending.kind in ("", "softmax"):
             _refuse_one_hot(samples, column)
+        made = replace(made, metrics=(*made.metrics, *settings.metric))
+        made.scores()  # a metric that there isn't is told before training
         found.append(made)
     _refuse_unknown(settings.loss, names, feeding)
     return found
+
+
+def _refuse_for_task(settings: Settings) -> None:
+    """Refuse settings that only losses of single outputs have."""
+    default = Settings()
+    for name in ("loss", "loss_weights", "class_weights", "label_smoothing", "metric"):
+        if getattr(settings, name) != getattr(default, name):
+            option = f"--{name.replace('_', '-')}"
+            raise OnnxgenError(f"{option} does not go with --task {settings.task}", help=f"leave {option} out")
 
 
 def _field(samples: Samples, column: str) -> Field:
@@ -169,10 +193,11 @@ def _refuse_one_hot(samples: Samples, column: str) -> None:
         raise OnnxgenError(what, help=way)
 
 
-def refuse_outside(samples: Samples, objectives: Sequence[Objective]) -> None:
+def refuse_outside(samples: Samples, objectives: Sequence[Goal]) -> None:
     """Refuse targets of a binary loss that are not from 0 to 1: torch fails on some, and learns nothing of others."""
     for made in objectives:
-        values = Values(samples, [made.column])[made.column] if made.loss in BINARY_LOSSES else ()
+        binary = isinstance(made, Objective) and made.is_binary
+        values = Values(samples, [made.column])[made.column] if binary else ()
         for wrong in (found[(found < 0) | (found > 1)] for _, found in values):
             if len(wrong):
                 what = f"{made.loss} needs targets from 0 to 1, but column {made.column!r} has {wrong[0].item():g}"
@@ -191,7 +216,7 @@ def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...
     return made if isinstance(made, tuple) else (made,)
 
 
-def _refuse_unknown(losses: str | Mapping[str, str], names: list[str], feeding: Feeding) -> None:
+def _refuse_unknown(losses: str | Mapping[str, str], names: Sequence[str], feeding: Feeding) -> None:
     for name, loss in ({} if isinstance(losses, str) else losses).items():
         if name not in names:
             raise OnnxgenError(f"the model has no output {name!r} (it has {', '.join(names)})")

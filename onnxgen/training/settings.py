@@ -17,6 +17,7 @@ STRATEGIES = ("auto", "ddp", "fsdp")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true")
 
 
+_task = partial(declared, group="Task")
 _data = partial(declared, group="Data")
 _length = partial(declared, group="Length of the run")
 _optimizer = partial(declared, group="Optimizer")
@@ -34,6 +35,12 @@ class Settings:
     from these fields.
     """
 
+    task: str = _task(
+        "auto", "NAME", "What the model is trained for; auto: a loss for each output with a target. Or module:function."
+    )
+    metric: tuple[str, ...] = _task(
+        (), "NAME", "Also compute this metric of torchmetrics in evaluations (F1Score); may be repeated."
+    )
     epochs: int = _length(10, "N", "Passes over the training data.")
     max_steps: int | None = _length(
         None, "N", "Stop after N optimizer steps, if that comes before the end of the last epoch."
@@ -128,7 +135,7 @@ class Settings:
         for name in ("weights", "out"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
-        for name in ("freeze", "imports", "lora_target"):
+        for name in ("freeze", "imports", "lora_target", "metric"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "classes", _names(self.classes))

@@ -10,11 +10,12 @@ import torch
 from onnxgen.errors import OnnxgenError, did_you_mean
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Samples
+from onnxgen.training.goals.goal import Goal
 from onnxgen.training.losses import BINARY_LOSSES, IGNORED_CLASS, Objective
 from onnxgen.training.settings import Settings
 
 
-def stressed(objectives: Sequence[Objective], samples: Samples, settings: Settings) -> list[Objective]:
+def stressed(objectives: Sequence[Goal], samples: Samples, settings: Settings) -> list[Goal]:
     """Return the objectives with the weights and the smoothing that the settings ask for.
 
     Args:
@@ -31,7 +32,7 @@ def stressed(objectives: Sequence[Objective], samples: Samples, settings: Settin
     asked = settings.class_weights != "none" or settings.label_smoothing > 0
     if asked and not any(made.classes for made in objectives):
         raise OnnxgenError("--class-weights and --label-smoothing need a classifier", help="leave them out")
-    return [_stressed(made, samples, settings) for made in objectives]
+    return [_stressed(made, samples, settings) if isinstance(made, Objective) else made for made in objectives]
 
 
 def _stressed(made: Objective, samples: Samples, settings: Settings) -> Objective:

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 
 from onnxgen.training.data.samples import Batch, Feeding
 from onnxgen.training.finetune.blocks import blocks
+from onnxgen.training.goals.goal import Goal, Made, Outputs
 from onnxgen.training.loader import Loader
-from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
-from onnxgen.training.meter import Made, Meter
+from onnxgen.training.meter import CPU, Meter
 
 
 class Task(lightning.LightningModule):
     """Trains `model` towards its objectives.
 
-    It logs `train_loss`, `val_loss` and `test_loss` at the end of each epoch, and accuracies for a classifier.
+    It logs `train_loss`, `val_loss` and `test_loss` at the end of each epoch, accuracies for a classifier, and the
+    goals' other metrics of validation and test.
 
     Attributes:
         model: the generated model; the keys of its `state_dict` are those of the generated file.
@@ -35,7 +36,7 @@ class Task(lightning.LightningModule):
     def __init__(
         self,
         model: nn.Module,
-        objectives: Sequence[Objective],
+        objectives: Sequence[Goal],
         feeding: Feeding,
         configure: Callable[[nn.Module, int], Any] = lambda model, steps: None,
     ) -> None:
@@ -46,6 +47,8 @@ class Task(lightning.LightningModule):
         self.feeding = feeding
         self.rate = 0.0
         self.confusion: Tensor | None = None
+        # Those with parameters of their own, so that Lightning moves and saves them.
+        self.goals = nn.ModuleList([goal for goal in self.objectives if isinstance(goal, nn.Module)])
         self.micro = Micro()
         self._configure = configure
         self._sharded = False
@@ -90,13 +93,12 @@ class Task(lightning.LightningModule):
         return made if isinstance(made, tuple) else (made,)
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
-        """Return the loss to train (the sum over the objectives), and each objective's loss, output and target."""
-        outputs = self(batch)
-        made: list[Made] = []
-        for objective in self.objectives:
-            output, target = outputs[objective.output], batch[objective.column]
-            made.append((objective(output, target, self.training), output, target))
+        """Return the loss to train (the sum over the objectives), and what each objective computed (`Goal.compute`)."""
+        made = self._made(self(batch), batch)
         return _sum(loss for loss, _, _ in made), made
+
+    def _made(self, outputs: Outputs, batch: Batch) -> list[Made]:
+        return [objective.compute(outputs, batch, self.training) for objective in self.objectives]
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         # The last batch may have fewer samples on this process, and the last step fewer batches.
@@ -148,17 +150,26 @@ class Task(lightning.LightningModule):
         self._evaluate("test", batch)
 
     def _evaluate(self, part: str, batch: Batch) -> None:
-        for _, made in self.micro.each(batch, self.compute):
-            self._meters[part].add(made)
+        meter = self._meters[part]
+
+        def compute(piece: Batch) -> tuple[list[Made], Outputs, Batch]:
+            outputs = self(piece)
+            made = self._made(outputs, piece)
+            return made, tuple(y.cpu() for y in outputs) if meter.scored else (), piece
+
+        for made, outputs, piece in self.micro.each(batch, compute):
+            meter.add(made)
+            if meter.scored:
+                meter.score(outputs, {name: column.cpu() for name, column in piece.items()})
 
     def on_train_epoch_start(self) -> None:
         self._meters["train"] = Meter(self.objectives)
 
     def on_validation_epoch_start(self) -> None:
-        self._meters["val"] = Meter(self.objectives, confusing=True)
+        self._meters["val"] = Meter(self.objectives, evaluating=True)
 
     def on_test_epoch_start(self) -> None:
-        self._meters["test"] = Meter(self.objectives, confusing=True)
+        self._meters["test"] = Meter(self.objectives, evaluating=True)
 
     def so_far(self) -> dict[str, float]:
         """Return this process's means of the current training epoch. This waits for the device."""
@@ -172,7 +183,8 @@ class Task(lightning.LightningModule):
 
     def _log(self, part: str) -> None:
         meter = self._meters[part]
-        for name, value in meter.means(part, self._summed).items():
+        device = self.device if self.trainer.world_size > 1 else CPU
+        for name, value in meter.means(part, self._summed, device).items():
             self.log(name, torch.tensor(value, dtype=torch.float32))
         if part != "train":
             self.confusion = meter.confusion

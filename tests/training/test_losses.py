@@ -158,7 +158,7 @@ def test_means_over_batches_of_different_sizes() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(37, 5), torch.randint(0, 5, (37,))
     made = Objective(0, "", "y", "cross_entropy", classes=5)
-    meter = Meter([made], confusing=True)
+    meter = Meter([made], evaluating=True)
     for a, b in zip(x.split(8), y.split(8), strict=True):
         meter.add([(made(a, b), a, b)])
     found = meter.means("val", lambda t: t)

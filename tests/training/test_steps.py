@@ -97,7 +97,7 @@ def test_means_of_outputs_with_different_counts() -> None:
         Objective(1, "value", "value", "mse_loss"),
         Objective(2, "flag", "flag", "binary_cross_entropy_with_logits", classes=2),
     ]
-    meter = Meter(objectives, confusing=True)
+    meter = Meter(objectives, evaluating=True)
     for start in range(0, size, 4):  # more batches than are kept pending, the last of another size
         part = slice(start, start + 4)
         made = []

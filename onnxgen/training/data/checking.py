@@ -43,7 +43,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         for port, column in zip(ports, feeding.inputs):
             _check_input(port, column, samples, problems)
     problems.raise_if_any()
-    columns = dict.fromkeys((*feeding.inputs, *feeding.targets.values()))
+    columns = dict.fromkeys((*feeding.inputs, *feeding.aims))
     seen = {part: Values(samples, columns) for part, samples in parts.items()}
     for part, values in seen.items():
         for column in columns:

@@ -23,7 +23,7 @@ def number_classes(source: DataSource, feeding: Feeding, classes: tuple[str, ...
     Raises:
         OnnxgenError: the data has a class that is not in `classes`, or several targets hold names.
     """
-    named = [column for column in feeding.targets.values() if column in source.text]
+    named = [column for column in feeding.aims if column in source.text]
     if classes and len(named) > 1:
         what = f"classes= names the classes of one target, but {listed(named)} all hold names"
         raise OnnxgenError(what, help="store the other targets as class indices")
@@ -56,7 +56,7 @@ def classes_used(data: Data, feeding: Feeding) -> tuple[str, ...]:
     """Return the class names in the order of the model's outputs; () if no target or several targets have names."""
     samples = next(iter(data.parts.values()))
     found = []
-    for column in feeding.targets.values():
+    for column in feeding.aims:
         has = samples.fields[column].classes
         if column in data.named or has != tuple(str(i) for i in range(len(has))):
             found.append(has)

@@ -13,6 +13,7 @@ from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import listed, target_called
+from onnxgen.training.goals.choice import task_kind
 from onnxgen.training.settings import Settings
 
 
@@ -37,6 +38,8 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
 def matched(samples: Samples, known: str, ports: Signature, settings: Settings, targets: bool) -> Feeding:
     """Like `feed`, for samples whose target is `known` ("" if it isn't)."""
     columns = list(samples.fields)
+    if (kind := task_kind(settings.task)) is not None:
+        return _for_task(kind.reads if targets else "", columns, known, ports, settings)
     problems = Problems()
     inputs = _inputs_named(columns, ports, settings, problems)
     outputs = _targets_named(columns, ports, settings, problems, targets)
@@ -58,6 +61,27 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
         problems.add(no_target(ports, columns))
     problems.raise_if_any()
     return Feeding(tuple(inputs[port.name] for port in ports.inputs), dict(sorted(outputs.items())) if targets else {})
+
+
+def _for_task(reads: str, columns: list[str], known: str, ports: Signature, settings: Settings) -> Feeding:
+    """Return the columns of the inputs, and those that a task reads (see `TaskKind.reads`)."""
+    problems = Problems()
+    inputs = _inputs_named(columns, ports, settings, problems)
+    target = settings.target if isinstance(settings.target, str) else known or target_called(columns)
+    left = [column for column in columns if column not in (*inputs.values(), target)]
+    open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
+    if len(open_inputs) == 1 and (len(left) == 1 or reads == "rest"):
+        inputs |= {open_inputs.pop(): left[0]} if left else {}
+    if open_inputs:
+        problems.add(_open(open_inputs, ports, columns))
+    left = [column for column in columns if column not in inputs.values()]
+    others = {"rest": left, "target": [target] if target in columns else left[:1] if len(left) == 1 else []}.get(
+        reads, []
+    )
+    if reads == "target" and not others:
+        problems.add(no_target(ports, columns))
+    problems.raise_if_any()
+    return Feeding(tuple(inputs[port.name] for port in ports.inputs), {}, tuple(others))
 
 
 def _inputs_named(columns: list[str], ports: Signature, settings: Settings, problems: Problems) -> dict[str, str]:

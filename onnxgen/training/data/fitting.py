@@ -92,7 +92,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         raise OnnxgenError(*map(text_input, texts))
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
     images = _image_steps(source, ports, feeding, settings, asked)
-    target = next(iter(feeding.targets.values()), "")
+    target = next(iter(feeding.aims), "")
     named = number_classes(source, feeding, settings.classes)
     if targets:
         split(source, target, settings, fixed_batch(model) or 1)
@@ -102,6 +102,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     for output, column in feeding.targets.items():
         wanted = ports.outputs[output] if output < len(ports.outputs) else None
         steps.setdefault(column, _target(fields[column], wanted))
+    steps |= {column: _target(fields[column], None) for column in feeding.others if column not in steps}
     source.notes += [
         f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
         for name, step in steps.items()

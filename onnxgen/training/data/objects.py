@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from onnxgen.errors import OnnxgenError, typed
+from onnxgen.training.byname import imported
 from onnxgen.training.data.columns import from_columns, from_parts
 from onnxgen.training.data.items import by_position, items
 from onnxgen.training.data.samples import PARTS, Data, Samples
@@ -26,19 +24,14 @@ def call(spec: str) -> Any:
         OnnxgenError: there is no such module or function, or it fails.
     """
     name, function = spec.split(":")
-    here = os.getcwd()
-    sys.path.insert(0, here)
+    way = f"a function {function}() of {name}.py is called without arguments"
+    made = imported(spec, "data", way)
     try:
-        made = getattr(importlib.import_module(name), function)
         return made() if callable(made) else made
     except OnnxgenError:
         raise
     except Exception as error:
-        way = f"a function {function}() of {name}.py is called without arguments"
         raise OnnxgenError(f"data {spec}: {typed(error)}", help=way) from error
-    finally:
-        if here in sys.path:
-            sys.path.remove(here)
 
 
 def from_object(given: Any, name: str) -> DataSource | Data:

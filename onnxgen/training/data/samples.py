@@ -96,7 +96,14 @@ class Feeding:
     Attributes:
         inputs: a column for each argument of `forward`, in order.
         targets: a column by index of the output, in order. An output without a target is not trained.
+        others: further columns, which the task reads (see `Settings.task`).
     """
 
     inputs: tuple[str, ...]
     targets: Mapping[int, str]
+    others: tuple[str, ...] = ()
+
+    @property
+    def aims(self) -> tuple[str, ...]:
+        """The columns that say what the outputs should be."""
+        return (*self.targets.values(), *self.others)

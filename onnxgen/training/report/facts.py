@@ -90,7 +90,7 @@ def facts_of(plan: Plan) -> Facts:
         sizes={name: len(samples) for name, samples in parts.items()},
         notes=tuple(plan.notes),
         device=_worded(plan.device, plan.settings),
-        classes=parts["train"].fields[classifier.column].classes if classifier is not None else (),
+        classes=parts["train"].fields[classifier.columns[0]].classes if classifier is not None else (),
         monitor=plan.monitor,
     )
 

@@ -174,7 +174,11 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         data=seen_from("data", named["data"], out) if "data" in named else "",
         parts={name: part(samples) for name, samples in plan.data.parts.items()},
         inputs=tuple(_input(port.name, column, train, plan.data.joined.get(column, ())) for port, column in ports),
-        targets=tuple(_target(made, signature, train.fields[made.column], plan) for made in plan.objectives),
+        targets=tuple(
+            _target(made, signature, train.fields[made.column], plan)
+            for made in plan.objectives
+            if isinstance(made, Objective)
+        ),
         settings=noted(plan.settings),
     )
 

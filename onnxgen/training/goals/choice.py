@@ -1,0 +1,87 @@
+"""The tasks that `--task` names, and how each makes its goals."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.surgery.ports import signature_of
+from onnxgen.training.byname import by_name, imported
+from onnxgen.training.config import FUNCTION
+from onnxgen.training.data.samples import Batch, Feeding, Samples
+from onnxgen.training.goals.function import WAY, FunctionGoal
+from onnxgen.training.goals.goal import Goal, Outputs
+from onnxgen.training.settings import Settings
+
+AUTO = "auto"  # a loss for each output that has a target
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a goal is made for.
+
+    Attributes:
+        model: in evaluation mode.
+        batch, outputs: a few samples, and the model's outputs for them, with autograd's history.
+        samples: of the training part.
+        feeding: the columns; `feeding.others` are those of the task.
+        names: of the outputs.
+    """
+
+    model: nn.Module
+    batch: Batch
+    outputs: Outputs
+    samples: Samples
+    feeding: Feeding
+    names: tuple[str, ...]
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """A task.
+
+    Attributes:
+        reads: the columns beside the inputs that the task reads: "target" (the one that is the target), "rest" (all
+            columns that no input takes), or "" (none).
+        make: returns the goals. It raises `OnnxgenError` if model and data do not suit the task.
+    """
+
+    reads: str
+    make: Callable[[Situation], Sequence[Goal]]
+
+
+TASKS: dict[str, TaskKind] = {}
+
+
+def task_kind(name: str) -> TaskKind | None:
+    """Return the task that `--task` names; None for "auto".
+
+    Raises:
+        OnnxgenError: there is no such task or function.
+    """
+    if name == AUTO:
+        return None
+    if FUNCTION.fullmatch(name):
+        return TaskKind("rest", lambda found: [_of_function(name, found)])
+    return by_name(name, TASKS, "task")
+
+
+def _of_function(spec: str, found: Situation) -> Goal:
+    function = imported(spec, "task", WAY)
+    function = function() if inspect.isclass(function) else function
+    if not callable(function):
+        raise OnnxgenError(f"task {spec} is {type(function).__name__}, not a function", help=WAY)
+    goal = FunctionGoal(function, spec, found.names, (*found.feeding.inputs, *found.feeding.others))
+    goal.mean_loss(found.outputs, found.batch, training=False)  # its errors come before training
+    return goal
+
+
+def output_names(model: nn.Module, count: int) -> tuple[str, ...]:
+    """Return the names of a model's outputs: those of the graph, else `output0` and so on."""
+    names = [port.name for port in signature_of(model).outputs]
+    return tuple(names[i] if i < len(names) else f"output{i}" for i in range(count))
