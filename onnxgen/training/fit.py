@@ -39,6 +39,7 @@ from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.recompute import keep_all, recompute
+from onnxgen.training.report.examples import examples
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
@@ -165,11 +166,12 @@ def run(
         trainer.test(task, datamodule=loaders, verbose=False)
         result.test = metrics(trainer)
         outcome = replace(outcome, test=result.test, confusion=task.confusion, confused="test")
-    report.finish(settings, facts, replace(outcome, note=history.brought_nothing))
     keeps.write(settings.out, {**_outcome(result, outcome.seconds), "before": history.before})
     for name, tensor in _tensors(whole.cpu().eval()):  # undo "bf16-true" and the like
         if name in dtypes and tensor.dtype != dtypes[name]:
             tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
+    shown = examples(plan, whole) if trainer.is_global_zero else None
+    report.finish(settings, facts, replace(outcome, note=history.brought_nothing, examples=shown))
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
 from onnxgen.training.data.samples import Batch, Field
-from onnxgen.training.goals.goal import Goal, Made, Outputs, Scores
+from onnxgen.training.goals.goal import Goal, Made, Outputs, Scores, Shown
 from onnxgen.training.goals.measured import IGNORED_CLASS, OF_A_MAP, OF_LABELS, measured
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # their target is a class index
@@ -203,6 +204,22 @@ class Objective(Goal):
         if self.ending.kind != "softmax":  # of log-probabilities, softmax is exp
             made = made.softmax(1)
         return made, target
+
+    def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown | None:
+        output, target = outputs[self.output][place : place + 1], batch[self.column][place]
+        if not self.classes:
+            numbers = [[f"{x:.3g}" for x in y.flatten().tolist()[:4]] for y in (target, output)]
+            return Shown(*map(", ".join, numbers)) if target.numel() <= 4 else None
+        chosen = self.chosen(output)[0]
+        target = target.reshape(chosen.shape).long()
+        if output.ndim == 4:
+            maps = [x if x.ndim == 2 else x[0] for x in (target, chosen)]
+            return Shown(maps=(maps[0], maps[1]))
+        if chosen.numel() > 1 and not self.is_binary:
+            return None  # a class at each position of a sequence
+        several = [x.flatten().nonzero().flatten() if self.labels > 1 else x.flatten() for x in (target, chosen)]
+        words = [[names[i] if i < len(names) else str(i) for i in x.tolist()] for x in several]
+        return Shown(*(", ".join(found) or "none" for found in words), right=words[0] == words[1])
 
     def chosen(self, output: Tensor) -> Tensor:
         """Return the class index that a classifier predicts for each target."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -12,6 +13,26 @@ from onnxgen.training.data.samples import Batch
 
 Outputs: TypeAlias = tuple[Tensor, ...]  # of the model, in the graph's order
 Made: TypeAlias = tuple[Tensor, Tensor, Tensor]  # the loss of a batch, and what `Goal.row` counts
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a goal shows of one sample in the report.
+
+    Attributes:
+        truth, said: the target and the model's answer in words.
+        right: whether they agree; None if that is not yes or no.
+        maps: class indices [H, W]: the target's and the model's.
+        boxes: [n, 4] as (x1, y1, x2, y2), in shares of width and height: the target's and the model's.
+        points: [n, 2] as (x, y), in shares of width and height: the target's and the model's.
+    """
+
+    truth: str = ""
+    said: str = ""
+    right: bool | None = None
+    maps: tuple[Tensor, Tensor] | None = None
+    boxes: tuple[Tensor, Tensor] | None = None
+    points: tuple[Tensor, Tensor] | None = None
 
 
 class Scores:
@@ -96,6 +117,10 @@ class Goal:
 
     def scores(self) -> Scores | None:
         """Return new metrics for an evaluation; None if there are no others than the loss and the accuracy."""
+        return None
+
+    def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown | None:
+        """Return what to show of one sample of a batch; None for nothing. `names` are those of the classes."""
         return None
 
     def share(self, part: Batch, whole: Batch) -> float:

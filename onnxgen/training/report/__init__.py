@@ -39,7 +39,7 @@ __all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_
 
 SHOWS = {"live": Dashboard, "notebook": Notebook, "lines": Lines, "nothing": Progress}
 CURVES = ("loss", "accuracy")  # over the epochs
-PICTURES = (*CURVES, "confusion")
+PICTURES = (*CURVES, "metric", "confusion", "examples")
 _LOGS = "tensorboard"
 PACKAGES = ("tensorboard", "matplotlib")
 
@@ -100,8 +100,12 @@ def finish(settings: Settings, facts: Facts, outcome: Outcome) -> None:
     out = settings.out
     rows = read_rows(out / "metrics.csv")
     pictures = {name: curves(rows, name, facts.monitor) for name in CURVES}
+    monitored = facts.monitor.partition("_")[2]
+    if monitored not in CURVES:
+        pictures["metric"] = curves(rows, monitored, facts.monitor)
     if outcome.confusion is not None:
         pictures["confusion"] = confusion_matrix(outcome.confusion, facts.classes, outcome.confused)
+    pictures["examples"] = outcome.examples
     drawn = {name: png for name, png in pictures.items() if png is not None}
     text = visible(page(settings, facts, outcome, rows, drawn))
     with replacing([out]) as files:

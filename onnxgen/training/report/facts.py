@@ -66,6 +66,7 @@ class Outcome:
         confusion: the confusion matrix [classes, classes], integers; rows are the true classes.
         confused: the data of `confusion`: "test", or "validation, best epoch".
         note: a sentence for the user, or empty.
+        examples: a picture of some samples of the part that was evaluated last, as PNG.
     """
 
     seconds: float
@@ -74,6 +75,7 @@ class Outcome:
     confusion: Tensor | None = None
     confused: str = "validation, best epoch"
     note: str = ""
+    examples: bytes | None = None
 
 
 def facts_of(plan: Plan) -> Facts:
