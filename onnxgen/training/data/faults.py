@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from onnxgen.common.names import sentence
@@ -35,12 +36,20 @@ class Faults:
         more = f"; ... ({len(self.found):,} in all)" if len(self.found) > NAMED else ""
         return f"{counted(len(self.found), 'fault')} in {self.folder}: {named}{more}"
 
-    def notes(self, strict: bool, skipped: int) -> list[str]:
+    def notes(self, left: Mapping[str, int], strict: bool, skipped: int) -> list[str]:
         """Return the note that so many images are skipped, if there are faults.
 
+        Args:
+            left: the number of images without a fault in each part.
+
         Raises:
-            OnnxgenError: there are faults, and `strict` is set.
+            OnnxgenError: a part has no image left; or there are faults, and `strict` is set.
         """
+        for part, count in left.items():
+            if not count:
+                why = str(self) if self.found else f"{self.folder} has none"
+                raise OnnxgenError(f"no image of the {part} part can be used: {why}", help="repair the data")
         if self.found and strict:
             raise OnnxgenError(str(self), help=_WAY)
-        return [f"{self}; {counted(skipped, 'image')} skipped"] if self.found else []
+        more = f"; {counted(skipped, 'image')} skipped" if skipped else ""
+        return [f"{self}{more}"] if self.found else []

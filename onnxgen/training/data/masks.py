@@ -178,12 +178,9 @@ def _opened(
     seen = looked(root, [image for image, _ in pairs])
     facts = looked(root, [mask for _, mask in pairs], _look, "masks")
     sound = {image: _is_sound(image, mask, seen[image], facts[mask], faults) for image, mask in pairs}
-    notes = faults.notes(strict, lost + sum(not fine for fine in sound.values()))
     kept = {part: [pair for pair in found.items() if sound[pair[0]]] for part, found in parts.items()}
-    for part, found in kept.items():
-        if not found:
-            what = str(faults) if faults.found else f"{root} has no images"
-            raise OnnxgenError(f"no image of the {part} part can be used: {what}", help="repair the data")
+    skipped = lost + sum(not fine for fine in sound.values())
+    notes = faults.notes({part: len(found) for part, found in kept.items()}, strict, skipped)
     used = [facts[mask] for found in kept.values() for _, mask in found]
     classes = tuple(map(str, range(1 + _highest(root, used))))
     sizes = {seen[image] for found in kept.values() for image, _ in found}

@@ -159,7 +159,8 @@ class _Reader:
         beside = [here, here / "images"]
         beside += [here.parent / part, here.parent / "images" / part, here.parent / "images", here.parent]
         some = list(islice(names, _TRIED))
-        return next((root for root in beside for name in some if (root / name).is_file()), here)
+        likely = next((root for root in beside[2:4] if root.is_dir()), here)  # to say what is missing
+        return next((root for root in beside for name in some if (root / name).is_file()), likely)
 
     def boxes(self, annotations: list[Any]) -> None:
         for index, annotation in enumerate(annotations):

@@ -98,13 +98,9 @@ def opened(
     paths = [picture.path for picture in every if picture.path.is_file()]
     seen = looked(faults.folder, [*dict.fromkeys(paths)])
     rows = {id(picture): _rows(picture, seen.get(picture.path), pixels, faults) for picture in every}
-    skipped = lost + sum(not picture.sound for picture in every)
-    said = faults.notes(strict, skipped)
     kept = {part: [p for p in pictures if p.sound] for part, pictures in parts.items()}
-    for part, pictures in kept.items():
-        if not pictures:
-            what = str(faults) if faults.found else f"{faults.folder} has no images"
-            raise OnnxgenError(f"no image of the {part} part can be used: {what}", help="repair the data")
+    skipped = lost + sum(not picture.sound for picture in every)
+    said = faults.notes({part: len(pictures) for part, pictures in kept.items()}, strict, skipped)
     most = max(len(rows[id(p)]) for pictures in kept.values() for p in pictures)
     if not most and labelled:
         raise OnnxgenError(f"{faults.folder} has no boxes: no image has a label", help="add labels, or name other data")
@@ -144,7 +140,7 @@ def _rows(picture: Picture, seen: Seen | None, pixels: bool, faults: Faults) -> 
     if problem:
         faults.add(*problem)
         picture.sound = False
-    if not picture.sound or seen is None or isinstance(seen, str):
+    if seen is None or isinstance(seen, str):
         return []
     _, height, width = seen
     rows = []
