@@ -87,8 +87,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     """
     ports = signature_of(model)
     stack(source, ports, settings, targets)
-    first = next(iter(source.parts.values()))
-    feeding = matched(first, source.target, ports, settings, targets)
+    feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
     if texts := [column for column in feeding.inputs if column in source.text]:
         raise OnnxgenError(*map(text_input, texts))
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])

@@ -254,5 +254,10 @@ def _look(path: Path) -> Seen:
                 width, height = height, width
             return 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3, height, width
     except Exception as error:  # PIL's plug-ins raise any exception
-        said = one_line(error, 100) or type(error).__name__
-        return said.replace(repr(str(path)), "").strip()  # the message names the file already
+        return told(error, path)
+
+
+def told(error: Exception, path: Path) -> str:
+    """Return what PIL says is wrong with a file, without the file's name."""
+    said = one_line(error, 5000).replace(repr(str(path)), "").strip()[:100]
+    return said or type(error).__name__

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.boxes.voc import IMAGES as VOC_IMAGES
 from onnxgen.training.data.boxes.voc import images_by_stem, listed_parts
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import SUFFIXES, Files, Seen, looked
+from onnxgen.training.data.folder import SUFFIXES, Files, Seen, looked, told
 from onnxgen.training.data.pairs import holds, laid_out, paired
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource
@@ -82,8 +82,7 @@ def classes_in(path: Path, size: tuple[int, int] | None = None) -> NDArray[np.in
                 mask = mask.resize((size[1], size[0]), Image.Resampling.NEAREST)
             found = np.asarray(mask).astype(np.int64)
     except Exception as error:  # PIL's plug-ins raise any exception
-        said = one_line(error, 100) or type(error).__name__
-        raise OnnxgenError(said.replace(repr(str(path)), "").strip()) from None
+        raise OnnxgenError(told(error, path)) from None
     return np.where(found == (0xFFFF if deep else 0xFF), IGNORED_CLASS, found)
 
 
@@ -99,7 +98,7 @@ def _gray(image: Image.Image) -> Image.Image:
 
 
 def is_masks(path: Path) -> bool:
-    """Return True for a folder with images beside masks, for that folder of masks, and for VOC's `SegmentationClass`."""
+    """Return True for a folder with images beside masks, that folder of masks, and VOC's `SegmentationClass`."""
     if not path.is_dir():
         return False
     return _is_voc(_root(path)) or bool(_beside(_root(path), path))
@@ -142,7 +141,9 @@ def open_masks(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
             lost += 1
     found = _opened(root, parts, faults, strict, lost)
     if not labelled:
-        found.parts = {part: Files(m.paths, None, (), m.size) for part, m in found.parts.items() if isinstance(m, Masked)}
+        found.parts = {
+            part: Files(m.paths, None, (), m.size) for part, m in found.parts.items() if isinstance(m, Masked)
+        }
     return found
 
 

@@ -1,4 +1,4 @@
-"""Targets that lie on an image: masks and boxes. They move as the image does, and a mask gets the size of the output."""
+"""Targets that lie on an image: masks and boxes. They move as the image does; a mask gets the size of the output."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def moved_boxes(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
     back = np.linalg.inv(maps[:, :, :2])
     away = corners - maps[:, None, None, :, 2]
     # Not a product of matrices: its last digits may depend on the size of the batch.
-    moved = np.stack([away[..., 0] * back[:, k, 0, None, None] + away[..., 1] * back[:, k, 1, None, None] for k in (0, 1)])
+    moved = np.stack(
+        [away[..., 0] * back[:, k, 0, None, None] + away[..., 1] * back[:, k, 1, None, None] for k in (0, 1)]
+    )
     low, high = (moved.min(-1) + 1) / 2, (moved.max(-1) + 1) / 2  # [2, n, most]
     whole = np.prod(high - low, axis=0)
     low, high = low.clip(0, 1), high.clip(0, 1)
@@ -114,7 +116,9 @@ def lies_on(field: Field, image: tuple[int, int], column: str, augment: Augment)
     if not augment.moves or field.shape[-2:] != image:
         return False
     if field.dtype.is_floating_point or len(field.shape) != 2:
-        what = f"--augment {','.join(augment.names)} moves images, but target {column!r} has {list(field.shape)} numbers"
+        what = (
+            f"--augment {','.join(augment.names)} moves images, but target {column!r} has {list(field.shape)} numbers"
+        )
         raise OnnxgenError(what, help="use light, noise or erase; or give a class for each pixel, as whole numbers")
     return True
 
@@ -125,14 +129,16 @@ def _map_size(output: Port | None, frame: Frame) -> tuple[int, int] | None:
 
 
 def _sides(dims: Sequence[int | str], frame: Frame) -> tuple[int, int] | None:
-    """Return height and width among an output's dims without the batch: [H, W], [C, H, W], or else [H, W, C]."""
+    """Return height and width among an output's dims without the batch: [H, W], [C, H, W] or [H, W, C].
+
+    What has more of the image's proportions counts.
+    """
     found = []
     for start in {2: (0,), 3: (1, 0)}.get(len(dims), ()):
         height, width = dims[start : start + 2]
         if isinstance(height, int) and isinstance(width, int):
             found.append((height, width))
-    like = [(h, w) for h, w in found if abs(h * frame.width - w * frame.height) <= max(frame.height, frame.width)]
-    return next(iter(like + found), None)
+    return min(found, key=lambda size: abs(size[0] * frame.width - size[1] * frame.height), default=None)
 
 
 def _tried(model: nn.Module, image: ToInput) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Reads boxes in the JSON of COCO (https://cocodataset.org/#format-data): "bbox" is x, y, width and height in pixels."""
+"""Reads boxes in the JSON of COCO (https://cocodataset.org/#format-data): "bbox" is x, y, width, height in pixels."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _classes(read: Mapping[str, Any], names: Mapping[str, dict[int, str]], notes
     each = [c for found in read.values() for c in found["categories"]]
     above = [c.get("supercategory") for c in each]
     used = {
-        names[part].get(a.get("category_id"))
+        names[part].get(a["category_id"])
         for part, found in read.items()
         for a in found["annotations"]
         if isinstance(a, dict) and type(a.get("category_id")) is int

@@ -143,7 +143,7 @@ def _rows(picture: Picture, seen: Seen | None, pixels: bool, faults: Faults) -> 
     if seen is None or isinstance(seen, str):
         return []
     _, height, width = seen
-    rows = []
+    rows: list[tuple[float, ...]] = []
     for box in picture.boxes:
         corners, wrong = share_of(box.corners, (width, height), pixels)
         if wrong:

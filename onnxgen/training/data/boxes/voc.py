@@ -39,7 +39,9 @@ def open_voc(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     faults = Faults(folder)
     images = images_by_stem(folder)
     parts = listed_parts(folder, "Main", faults) or {"train": _all(folder, images, faults)}
-    read = {part: [_Read(folder, where, stem, images, faults) for where, stem in found] for part, found in parts.items()}
+    read = {
+        part: [_Read(folder, where, stem, images, faults) for where, stem in found] for part, found in parts.items()
+    }
     classes = tuple(sorted({name for found in read.values() for one in found for name in one.names}))
     place = {name: index for index, name in enumerate(classes)}
     parted = {part: [one.picture(place) for one in found if one.image] for part, found in read.items()}
@@ -71,10 +73,14 @@ def listed_parts(folder: Path, kind: str, faults: Faults) -> dict[str, list[tupl
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (UnicodeDecodeError, OSError) as error:
             raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}", help="save it in UTF-8") from None
-        names = [(f"{faults.place(path)}, line {n}", line.split()[0]) for n, line in enumerate(lines, 1) if line.strip()]
+        names = [
+            (f"{faults.place(path)}, line {n}", line.split()[0]) for n, line in enumerate(lines, 1) if line.strip()
+        ]
         found[part] = _once(names, faults)
     if found and "train" not in found:
-        raise OnnxgenError(f"{folder / SETS / kind} has no train.txt", help="list the names of the training images there")
+        raise OnnxgenError(
+            f"{folder / SETS / kind} has no train.txt", help="list the names of the training images there"
+        )
     return found
 
 

@@ -60,16 +60,18 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
             raise OnnxgenError(f"{file} has no train", help="say where the images are: train: images/train")
     else:
         classes = _class_file(folder)
-        found = {part: _of_folder(images, labels, faults) for part, (images, labels) in laid_out(folder, LABELS).items()}
-    parts = {part: [_picture(i, label, len(classes), faults) for i, label in f.pairs.items()] for part, f in found.items()}
+        found = {
+            part: _of_folder(images, labels, faults) for part, (images, labels) in laid_out(folder, LABELS).items()
+        }
+    parts = {
+        part: [_picture(i, label, len(classes), faults) for i, label in f.pairs.items()] for part, f in found.items()
+    }
     named = bool(classes)
     if not named:
         highest = max((box.label for pictures in parts.values() for p in pictures for box in p.boxes), default=-1)
         classes = tuple(map(str, range(highest + 1)))
     lost = sum(files.lost for files in found.values())
-    return opened(
-        parts, classes, faults, pixels=False, named=named, strict=strict, labelled=labelled, lost=lost
-    )
+    return opened(parts, classes, faults, pixels=False, named=named, strict=strict, labelled=labelled, lost=lost)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ _FORM = "it has lines such as train: images/train, and names: [cat, dog]"
 def _names(file: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
     names = given.get("names")
     if not names:
-        raise OnnxgenError(f"{file} has no names of the classes", help="names: [cat, dog], in the order of their numbers")
+        raise OnnxgenError(
+            f"{file} has no names of the classes", help="names: [cat, dog], in the order of their numbers"
+        )
     if isinstance(names, dict):
         numbers = [str(number) for number in range(len(names))]
         if {*names} != {*numbers}:
