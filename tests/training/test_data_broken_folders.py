@@ -94,7 +94,10 @@ IMAGES: list[tuple[str, Breaks, str, int]] = [
     ("a link to nothing", lambda f: ((f / BAD).unlink(), (f / BAD).symlink_to("none")), f"{BAD} ([Errno 2] No such", 5),
     ("a link to itself", lambda f: ((f / BAD).unlink(), (f / BAD).symlink_to("1.png")), f"{BAD} ([Errno 40] Too", 5),
     ("an empty class", lambda f: emptied(f / "owl"), "owl has no images -> put images into it", FATAL),
-    ("a class that can't be read", lambda f: [cut(p) for p in (f / "owl").iterdir()], "none of the images of 'owl'", FATAL),
+    (
+        "a class that can't be read", lambda f: [cut(p) for p in (f / "owl").iterdir()],
+        "none of the images of 'owl'", FATAL,
+    ),
     ("no classes", lambda f: [shutil.rmtree(p) for p in f.iterdir()], "has no images -> lay it out as folder/", FATAL),
     ("no class folders", lambda f: [shutil.rmtree(f / "owl"), *(p.rename(f / p.name) for p in (f / "cat").iterdir()),
      (f / "cat").rmdir()], "has images but no folder for each class", FATAL),
@@ -187,8 +190,14 @@ ARRAYS: list[tuple[str, dict[str, Any], str]] = [
     ("class out of range", {"x": X, "y": Y * 5}, "has the labels 0, 5 (5 in row 1), but the model's 3"),
     ("negative class", {"x": X, "y": -Y}, "-1 in row 1"),
     ("classes from 1", {"x": X, "y": np.array([1, 2, 3, 1])}, "has classes 1 to 3, but the model's 3 classes are 0"),
-    ("too many names", {"x": X, "y": np.array(list("abcd"))}, "the data has 4 classes (a, b, c, ...), but the model has 3"),
-    ("whole numbers too large", {"x": X, "y": np.full(4, 2**63 + 1, np.uint64)}, "torch's whole numbers end below 2**63"),
+    (
+        "too many names", {"x": X, "y": np.array(list("abcd"))},
+        "the data has 4 classes (a, b, c, ...), but the model has 3",
+    ),
+    (
+        "whole numbers too large", {"x": X, "y": np.full(4, 2**63 + 1, np.uint64)},
+        "torch's whole numbers end below 2**63",
+    ),
     ("no target", {"x": X, "a": Y, "b": Y}, "which column is the target?"),
     ("no input", {"y": Y}, "which column feeds x?"),
     ("other columns in a part", {"x_train": X, "y_train": Y, "x_test": X}, "part test has columns x, but part train"),

@@ -17,6 +17,8 @@ from onnxgen import generate
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings, fit, open_model
 from onnxgen.training.data import Data, check, feed, open_data
+from onnxgen.training.data import folder as folder_module
+from onnxgen.training.data import masks as masks_module
 from onnxgen.training.data.augment import RECIPES, Augment
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.placed import moved_boxes, moved_masks
@@ -120,6 +122,23 @@ def test_layouts_of_masks(layout: str, tmp_path: Path) -> None:
     assert found.target == "mask" and found.parts.keys() == parts.keys() and found.notes == []
     for part, scenes in parts.items():
         assert all(np.array_equal(mask_of(found.parts[part], n), scene.mask) for n, scene in enumerate(scenes))
+
+
+def test_what_is_beside_the_parts_is_named(tmp_path: Path) -> None:
+    write_masks(tmp_path, PARTS)
+    (tmp_path / "images" / "more").mkdir()
+    Image.new("L", (5, 6)).save(tmp_path / "images" / "a.png")
+    assert opened(tmp_path, strict=True).notes == ["not part of the data, ignored: a.png, more in images"]
+
+
+def test_facts_of_masks_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_masks(tmp_path / "data", PARTS)
+    monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder_module, "MIN_CACHED", 1)
+    first = opened(tmp_path / "data")
+    monkeypatch.setattr(masks_module, "classes_in", None)  # no mask is decoded again
+    again = opened(tmp_path / "data", strict=True)
+    assert first.parts == again.parts
 
 
 def test_masks_of_voc(tmp_path: Path) -> None:

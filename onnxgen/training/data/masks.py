@@ -19,7 +19,7 @@ from onnxgen.training.data.boxes.voc import IMAGES as VOC_IMAGES
 from onnxgen.training.data.boxes.voc import images_by_stem, listed_parts
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import SUFFIXES, Files, Seen, looked, told
-from onnxgen.training.data.pairs import holds, laid_out, paired
+from onnxgen.training.data.pairs import holds, laid_out, paired, unread
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.losses import IGNORED_CLASS
@@ -140,6 +140,7 @@ def open_masks(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
             faults.add(faults.place(image), "the image has no mask")
             lost += 1
     found = _opened(root, parts, faults, strict, lost)
+    found.notes += [] if _is_voc(root) else unread(_beside(root, path))
     if not labelled:
         found.parts = {
             part: Files(m.paths, None, (), m.size) for part, m in found.parts.items() if isinstance(m, Masked)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import images_in
-from onnxgen.training.data.source import part_called
+from onnxgen.training.data.folder import SUFFIXES, images_in
+from onnxgen.training.data.source import listed, part_called
 
 IMAGES = "images"
 
@@ -38,6 +38,15 @@ def _parts(folder: Path, fits: Callable[[Path], bool]) -> dict[str, Path]:
             raise OnnxgenError(f"{folder} has two folders for {part}: {found[part].name} and {path.name}")
         found[part] = path
     return found
+
+
+def unread(pairs: Mapping[str, tuple[Path, Path]]) -> list[str]:
+    """Return the note that folders and images beside the parts' folders of images are ignored, if there are some."""
+    used = {images for images, _ in pairs.values() if part_called(images.name)}
+    beside = sorted({path for images in used for path in images.parent.iterdir()} - used)
+    left = [path.name for path in beside if path.is_dir() or path.suffix.lower() in SUFFIXES]
+    inner = {images.parent.name for images in used}
+    return [f"not part of the data, ignored: {listed(left)} in {listed(sorted(inner))}"] if left else []
 
 
 def holds(folder: Path, suffixes: Iterable[str]) -> bool:

@@ -17,7 +17,7 @@ from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import SUFFIXES
-from onnxgen.training.data.pairs import IMAGES, holds, laid_out, paired
+from onnxgen.training.data.pairs import IMAGES, holds, laid_out, paired, unread
 from onnxgen.training.data.samples import PARTS
 from onnxgen.training.data.source import DataSource
 
@@ -52,6 +52,7 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     file = path if path.is_file() else next((path / name for name in _YAML if (path / name).is_file()), None)
     folder = path.parent if path.is_file() else _root(path)
     faults = Faults(folder)
+    notes: list[str] = []
     if file is not None:
         given = _read(file)
         classes = _names(file, given)
@@ -59,10 +60,9 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
         if "train" not in found:
             raise OnnxgenError(f"{file} has no train", help="say where the images are: train: images/train")
     else:
-        classes = _class_file(folder)
-        found = {
-            part: _of_folder(images, labels, faults) for part, (images, labels) in laid_out(folder, LABELS).items()
-        }
+        classes, pairs = _class_file(folder), laid_out(folder, LABELS)
+        found = {part: _of_folder(images, labels, faults) for part, (images, labels) in pairs.items()}
+        notes = unread(pairs)
     parts = {
         part: [_picture(i, label, len(classes), faults) for i, label in f.pairs.items()] for part, f in found.items()
     }
@@ -71,7 +71,9 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
         highest = max((box.label for pictures in parts.values() for p in pictures for box in p.boxes), default=-1)
         classes = tuple(map(str, range(highest + 1)))
     lost = sum(files.lost for files in found.values())
-    return opened(parts, classes, faults, pixels=False, named=named, strict=strict, labelled=labelled, lost=lost)
+    return opened(
+        parts, classes, faults, pixels=False, named=named, strict=strict, labelled=labelled, lost=lost, notes=notes
+    )
 
 
 @dataclass(frozen=True)
