@@ -31,6 +31,7 @@ RECIPES = {
 FOR_GLYPHS, FOR_PHOTOS = ("rotate", "shift"), ("flip", "crop", "light")  # what "auto" means
 MAX_DEGREES, MAX_SHIFT, MAX_CROP, MAX_LIGHT, NOISE, MAX_ERASED = 10.0, 0.1, 0.3, 0.2, 0.02, 1 / 3
 _NUMBERS_PER_IMAGE = 16
+_MOVING = {"flip", "vflip", "rotate", "shift", "crop"}
 
 
 def recipes(text: str, glyphs: bool) -> tuple[str, ...]:
@@ -54,9 +55,22 @@ class Augment:
 
     names: tuple[str, ...]
 
+    @property
+    def moves(self) -> bool:
+        """True if pixels are moved, so that what lies on the image must move, too."""
+        return bool(_MOVING & {*self.names})
+
+    def maps(self, indices: Sequence[int], seed: int, aspect: float) -> NDArray[np.float64]:
+        """Return affine maps [n, 2, 3] from a place in the result to a place in the image, both from -1 to 1.
+
+        Args:
+            aspect: width of the image by its height.
+        """
+        return self._maps(uniform(seed, indices, _NUMBERS_PER_IMAGE), aspect)
+
     def __call__(self, x: Tensor, indices: Sequence[int], seed: int, white: float) -> Tensor:
         drawn = uniform(seed, indices, _NUMBERS_PER_IMAGE)
-        if {"flip", "vflip", "rotate", "shift", "crop"} & set(self.names):
+        if self.moves:
             x = _moved(x, self._maps(drawn, x.shape[3] / x.shape[2]))
         if "light" in self.names:
             gain = _column(1 + MAX_LIGHT * _signed(drawn[:, 7]))
@@ -68,7 +82,6 @@ class Augment:
         return torch.where(self._erased(drawn, x), white / 2, x) if "erase" in self.names else x
 
     def _maps(self, drawn: NDArray[np.float64], aspect: float) -> NDArray[np.float64]:
-        """Return affine maps [n, 2, 3] from a place in the result to a place in the image, both from -1 to 1."""
         names, count = self.names, len(drawn)
         maps = np.zeros((count, 2, 3))
         angle = np.deg2rad(MAX_DEGREES * _signed(drawn[:, 0])) * ("rotate" in names)
@@ -102,14 +115,16 @@ def _column(values: NDArray[np.float64]) -> Tensor:
     return torch.from_numpy(values.astype(np.float32)).view(-1, 1, 1, 1)
 
 
-def _moved(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
-    """Apply affine maps [n, 2, 3] to images."""
-    height, width = x.shape[2:]
+def grid(maps: NDArray[np.float64], height: int, width: int) -> list[Tensor]:
+    """Return the places [n, H, W] across and down, from -1 to 1, that affine maps take the pixels' middles to."""
     ys = (torch.arange(height, dtype=torch.float32) * 2 + 1) / height - 1
     xs = (torch.arange(width, dtype=torch.float32) * 2 + 1) / width - 1
     m = torch.from_numpy(maps.astype(np.float32))[:, :, :, None, None]
     # Not F.affine_grid: it multiplies matrices, and the last digits may depend on the size of the batch.
-    grid = [xs[None, None, :] * m[:, k, 0] + ys[None, :, None] * m[:, k, 1] + m[:, k, 2] for k in range(2)]
-    return F.grid_sample(
-        x.contiguous(), torch.stack(grid, -1), mode="bilinear", padding_mode="border", align_corners=False
-    )
+    return [xs[None, None, :] * m[:, k, 0] + ys[None, :, None] * m[:, k, 1] + m[:, k, 2] for k in range(2)]
+
+
+def _moved(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
+    """Apply affine maps [n, 2, 3] to images."""
+    places = torch.stack(grid(maps, *x.shape[2:]), -1)
+    return F.grid_sample(x.contiguous(), places, mode="bilinear", padding_mode="border", align_corners=False)

@@ -30,6 +30,7 @@ from onnxgen.training.data.images import (
     parse_scale,
     scale_text,
 )
+from onnxgen.training.data.placed import OnImage, lies_on, on_image
 from onnxgen.training.data.samples import PARTS, Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
@@ -51,7 +52,7 @@ class Plain:
         return x.reshape(len(x), *self.shape).to(self.dtype)
 
 
-Step: TypeAlias = Plain | ToInput
+Step: TypeAlias = Plain | ToInput | OnImage
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,12 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     """
     ports = signature_of(model)
     stack(source, ports, settings, targets)
-    first = next(iter(source.parts.values()))
-    feeding = matched(first, source.target, ports, settings, targets)
+    feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
     if texts := [column for column in feeding.inputs if column in source.text]:
         raise OnnxgenError(*map(text_input, texts))
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
     images = _image_steps(source, ports, feeding, settings, asked)
+    placed = _placed(source, ports, feeding, images, model, recipes(settings.augment, source.glyphs))
     target = next(iter(feeding.aims), "")
     named = number_classes(source, feeding, settings.classes)
     if targets:
@@ -101,8 +102,9 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     steps: dict[str, Step] = {c: _plain(fields[c], port) for port, c in zip(ports.inputs, feeding.inputs)}
     for output, column in feeding.targets.items():
         wanted = ports.outputs[output] if output < len(ports.outputs) else None
-        steps.setdefault(column, _target(fields[column], wanted))
-    steps |= {column: _target(fields[column], None) for column in feeding.others if column not in steps}
+        steps.setdefault(column, placed.get(column) or _target(fields[column], wanted))
+    others = {column: placed.get(column) or _target(fields[column], None) for column in feeding.others}
+    steps |= {column: step for column, step in others.items() if column not in steps}
     source.notes += [
         f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
         for name, step in steps.items()
@@ -120,6 +122,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     for part, samples in source.parts.items():
         drawn = augment if part == "train" and targets else None  # not in `predict`
         here = steps | {c: replace(step, augment=drawn) for c, step in scaled.items()}
+        here |= {c: replace(step, augment=drawn) for c, step in steps.items() if isinstance(step, OnImage)}
         made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
         setattr(found, part, Prepared(samples, here, made))
     return found
@@ -218,6 +221,29 @@ def _scaled(source: DataSource, column: str, step: ToInput, asked: str, known: s
             "were trained with others, give them with --normalize mean,std"
         )
     return replace(step, scale=scale)
+
+
+def _placed(
+    source: DataSource,
+    ports: Signature,
+    feeding: Feeding,
+    images: Mapping[str, ToInput],
+    model: nn.Module,
+    names: tuple[str, ...],
+) -> dict[str, OnImage]:
+    """Return a step for each target that lies on an image, augmented with these recipes."""
+    found = {}
+    of_output = {column: output for output, column in feeding.targets.items()}
+    for column in feeding.aims:
+        output = of_output.get(column, len(ports.outputs))
+        wanted = ports.outputs[output] if output < len(ports.outputs) else None
+        for name, image in images.items():
+            fields = next(iter(source.parts.values())).fields
+            sizes = dict(zip(image.axes, fields[name].shape))
+            if column in source.placed or lies_on(fields[column], (sizes["H"], sizes["W"]), column, Augment(names)):
+                found[column] = on_image(source, column, image, wanted, model)
+                break
+    return found
 
 
 def _augment(source: DataSource, settings: Settings, data: Data, images: bool) -> Augment | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -30,28 +30,33 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _ORIENTATION = 0x0112  # the EXIF tag; for values of 5 and more, height and width are swapped
 _THREADS = 8
 
-Seen = tuple[int, int, int] | str  # channels, height and width of a file, or why it can't be read
+Seen = tuple[int, ...] | str  # channels, height and width of a file (of a mask see `masks.py`), or why it can't be read
 
 
 @dataclass(frozen=True)
 class Files:
-    """Image files: "image" as uint8 [H, W] or [H, W, C], and "label" if there are classes.
+    """Image files: "image" as uint8 [H, W] or [H, W, C], and a target if there are labels.
 
     Attributes:
+        labels: the target of each image [n, ...].
         size: channels, height and width that every image gets; None if the files differ and no size is set.
+        target: the column of the labels.
     """
 
     paths: tuple[Path | Image.Image, ...]
     labels: Tensor | None
     classes: tuple[str, ...]
     size: tuple[int, int, int] | None
+    target: str = "label"
 
     @property
     def fields(self) -> Mapping[str, Field]:
         channels, *sides = self.size or (0,)
         shape = () if self.size is None else (*sides, channels) if channels > 1 else tuple(sides)
         image = {"image": Field(torch.uint8, shape)}
-        return image if self.labels is None else image | {"label": Field(torch.int64, (), self.classes)}
+        if self.labels is None:
+            return image
+        return image | {self.target: Field(self.labels.dtype, tuple(self.labels.shape[1:]), self.classes)}
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -66,14 +71,14 @@ class Files:
         for place, index in enumerate(indices):
             images[place] = decoded(self.paths[index], self.size)
         batch = {"image": torch.from_numpy(images)}
-        return batch if self.labels is None else batch | {"label": self.labels[torch.as_tensor(indices)]}
+        return batch if self.labels is None else batch | {self.target: self.labels[torch.as_tensor(indices)]}
 
     def column(self, name: str) -> Tensor | None:
-        return self.labels if name == "label" else None
+        return self.labels if name == self.target else None
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Files:
         """See `Arrays.renumbered`."""
-        assert column == "label" and self.labels is not None
+        assert column == self.target and self.labels is not None
         return replace(self, labels=places[self.labels], classes=classes)
 
 
@@ -120,7 +125,7 @@ def open_images(images: Sequence[Path | Image.Image]) -> DataSource:
         OnnxgenError: one can't be read, or PIL is missing.
     """
     paths = [image for image in images if isinstance(image, Path)]
-    for path, seen in _seen(Path(), paths).items() if paths else ():
+    for path, seen in looked(Path(), paths).items() if paths else ():
         if isinstance(seen, str):
             raise OnnxgenError(f"{path} can't be read: {seen}", help="remove or repair it")
     return DataSource({"train": Files(tuple(images), None, (), None)}, "images", "", {"image": 255.0})
@@ -139,16 +144,16 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     Raises:
         OnnxgenError: there are no images, a class has none, or PIL is missing.
     """
-    inner = _folders(folder)
-    parts = {part: path for path in inner if (part := part_called(path.name)) and _folders(path)}
+    inner = folders(folder)
+    parts = {part: path for path in inner if (part := part_called(path.name)) and folders(path)}
     if "train" not in parts:
         parts = {"train": folder}
-    classes = tuple(sorted({path.name for root in parts.values() for path in _folders(root)}))
+    classes = tuple(sorted({path.name for root in parts.values() for path in folders(root)}))
     if not classes and labelled:
-        has = "has images but no folder for each class" if _images(folder) else "has no images"
+        has = "has images but no folder for each class" if images_in(folder) else "has no images"
         raise OnnxgenError(f"{folder} {has}", help="lay it out as folder/class_name/*.png")
     found = {part: _labelled(root, classes) for part, root in parts.items()}
-    seen = _seen(folder, [path for pairs in found.values() for path, _ in pairs])
+    seen = looked(folder, [path for pairs in found.values() for path, _ in pairs])
     notes = _skipped(folder, seen, strict)
     sizes = {size for size in seen.values() if not isinstance(size, str)}
     one = sizes.pop() if len(sizes) == 1 else None
@@ -159,18 +164,18 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     return DataSource(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, text=text, notes=notes)
 
 
-def _folders(folder: Path) -> list[Path]:
+def folders(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
 
 
-def _images(folder: Path) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
 
 
 def _labelled(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     if not classes:
-        return [(path, 0) for path in _images(root)]
-    found = {path: _images(path) for path in _folders(root)}
+        return [(path, 0) for path in images_in(root)]
+    found = {path: images_in(path) for path in folders(root)}
     for path, images in found.items():
         if not images:
             way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
@@ -205,20 +210,35 @@ def _skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]
 # ---- which files can be read -----------------------------------------------------------------------------------------
 
 
-def _seen(folder: Path, paths: Sequence[Path]) -> dict[Path, Seen]:
-    """Return the size of each file, or why it can't be read. Files are decoded unless the cache knows them."""
+def looked(
+    folder: Path, paths: Sequence[Path], look: Callable[[Path], Seen] | None = None, kind: str = "images"
+) -> dict[Path, Seen]:
+    """Return the size of each file, or why it can't be read. Files are decoded unless the cache knows them.
+
+    Args:
+        look: returns the facts of one file; None: see `Seen`.
+        kind: the name of these facts in the cache.
+    """
     need(["PIL"])
     cache, name = Cache(), str(folder.resolve())
-    fact = cache.get("images", name) if len(paths) >= MIN_CACHED else None
+    fact = cache.get(kind, name) if len(paths) >= MIN_CACHED else None
     known: dict[str, Seen] = {k: v if isinstance(v, str) else tuple(v) for k, v in (fact or {}).items()}
-    stamps = {path: f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths}
+    stamps = {path: _stamp(path) for path in paths}
     new = [path for path in paths if stamps[path] not in known]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = dict(zip(new, pool.map(_look, new)))
+        found = dict(zip(new, pool.map(look or _look, new)))
     seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
     if new and len(paths) >= MIN_CACHED:
-        cache.put("images", name, {stamps[path]: seen[path] for path in paths})
+        cache.put(kind, name, {stamps[path]: seen[path] for path in paths})
     return seen
+
+
+def _stamp(path: Path) -> str:
+    try:
+        stat = path.stat()
+    except OSError:  # a link to nothing: opening it will say so
+        return f"{path} is gone"
+    return f"{path} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def _look(path: Path) -> Seen:
@@ -234,5 +254,10 @@ def _look(path: Path) -> Seen:
                 width, height = height, width
             return 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3, height, width
     except Exception as error:  # PIL's plug-ins raise any exception
-        said = one_line(error, 100) or type(error).__name__
-        return said.replace(repr(str(path)), "").strip()  # the message names the file already
+        return told(error, path)
+
+
+def told(error: Exception, path: Path) -> str:
+    """Return what PIL says is wrong with a file, without the file's name."""
+    said = one_line(error, 5000).replace(repr(str(path)), "").strip()[:100]
+    return said or type(error).__name__

@@ -10,10 +10,14 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import DIGITS, FUNCTION
+from onnxgen.training.data.boxes.coco import is_coco, open_coco
+from onnxgen.training.data.boxes.voc import is_voc, open_voc
+from onnxgen.training.data.boxes.yolo import is_yolo, open_yolo
 from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_npz, read_safetensors
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.idx import is_idx, open_idx
+from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.source import DataSource, part_called
@@ -23,7 +27,16 @@ from onnxgen.training.settings import Settings
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
 _TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet}
 _FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
-KINDS = f"data is a folder of images, idx files, {', '.join(_FILES)}, the word digits, or module:function"
+# What is beside the images, whether it is there, and what reads it.
+_LABELLED: dict[str, tuple[Callable[[Path], bool], Callable[..., DataSource]]]
+_LABELLED = {
+    "boxes of COCO (name the .json)": (is_coco, open_coco),
+    "boxes of YOLO (name its data.yaml or labels)": (is_yolo, open_yolo),
+    "boxes of Pascal VOC (name Annotations)": (is_voc, open_voc),
+    "masks (name their folder)": (is_masks, open_masks),
+}
+KINDS = f"data is a folder of images, boxes of COCO, YOLO or VOC, masks, idx files, {', '.join(_FILES)}, "
+KINDS += "the word digits, or module:function"
 
 
 def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool = True) -> Data:
@@ -65,6 +78,11 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
         if "" in columns:
             return from_columns(columns[""], path.name, kind in _TABLES)
         return from_parts(columns, path.name, kind in _TABLES)
+    found = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
+    if len(found) > 1:
+        raise OnnxgenError(f"{path} has {' and '.join(found)}", help="name the one to train with")
+    if found:
+        return _LABELLED[found[0]][1](path, strict=settings.strict, labelled=targets)
     if path.is_dir():
         return open_folder(path, strict=settings.strict, labelled=targets)
     raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)

@@ -27,6 +27,7 @@ class DataSource:
         glyphs: True if the images are characters, which must not be mirrored.
         table: True if columns are single numbers that may be joined into one input.
         text: the columns whose class indices stand for text.
+        placed: the targets that lie on the image ("boxes", "mask"): they are moved and resized as it is.
         unfit: columns that can't be used, and why.
         raw: by part, the columns as they were read, in their order: text as text, and with missing values.
         joined: the columns that were joined, by the name of the column that they make.
@@ -40,6 +41,7 @@ class DataSource:
     glyphs: bool = False
     table: bool = False
     text: frozenset[str] = frozenset()
+    placed: frozenset[str] = frozenset()
     unfit: Mapping[str, Problem] = field(default_factory=dict)
     raw: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     joined: dict[str, list[str]] = field(default_factory=dict)

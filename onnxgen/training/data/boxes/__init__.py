@@ -1,0 +1,1 @@
+"""Readers of boxes: COCO, YOLO and Pascal VOC."""

@@ -1,0 +1,170 @@
+"""Images with boxes, from what a reader found in label files.
+
+Boxes are of the upright picture, as viewers and labelling tools show it. A file that EXIF turns is turned when it is
+decoded, and its boxes are not. So do Detectron2 (`read_image` and `check_image_size` in `data/detection_utils.py`) and
+Ultralytics (`exif_size` in `data/utils.py`). If the labels tell the picture's size, it must be that of the upright
+picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.boxes.clipping import share_of
+from onnxgen.training.data.faults import Faults
+from onnxgen.training.data.folder import Files, Seen, looked
+from onnxgen.training.data.samples import Samples
+from onnxgen.training.data.source import DataSource
+
+BOXES = "boxes"
+WIDTH = 5  # class index, x1, y1, x2, y2
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of a label file: where it stands there, its class index, and x1, y1, x2, y2 as the file has them."""
+
+    where: str
+    label: int
+    corners: tuple[float, ...]
+
+
+@dataclass
+class Picture:
+    """An image and its boxes.
+
+    Attributes:
+        where: the place of its labels, for messages.
+        size: width and height as the labels tell them; None if they don't.
+        sound: False if a fault was found; the image is skipped.
+    """
+
+    path: Path
+    where: str
+    boxes: list[Box] = field(default_factory=list)
+    size: tuple[float, float] | None = None
+    sound: bool = True
+
+
+@dataclass(frozen=True)
+class Boxed(Files):
+    """Image files with "boxes": float32 [most, 5] of class index and corners x1, y1, x2, y2 as shares of 0 to 1.
+
+    Rows of -1 fill up to the most boxes of any image.
+    """
+
+    target: str = BOXES
+
+    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Boxed:
+        """See `Arrays.renumbered`."""
+        assert column == self.target and self.labels is not None
+        labels, own = self.labels.clone(), self.labels[..., 0]
+        labels[..., 0] = torch.where(own < 0, own, places[own.clamp_min(0).long()].to(own.dtype))
+        return replace(self, labels=labels, classes=classes)
+
+
+def opened(
+    parts: Mapping[str, Sequence[Picture]],
+    classes: tuple[str, ...],
+    faults: Faults,
+    *,
+    pixels: bool,
+    named: bool = True,
+    strict: bool,
+    labelled: bool,
+    lost: int = 0,
+    notes: Sequence[str] = (),
+) -> DataSource:
+    """Return the data of all pictures without faults: columns "image" and "boxes".
+
+    Args:
+        pixels: corners are in pixels; else they are shares of width and height.
+        named: False if the data numbers its classes and has no names for them.
+        labelled: an error if there are no boxes.
+        lost: the images that were left out before.
+
+    Raises:
+        OnnxgenError: a part has no image without faults, or there are no boxes; or there are faults, and `strict` is
+            set.
+    """
+    every = [picture for pictures in parts.values() for picture in pictures]
+    paths = [picture.path for picture in every if picture.path.is_file()]
+    seen = looked(faults.folder, [*dict.fromkeys(paths)])
+    rows = {id(picture): _rows(picture, seen.get(picture.path), pixels, faults) for picture in every}
+    kept = {part: [p for p in pictures if p.sound] for part, pictures in parts.items()}
+    skipped = lost + sum(not picture.sound for picture in every)
+    said = faults.notes({part: len(pictures) for part, pictures in kept.items()}, strict, skipped)
+    most = max(len(rows[id(p)]) for pictures in kept.values() for p in pictures)
+    if not most and labelled:
+        raise OnnxgenError(f"{faults.folder} has no boxes: no image has a label", help="add labels, or name other data")
+    sizes = {seen[p.path] for pictures in kept.values() for p in pictures}
+    size = sizes.pop() if len(sizes) == 1 else None
+    made: dict[str, Samples] = {}
+    for part, pictures in kept.items():
+        boxes = _stacked([rows[id(p)] for p in pictures], max(most, 1))
+        made[part] = Boxed(tuple(p.path for p in pictures), boxes, classes, size)  # type: ignore[arg-type]
+    return DataSource(
+        made,
+        faults.folder.name,
+        BOXES,
+        {"image": 255.0},
+        text=frozenset({BOXES} if named else ()),
+        placed=frozenset({BOXES}),
+        notes=[*said, *_bare(kept), *notes],
+    )
+
+
+def _bare(parts: Mapping[str, Sequence[Picture]]) -> list[str]:
+    bare = sum(not picture.boxes for pictures in parts.values() for picture in pictures)
+    return [f"{bare:,} of {sum(map(len, parts.values())):,} images have no boxes"] if bare else []
+
+
+def _stacked(rows: Sequence[Sequence[tuple[float, ...]]], most: int) -> Tensor:
+    found = torch.full((len(rows), most, WIDTH), -1.0)
+    for place, boxes in zip(found, rows):
+        if boxes:
+            place[: len(boxes)] = torch.tensor(boxes)
+    return found
+
+
+def _rows(picture: Picture, seen: Seen | None, pixels: bool, faults: Faults) -> list[tuple[float, ...]]:
+    """Return a row for each box. The picture is not sound if something is wrong."""
+    problem = _unfit(picture, seen, faults)
+    if problem:
+        faults.add(*problem)
+        picture.sound = False
+    if seen is None or isinstance(seen, str):
+        return []
+    _, height, width = seen
+    rows: list[tuple[float, ...]] = []
+    for box in picture.boxes:
+        corners, wrong = share_of(box.corners, (width, height), pixels)
+        if wrong:
+            faults.add(box.where, wrong)
+            picture.sound = False
+        rows.append((float(box.label), *corners))
+    return rows
+
+
+def _unfit(picture: Picture, seen: Seen | None, faults: Faults) -> tuple[str, str] | None:
+    """Return the place and the fault of an image that can't be used."""
+    if seen is None:
+        return picture.where, f"there is no image {faults.place(picture.path)}"
+    if isinstance(seen, str):
+        return faults.place(picture.path), f"can't be read: {seen}"
+    _, height, width = seen
+    told = picture.size
+    if told is None or told == (width, height):
+        return None
+    if not all(math.isfinite(number) for number in told):
+        return picture.where, "the size of the image is not a number"
+    turned = " (EXIF turns it; labels must be of the upright picture)" if told == (height, width) else ""
+    size = f"{told[0]:g}x{told[1]:g}"
+    return picture.where, f"labels for an image of {size}, but {picture.path.name} is {width}x{height}{turned}"

@@ -1,0 +1,55 @@
+"""What is wrong with single samples of a data set: everything is counted, the first five are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from onnxgen.common.names import sentence
+from onnxgen.errors import OnnxgenError, counted
+
+NAMED = 5
+_WAY = "repair or remove them; training without --strict skips these images"
+
+
+class Faults:
+    """Collects faults of a data set, each with its place: a file, and the line or entry in it.
+
+    Attributes:
+        folder: paths in places are relative to it.
+        found: the faults.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found: list[str] = []
+
+    def add(self, where: str, what: str) -> None:
+        self.found.append(f"{where}: {what}")
+
+    def place(self, path: Path) -> str:
+        """Return a path for a message."""
+        return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
+
+    def __str__(self) -> str:
+        named = "; ".join(sentence(fault, 240) for fault in self.found[:NAMED])
+        more = f"; ... ({len(self.found):,} in all)" if len(self.found) > NAMED else ""
+        return f"{counted(len(self.found), 'fault')} in {self.folder}: {named}{more}"
+
+    def notes(self, left: Mapping[str, int], strict: bool, skipped: int) -> list[str]:
+        """Return the note that so many images are skipped, if there are faults.
+
+        Args:
+            left: the number of images without a fault in each part.
+
+        Raises:
+            OnnxgenError: a part has no image left; or there are faults, and `strict` is set.
+        """
+        for part, count in left.items():
+            if not count:
+                why = str(self) if self.found else f"{self.folder} has none"
+                raise OnnxgenError(f"no image of the {part} part can be used: {why}", help="repair the data")
+        if self.found and strict:
+            raise OnnxgenError(str(self), help=_WAY)
+        more = f"; {counted(skipped, 'image')} skipped" if skipped else ""
+        return [f"{self}{more}"] if self.found else []

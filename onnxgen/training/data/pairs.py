@@ -1,0 +1,97 @@
+"""Folders of images beside folders with a file for each image: labels of YOLO, masks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.faults import Faults
+from onnxgen.training.data.folder import SUFFIXES, images_in
+from onnxgen.training.data.source import listed, part_called
+
+IMAGES = "images"
+
+
+def laid_out(folder: Path, beside: str, images: str = IMAGES) -> dict[str, tuple[Path, Path]]:
+    """Return the folders of images and of the files beside them by part; {} if the folder is laid out in another way.
+
+    It is `images/` beside `labels/` (say), each perhaps with a folder for each part; or such a pair in each part.
+    """
+    if (folder / images).is_dir() and (folder / beside).is_dir():
+        inner = _parts(folder / images, lambda path: True)
+        if "train" in inner:
+            return {part: (path, folder / beside / path.name) for part, path in inner.items()}
+        return {"train": (folder / images, folder / beside)}
+    inner = _parts(folder, lambda path: (path / images).is_dir() and (path / beside).is_dir())
+    return {part: (path / images, path / beside) for part, path in inner.items()} if "train" in inner else {}
+
+
+def _parts(folder: Path, fits: Callable[[Path], bool]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        part = part_called(path.name)
+        if part is None or not path.is_dir() or not fits(path):
+            continue
+        if part in found:
+            raise OnnxgenError(f"{folder} has two folders for {part}: {found[part].name} and {path.name}")
+        found[part] = path
+    return found
+
+
+def unread(pairs: Mapping[str, tuple[Path, Path]]) -> list[str]:
+    """Return the note that folders and images beside the parts' folders of images are ignored, if there are some."""
+    used = {images for images, _ in pairs.values() if part_called(images.name)}
+    beside = sorted({path for images in used for path in images.parent.iterdir()} - used)
+    left = [path.name for path in beside if path.is_dir() or path.suffix.lower() in SUFFIXES]
+    inner = {images.parent.name for images in used}
+    return [f"not part of the data, ignored: {listed(left)} in {listed(sorted(inner))}"] if left else []
+
+
+def holds(folder: Path, suffixes: Iterable[str]) -> bool:
+    """Return True if the folder, or one in it, has a file with one of these endings."""
+    wanted = {*suffixes}
+    return any(path.suffix.lower() in wanted for path in folder.rglob("*"))
+
+
+def paired(
+    images: Path, other: Path, suffixes: Iterable[str], faults: Faults, what: str, ignored: str = ""
+) -> tuple[dict[Path, Path | None], int]:
+    """Return the images of a folder, and the file of the same name in the other folder; None if there is none.
+
+    Files without an image, and images that would share a file, are faults.
+
+    Args:
+        what: a file of the other folder, for messages.
+        ignored: the name of a file that belongs to no image.
+
+    Returns:
+        The pairs; and how many images share a file.
+    """
+    found = images_in(images)
+    keys = {path: path.relative_to(images).with_suffix("").as_posix() for path in found}
+    files: dict[str, list[Path]] = {}
+    endings = {*suffixes}
+    for path in sorted(other.rglob("*")) if other.is_dir() else ():
+        if path.suffix.lower() in endings and path.is_file() and not path.name.startswith(".") and path.name != ignored:
+            files.setdefault(path.relative_to(other).with_suffix("").as_posix(), []).append(path)
+    clashing = _clashing(keys, files, faults, what)
+    for key in sorted({*files} - {*keys.values()}):
+        faults.add(faults.place(files[key][0]), f"the {what} has no image in {faults.place(images)}")
+    kept = {path: key for path, key in keys.items() if key not in clashing}
+    return {path: files[key][0] if key in files else None for path, key in kept.items()}, len(keys) - len(kept)
+
+
+def _clashing(keys: Mapping[Path, str], files: Mapping[str, list[Path]], faults: Faults, what: str) -> set[str]:
+    """Return the keys that several images or several files have."""
+    count = Counter(keys.values())
+    several = {key for key, number in count.items() if number > 1}
+    for key in sorted(several):
+        both = [path for path, own in keys.items() if own == key]
+        faults.add(faults.place(both[0]), f"{both[1].name} has the same {what}: rename one of them")
+    for key, paths in files.items():
+        if len(paths) > 1:
+            faults.add(faults.place(paths[0]), f"{paths[1].name} is a second {what} of the same image")
+            several.add(key)
+    return several
