@@ -150,6 +150,7 @@ FLOORS = (
     ("ops", "helpers"),
     ("classical",),
     ("structure",),
+    ("purpose",),
     ("output",),
     ("validate",),
     ("arguments", "paranoid"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -18,7 +18,11 @@ from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 
+if TYPE_CHECKING:
+    from onnxgen.purpose import Purpose
+
 MAX_SHOWN = 100  # characters of an entry of the metadata
+Reasons = dict[str, tuple[bool, str]]  # by tensor: is it trained, and why
 TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -42,7 +46,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
     from onnxgen.reader import read
 
     model = read(path, options)
-    reasons, problems, notes = _conversion(path, options)
+    reasons, problems, notes, purpose = _conversion(path, options)
     nodes = all_nodes(model.graph)
     unsupported = {problem.op for problem in problems if problem.op}
     operators = Counter(_operator(node) for node in nodes)
@@ -53,6 +57,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
         "opset": {printable(domain or "ai.onnx"): version for domain, version in sorted(model.opset_imports.items())},
         "inputs": [_value(v) for v in model.graph.inputs],
         "outputs": [_value(v) for v in model.graph.outputs],
+        "purpose": None if purpose is None else purpose.to_dict(),
         "nodes": len(nodes),
         "operators": [
             {"name": name, "count": number, "supported": not {name, name.rpartition(".")[2]} & unsupported}
@@ -65,23 +70,26 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
     }
 
 
-def _conversion(path: Path, options: Options) -> tuple[dict[str, tuple[bool, str]], tuple[Problem, ...], list[str]]:
-    """Convert the model. Returns why each tensor is trained or not, the problems, and the notes."""
+def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, ...], list[str], Purpose | None]:
+    """Convert the model. Returns why each tensor is trained or not, the problems, the notes, and the purpose."""
     from onnxgen import pipeline
+    from onnxgen.output.signature import recorded
+    from onnxgen.purpose import purpose_of
 
     try:
-        report = pipeline.build(path, options, pipeline.default_out(path, None)).report
-        return report.trainable, (), report.notes
+        made = pipeline.build(path, options, pipeline.default_out(path, None))
+        signature = recorded(made.metadata)
+        return made.report.trainable, (), made.report.notes, None if signature is None else signature.purpose
     except OnnxgenError as error:
         problems = error.problems
     try:
         simplified = pipeline.read_and_simplify(path, options)
     except OnnxgenError:
-        return {}, problems, []
+        return {}, problems, [], None
     from onnxgen.passes.trainable import stored_values
 
     stored = [v for v in stored_values(simplified.graph) if TRAINABLE.has(v)]
-    return {v.name or "": TRAINABLE.get(v) for v in stored}, problems, []
+    return {v.name or "": TRAINABLE.get(v) for v in stored}, problems, [], purpose_of(simplified)
 
 
 def _float_tensors(graph: ir.Graph, reasons: dict[str, tuple[bool, str]]) -> Iterator[dict[str, Any]]:
@@ -129,6 +137,8 @@ def _print(found: dict[str, Any], quiet: bool) -> None:
             for i, value in enumerate(found[title])
         ]
         tell("\n".join(aligned(ports)))
+        for line in _purpose(found["purpose"]):
+            tell(line)
         rows = [(o["name"], str(o["count"]), "" if o["supported"] else "NOT SUPPORTED") for o in found["operators"]]
         table("Operators", ("operator", "count", ""), rows)
         tensors = [
@@ -146,6 +156,19 @@ def _print(found: dict[str, Any], quiet: bool) -> None:
     if not quiet:
         wrong = len(found["problems"])
         tell(f"can't be converted: {counted(wrong, 'problem')}" if wrong else "can be converted")
+
+
+def _purpose(found: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield what the network is for, with the first piece of evidence, and the others on their own lines."""
+    if found is None:
+        return
+    evidence = list(found["evidence"])
+    if found["kind"]:
+        yield f"purpose: {found['kind']}: {evidence.pop(0)}"
+    else:
+        maybe = " or ".join(found["candidates"])
+        yield "purpose: unsure" + (f" ({maybe})" if maybe else "")
+    yield from (f"  {sentence}" for sentence in evidence)
 
 
 def _row(value: dict[str, Any]) -> tuple[str, str, str]:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.common.json_text import json_object
 from onnxgen.common.timing import WEIGHTS, stage
+from onnxgen.purpose import Purpose, purpose_of
 from onnxgen.shapes.info import info
 
 METADATA = "__metadata__"  # key in a header, and in a module made by `load`, which has no sidecar
@@ -43,12 +44,16 @@ class Port:
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs in graph order; `source` is the ONNX file's name (no folder), `sha256` that of its bytes."""
+    """Inputs and outputs in graph order; `source` is the ONNX file's name (no folder), `sha256` that of its bytes.
+
+    `purpose` says what the network is for; None in sidecars of versions that did not record it.
+    """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     source: str = ""
     sha256: str = ""
+    purpose: Purpose | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -59,7 +64,8 @@ class Signature:
         try:
             found = json_object(text)
             ports = [[_port(p) for p in found[side]] for side in ("inputs", "outputs")]
-            return cls(tuple(ports[0]), tuple(ports[1]), str(found["source"]), str(found["sha256"]))
+            purpose = None if found.get("purpose") is None else Purpose.from_dict(found["purpose"])
+            return cls(tuple(ports[0]), tuple(ports[1]), str(found["source"]), str(found["sha256"]), purpose)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no signature: {error}") from None
 
@@ -68,7 +74,8 @@ def signature(model: ir.Model, path: Path) -> Signature:
     """Return the signature of a graph with propagated shapes, read from `path`. External data is not hashed."""
     stored = set(model.graph.initializers)
     inputs = tuple(_described(v) for v in model.graph.inputs if v.name not in stored)
-    return Signature(inputs, tuple(map(_described, model.graph.outputs)), path.name, file_sha256(path))
+    outputs = tuple(map(_described, model.graph.outputs))
+    return Signature(inputs, outputs, path.name, file_sha256(path), purpose_of(model))
 
 
 def file_sha256(path: Path) -> str:

@@ -1,0 +1,91 @@
+"""Decides between the votes of all rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxgen.purpose.found import BUILT, FITS, NAMED, Purpose, Vote
+from onnxgen.purpose.network import Network, shown
+from onnxgen.purpose.table import INCLUDES, RULES
+
+_MOST = 4  # sentences of evidence, and candidates
+
+
+def purpose_of(model: ir.Model) -> Purpose:
+    """Tell what a simplified model (`pipeline.read_and_simplify`) is for.
+
+    A kind is told if the graph is built like it, or named like it, and no other kind is. All outputs must be explained:
+    a network with one output for classes and another for something unknown is not called a classifier.
+
+    Returns:
+        the purpose; with kind "" and candidates if unsure. It never raises for a model whose shapes were propagated.
+    """
+    net = Network(model)
+    stated = _stated(model)
+    votes = [vote for rule in RULES for vote in rule(net)]
+    best, rivals = _best(votes)
+    if not net.is_learned:
+        return Purpose(evidence=("no node computes with a stored matrix: this is a formula, not a network",))
+    if stated is not None and _agree(stated, best):
+        return _agreed(stated, votes)
+    if best is None or rivals or stated is not None:
+        return _unsure(votes, net)
+    loose = [end for end in net.ends if end.name not in _explained(best, votes) | net.derived]
+    if loose and not best.whole:
+        return _unsure(votes, net, f"nothing tells what {shown(loose[0].value)} is for, beside a likely {best.kind}")
+    alike = [vote for vote in votes if vote.kind == best.kind and vote.weight >= NAMED]
+    evidence = dict.fromkeys(sentence for vote in alike for sentence in vote.evidence)
+    return Purpose(best.kind, tuple(evidence)[:_MOST], (), best.facts)
+
+
+def _best(votes: Sequence[Vote]) -> tuple[Vote | None, list[Vote]]:
+    """Return the strongest vote, and the votes for other kinds that speak against it."""
+    sure = [vote for vote in votes if vote.weight > FITS]
+    if not sure:
+        return None, []
+    beaten = {
+        b for a, b in INCLUDES if any(vote.kind == a and vote.weight == max(v.weight for v in sure) for vote in sure)
+    }
+    left = [vote for vote in sure if vote.kind not in beaten] or sure
+    best = max(left, key=lambda vote: vote.weight)  # the first of equals
+    return best, [vote for vote in left if vote.kind != best.kind]
+
+
+def _explained(best: Vote, votes: Sequence[Vote]) -> frozenset[str]:
+    return frozenset().union(*(v.outputs for v in votes if v.kind == best.kind and v.weight >= NAMED))
+
+
+def _unsure(votes: Sequence[Vote], net: Network, why: str = "") -> Purpose:
+    ranked = sorted(votes, key=lambda vote: -vote.weight)  # stable: then in the order of the rules
+    kinds = tuple(dict.fromkeys(vote.kind for vote in ranked))
+    evidence = [why] if why else []
+    for kind in kinds[:_MOST]:
+        evidence.append(next(vote for vote in ranked if vote.kind == kind).evidence[0])
+    if not evidence and net.ends:
+        evidence = [f"no rule knows an end like that of {shown(net.ends[0].value)}"]
+    return Purpose("", tuple(dict.fromkeys(evidence))[: _MOST + 1], kinds[:_MOST], {})
+
+
+_TASKS = {"detect": "detection", "obb": "detection", "segment": "detection", "pose": "detection",
+          "classify": "classification"}  # fmt: skip
+
+
+def _stated(model: ir.Model) -> str | None:
+    """Return the kind that the exporter wrote into the file's metadata (`task`, as Ultralytics does), or None."""
+    return _TASKS.get(model.metadata_props.get("task", ""))
+
+
+def _agree(kind: str, best: Vote | None) -> bool:
+    """Return True unless the graph is surely something else than it is said to be."""
+    return best is None or best.weight < BUILT or best.kind == kind or (kind, best.kind) in INCLUDES
+
+
+def _agreed(kind: str, votes: Sequence[Vote]) -> Purpose:
+    alike = [vote for vote in votes if vote.kind == kind]
+    best = max(alike, key=lambda vote: vote.weight, default=None)
+    said = f"the file's metadata says that its task is {kind}"
+    return Purpose(
+        kind, (said, *(best.evidence if best is not None else ())), (), best.facts if best is not None else {}
+    )

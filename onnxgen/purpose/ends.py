@@ -1,0 +1,149 @@
+"""The end of an output: the last node that computes it, behind nodes that only move elements."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.traits import VIEW
+from onnxgen.shapes.info import Shape, info
+
+Axes = tuple[int | None, ...]  # for each axis of a value, the axis of the output that it becomes
+
+_PASSING = {"Identity", "Cast", "CastLike", "Dropout", "QuantizeLinear", "DequantizeLinear"}
+_WITH_AXIS = {"Softmax", "LogSoftmax", "ArgMax", "Normalize", "LpNormalization"}
+LAYERS = {"Gemm", "Linear", "MatMul", "Conv", "ConvTranspose"}
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of one output.
+
+    Attributes:
+        value: the output.
+        shape: its shape, or None if the rank is unknown.
+        node: the last node that computes; None if the output only moves elements of an input.
+        op: its operator; "Linear" for all layers of that kind that a matrix stands for, "" without a node.
+        axis: the axis of the output along which the node normalises or compares; None if it does neither.
+        layer: the layer (`LAYERS`) that the node, an activation, follows; the node itself if it is one; else None.
+        axes: for each axis of the node's result, the axis of the output.
+    """
+
+    value: ir.Value
+    shape: Shape | None
+    node: ir.Node | None
+    op: str
+    axis: int | None
+    layer: ir.Node | None
+    axes: Axes
+
+    @property
+    def name(self) -> str:
+        return self.value.name or ""
+
+    @property
+    def is_linear(self) -> bool:
+        """Return True if the output is what a layer computes, without an activation."""
+        return self.node is not None and self.node is self.layer
+
+
+def end_of(value: ir.Value, live: Set[ir.Value]) -> End:
+    """Return the end of an output. `live`: the values that depend on the graph's inputs."""
+    shape = info(value).shape
+    start: Axes = tuple(range(len(shape))) if shape is not None else ()
+    made, axes = behind(value, start, live)
+    node = made.producer()
+    if node is None:
+        return End(value, shape, None, "", None, None, axes)
+    layer, bias = _layer(node, live), _unbiased(node, live)
+    if bias is not None:
+        node = layer = bias
+    elif layer is None and (data := first_live(node, live)) is not None:
+        under = behind(data, (), live)[0].producer()
+        layer = None if under is None else _layer(under, live) or _unbiased(under, live)
+    op = "Linear" if node is layer and op_of(node) in ("Gemm", "MatMul") else op_of(node)
+    return End(value, shape, node, op, _axis(node, axes), layer, axes)
+
+
+def behind(value: ir.Value, axes: Axes, live: Set[ir.Value]) -> tuple[ir.Value, Axes]:
+    """Go back over nodes that only move all elements. Return the value there, and what `axes` says about its axes."""
+    while (node := value.producer()) is not None and (op_of(node) in _PASSING or is_a(node, VIEW)):
+        data = first_live(node, live)
+        if data is None or len(node.outputs) > 1 and op_of(node) != "Dropout":
+            break
+        axes = _moved(node, data, value, axes) if axes else ()
+        value = data
+    return value, axes
+
+
+def first_live(node: ir.Node, live: Set[ir.Value]) -> ir.Value | None:
+    """Return the first input of a node that depends on the graph's inputs."""
+    return next((v for v in node.inputs if v is not None and v in live), None)
+
+
+def op_of(node: ir.Node) -> str:
+    """Return the name of a node's operator; with its domain, if others might mean something else by that name."""
+    known = node.domain in ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
+    return node.op_type if known else f"{node.domain}.{node.op_type}"
+
+
+def is_layer(node: ir.Node, live: Set[ir.Value]) -> bool:
+    """Return True for a linear layer or a convolution with a stored weight."""
+    return _layer(node, live) is not None
+
+
+def _layer(node: ir.Node, live: Set[ir.Value]) -> ir.Node | None:
+    if op_of(node) not in LAYERS or len(node.inputs) < 2 or node.inputs[1] in live:
+        return None
+    return node if node.inputs[0] in live else None
+
+
+def _unbiased(node: ir.Node, live: Set[ir.Value]) -> ir.Node | None:
+    """Return the matrix product that a node adds a stored bias to, or None."""
+    if op_of(node) != "Add" or all(v in live for v in node.inputs):
+        return None
+    data = first_live(node, live)
+    made = None if data is None else data.producer()
+    return None if made is None or op_of(made) != "MatMul" else _layer(made, live)
+
+
+def _axis(node: ir.Node, axes: Axes) -> int | None:
+    """Return the axis of the output that a node normalises; for ArgMax that of its data."""
+    if op_of(node) not in _WITH_AXIS or not node.inputs:
+        return None
+    rank = info(node.inputs[0]).rank
+    default = 0 if op_of(node) == "ArgMax" else -1
+    axis = node.attributes.get_int("axis", default)
+    if rank is None or not -rank <= axis < rank:
+        return None
+    axis %= rank
+    if op_of(node) == "ArgMax":
+        return axis
+    if "oftmax" in op_of(node) and (node.version or 13) < 13 and axis != rank - 1:
+        return None  # it flattens the axes from there on
+    return axes[axis] if axis < len(axes) else None
+
+
+def _moved(node: ir.Node, data: ir.Value, value: ir.Value, axes: Axes) -> Axes:
+    """Return the axes of the output for those of a node's data, given those of its result."""
+    before, after = info(data).shape, info(value).shape
+    if before is None or after is None or len(after) != len(axes):
+        return ()
+    if op_of(node) == "Transpose":
+        order = node.attributes.get_ints("perm", None) or range(len(before))[::-1]
+        return tuple(axes[list(order).index(i)] for i in range(len(before))) if len(order) == len(before) else ()
+    if len(before) == len(after) and before == after:
+        return axes
+    same = 0
+    while same < min(len(before), len(after)) and before[same] == after[same]:
+        same += 1
+    found: list[int | None] = [axes[i] if i < same else None for i in range(len(before))]
+    back = 1
+    while back <= min(len(before), len(after)) - same and before[-back] == after[-back]:
+        found[-back] = axes[-back]
+        back += 1
+    return tuple(found)
