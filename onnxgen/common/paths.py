@@ -20,7 +20,7 @@ _EXTRAS = {  # the modules that each extra of pyproject.toml installs, as they a
     "": "black click jinja2 numpy onnx onnx_ir platformdirs pygments rich safetensors",
     "torch": "torch",
     "verify": "onnxruntime",
-    "train": "PIL lightning matplotlib sklearn tensorboard torchmetrics",
+    "train": "PIL lightning matplotlib sklearn tensorboard torchmetrics yaml",
     "lora": "peft",
     "watch": "watchfiles",
 }
