@@ -460,10 +460,6 @@ MASKS: list[Case] = [
     ),
     ("a link to nothing", lambda f: ((f / MASK).unlink(), (f / MASK).symlink_to("none")), "the image has no mask", 3),
     (
-        "0 and 255 alone", all_masks(lambda m: (m > 0).astype(np.uint8) * 255),
-        "0 and 255 alone, and 255 is ignored", FATAL,
-    ),
-    (
         "all colours", all_masks(lambda m: np.array(colours(m))),
         "no image of the train part can be used: 4 faults", FATAL,
     ),

@@ -97,6 +97,26 @@ def test_kinds_of_masks(kind: str, tmp_path: Path) -> None:
     assert found.parts["train"].fields["mask"].classes == tuple(map(str, range(count)))
 
 
+def test_white_is_a_class_only_if_all_masks_are_black_and_white(tmp_path: Path) -> None:
+    write_masks(tmp_path, PARTS)
+    files = sorted((tmp_path / "masks").rglob("*.png"))
+    drawn = [np.where(np.asarray(Image.open(file)) > 0, np.uint8(255), np.uint8(0)) for file in files]
+    drawn[0][:] = 255  # one that is all white counts, too
+    for file, mask in zip(files, drawn):
+        Image.fromarray(mask).save(file)
+    found = opened(tmp_path, strict=True)
+    train = found.parts["train"]
+    assert train.fields["mask"].classes == ("0", "1")
+    for number, mask in enumerate(drawn[: len(train)]):
+        assert np.array_equal(mask_of(train, number), mask // 255)
+    assert "the masks are black and white: white (255) is class 1" in found.notes
+    drawn[1][0, 0] = 2
+    Image.fromarray(drawn[1]).save(files[1])
+    again = opened(tmp_path).parts["train"]
+    assert len(again) == len(train) - 1, "the white mask is all ignored"
+    assert {*mask_of(again).flatten().tolist()} == {0, 2, IGNORED_CLASS}
+
+
 @pytest.mark.parametrize("layout", ["parts outside", "labels", "no parts", "named"])
 def test_layouts_of_masks(layout: str, tmp_path: Path) -> None:
     write_masks(tmp_path, PARTS)

@@ -36,16 +36,18 @@ _CONVERT = "save it as an indexed or gray PNG whose values are the classes 0, 1,
 
 @dataclass(frozen=True)
 class Masked(Files):
-    """Image files with "mask": int64 [H, W] of class indices, `IGNORED_CLASS` where the file has its highest value.
+    """Image files with "mask": int64 [H, W] of class indices.
 
     Attributes:
         masks: the files.
         map_size: height and width that every mask gets; None if they differ and no size is set.
+        white: the class of the highest value: 1 if all masks are black and white, else `IGNORED_CLASS`.
     """
 
     target: str = MASK
     masks: tuple[Path, ...] = ()
     map_size: tuple[int, int] | None = None
+    white: int = IGNORED_CLASS
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -58,6 +60,7 @@ class Masked(Files):
     def take(self, indices: Sequence[int], seed: int) -> Batch:
         assert self.map_size is not None, "masks of several sizes"
         masks = np.stack([classes_in(self.masks[index], self.map_size) for index in indices])
+        masks[masks == IGNORED_CLASS] = self.white
         return {**super().take(indices, seed), MASK: torch.from_numpy(masks)}
 
 
@@ -126,8 +129,10 @@ def open_masks(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
 
     Image and mask have the same name but for their ending. Without names, classes are called by their numbers.
 
+    If all masks are black and white, white is class 1. Else 255 is what VOC means by it: this pixel does not count.
+
     Raises:
-        OnnxgenError: no image can be used, or all masks hold only 0 and 255.
+        OnnxgenError: no image can be used.
     """
     root = _root(path)
     faults = Faults(root)
@@ -179,18 +184,20 @@ def _opened(
     pairs = [pair for found in parts.values() for pair in found.items()]
     seen = looked(root, [image for image, _ in pairs])
     facts = looked(root, [mask for _, mask in pairs], _look, "masks")
-    sound = {image: _is_sound(image, mask, seen[image], facts[mask], faults) for image, mask in pairs}
+    values = {value for found in facts.values() if not isinstance(found, str) for value in found[2:]}
+    white = 1 if values == {0, IGNORED_CLASS} else IGNORED_CLASS
+    sound = {image: _is_sound(image, mask, seen[image], facts[mask], faults, white) for image, mask in pairs}
     kept = {part: [pair for pair in found.items() if sound[pair[0]]] for part, found in parts.items()}
     skipped = lost + sum(not fine for fine in sound.values())
     notes = faults.notes({part: len(found) for part, found in kept.items()}, strict, skipped)
-    used = [facts[mask] for found in kept.values() for _, mask in found]
-    classes = tuple(map(str, range(1 + _highest(root, used))))
+    notes += ["the masks are black and white: white (255) is class 1"] if white == 1 else []
+    classes = tuple(map(str, range(1 + max(white, *values))))
     sizes = {seen[image] for found in kept.values() for image, _ in found}
     one = sizes.pop() if len(sizes) == 1 else None
     made: dict[str, Samples] = {}
     for part, found in kept.items():
         images, masks = zip(*found)
-        made[part] = Masked(images, None, classes, one, masks=masks, map_size=one and one[1:])  # type: ignore[arg-type]
+        made[part] = Masked(images, None, classes, one, masks=masks, map_size=one and one[1:], white=white)  # type: ignore[arg-type]
     return DataSource(made, root.name, MASK, {"image": 255.0}, placed=frozenset({MASK}), notes=notes)
 
 
@@ -205,7 +212,7 @@ def _look(path: Path) -> Seen:
     return (*found.shape, *np.unique(found).tolist())
 
 
-def _is_sound(image: Path, mask: Path, seen: Seen, facts: Seen, faults: Faults) -> bool:
+def _is_sound(image: Path, mask: Path, seen: Seen, facts: Seen, faults: Faults, white: int) -> bool:
     """Return False and add a fault if a pair can't be used."""
     if isinstance(seen, str):
         faults.add(faults.place(image), f"can't be read: {seen}")
@@ -214,17 +221,9 @@ def _is_sound(image: Path, mask: Path, seen: Seen, facts: Seen, faults: Faults) 
     elif facts[:2] != seen[1:]:
         size, wanted = f"{facts[1]}x{facts[0]}", f"{seen[2]}x{seen[1]}"
         faults.add(faults.place(mask), f"the mask is {size}, but {image.name} is {wanted} (upright)")
-    elif facts[2:] == (IGNORED_CLASS,):
+    elif facts[2:] == (IGNORED_CLASS,) == (white,):
         faults.add(faults.place(mask), "all of the mask is ignored")
     else:
         return True
     return False
 
-
-def _highest(root: Path, facts: Sequence[Seen]) -> int:
-    """Return the highest class of all masks."""
-    values = {value for found in facts if not isinstance(found, str) for value in found[2:]}
-    if values == {0, IGNORED_CLASS}:
-        way = "write 1 in place of 255: Image.open(mask).point(lambda v: v // 255).save(mask)"
-        raise OnnxgenError(f"the masks of {root} have the values 0 and 255 alone, and 255 is ignored", help=way)
-    return max(values)
