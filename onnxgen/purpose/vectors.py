@@ -22,7 +22,7 @@ _LENGTHS = {"ReduceL2", "ReduceSumSquare", "ReduceSum", "Pow", "Mul", "Sqrt", "C
 _LENGTH = 10  # nodes that compute the length of a vector
 # coordinates of the points that networks for faces, hands and bodies find
 _LANDMARKS = {axes * points for axes in (2, 3) for points in (5, 17, 21, 33, 68, 98, 106, 194, 468, 478)}
-_VALUED = SIGMOID | set("Normalize LpNormalization Tanh Relu Softplus Exp Clip Mul Add Div Sub".split())
+_VALUED = SIGMOID | set("Normalize LpNormalization Tanh Relu Softplus Exp Clip Mul Add Div Sub Concat".split())
 _CLASSIFIERS = {"LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"}
 _REGRESSORS = {"LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"}
 _NARROW, _USUAL = 8, 16  # fewer numbers are rather a place, a direction or a rotation
