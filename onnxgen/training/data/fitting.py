@@ -34,6 +34,7 @@ from onnxgen.training.data.samples import PARTS, Batch, Data, Feeding, Field, Sa
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
+from onnxgen.training.goals.choice import names_of_classes
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
 
@@ -93,7 +94,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
     images = _image_steps(source, ports, feeding, settings, asked)
     target = next(iter(feeding.aims), "")
-    named = number_classes(source, feeding, settings.classes)
+    named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
     if targets:
         split(source, target, settings, fixed_batch(model) or 1)
     table = encode(source, ports, feeding, settings)
