@@ -133,20 +133,20 @@ IDS = {"last": [[0, 1], [2, 3]], "first": [[1, 2], [3, 4]]}
 @pytest.mark.parametrize(
     "target, more, says",
     [
-        ([[1, 2], [3, 1]], {}, "which class is the blank.*either may be.*--blank N"),
-        ([[0, 2], [3, 4]], {}, "both are used, so neither is.*--blank N"),
+        ([[1, 2], [3, 1]], {}, "which class is the blank.*either may be the blank.*blank=0 or blank=4"),
+        ([[0, 2], [3, 4]], {}, "both are used, so neither is"),
         ([[1, 2], [0, 4]], {"blank": 0}, r"column 'y' has \[0, 4\] in sample 1.*without the blank"),
         ([[1, 2], [-1, 4]], {}, r"\[-1, 4\] in sample 1"),
-        ([[1, 9], [2, 3]], {}, r"\[1, 9\] in sample 0"),
+        ([[1, 9], [2, 3]], {}, "the targets have class 9, but the output the classes 0 to 4"),
         ([[1] * 5, [2, 3, -1, -1, -1]], {"blank": 0, "strict": True}, "1 of 2 targets need more than .* 6 steps"),
         ([[1] * 5, [2] * 5], {"blank": 0}, "2 of 2 targets need more"),
         ([[0.5], [1.0]], {}, "holds torch.float32"),
         ([3, 4], {}, "single numbers"),
-        (["abc", "xyz"], {}, "6 characters, but the output 4 .*--replace-head 7"),
-        (["ab", "ax"], {"classes": ("a", "b")}, "'x', which --classes lacks"),
+        (["abc", "xyz"], {}, "6 characters, but the output 4 .*replace_head=7"),
+        (["ab", "ax"], {"classes": ("a", "b")}, "the texts have x, which are not in classes"),
         ([[1, 2], [3, 4]], {"classes": ("a", "b")}, "2 names, but the output has 4 beside the blank"),
-        ([[1, 2], [3, 4]], {"loss": "mse"}, "--loss does not go with --task ctc"),
-        ([[1, 2], [3, 4]], {"blank": 5}, "--blank 5: the output has the classes 0 to 4"),
+        ([[1, 2], [3, 4]], {"loss": "mse"}, "loss does not go with task=.ctc. -> leave out loss"),
+        ([[1, 2], [3, 4]], {"blank": 5}, "blank=5: the output has the classes 0 to 4"),
     ],
 )
 def test_what_a_reader_refuses(target: Any, more: dict[str, Any], says: str) -> None:
@@ -305,7 +305,7 @@ def test_keypoints_are_trained_evaluated_asked_and_exported(tmp_path: Path) -> N
     learner = load(tmp_path / "run", device="cpu")
     held = learner.evaluate(data)
     assert held["keypoint_error"] == pytest.approx(result.history[0]["val_keypoint_error"])
-    (first, *_) = learner.predict({"x": x})
+    first, *_ = learner.predict({"x": x})
     assert first.answer.value.shape == (2, 3) and 0 <= first.answer.value[..., :2].min() <= 1
     assert run(["export", str(tmp_path / "run"), "-o", str(tmp_path / "out.onnx"), "-q"]) == 0
     with pytest.raises(OnnxgenError, match="augment flip moves the image, but not its keypoints"):

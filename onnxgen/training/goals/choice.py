@@ -106,7 +106,7 @@ def refuse_for_task(kind: TaskKind, settings: Settings) -> None:
     for name in LOSS_SETTINGS:
         if name not in kind.takes and getattr(settings, name) != getattr(default, name):
             option = f"--{name.replace('_', '-')}"
-            raise OnnxgenError(f"{option} does not go with --task {settings.task}", help=f"leave {option} out")
+            raise OnnxgenError(f"{option} does not go with --task {settings.task}", help=f"leave out {option}")
 
 
 def _of_function(spec: str, found: Situation) -> Goal:

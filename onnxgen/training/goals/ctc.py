@@ -203,7 +203,9 @@ def _blank(found: Situation, layout: Layout, used: Sequence[int], names: Sequenc
         if len(marks) == 1:
             return marks[0]
         what = f"--classes names all {layout.classes} classes of the output: one of them is the blank"
-        raise OnnxgenError(what, help="give its number: --blank N")
+        raise OnnxgenError(what, help=f"give its number, up to {last}: --blank 0")
+    if used and used[-1] > last:
+        raise OnnxgenError(f"the targets have class {used[-1]}, but the output the classes 0 to {last}")
     ends = [end for end in (0, last) if end not in used]
     if not used:
         return 0  # texts fit either; it is torch's
@@ -211,7 +213,7 @@ def _blank(found: Situation, layout: Layout, used: Sequence[int], names: Sequenc
         return ends[0]
     which = "either may be" if ends else "both are used, so neither is"
     what = f"which class is the blank? The output's are 0 to {last}, the targets' {used[0]} to {used[-1]}"
-    raise OnnxgenError(f"{what}: {which} the blank", help=f"--blank N (0 or {last})")
+    raise OnnxgenError(f"{what}: {which} the blank", help=f"say which: --blank 0 or --blank {last}")
 
 
 def _check_characters(
@@ -226,7 +228,7 @@ def _check_characters(
         what = f"the texts have {len(characters)} characters, but the output {layout.classes - 1} beside the blank"
         raise OnnxgenError(what, help=f"--replace-head {len(characters) + 1}, if the model ends in a layer of classes")
     if lacking := sorted({c for i in known for c in texts[i]} - {*characters}):
-        what = f"the texts have {listed(map(repr, lacking))}, which --classes lacks"
+        what = f"the texts have {listed(lacking)}, which are not in --classes"
         raise OnnxgenError(what, help="add them to --classes")
 
 
@@ -266,6 +268,6 @@ def _check(found: Situation, goal: Reading) -> list[str]:
         return []
     what = f"{long} of {total} targets need more than the output's {own.steps} steps (the first is sample {first})"
     if found.settings.strict or long == total:
-        way = "give shorter targets" + (", or leave --strict out" if long < total else "")
+        way = "give shorter targets" + (", or leave out --strict" if long < total else "")
         raise OnnxgenError(what, help=way)
     return [f"{what}: they are not trained"]

@@ -172,7 +172,7 @@ def _loss(asked: Any, of_maps: bool) -> str:
         raise OnnxgenError("--task keypoints trains one output, so --loss is a name", help="--loss l1 or mse")
     if of_maps:
         if asked not in ("auto", "mse", "mse_loss"):
-            raise OnnxgenError(f"heatmaps are trained with mse, not {asked}", help="leave --loss out")
+            raise OnnxgenError(f"heatmaps are trained with mse, not {asked}", help="leave out --loss")
         return "mse"
     name = "l1" if asked == "auto" else asked
     by_name(name, NAMES, "loss of --task keypoints")
