@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 # Parts of the names of metrics.
-LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "divergence")
+LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "divergence", "ranked_probability")
 
 
 def lower_is_better(metric: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.profilers import SimpleProfiler
+from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen._callable import callable_module
@@ -33,6 +34,7 @@ from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
 from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.goals.goal import suffixed
+from onnxgen.training.goals.own import keep_state, own_modules, restore
 from onnxgen.training.loader import Loader
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
@@ -43,7 +45,7 @@ from onnxgen.training.report.examples import examples
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
-from onnxgen.training.runs.folder import BEST, CHECKPOINTS, RUNS, latest
+from onnxgen.training.runs.folder import BEST, CHECKPOINTS, GOAL, RUNS, latest
 from onnxgen.training.runs.keep import Kept, kept, placed
 from onnxgen.training.runs.learner import going_on_with, split_again
 from onnxgen.training.runs.record import read_record
@@ -139,6 +141,7 @@ def run(
     settings = plan.settings
     if not callbacks:  # a user's callbacks may log other metrics
         _check_monitor(plan)
+    _refuse_sharded(plan)
     network = prepare_for(plan.model, plan.device).train()
     dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
@@ -337,6 +340,11 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, k
             (load_weights if keep.only is None else load_adapter)(model, out / BEST)
         if keep.only is not None:
             merge(model)
+        if (out / GOAL).is_file():
+            keep_state(model, load_file(out / GOAL))
+    task = trainer.lightning_module
+    if isinstance(task, Task) and (out / GOAL).is_file() and stopped != "interrupted":
+        restore(whole, task.objectives)
 
 
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
@@ -351,11 +359,21 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
         weight_decay=settings.weight_decay,
         layer_decay=settings.layer_decay,
     )
+    if own := [p for module in own_modules(plan.objectives) for p in module.parameters()]:
+        decay = {} if settings.weight_decay is None else {"weight_decay": settings.weight_decay}
+        groups.append({"name": "goal", "params": own, "lr": rate, **decay})
     optimizer = make_optimizer(groups, settings, plan.device)
     steps = max(1, math.ceil(total / settings.epochs))
     watched = "train_loss" if plan.data.val is None else "val_loss"
     warmup, schedule = make_warmup(optimizer, settings), make_schedule(optimizer, settings, total, steps, watched)
     return [optimizer], [made for made in (warmup, schedule) if made is not None]
+
+
+def _refuse_sharded(plan: Plan) -> None:
+    own = any(True for module in own_modules(plan.objectives) for _ in module.parameters())
+    if own and plan.settings.strategy == "fsdp":
+        what = f"--task {plan.settings.task} has parameters of its own, which --strategy fsdp does not exchange"
+        raise OnnxgenError(what, help="--strategy ddp")
 
 
 def _check_optimization(plan: Plan, network: nn.Module) -> None:

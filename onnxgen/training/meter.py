@@ -10,7 +10,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.goals.goal import Goal, Made, Outputs, suffixed
-from onnxgen.training.losses import IGNORED_CLASS
+from onnxgen.training.goals.measured import IGNORED_CLASS
 
 FLUSH = 256  # batches between two transfers from the device, each of which waits for it
 MAX_HELD_ELEMENTS = 1 << 18  # of outputs not counted yet; counting many batches at once is faster

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen.common.paths import python_file
@@ -20,7 +21,8 @@ from onnxgen.runtime.partial import load_partly, under_own_keys
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.preprocessing import fitted
-from onnxgen.training.runs.folder import BEST, NAME, best_of
+from onnxgen.training.goals.own import keep_state
+from onnxgen.training.runs.folder import BEST, GOAL, NAME, best_of
 from onnxgen.training.runs.record import Record, read_record
 
 if TYPE_CHECKING:
@@ -128,6 +130,8 @@ def _as_in(model: nn.Module, record: Record, run: Path) -> nn.Module:
     settings = record.settings_for(run)
     set_scale(model, settings.normalize, fitted(settings.table))
     set_classes(model, settings.classes)
+    if (run / GOAL).is_file():
+        keep_state(model, load_file(run / GOAL))
     return model
 
 

@@ -26,7 +26,7 @@ from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.scratch import reset
-from onnxgen.training.goals.choice import Situation, output_names, task_kind
+from onnxgen.training.goals.choice import Situation, output_names, refuse_for_task, task_kind
 from onnxgen.training.goals.goal import Goal, suffixed
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
@@ -95,6 +95,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     for samples in opened.parts.values():
         refuse_outside(samples, objectives)
     set_scale(model, opened.normalize, opened.table)
+    settings = replace(settings, **{k: v for made in objectives for k, v in made.settled.items()})
     classes = settings.classes or classes_used(opened, feeding)
     set_classes(model, classes)
     objectives = stressed(objectives, opened.train, replace(settings, classes=classes))
@@ -103,6 +104,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
     notes = [*filter(None, [said]), *opened.notes]
+    notes += [said for made in objectives for said in made.said]
     plan = Plan(model, opened, feeding, objectives, device, settings, notes, adapter)
     for made in objectives if settings.loss == "auto" else ():
         if not isinstance(made, Objective):
@@ -145,7 +147,7 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
     outputs = trial(model, batch, feeding)
     names = output_names(model, len(outputs))
     if (kind := task_kind(settings.task)) is not None:
-        _refuse_for_task(settings)
+        refuse_for_task(kind, settings)
         return list(kind.make(Situation(model, batch, outputs, samples, feeding, names, settings)))
     found: list[Goal] = []
     for index, column in feeding.targets.items():
@@ -162,15 +164,6 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
         found.append(made)
     _refuse_unknown(settings.loss, names, feeding)
     return found
-
-
-def _refuse_for_task(settings: Settings) -> None:
-    """Refuse settings that only losses of single outputs have."""
-    default = Settings()
-    for name in ("loss", "loss_weights", "class_weights", "label_smoothing", "metric"):
-        if getattr(settings, name) != getattr(default, name):
-            option = f"--{name.replace('_', '-')}"
-            raise OnnxgenError(f"{option} does not go with --task {settings.task}", help=f"leave {option} out")
 
 
 def _field(samples: Samples, column: str) -> Field:
@@ -196,9 +189,9 @@ def _refuse_one_hot(samples: Samples, column: str) -> None:
 def refuse_outside(samples: Samples, objectives: Sequence[Goal]) -> None:
     """Refuse targets of a binary loss that are not from 0 to 1: torch fails on some, and learns nothing of others."""
     for made in objectives:
-        binary = isinstance(made, Objective) and made.is_binary
-        values = Values(samples, [made.column])[made.column] if binary else ()
-        for wrong in (found[(found < 0) | (found > 1)] for _, found in values):
+        if not isinstance(made, Objective) or not made.is_binary:
+            continue
+        for wrong in (found[(found < 0) | (found > 1)] for _, found in Values(samples, [made.column])[made.column]):
             if len(wrong):
                 what = f"{made.loss} needs targets from 0 to 1, but column {made.column!r} has {wrong[0].item():g}"
                 raise OnnxgenError(

@@ -41,6 +41,9 @@ class Settings:
     metric: tuple[str, ...] = _task(
         (), "NAME", "Also compute this metric of torchmetrics in evaluations (F1Score); may be repeated."
     )
+    blank: int | None = _task(
+        None, "N", "Of --task ctc: the class that stands for no character. Default: the one that no target has."
+    )
     epochs: int = _length(10, "N", "Passes over the training data.")
     max_steps: int | None = _length(
         None, "N", "Stop after N optimizer steps, if that comes before the end of the last epoch."
@@ -156,7 +159,7 @@ class Settings:
     def _check_numbers(self) -> None:
         limits = {
             "at least 1": ("epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora", 1),
-            "at least 0": ("warmup label_smoothing", 0),
+            "at least 0": ("warmup label_smoothing blank", 0),
         }
         for words, (names, least) in limits.items():
             for name in names.split():
@@ -206,8 +209,9 @@ def _names(classes: Iterable[str]) -> tuple[str, ...]:
         )
     found = tuple(map(str, classes))
     for place, name in enumerate(found):
-        if not name.strip() or name in found[:place]:
-            raise OnnxgenError(f"classes has {name!r} twice" if name.strip() else "classes has an empty name")
+        empty = not name.strip() and name != " "  # a text may have spaces
+        if empty or name in found[:place]:
+            raise OnnxgenError("classes has an empty name" if empty else f"classes has {name!r} twice")
     return found
 
 

@@ -11,7 +11,8 @@ from onnxgen.errors import OnnxgenError, did_you_mean
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.goals.goal import Goal
-from onnxgen.training.losses import BINARY_LOSSES, IGNORED_CLASS, Objective
+from onnxgen.training.goals.measured import IGNORED_CLASS
+from onnxgen.training.losses import BINARY_LOSSES, Objective
 from onnxgen.training.settings import Settings
 
 

@@ -12,12 +12,15 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Batch, Feeding
 from onnxgen.training.finetune.blocks import blocks
 from onnxgen.training.goals.goal import Goal, Made, Outputs
 from onnxgen.training.loader import Loader
 from onnxgen.training.memory import Micro
 from onnxgen.training.meter import CPU, Meter
+
+GOALS = "goals."  # the prefix of the goals' tensors in a checkpoint
 
 
 class Task(lightning.LightningModule):
@@ -108,7 +111,7 @@ class Task(lightning.LightningModule):
             loss, made = self.compute(batch)
             self._meters["train"].add(made)
         else:
-            loss = self.micro.forward(self.model, batch, self._share)
+            loss = self.micro.forward(self._trained, batch, self._share)
         return loss if weight == 1 else loss * weight
 
     # Lightning inspects the method's signature at each step, which is slow without this.
@@ -121,8 +124,12 @@ class Task(lightning.LightningModule):
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         first = self.trainer.accumulate_grad_batches == 1  # first and only batch of its step
         scaled = scaler is not None or not first or self._weight != 1
-        for made in self.micro.backward(self.model, loss, self._share, scaled=scaled, first=first):
+        for made in self.micro.backward(self._trained, loss, self._share, scaled=scaled, first=first):
             self._meters["train"].add(made)
+
+    @property
+    def _trained(self) -> nn.Module:
+        return nn.ModuleList([self.model, self.goals]) if self.goals else self.model
 
     @property
     def _weight(self) -> float:
@@ -139,6 +146,9 @@ class Task(lightning.LightningModule):
         with self.trainer.precision_plugin.train_step_context():
             total, made = self.compute(part)
             if part is not whole:
+                if not all(objective.splits for objective in self.objectives):
+                    what = "out of memory, and this loss compares all samples of a batch: it can't be computed in parts"
+                    raise OnnxgenError(what, help=f"--batch-size {len(next(iter(part.values())))}")
                 parts = zip(self.objectives, made, strict=True)
                 total = _sum(loss * objective.share(part, whole) for objective, (loss, _, _) in parts)
         return total, [(loss.detach(), output.detach(), target) for loss, output, target in made]

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from onnxgen.cli import run
+from samples.tasks import goals
 from samples.tasks.make import make
 from tests.conftest import ROOT
 from tests.docs.blocks import blocks
@@ -214,6 +215,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "photos2": digits,
     **dict.fromkeys(DIGITS, digit),
     "tasks": make,
+    "goals": goals.make,
     "text.npz": text,
     "boxes.npz": boxes,
     "digits": trained,

@@ -54,6 +54,7 @@ GIVEN = {
     "docs/LARGE_MODELS.md": "llm.onnx mnist.onnx",
     "docs/QUANTIZED.md": "mnist-int8.onnx",
     "docs/RUNS.md": "mnist.onnx photos photos2 three.png seven.png",
+    "docs/TASKS.md": "goals goals/mnist.onnx",
     "docs/TRAINING.md": "mnist.onnx photos three.png",
     "docs/VERIFY.md": "model.py",
     "samples/lightning_module/README.md": "samples",
@@ -62,7 +63,7 @@ GIVEN = {
     "samples/tasks/README.md": "tasks",
 }
 TYPED_IN = {f"samples/{name}/README.md": f"samples/{name}" for name in ("lightning_module", "mnist")}
-TYPED_IN["samples/tasks/README.md"] = "tasks"
+TYPED_IN |= {"samples/tasks/README.md": "tasks", "docs/TASKS.md": "goals"}
 
 # What is not run: a pattern of a command, or of a block that is no shell, and why.
 NOT_RUN = {

@@ -24,8 +24,8 @@ from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import between_batches, resume_loops
 from onnxgen.training.checkpoint.store import KEY, Store, own_part, reason
 from onnxgen.training.checkpoint.weights import COMPILED, finite, plain, save_weights, tied_names, write
-from onnxgen.training.runs.folder import BEST, LAST, holds_a_run, need_run
-from onnxgen.training.task import Task
+from onnxgen.training.runs.folder import BEST, GOAL, LAST, holds_a_run, need_run
+from onnxgen.training.task import GOALS, Task
 from onnxgen.training.trainer import metrics
 
 BATCHES_PER_LOSS_CHECK = 64
@@ -102,7 +102,7 @@ class Checkpoints(lightning.Callback):
                 way = "to keep a run, give the next one another --out FOLDER"
                 rank_zero_only(self.say)(f"the earlier run in {self.out} is replaced; {way}")
             self.store.clear()
-            for name in (BEST, LAST):
+            for name in (BEST, LAST, GOAL):
                 (self.out / name).unlink(missing_ok=True)
             return None
         compare(own_part(found)["identity"], self.identity)
@@ -210,16 +210,19 @@ class Checkpoints(lightning.Callback):
             of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
             weights = plain(self._kept(of_model), self._tied_names)
             self._write(weights, LAST)
+            of_goals = {n.removeprefix(GOALS): t for n, t in state.items() if n.startswith(GOALS)}
             if better:
                 self._write(weights, BEST)
+                if of_goals:
+                    self._write(plain(of_goals), GOAL, {})
         self._save(trainer, task)
 
     def _kept(self, state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         """Return what is saved of a state dict whose names have a prefix."""
-        names = {f"{prefix}{name}" for name in self.only or ()}
-        return {
-            name: value for name, value in state.items() if self.only is None or name.replace(COMPILED, "") in names
-        }
+        if self.only is None:
+            return dict(state)
+        names = {f"{prefix}{name}" for name in self.only}
+        return {n: value for n, value in state.items() if n.replace(COMPILED, "") in names or n.startswith(GOALS)}
 
     def _monitored(self, trainer: lightning.Trainer) -> dict[str, float]:
         """Return the logged metrics. Raises `OnnxgenError` if `monitor` is missing or the validation loss is NaN."""
@@ -236,10 +239,11 @@ class Checkpoints(lightning.Callback):
         trainer.save_checkpoint(self.store.last)
         self._saved, self._trained = time.monotonic(), False
 
-    def _write(self, found: dict[str, Tensor], name: str) -> None:
+    def _write(self, found: dict[str, Tensor], name: str, constants: Mapping[str, Tensor] | None = None) -> None:
         self._failed = None
+        constants = self.constants if constants is None else constants
         try:
-            write({**found, **self.constants}, self.out / name, self.metadata)
+            write({**found, **constants}, self.out / name, self.metadata)
         except OSError as error:
             self._failed = error
             self.say(f"{name} was not written: {reason(error)}; the one before it is kept")
@@ -249,7 +253,7 @@ class Checkpoints(lightning.Callback):
         losses, self._losses = self._losses, []
         finite_ones = torch.stack([loss for _, loss in losses]).isfinite().tolist() if losses else []
         step = next((step for (step, _), good in zip(losses, finite_ones, strict=True) if not good), None)
-        if step is None and task is not None and not finite(task.model):
+        if step is None and task is not None and not (finite(task.model) and finite(task.goals)):
             step = trainer.global_step
         if not _most(trainer, step is not None):
             return

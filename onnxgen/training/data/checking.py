@@ -22,6 +22,7 @@ from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.values import Values
+from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.model import trial_batch
 from onnxgen.training.settings import Settings
 
@@ -165,7 +166,7 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
         problems.add(what, help=f"--replace-head {has}")
         return
     for part, values in parts.items():
-        if found := values.outside(column, 0, count - 1, losses.IGNORED_CLASS if field.shape else None):
+        if found := values.outside(column, 0, count - 1, IGNORED_CLASS if field.shape else None):
             what = f"column {column!r} of {part} has {found}: the model's {count} classes are 0 to {count - 1}"
             way = "count the classes from 0" if found.startswith("-") else f"--replace-head {has}"
             problems.add(what, help=way)

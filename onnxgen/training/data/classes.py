@@ -14,8 +14,13 @@ from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.data.source import DataSource, listed
 
 
-def number_classes(source: DataSource, feeding: Feeding, classes: tuple[str, ...]) -> frozenset[str]:
+def number_classes(
+    source: DataSource, feeding: Feeding, classes: tuple[str, ...], named_by: str = "all"
+) -> frozenset[str]:
     """Renumber targets that hold class names by the position in `classes`. Without `classes` they stay sorted.
+
+    Args:
+        named_by: what `classes` names: see `TaskKind.classes`.
 
     Returns:
         The targets that hold class names.
@@ -24,11 +29,12 @@ def number_classes(source: DataSource, feeding: Feeding, classes: tuple[str, ...
         OnnxgenError: the data has a class that is not in `classes`, or several targets hold names.
     """
     named = [column for column in feeding.aims if column in source.text]
-    if classes and len(named) > 1:
+    if classes and len(named) > 1 and named_by == "all":
         what = f"classes= names the classes of one target, but {listed(named)} all hold names"
         raise OnnxgenError(what, help="store the other targets as class indices")
-    for column in named if classes else ():
+    for column in named if classes and named_by != "characters" else ():
         has = next(iter(source.parts.values())).fields[column].classes
+        classes = (*classes, *(name for name in has if name not in classes and named_by == "some"))
         if unknown := [name for name in has if name not in classes]:
             what = f"{source.name} has class {listed(unknown)}, but classes= has {listed(classes)}"
             raise OnnxgenError(what, help="remove these samples, or add the class to classes=")

@@ -13,7 +13,7 @@ from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import listed, target_called
-from onnxgen.training.goals.choice import task_kind
+from onnxgen.training.goals.choice import TaskKind, task_kind
 from onnxgen.training.settings import Settings
 
 
@@ -39,7 +39,7 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
     """Like `feed`, for samples whose target is `known` ("" if it isn't)."""
     columns = list(samples.fields)
     if (kind := task_kind(settings.task)) is not None:
-        return _for_task(kind.reads if targets else "", columns, known, ports, settings)
+        return _for_task(kind, columns, known, ports, settings, targets)
     problems = Problems()
     inputs = _inputs_named(columns, ports, settings, problems)
     outputs = _targets_named(columns, ports, settings, problems, targets)
@@ -63,11 +63,18 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
     return Feeding(tuple(inputs[port.name] for port in ports.inputs), dict(sorted(outputs.items())) if targets else {})
 
 
-def _for_task(reads: str, columns: list[str], known: str, ports: Signature, settings: Settings) -> Feeding:
+def _for_task(
+    kind: TaskKind, columns: list[str], known: str, ports: Signature, settings: Settings, targets: bool
+) -> Feeding:
     """Return the columns of the inputs, and those that a task reads (see `TaskKind.reads`)."""
-    problems = Problems()
+    problems, reads = Problems(), kind.reads if targets else ""
     inputs = _inputs_named(columns, ports, settings, problems)
-    target = settings.target if isinstance(settings.target, str) else known or target_called(columns)
+    said = settings.target if isinstance(settings.target, (str, type(None))) else next(iter(settings.target.values()))
+    if reads == "target" and said is not None and said not in columns:
+        problems.add(f"--target {printable(said)}: the data has no such column (it has {listed(columns)})")
+        problems.raise_if_any()
+    usual = next((column for column in kind.columns if column in columns), "")
+    target = said or known or usual or target_called(columns)
     left = [column for column in columns if column not in (*inputs.values(), target)]
     open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
     if len(open_inputs) == 1 and (len(left) == 1 or reads == "rest"):

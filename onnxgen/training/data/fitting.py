@@ -35,6 +35,7 @@ from onnxgen.training.data.samples import PARTS, Batch, Data, Feeding, Field, Sa
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
+from onnxgen.training.goals.choice import names_of_classes
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
 
@@ -94,7 +95,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     images = _image_steps(source, ports, feeding, settings, asked)
     placed = _placed(source, ports, feeding, images, model, recipes(settings.augment, source.glyphs))
     target = next(iter(feeding.aims), "")
-    named = number_classes(source, feeding, settings.classes)
+    named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
     if targets:
         split(source, target, settings, fixed_batch(model) or 1)
     table = encode(source, ports, feeding, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,13 +50,35 @@ class TaskKind:
         reads: the columns beside the inputs that the task reads: "target" (the one that is the target), "rest" (all
             columns that no input takes), or "" (none).
         make: returns the goals. It raises `OnnxgenError` if model and data do not suit the task.
+        columns: names that the target usually has.
+        takes: settings that it reads of those for losses of single outputs (`LOSS_SETTINGS`).
+        classes: what `--classes` names: "all" classes of the target, "some" of them (there may be others in other
+            data), or "characters" of its texts.
     """
 
     reads: str
     make: Callable[[Situation], Sequence[Goal]]
+    columns: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    classes: str = "all"
 
 
-TASKS: dict[str, TaskKind] = {}
+def _made_by(module: str) -> Callable[[Situation], Sequence[Goal]]:
+    """Return the `make` of a module of this package, which is imported when it is called."""
+
+    def make(found: Situation) -> Sequence[Goal]:
+        made: Sequence[Goal] = importlib.import_module(f"{__package__}.{module}").make(found)
+        return made
+
+    return make
+
+
+LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric")
+TASKS: dict[str, TaskKind] = {
+    "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
+    "embedding": TaskKind("target", _made_by("embedding"), takes=("loss",), classes="some"),
+    "keypoints": TaskKind("target", _made_by("keypoints"), columns=("keypoints",), takes=("loss",)),
+}
 
 
 def task_kind(name: str) -> TaskKind | None:
@@ -69,6 +92,21 @@ def task_kind(name: str) -> TaskKind | None:
     if FUNCTION.fullmatch(name):
         return TaskKind("rest", lambda found: [_of_function(name, found)])
     return by_name(name, TASKS, "task")
+
+
+def names_of_classes(name: str) -> str:
+    """Return `TaskKind.classes` of the task that `--task` names."""
+    kind = task_kind(name)
+    return "all" if kind is None else kind.classes
+
+
+def refuse_for_task(kind: TaskKind, settings: Settings) -> None:
+    """Refuse settings that the task does not read. Raises `OnnxgenError`."""
+    default = Settings()
+    for name in LOSS_SETTINGS:
+        if name not in kind.takes and getattr(settings, name) != getattr(default, name):
+            option = f"--{name.replace('_', '-')}"
+            raise OnnxgenError(f"{option} does not go with --task {settings.task}", help=f"leave out {option}")
 
 
 def _of_function(spec: str, found: Situation) -> Goal:

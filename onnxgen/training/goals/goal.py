@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from onnxgen.training.data.samples import Batch
+
+if TYPE_CHECKING:
+    from onnxgen.training.runs.record import Target
 
 Outputs: TypeAlias = tuple[Tensor, ...]  # of the model, in the graph's order
 Made: TypeAlias = tuple[Tensor, Tensor, Tensor]  # the loss of a batch, and what `Goal.row` counts
@@ -82,12 +86,18 @@ class Goal:
         monitor: the metric that decides which weights are best, without the name of the part.
         columns: the data's columns that it reads beside the inputs.
         classes: the number of classes of a classifier whose accuracy is counted; else 0.
+        said: facts for the user: what was chosen.
+        settled: settings that the data decided, by name. They are kept, so that other data is treated alike.
+        splits: False if the loss compares the samples of a batch, so that parts of it do not add up to the batch.
     """
 
     name: str
     classes: int
     monitor: str = "loss"
     columns: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    settled: Mapping[str, Any] = MappingProxyType({})
+    splits: ClassVar[bool] = True
 
     def compute(self, outputs: Outputs, batch: Batch, training: bool = False) -> Made:
         """Return the mean loss, and what `row` counts: here the weight of the batch, twice."""
@@ -114,6 +124,10 @@ class Goal:
     def chosen(self, output: Tensor) -> Tensor:
         """Return the class index that a classifier predicts for each target."""
         raise NotImplementedError
+
+    def target(self) -> Target | None:
+        """Return how the output is read when a run predicts; None: as it is."""
+        return None
 
     def scores(self) -> Scores | None:
         """Return new metrics for an evaluation; None if there are no others than the loss and the accuracy."""

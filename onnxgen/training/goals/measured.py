@@ -60,7 +60,13 @@ def _classes(module: Any, prefix: str) -> list[tuple[str, type[torchmetrics.Metr
     named = [(name, getattr(module, name)) for name in module.__all__ if name.startswith(prefix)]
     # A metric that says whether higher is better is one number: no curve, table or threshold.
     found = [(name.removeprefix(prefix), one) for name, one in named if issubclass(one, torchmetrics.Metric)]
-    return [(name, one) for name, one in found if one.higher_is_better is not None]
+    return [(name, one) for name, one in found if one.higher_is_better is not None and _takes_two(one)]
+
+
+def _takes_two(metric: type[torchmetrics.Metric]) -> bool:
+    """Return True if a metric needs output and target alone (not the group of each sample, as Fairness does)."""
+    takes = [*inspect.signature(metric.update).parameters.values()][1:]
+    return sum(one.default is one.empty for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD) <= 2
 
 
 def _metric(name: str, objective: Objective) -> torchmetrics.Metric:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onnxgen.training.goals.decoding import greedy, peaks, spelled
 from onnxgen.training.losses import BINARY_LOSSES
 from onnxgen.training.runs.record import Target
 
@@ -24,9 +25,11 @@ class Answer:
     """What one output says about one sample.
 
     Attributes:
-        label: the most probable class; the labels that hold, if there may be several; None for numbers and maps.
+        label: the most probable class; the labels that hold, if there may be several; the text of a CTC output; None
+            for numbers and maps.
         probabilities: of each class or label, in the model's order; empty for numbers and maps.
-        value: for a map of classes, the class index at each position; else the output as it is.
+        value: for a map of classes, the class index at each position; for heatmaps, x, y (as shares of width and
+            height) and the peak of each keypoint [K, 3]; else the output as it is.
     """
 
     label: str | tuple[str, ...] | None
@@ -84,10 +87,12 @@ def answer(output: Tensor, target: Target | None) -> Answer:
     """Return what one output says about one sample.
 
     Args:
-        output: for one sample, with a batch axis of 1.
+        output: for one sample, with a batch axis of 1 (at `target.batch`).
         target: what the output was trained for; None if it was not trained.
     """
     output = output.float() if output.dtype in _HALF else output
+    if target is not None and target.loss in READERS:
+        return READERS[target.loss](output, target)
     value = output[0].numpy()
     if target is None or not target.classes:
         return Answer(None, {}, value)
@@ -123,3 +128,17 @@ def _labels(output: Tensor, target: Target) -> Answer:
     many = target.names if len(target.names) == found.numel() else tuple(map(str, range(found.numel())))
     likely = dict(zip(many, found.tolist(), strict=True))
     return Answer(tuple(name for name, p in likely.items() if p > LIKELY), likely, value)
+
+
+def _text(output: Tensor, target: Target) -> Answer:
+    """Return the text of class scores, whose axes are `target.batch`, `target.axis` and time."""
+    best = output.argmax(target.axis, keepdim=True).squeeze(target.axis).reshape(1, -1)
+    ids = greedy(best, target.blank)[0]
+    return Answer(spelled(ids, target.blank, target.names), {}, output.squeeze(target.batch).numpy())
+
+
+def _peaks(output: Tensor, target: Target) -> Answer:
+    return Answer(None, {}, peaks(output)[0].numpy())
+
+
+READERS = {"ctc_loss": _text, "heatmaps": _peaks}

@@ -9,6 +9,7 @@ from pathlib import Path
 from onnxgen.errors import OnnxgenError
 
 LAST, BEST = "last.safetensors", "best.safetensors"
+GOAL = "goal.safetensors"  # the parameters that the task itself has, in the best epoch
 CHECKPOINTS, CONFIG = "checkpoints", "config.toml"
 MODULE, RECORD, METRICS = "model.py", "run.json", "metrics.csv"
 NAME = "name a module that onnxgen generated, or the folder of a run"

@@ -29,8 +29,9 @@ from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
 from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
-from onnxgen.training.data.samples import Field, Samples
+from onnxgen.training.data.samples import Samples
 from onnxgen.training.finetune.adapters import KEY
+from onnxgen.training.goals.goal import Goal
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective
 from onnxgen.training.model import trial_batch
@@ -175,9 +176,7 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         parts={name: part(samples) for name, samples in plan.data.parts.items()},
         inputs=tuple(_input(port.name, column, train, plan.data.joined.get(column, ())) for port, column in ports),
         targets=tuple(
-            _target(made, signature, train.fields[made.column], plan)
-            for made in plan.objectives
-            if isinstance(made, Objective)
+            target for made in plan.objectives if (target := _target(made, signature, train, plan)) is not None
         ),
         settings=noted(plan.settings),
     )
@@ -199,8 +198,10 @@ def _input(name: str, column: str, samples: Samples, joined: Sequence[str]) -> I
     return Input(name, column, str(made.dtype).removeprefix("torch."), tuple(made.shape), image, tuple(joined))
 
 
-def _target(made: Objective, signature: Signature, field: Field, plan: Plan) -> Target:
-    ports = signature.outputs
+def _target(made: Goal, signature: Signature, train: Samples, plan: Plan) -> Target | None:
+    if not isinstance(made, Objective):
+        return made.target()
+    ports, field = signature.outputs, train.fields[made.column]
     name = ports[made.output].name if made.output < len(ports) else f"output{made.output}"
     names = (plan.settings.classes or field.classes) if made.classes else ()
     return Target(made.output, name, made.column, made.loss, made.ending.kind, made.classes, made.axis, names)

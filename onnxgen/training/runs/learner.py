@@ -156,7 +156,8 @@ class Learner:
         by_output = {target.output: target for target in self.record.targets}
         shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
         for row, name in enumerate(names):
-            yield Prediction(name, {ports[n]: answer(made[n][row : row + 1], by_output.get(n)) for n in shown})
+            of_row = {n: made[n].narrow(by_output[n].batch if n in by_output else 0, row, 1) for n in shown}
+            yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n)) for n in shown})
 
     # Opening data.
 

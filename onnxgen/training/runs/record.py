@@ -71,7 +71,10 @@ class Target:
         activation: what the model ends in: "softmax", "log_softmax", "sigmoid" or "".
         classes: number of classes; 0 if this is not a classifier. With 2 classes the output may be one number.
         axis: the output's axis along which the classes lie.
-        names: of the classes, in order; there may be fewer than classes, or none.
+        names: of the classes, in order; there may be fewer than classes, or none. Of a text its characters, without
+            the blank.
+        batch: the output's batch axis.
+        blank: the class that stands for no character, of a text (loss "ctc_loss").
     """
 
     output: int
@@ -82,6 +85,8 @@ class Target:
     classes: int
     axis: int
     names: tuple[str, ...]
+    batch: int = 0
+    blank: int = 0
 
     @property
     def all_names(self) -> tuple[str, ...]:

@@ -1,0 +1,273 @@
+"""`--task ctc`: texts of any length from a row of class scores, without places (Graves et al. 2006)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from torchmetrics.text import CharErrorRate
+
+from onnxgen.errors import OnnxgenError, counted
+from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.samples import Batch, Field, Samples
+from onnxgen.training.data.source import listed
+from onnxgen.training.data.values import Values
+from onnxgen.training.goals.decoding import greedy, spelled
+from onnxgen.training.goals.goal import Goal, Outputs, Scores
+from onnxgen.training.goals.outputs import batch_axis, refuse_augment, trained_output
+from onnxgen.training.losses import Ending, ending_of
+from onnxgen.training.runs.record import Target
+
+if TYPE_CHECKING:
+    from onnxgen.training.goals.choice import Situation
+
+PADDING = -1
+MIRRORS = ("flip", "vflip")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An output of class scores over time: its index and name, its axes, and the sizes of two of them."""
+
+    output: int
+    name: str
+    batch: int
+    time: int
+    axis: int
+    steps: int
+    classes: int
+    ending: Ending
+
+
+class Reading(Goal, nn.Module):
+    """The CTC loss of one output. Each sample's loss is divided by the length of its target; then comes their mean.
+
+    That is torch's `reduction="mean"`. A target that needs more steps than the output has counts neither in the loss
+    nor in its mean.
+
+    Attributes:
+        blank: the class that stands for no character.
+        characters: the classes in order, without the blank; () if they have no names.
+        texts: the texts that the column's numbers stand for; () if it holds class indices [n, most], padded with -1.
+    """
+
+    monitor = "character_error"
+
+    def __init__(
+        self, layout: Layout, column: str, blank: int, characters: Sequence[str] = (), texts: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        self.layout, self.column, self.columns = layout, column, (column,)
+        self.name, self.classes = "", 0
+        self.blank, self.characters, self.texts = blank, tuple(characters), tuple(texts)
+        place = {c: i + (i >= blank) for i, c in enumerate(characters)}
+        rows = [[place.get(c, layout.classes) for c in text] for text in texts]
+        most = max(map(len, rows), default=0)
+        table = torch.tensor([row + [PADDING] * (most - len(row)) for row in rows], dtype=torch.int64)
+        self.register_buffer("table", table.reshape(len(rows), most), persistent=False)
+
+    def targets(self, given: Tensor) -> Tensor:
+        """Return class indices [n, most], padded with -1. A character that no class stands for has no class's index."""
+        table: Tensor = self.table  # type: ignore[assignment]
+        return table[given] if self.texts else given
+
+    def readable(self, targets: Tensor) -> Tensor:
+        """Return True for each target [n] that the output has enough steps for, with one between equal neighbours."""
+        here = targets >= 0
+        again = (targets[:, 1:] == targets[:, :-1]) & here[:, 1:]
+        enough: Tensor = here.sum(1) + again.sum(1) <= self.layout.steps
+        return enough & (targets < self.layout.classes).all(1)
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        return self.readable(self.targets(batch[self.column])).sum()
+
+    def logarithms(self, outputs: Outputs) -> Tensor:
+        """Return the logarithms of the classes' probabilities [T, n, C]."""
+        own = self.layout
+        made = outputs[own.output].permute(own.time, own.batch, own.axis).float()
+        if own.ending.kind == "softmax":
+            made = made.clamp_min(torch.finfo(made.dtype).tiny).log()
+        return made.log_softmax(2)  # of logarithms, the same
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        logs, targets = self.logarithms(outputs), self.targets(batch[self.column])
+        good = self.readable(targets)
+        lengths = torch.where(good, (targets >= 0).sum(1), 0)
+        steps, targets = torch.full_like(lengths, len(logs)), targets.clamp(0, self.layout.classes - 1)
+        each = F.ctc_loss(logs, targets, steps, lengths, self.blank, reduction="none", zero_infinity=True)
+        each = torch.where(good, each, 0) / lengths.clamp_min(1)
+        return each.sum() / good.sum().clamp_min(1)
+
+    def read(self, outputs: Outputs) -> list[list[int]]:
+        """Return the classes that are read for each sample, by the most probable one at each step."""
+        return greedy(self.logarithms(outputs).argmax(2).T, self.blank)
+
+    def scores(self) -> Scores:
+        return _Errors(self)
+
+    def target(self) -> Target:
+        own = self.layout
+        kind, names = own.ending.kind, self.characters
+        return Target(own.output, own.name, self.column, "ctc_loss", kind, 0, own.axis, names, own.batch, self.blank)
+
+
+class _Errors(Scores):
+    """The share of characters that are read wrongly (edit distance by target length), and of texts read rightly."""
+
+    def __init__(self, goal: Reading) -> None:
+        metrics = {"character_error": CharErrorRate(), "exact_match": MeanMetric()}
+        super().__init__(metrics, lambda outputs, batch: ())
+        self.goal = goal
+
+    def update(self, outputs: Outputs, batch: Batch) -> None:
+        goal, given = self.goal, batch[self.goal.column]
+        if goal.texts:
+            wanted = [goal.texts[i] for i in given.tolist()]
+            made = [spelled(ids, goal.blank, goal.characters) for ids in goal.read(outputs)]
+        else:  # a character for each class
+            wanted = ["".join(chr(i) for i in row if i >= 0) for row in given.tolist()]
+            made = ["".join(map(chr, ids)) for ids in goal.read(outputs)]
+        self.metrics["character_error"].update(made, wanted)
+        right = torch.tensor([float(a == b) for a, b in zip(made, wanted, strict=True)])
+        self.metrics["exact_match"].update(right)
+
+
+def make(found: Situation) -> list[Goal]:
+    """Return the goal of `--task ctc`.
+
+    Raises:
+        OnnxgenError: output, targets, classes and blank do not fit together.
+    """
+    refuse_augment(found, MIRRORS, "mirrors the image, but not its text")
+    layout, (column,) = _layout(found), found.feeding.others
+    field, asked = found.samples.fields[column], found.settings.classes
+    texts = _texts(column, field)
+    known = _used(found.samples, column, texts)
+    if asked and len(asked) not in (layout.classes, layout.classes - 1) and not texts:
+        what = f"--classes has {counted(len(asked), 'name')}, but the output has {layout.classes - 1} beside the blank"
+        raise OnnxgenError(what, help="name them in the order of the output, without the blank or with it")
+    blank = _blank(found, layout, [] if texts else known, asked)
+    names = [name for i, name in enumerate(asked) if len(asked) < layout.classes or i != blank]
+    characters = names or (sorted({c for i in known for c in texts[i]}) if texts else [])
+    _check_characters(characters, layout, texts, known, found.settings.task)
+    goal = Reading(layout, column, blank, characters, texts)
+    goal.settled = {"blank": blank, "classes": tuple(characters)}
+    goal.said = (*_notes(goal, asked), *_check(found, goal))
+    return [goal]
+
+
+def _layout(found: Situation) -> Layout:
+    output = trained_output(found, lambda made: made.ndim == 3, "an output with three axes, [T, N, C] or [N, T, C]")
+    made = found.outputs[output]
+    batch, ending = batch_axis(found, output), ending_of(made)
+    axis = ending.axis if ending.axis is not None and ending.axis != batch else 2
+    time = 3 - batch - axis
+    steps, classes = made.shape[time], made.shape[axis]
+    return Layout(output, found.names[output], batch, time, axis, steps, classes, ending)
+
+
+def _texts(column: str, field: Field) -> tuple[str, ...]:
+    """Return the texts of a column; () if it holds class indices."""
+    if field.dtype.is_floating_point or len(field.shape) > 1:
+        what = f"column {column!r} holds {field.dtype} {list(field.shape)} for each sample"
+        raise OnnxgenError(what, help="give texts, or class indices [n, most], padded with -1")
+    if field.shape:
+        return ()
+    if not field.classes or field.classes == tuple(map(str, range(len(field.classes)))):
+        what = f"column {column!r} holds single numbers, which may have lost zeros at their front"
+        raise OnnxgenError(what, help="give texts (.npz, .parquet), or class indices [n, most], padded with -1")
+    return field.classes
+
+
+def _used(samples: Samples, column: str, texts: Sequence[str]) -> list[int]:
+    """Return the class indices of a column, or the indices of its texts, that the training part has."""
+    if texts and column_of(samples, column) is None:
+        return list(range(len(texts)))
+    return sorted(Values(samples, [column]).distinct(column) - ({PADDING} if not texts else set()))
+
+
+def _blank(found: Situation, layout: Layout, used: Sequence[int], names: Sequence[str]) -> int:
+    """Return the blank: as the settings or the names of all classes say, else the end that no target has."""
+    asked, last = found.settings.blank, layout.classes - 1
+    if asked is not None:
+        if asked > last:
+            raise OnnxgenError(f"--blank {asked}: the output has the classes 0 to {last}")
+        return asked
+    if len(names) == layout.classes:
+        marks = [i for i, name in enumerate(names) if len(name) > 1]
+        if len(marks) == 1:
+            return marks[0]
+        what = f"--classes names all {layout.classes} classes of the output: one of them is the blank"
+        raise OnnxgenError(what, help=f"give its number, up to {last}: --blank 0")
+    if used and used[-1] > last:
+        raise OnnxgenError(f"the targets have class {used[-1]}, but the output the classes 0 to {last}")
+    ends = [end for end in (0, last) if end not in used]
+    if not used:
+        return 0  # texts fit either; it is torch's
+    if len(ends) == 1:
+        return ends[0]
+    which = "either may be" if ends else "both are used, so neither is"
+    what = f"which class is the blank? The output's are 0 to {last}, the targets' {used[0]} to {used[-1]}"
+    raise OnnxgenError(f"{what}: {which} the blank", help=f"say which: --blank 0 or --blank {last}")
+
+
+def _check_characters(
+    characters: Sequence[str], layout: Layout, texts: Sequence[str], known: Iterable[int], task: str
+) -> None:
+    if not texts:
+        return
+    if long := [name for name in characters if len(name) != 1]:
+        way = "name each character"
+        raise OnnxgenError(f"--task {task}: --classes has {long[0]!r}, which is no single character", help=way)
+    if len(characters) > layout.classes - 1:
+        what = f"the texts have {len(characters)} characters, but the output {layout.classes - 1} beside the blank"
+        raise OnnxgenError(what, help=f"--replace-head {len(characters) + 1}, if the model ends in a layer of classes")
+    if lacking := sorted({c for i in known for c in texts[i]} - {*characters}):
+        what = f"the texts have {listed(lacking)}, which are not in --classes"
+        raise OnnxgenError(what, help="add them to --classes")
+
+
+def _notes(goal: Reading, asked: Sequence[str]) -> list[str]:
+    own = goal.layout
+    ends = own.ending.kind or "logits"
+    found = [
+        f"output {own.name} is {ends} of {own.classes} classes (axis {own.axis}) over {own.steps} steps (axis "
+        f"{own.time}): trained with ctc_loss, blank {goal.blank}; a sample's loss is divided by its target's length"
+    ]
+    free = own.classes - 1 - len(goal.characters)
+    if goal.texts and not asked:
+        found.append(f"characters in the order of the output: {''.join(goal.characters)!r}; give others with --classes")
+    if goal.texts and free:
+        found.append(f"{counted(free, 'class')} of the output stand for no character of the training part")
+    return found
+
+
+def _check(found: Situation, goal: Reading) -> list[str]:
+    """Return a note if targets are too long. Raises `OnnxgenError` for wrong ones."""
+    column, own = goal.column, goal.layout
+    long, total, first = 0, 0, -1
+    for indices, given in Values(found.samples, [column])[column]:
+        targets = goal.targets(given.long())
+        wrong = ((targets < PADDING) | (targets >= own.classes) | (targets == goal.blank)).any(1)
+        wrong |= ((targets[:, 1:] >= 0) & (targets[:, :-1] == PADDING)).any(1)
+        if len(rows := wrong.nonzero()):
+            row = int(rows[0])
+            rule = (
+                f"class indices are 0 to {own.classes - 1} without the blank, {goal.blank}, and {PADDING} behind them"
+            )
+            raise OnnxgenError(f"column {column!r} has {targets[row].tolist()} in sample {indices[row]}", help=rule)
+        bad = ~goal.readable(targets)
+        first = indices[int(bad.nonzero()[0])] if first < 0 and bad.any() else first
+        long, total = long + int(bad.sum()), total + len(bad)
+    if not long:
+        return []
+    what = f"{long} of {total} targets need more than the output's {own.steps} steps (the first is sample {first})"
+    if found.settings.strict or long == total:
+        way = "give shorter targets" + (", or leave out --strict" if long < total else "")
+        raise OnnxgenError(what, help=way)
+    return [f"{what}: they are not trained"]

@@ -1,0 +1,189 @@
+"""`--task embedding`: vectors that lie close together if their samples are of one class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.byname import by_name
+from onnxgen.training.data.samples import Batch
+from onnxgen.training.data.values import Values
+from onnxgen.training.goals.goal import Goal, Outputs, Scores
+from onnxgen.training.goals.measured import IGNORED_CLASS
+from onnxgen.training.goals.outputs import trained_output
+
+if TYPE_CHECKING:
+    from onnxgen.training.goals.choice import Situation
+
+SCALE, MARGIN = 64.0, 0.5  # of ArcFace (Deng et al. 1801.07698)
+_AT_ONCE = 1024  # queries that are compared with all samples
+
+
+class Embedding(Goal, nn.Module):
+    """A loss of vectors with the label of each; metrics compare the vectors of a whole part.
+
+    Attributes:
+        output: the output's index; it is [n, D].
+    """
+
+    monitor = "recall_at_1"
+
+    def __init__(self, output: int, column: str) -> None:
+        super().__init__()
+        self.output, self.column, self.columns = output, column, (column,)
+        self.name, self.classes = "", 0
+
+    def scores(self) -> Scores:
+        metrics = {"recall_at_1": RecallAt1()}
+        return Scores(metrics, lambda outputs, batch: (outputs[self.output].float(), batch[self.column]))
+
+
+class ArcFace(Embedding):
+    """Additive angular margin (Deng et al. 1801.07698): classification by the angles to a centre for each class.
+
+    The loss is cross entropy of 64 cos(angle), where 0.5 is added to the angle to the sample's own centre. An angle
+    that would get beyond pi has 64 (cos(angle) - 0.5 sin(0.5)) instead, which falls with it, as in the authors' code.
+
+    Attributes:
+        labels: int64 [classes], those of the training part, sorted.
+        centres: [classes, D]; only their directions count.
+    """
+
+    def __init__(self, output: int, column: str, labels: Tensor, width: int) -> None:
+        super().__init__(output, column)
+        self.register_buffer("labels", labels)
+        self.centres = nn.Parameter(nn.init.xavier_normal_(torch.empty(len(labels), width)))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Like torch's. Sizes may differ: data of an evaluation has other classes."""
+        device = self.centres.device
+        self.labels = torch.empty_like(state_dict["labels"], device=device)
+        self.centres = nn.Parameter(torch.empty_like(state_dict["centres"], device=device))
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def known(self, labels: Tensor) -> Tensor:
+        """Return the index of each label's centre; -100 if it has none."""
+        place = torch.searchsorted(self.labels, labels.contiguous()).clamp_max(len(self.labels) - 1)
+        return torch.where(self.labels[place] == labels, place, IGNORED_CLASS)
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        return (self.known(batch[self.column]) != IGNORED_CLASS).sum()
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        target = self.known(batch[self.column])
+        cosine = F.linear(F.normalize(outputs[self.output].float()), F.normalize(self.centres.float()))
+        own = cosine.gather(1, target.clamp_min(0)[:, None])
+        sine = (1 - own.square()).clamp_min(1e-12).sqrt()
+        turned = own * math.cos(MARGIN) - sine * math.sin(MARGIN)
+        turned = torch.where(own > -math.cos(MARGIN), turned, own - MARGIN * math.sin(MARGIN))
+        logits = SCALE * cosine.scatter(1, target.clamp_min(0)[:, None], turned)
+        total = F.cross_entropy(logits, target, ignore_index=IGNORED_CLASS, reduction="sum")
+        return total / (target != IGNORED_CLASS).sum().clamp_min(1)
+
+
+class BatchHard(Embedding):
+    """The triplet loss over the hardest pairs of a batch, with a soft margin (Hermans et al. 1703.07737).
+
+    Each sample is compared with the farthest one of its class, at distance p, and the nearest one of another, at q: its
+    loss is log(1 + exp(p - q)). Samples without such a pair in their batch do not count.
+    """
+
+    splits = False
+
+    def compared(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return which pairs [n, n] are of one class, which of two, and which samples [n] have both."""
+        same = labels[:, None] == labels
+        alike = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        return alike, ~same, alike.any(1) & (~same).any(1)
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        return self.compared(batch[self.column])[2].sum()
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        vectors = outputs[self.output].float()
+        distances = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist")
+        alike, others, counted = self.compared(batch[self.column])
+        far = distances.masked_fill(~alike, -math.inf).amax(1)
+        near = distances.masked_fill(~others, math.inf).amin(1)
+        each = F.softplus(torch.where(counted, far - near, 0))
+        return torch.where(counted, each, 0).sum() / counted.sum().clamp_min(1)
+
+
+class RecallAt1(Metric):
+    """The share of samples whose nearest neighbour by cosine, in the whole part, has their label.
+
+    Samples count whose label another sample of the part has.
+    """
+
+    higher_is_better, is_differentiable, full_state_update = True, False, False
+    vectors: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("vectors", [], dist_reduce_fx="cat")
+        self.add_state("labels", [], dist_reduce_fx="cat")
+
+    def update(self, vectors: Tensor, labels: Tensor) -> None:
+        """Add vectors [n, D] and labels [n]."""
+        self.vectors.append(F.normalize(vectors.detach()))
+        self.labels.append(labels)
+
+    def compute(self) -> Tensor:
+        made, labels = (
+            torch.cat([*found]) if isinstance(found, list) else found for found in (self.vectors, self.labels)
+        )
+        right, counted = 0, 0
+        for start in range(0, len(made), _AT_ONCE):
+            mine = torch.arange(start, min(start + _AT_ONCE, len(made)), device=made.device)
+            near = made[mine] @ made.T
+            near[torch.arange(len(mine), device=made.device), mine] = -math.inf
+            same = labels[mine, None] == labels
+            has = same.sum(1) > 1
+            right += int((same.gather(1, near.argmax(1, keepdim=True))[:, 0] & has).sum())
+            counted += int(has.sum())
+        return torch.tensor(right / max(counted, 1))
+
+
+def make(found: Situation) -> list[Goal]:
+    """Return the goal of `--task embedding`. Raises `OnnxgenError` if output, labels or loss do not fit."""
+    output = trained_output(found, lambda made: made.ndim == 2, "an output [N, D]")
+    (column,) = found.feeding.others
+    field, asked = found.samples.fields[column], found.settings.loss
+    if field.shape or field.dtype.is_floating_point:
+        what = f"column {column!r} holds {field.dtype} {list(field.shape)} for each sample, not the number of a class"
+        raise OnnxgenError(what, help="give a class for each sample, as a whole number or a name")
+    if not isinstance(asked, str):
+        raise OnnxgenError("--task embedding trains one output, so --loss is a name", help="--loss arcface or triplet")
+    labels = torch.tensor(sorted(Values(found.samples, [column]).distinct(column)), dtype=torch.int64)
+    if len(labels) < 2:
+        raise OnnxgenError(f"all samples of column {column!r} have one class", help="give samples of two or more")
+    name = "arcface" if asked == "auto" else asked
+    return [
+        by_name(name, {"arcface": _arcface, "triplet": _triplet}, "loss of --task embedding")(found, output, labels)
+    ]
+
+
+def _arcface(found: Situation, output: int, labels: Tensor) -> Goal:
+    goal = ArcFace(output, found.feeding.others[0], labels, found.outputs[output].shape[1])
+    goal.said = (
+        f"trained with arcface, with a centre for each of {len(labels)} classes; a class without a centre counts in "
+        "recall_at_1, not in the loss",
+    )
+    return goal
+
+
+def _triplet(found: Situation, output: int, labels: Tensor) -> Goal:
+    goal = BatchHard(output, found.feeding.others[0])
+    goal.said = (
+        f"trained with batch-hard triplets of each batch of {found.settings.batch_size}, drawn from {len(labels)} "
+        "classes; the loss depends on the batches",
+    )
+    return goal

@@ -1,0 +1,214 @@
+"""`--task keypoints`: places in an image, as numbers or as heatmaps (Xiao et al. 1804.06208)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.byname import by_name
+from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.samples import Batch, Samples
+from onnxgen.training.data.values import Values
+from onnxgen.training.goals.decoding import peaks
+from onnxgen.training.goals.goal import Goal, Outputs, Scores
+from onnxgen.training.goals.outputs import refuse_augment, trained_output
+from onnxgen.training.losses import Ending, ending_of
+from onnxgen.training.runs.record import Target
+
+if TYPE_CHECKING:
+    from onnxgen.training.goals.choice import Situation
+
+NEAR = 0.05  # of the image's diagonal
+WIDEST = 32  # the deviation of a heatmap's peak is its longer side by this: 2 pixels of 64, as in the paper
+MOVES = ("flip", "vflip", "rotate", "shift", "crop")
+LOSSES = {"l1": F.l1_loss, "mse": F.mse_loss, "smooth_l1": F.smooth_l1_loss, "huber": F.huber_loss}
+NAMES = LOSSES | {f"{name}_loss": loss for name, loss in LOSSES.items()} | {"mae": F.l1_loss}
+
+
+@dataclass(frozen=True)
+class Keypoints(Goal):
+    """A loss of K places in each sample, in mean over all K: one that is not visible has the loss 0.
+
+    The target is [n, K, 2], or [n, K, 3] with a number above 0 for each visible keypoint. Places are x and y, as shares
+    of width and height: 0, 0 is the corner at the upper left of the image, and 1, 1 that at the lower right.
+
+    Attributes:
+        output: the index of the output [n, 2K], [n, K, 2] or [n, K, 3], or of heatmaps [n, K, H, W]. The third number
+            of a keypoint is the logit (or, after a sigmoid, the probability) that it is visible.
+        shape: of one sample's output.
+        size: width and height of the image; only their ratio counts if places are shares.
+        pixels: True if places of targets and outputs are pixels of the image.
+        loss: "l1" and so on, of shares; of heatmaps always "mse".
+    """
+
+    output: int
+    output_name: str
+    column: str
+    shape: tuple[int, ...]
+    size: tuple[float, float]
+    loss: str = "l1"
+    pixels: bool = False
+    ending: Ending = Ending()
+    name: str = ""
+    classes: int = 0
+    monitor: str = "keypoint_error"
+    said: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.column,)
+
+    @property
+    def of_maps(self) -> bool:
+        return len(self.shape) == 3
+
+    def wanted(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the places as shares [n, K, 2], and whether they are visible [n, K]."""
+        given = batch[self.column].float()
+        visible = given[..., 2] > 0 if given.shape[2] == 3 else torch.ones_like(given[..., 0], dtype=torch.bool)
+        return self._shares(given[..., :2]), visible
+
+    def places(self, outputs: Outputs) -> Tensor:
+        """Return the places that are predicted, as shares [n, K, 2]."""
+        made = outputs[self.output].float()
+        if self.of_maps:
+            return peaks(made)[..., :2]
+        return self._shares(made.reshape(len(made), -1, self.shape[-1] if len(self.shape) == 2 else 2)[..., :2])
+
+    def _shares(self, places: Tensor) -> Tensor:
+        return places / places.new_tensor(self.size) if self.pixels else places
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        places, visible = self.wanted(batch)
+        if self.of_maps:
+            made = outputs[self.output].float()
+            each = F.mse_loss(made, gaussians(places, made.shape[2], made.shape[3]), reduction="none").mean((2, 3))
+            return (each * visible).mean()
+        measure: Any = NAMES[self.loss]
+        each = measure(self.places(outputs), places, reduction="none").mean(2) * visible
+        if self.shape[-1] == 3 and len(self.shape) == 2:
+            sure = outputs[self.output].float()[..., 2]
+            of_ending = F.binary_cross_entropy if self.ending.kind == "sigmoid" else F.binary_cross_entropy_with_logits
+            each = each + of_ending(sure, visible.to(sure.dtype), reduction="none")
+        mean: Tensor = each.mean()
+        return mean
+
+    def distances(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the distance of each keypoint, as a share of the image's diagonal, and whether it is visible."""
+        places, visible = self.wanted(batch)
+        size = places.new_tensor(self.size)
+        away: Tensor = ((self.places(outputs) - places) * size).norm(dim=2) / size.norm()
+        return away, visible
+
+    def scores(self) -> Scores:
+        return _Distances(self)
+
+    def target(self) -> Target | None:
+        kind = "heatmaps" if self.of_maps else self.loss
+        return Target(self.output, self.output_name, self.column, kind, self.ending.kind, 0, 1, ())
+
+
+class _Distances(Scores):
+    """The mean distance of visible keypoints, and the share of them within 5 % of the diagonal."""
+
+    def __init__(self, goal: Keypoints) -> None:
+        super().__init__({"keypoint_error": MeanMetric(), "pck": MeanMetric()}, lambda outputs, batch: ())
+        self.goal = goal
+
+    def update(self, outputs: Outputs, batch: Batch) -> None:
+        distances, visible = self.goal.distances(outputs, batch)
+        if visible.any():
+            self.metrics["keypoint_error"].update(distances[visible])
+            self.metrics["pck"].update((distances[visible] <= NEAR).float())
+
+
+def gaussians(places: Tensor, height: int, width: int) -> Tensor:
+    """Return heatmaps [n, K, height, width] with a peak of 1 at each of the places [n, K, 2], shares of the sides."""
+    deviation = max(max(height, width) / WIDEST, 1.0)
+    along = []
+    for place, size in ((places[..., 1], height), (places[..., 0], width)):
+        away = torch.arange(size, device=places.device) + 0.5 - place[..., None] * size
+        along.append((-away.square() / (2 * deviation**2)).exp())
+    return along[0][..., :, None] * along[1][..., None, :]
+
+
+def make(found: Situation) -> list[Goal]:
+    """Return the goal of `--task keypoints`. Raises `OnnxgenError` if output, places or loss do not fit."""
+    refuse_augment(found, MOVES, "moves the image, but not its keypoints")
+    (column,) = found.feeding.others
+    field, asked = found.samples.fields[column], found.settings.loss
+    if len(field.shape) != 2 or field.shape[1] not in (2, 3):
+        what = f"column {column!r} has {list(field.shape)} for each sample"
+        raise OnnxgenError(
+            what, help="give x and y, or x, y and visible, for each of K keypoints: [n, K, 2] or [n, K, 3]"
+        )
+    count = field.shape[0]
+    shapes = [(2 * count,), (count, 2), *([(count, 3)] if field.shape[1] == 3 else [])]
+    output = trained_output(
+        found,
+        lambda made: tuple(made.shape[1:]) in shapes or (made.ndim == 4 and made.shape[1] == count),
+        f"an output for {count} keypoints, [N, {2 * count}], [N, {count}, 2 or 3] or [N, {count}, H, W]",
+    )
+    made = found.outputs[output]
+    size, of_image = _size(found)
+    pixels = _pixels(found.samples, column, size if of_image else None)
+    loss = _loss(asked, made.ndim == 4)
+    said = f"places in {column} are {'pixels' if pixels else 'shares of width and height'}"
+    said += f"; trained with {loss} of " + ("heatmaps" if made.ndim == 4 else "shares, without keypoints not visible")
+    shape = tuple(made.shape[1:])
+    ending = ending_of(made)
+    goal = Keypoints(output, found.names[output], column, shape, size, loss, pixels, ending, said=(said,))
+    return [goal]
+
+
+def _loss(asked: Any, of_maps: bool) -> str:
+    if not isinstance(asked, str):
+        raise OnnxgenError("--task keypoints trains one output, so --loss is a name", help="--loss l1 or mse")
+    if of_maps:
+        if asked not in ("auto", "mse", "mse_loss"):
+            raise OnnxgenError(f"heatmaps are trained with mse, not {asked}", help="leave out --loss")
+        return "mse"
+    name = "l1" if asked == "auto" else asked
+    by_name(name, NAMES, "loss of --task keypoints")
+    return name.strip().lower()
+
+
+def _size(found: Situation) -> tuple[tuple[float, float], bool]:
+    """Return width and height of the first input's image, and True; without an image 1, 1 and False."""
+    column = found.feeding.inputs[0]
+    step = getattr(found.samples, "steps", {}).get(column)
+    if isinstance(step, ToInput):
+        return (float(step.frame.width), float(step.frame.height)), True
+    shape = found.batch[column].shape
+    return ((float(shape[3]), float(shape[2])), True) if len(shape) == 4 else ((1.0, 1.0), False)
+
+
+def _pixels(samples: Samples, column: str, size: tuple[float, float] | None) -> bool:
+    """Return True if places are pixels, False if they are shares.
+
+    Raises:
+        OnnxgenError: they are neither.
+    """
+    highest = lowest = 0.0
+    for _, given in Values(samples, [column])[column]:
+        if given.ndim != 3:  # read from files, of which the extremes are kept
+            raise OnnxgenError(f"column {column!r} must be in memory", help="give it as an array")
+        places = given[..., :2].double()
+        places = places[given[..., 2] > 0] if given.shape[2] == 3 else places
+        if places.numel():
+            highest, lowest = max(highest, float(places.max())), min(lowest, float(places.min()))
+    if lowest >= -1 and highest <= 2:  # a keypoint may lie outside of the image
+        return False
+    if size is not None and -max(size) <= lowest and highest <= 2 * max(size):
+        return True
+    image = f"pixels of an image {size[0]:.0f}x{size[1]:.0f}" if size else "pixels, since the input is no image"
+    what = (
+        f"column {column!r} has places from {lowest:g} to {highest:g}: neither shares of width and height, nor {image}"
+    )
+    raise OnnxgenError(what, help="divide x by the width and y by the height of the image")

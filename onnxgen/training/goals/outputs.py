@@ -1,0 +1,72 @@
+"""Finds the output that a task trains, and refuses augmentation that would move what the target tells the place of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.augment import FOR_PHOTOS, recipes
+from onnxgen.training.data.source import listed
+
+if TYPE_CHECKING:
+    from onnxgen.training.goals.choice import Situation
+
+
+def trained_output(found: Situation, fits: Callable[[Tensor], bool], wanted: str) -> int:
+    """Return the index of the output that the task trains: the one that `--target OUTPUT=COLUMN` names, else the only
+    one that fits.
+
+    Raises:
+        OnnxgenError: there is none, or there are several. `wanted` says in words what fits.
+    """
+    task, names = found.settings.task, found.names
+    shapes = listed(f"{name} {list(made.shape)}" for name, made in zip(names, found.outputs))
+    said = found.settings.target
+    if isinstance(said, Mapping) and said:
+        name = next(iter(said))
+        if len(said) > 1 or name not in names:
+            raise OnnxgenError(f"--task {task} trains one output (there are {shapes})", help="--target OUTPUT=COLUMN")
+        if not fits(found.outputs[names.index(name)]):
+            raise OnnxgenError(f"--task {task} needs {wanted}, but the outputs are {shapes}")
+        return names.index(name)
+    fitting = [index for index, made in enumerate(found.outputs) if fits(made)]
+    if len(fitting) == 1:
+        return fitting[0]
+    what = f"--task {task} needs {wanted}, and the outputs are {shapes} for a batch of {_count(found)}"
+    raise OnnxgenError(what, help="--target OUTPUT=COLUMN" if fitting else "train another output or task")
+
+
+def batch_axis(found: Situation, output: int) -> int:
+    """Return the axis of an output that is the batch: the first or the second one.
+
+    Raises:
+        OnnxgenError: neither is, or both may be.
+    """
+    ports, made = signature_of(found.model), found.outputs[output]
+    dims = (ports.outputs[output].dims if output < len(ports.outputs) else None) or ()
+    batch = {port.dims[0] for port in ports.inputs if port.dims and isinstance(port.dims[0], str)}
+    named = [axis for axis in (0, 1) if len(dims) == made.ndim and dims[axis] in batch]
+    sized = [axis for axis in (0, 1) if made.shape[axis] == _count(found)]
+    fits = [axis for axis in sized if axis in named] if len(named) == 1 else sized
+    if len(fits) == 1:
+        return fits[0]
+    which = "both of its first axes may be" if fits else "none of its first axes is"
+    what = f"output {found.names[output]} is {list(made.shape)} for a batch of {_count(found)}: {which} the batch"
+    raise OnnxgenError(what, help="generate the model again with --dynamic-batch")
+
+
+def refuse_augment(found: Situation, moving: Sequence[str], why: str) -> None:
+    """Refuse augmentation that moves the image, but not the target. Raises `OnnxgenError`."""
+    asked = found.settings.augment
+    names = FOR_PHOTOS if asked == "auto" else recipes(asked, False)
+    if wrong := [name for name in names if name in moving]:
+        rest = ",".join(name for name in names if name not in moving)
+        raise OnnxgenError(f"--augment {','.join(wrong)} {why}", help=f"--augment {rest or 'none'}")
+
+
+def _count(found: Situation) -> int:
+    return len(next(iter(found.batch.values())))
