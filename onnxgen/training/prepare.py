@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import BINARY_LOSSES, Objective, objective
 from onnxgen.training.model import load_model, set_scale, trial_batch
+from onnxgen.training.recipes.balanced import classes_of
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
@@ -43,6 +45,7 @@ class Plan:
     Attributes:
         notes: choices made for the user, and other facts that they should know.
         adapter: what is trained in place of the weights; None if the weights are.
+        classes: of each training sample [n], if each is to be drawn equally often.
     """
 
     model: nn.Module
@@ -53,6 +56,7 @@ class Plan:
     settings: Settings
     notes: list[str] = field(default_factory=list)
     adapter: Adapter | None = None
+    classes: np.ndarray | None = None
 
     @property
     def monitor(self) -> str:
@@ -98,7 +102,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
     notes = [*filter(None, [said]), *opened.notes]
-    plan = Plan(model, opened, feeding, objectives, device, settings, notes, adapter)
+    balanced = settings.sampler == "balanced"
+    drawn = classes_of(opened.train, objectives) if balanced else None
+    plan = Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
     for made in objectives if settings.loss == "auto" else ():
         where = f"output {made.name}" if made.name else "the model"
         plan.notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
