@@ -220,7 +220,11 @@ class Settings:
             (self.head_first and several, "head_first and several processes", "they agree on what is trained once"),
             (self.head_first and self.lora, "head_first and lora", "an adapter begins without an effect"),
             (self.ema and several and self.strategy == "fsdp", "ema and fsdp", "no process has the whole weights"),
-            (self.sampler == self.class_weights == "balanced", "sampler and class_weights", "each alone balances the classes"),
+            (
+                self.sampler == self.class_weights == "balanced",
+                "sampler and class_weights",
+                "each alone balances the classes",
+            ),
         ):
             if clash:
                 raise OnnxgenError(f"{names} exclude each other: {why}")

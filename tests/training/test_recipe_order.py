@@ -72,7 +72,11 @@ def test_a_run_draws_rare_classes_as_often(tmp_path: Path) -> None:
 
 def test_what_has_no_classes_is_refused(tmp_path: Path) -> None:
     for given, data, said in (
-        ({}, {"x": points()["x"], "y": points()["x"][:, :3]}, "sampler='balanced' needs a class for each sample|needs a"),
+        (
+            {},
+            {"x": points()["x"], "y": points()["x"][:, :3]},
+            "sampler='balanced' needs a class for each sample|needs a",
+        ),
         ({"class_weights": "balanced"}, points(), "sampler and class_weights exclude each other"),
     ):
         with pytest.raises(OnnxgenError, match=said):

@@ -1,4 +1,4 @@
-"""`--find-lr`: the oracle is a hand-written loop, and a curve whose steepest place is known."""
+"""`--find-lr`: the oracle is a hand-written loop, and a curve whose lowest place is known."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_rates_and_mean_losses_are_those_of_a_loop_by_hand(tmp_path: Path, head_
         made.backward()
         optimizer.step()
         step += 1
-        mean = 0.98 * mean + 0.02 * made.item()
-        assert loss == pytest.approx(mean / (1 - 0.98**step), rel=1e-5)
+        mean = 0.9 * mean + 0.1 * made.item()
+        assert loss == pytest.approx(mean / (1 - 0.9**step), rel=1e-5)
         best = min(best, loss)
         assert (loss > 4 * best) == (step == len(found)) or step == 100
 
@@ -93,18 +93,22 @@ def test_the_rate_is_told_recorded_drawn_and_kept_when_the_run_goes_on(
     assert 'alt="loss over the learning rate"' in (tmp_path / "report.html").read_text()
 
 
-def test_the_suggestion_is_where_the_loss_falls_most_steeply() -> None:
-    x = np.linspace(math.log(1e-7), math.log(10), 100)
-    for place in (1e-4, 3e-2):
-        losses = 2 - 1 / (1 + np.exp(-2 * (x - math.log(place)))) + np.exp(3 * (x - math.log(5)))
-        found = find_lr.suggested(np.exp(x).tolist(), losses.tolist())
-        assert found == pytest.approx(place, rel=0.2)
+@pytest.mark.parametrize("lowest", [1e-3, 0.4])
+def test_the_suggestion_is_a_tenth_of_the_rate_where_the_loss_is_lowest(lowest: float) -> None:
+    rates = np.geomspace(1e-7, 10, 100)
+    losses = np.where(rates < lowest, 2 - rates / lowest, 1 + np.log(rates / lowest).clip(0))
+    losses[3], losses[60], losses[-1] = 0.1, math.nan, math.inf  # a chance of the first steps, and a lost step
+    found = find_lr.suggested(rates.tolist(), losses.tolist())
+    assert found == pytest.approx(lowest / 10, rel=0.2)  # a step of the rates
 
 
 def test_a_loss_that_does_not_fall_suggests_nothing(tmp_path: Path) -> None:
     rates = np.geomspace(1e-7, 10, 100).tolist()
     assert find_lr.suggested(rates, [1.0] * 100) is None
     assert find_lr.suggested(rates, np.linspace(1, 3, 100).tolist()) is None
+    assert find_lr.suggested(rates, (1 - 0.08 * np.linspace(0, 1, 100)).tolist()) is None
+    assert find_lr.suggested(rates, (-1 - 0.08 * np.linspace(0, 1, 100)).tolist()) is None
+    assert find_lr.suggested(rates, (-1 - 0.2 * np.linspace(0, 1, 100)).tolist()) == pytest.approx(1)
     assert find_lr.suggested(rates[:9], np.linspace(2, 1, 9).tolist()) is None
     data = points(40)
     data["label"] = np.random.default_rng(0).permutation(np.arange(40) % 3)

@@ -28,11 +28,11 @@ from onnxgen.training.task import Task
 from onnxgen.training.trainer import QUIET, Unmeasured
 
 LOWEST, HIGHEST, STEPS = 1e-7, 10.0, 100
-SMOOTHED = 0.98  # of the mean loss stays at each step, as in Lightning's and fastai's finders
+SMOOTHED = 0.9  # of the mean loss stays at each step; with more, the mean still falls when the loss rises
 DIVERGED = 4.0  # times the best mean loss: the test ends
-SKIPPED = 10  # the first means are of few steps
-FELL = 0.02  # a loss that fell by less than this share did not fall
-
+SKIPPED, STILL = 10, 30  # the first means are of few steps; until the second step the rate is too low to learn
+FELL = 0.1  # a loss that fell by a smaller share may be chance
+BELOW = 10  # the rate is that of the lowest mean by this
 
 
 @dataclass(frozen=True)
@@ -98,19 +98,13 @@ class RangeTest(lightning.Callback):
 
 
 def suggested(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Return the rate at which the mean loss falls most steeply over the logarithm of the rate.
-
-    None: it did not fall.
-    """
-    good = [(math.log(r), x) for r, x in zip(rates, losses, strict=True) if math.isfinite(x)][SKIPPED:-1]
-    if len(good) < 3:
+    """Return a tenth of the rate at which the mean loss is lowest, as fastai's `minimum` does. None: it did not fall."""
+    means = {i: loss for i, loss in enumerate(losses) if i >= SKIPPED and math.isfinite(loss)}
+    still = [loss for i, loss in means.items() if i < STILL]
+    if len(means) <= len(still):
         return None
-    x, y = torch.tensor(good, dtype=torch.float64).T
-    lowest = int(y.argmin())
-    if y[lowest] > y[: lowest + 1].max() * (1 - FELL):
-        return None
-    slopes = torch.gradient(y, spacing=(x,))[0]
-    return math.exp(float(x[int(slopes.argmin())]))
+    lowest, before = min(means, key=lambda i: means[i]), sum(still) / len(still)
+    return rates[lowest] / BELOW if before - means[lowest] > FELL * abs(before) else None
 
 
 def with_rate(
@@ -151,6 +145,6 @@ def with_rate(
     if rate is None:
         note = f"the loss fell at no rate of a learning-rate range test ({CURVE}), so it is the optimizer's own"
     else:
-        note = f"the learning rate is {rate:g}: there the loss fell most steeply in a range test ({CURVE})"
+        note = f"the learning rate is {rate:g}: at {BELOW} times that, the loss was lowest in a range test ({CURVE})"
     settings = replace(settings, lr=rate, find_lr=False)
     return replace(plan, settings=settings, notes=[*plan.notes, note]), replace(found, rate=rate)

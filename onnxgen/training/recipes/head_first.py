@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import lightning
@@ -38,7 +39,7 @@ class HeadFirst(lightning.Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         whole = int(trainer.estimated_stepping_batches)
         a_step, batches = trainer.accumulate_grad_batches, int(trainer.num_training_batches)
-        self.until = int(self.length) * -(-batches // a_step) if self.length >= 1 else round(self.length * whole)
+        self.until = int(self.length) * -(-batches // a_step) if self.length >= 1 else math.ceil(self.length * whole)
         if trainer.global_step < self.until:
             self._set(trained=False)
 

@@ -73,9 +73,7 @@ class Mixing(lightning.Callback):
         batch[SHARE] = torch.full((count,), max(share, 1 - share), device=batch[self.targets[0]].device)
 
 
-def _pasted(
-    x: Tensor, given: Tensor, axes: tuple[int, int], share: float, center: np.ndarray
-) -> tuple[Tensor, float]:
+def _pasted(x: Tensor, given: Tensor, axes: tuple[int, int], share: float, center: np.ndarray) -> tuple[Tensor, float]:
     """Return `x` with a box of `given`, and the share of `x` that is left of it.
 
     The box has the share 1 - `share` of the image, and its center is uniformly distributed; what is outside is cut off.
