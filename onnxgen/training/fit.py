@@ -37,11 +37,11 @@ from onnxgen.training.meter import Meter
 from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
-from onnxgen.training.recompute import keep_all, recompute
 from onnxgen.training.recipes.choose import resolved
 from onnxgen.training.recipes.find_lr import with_rate
 from onnxgen.training.recipes.mixing import MixedTask
 from onnxgen.training.recipes.used import recipes
+from onnxgen.training.recompute import keep_all, recompute
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores

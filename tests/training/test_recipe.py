@@ -101,8 +101,13 @@ def test_a_recipe_sets_what_is_not_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "given, left_out", [({"lora": 4}, {"head_first"}), ({"devices": 2}, {"head_first", "find_lr"}), ({"schedule": "steplr"}, {"warmup"})]
-)  # fmt: skip
+    "given, left_out",
+    [
+        ({"lora": 4}, {"head_first"}),
+        ({"devices": 2}, {"head_first", "find_lr"}),
+        ({"schedule": "steplr"}, {"warmup"}),
+    ],
+)
 def test_a_recipe_leaves_out_what_does_not_fit(given: dict[str, Any], left_out: set[str]) -> None:
     made, _ = resolved(Settings(**given), {"recipe": "fine-tune"})
     default = Settings()

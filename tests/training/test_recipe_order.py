@@ -34,8 +34,8 @@ def test_each_class_is_drawn_equally_often_and_each_sample_of_it_in_turn() -> No
     epochs = [order(loader) for _ in range(20)]
     for epoch in epochs:
         counts = np.bincount(epoch, minlength=100)
-        assert [counts[CLASSES == kind].sum() for kind in (0, 1, 2, 7)] == [25, 25, 25, 25]
-        assert counts[CLASSES == 0].max() == 1 and set(counts[CLASSES == 1]) == {1, 2}
+        assert [counts[kind == CLASSES].sum() for kind in (0, 1, 2, 7)] == [25, 25, 25, 25]
+        assert max(counts[CLASSES == 0]) == 1 and set(counts[CLASSES == 1]) == {1, 2}
         assert set(counts[CLASSES == 2]) == {2, 3}
     assert len({tuple(epoch) for epoch in epochs}) == 20
     often = np.bincount(np.concatenate(epochs), minlength=100)[CLASSES == 0]
@@ -75,7 +75,7 @@ def test_what_has_no_classes_is_refused(tmp_path: Path) -> None:
         (
             {},
             {"x": points()["x"], "y": points()["x"][:, :3]},
-            "sampler='balanced' needs a class for each sample|needs a",
+            "needs a class for each sample",
         ),
         ({"class_weights": "balanced"}, points(), "sampler and class_weights exclude each other"),
     ):

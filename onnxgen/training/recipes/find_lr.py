@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-import torch
 from torch import nn
 
 from onnxgen.common.atomic import replacing
@@ -98,7 +97,10 @@ class RangeTest(lightning.Callback):
 
 
 def suggested(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Return a tenth of the rate at which the mean loss is lowest, as fastai's `minimum` does. None: it did not fall."""
+    """Return a tenth of the rate at which the mean loss is lowest, as fastai's `minimum` does.
+
+    None: it did not fall.
+    """
     means = {i: loss for i, loss in enumerate(losses) if i >= SKIPPED and math.isfinite(loss)}
     still = [loss for i, loss in means.items() if i < STILL]
     if len(means) <= len(still):

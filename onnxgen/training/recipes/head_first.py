@@ -1,4 +1,4 @@
-"""`HeadFirst`: a new head is trained before the layers below it (Howard & Ruder 1801.06146, Kumar et al. 2202.10054)."""
+"""`HeadFirst`: a new head is trained before the layers below it (Howard & Ruder 1801.06146)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import lightning
 import torch

@@ -48,7 +48,10 @@ def _wandb(out: Path, resume: bool) -> Logger:
 
 def _mlflow(out: Path, resume: bool) -> Logger:
     """Without a server in the environment, the run is in the folder."""
-    where = os.environ.get("MLFLOW_TRACKING_URI", f"file:{(out / MLFLOW).resolve()}")
+    where = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if not where:
+        where = f"file:{(out / MLFLOW).resolve()}"
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow 3 asks for this
     before = [path.name for path in (out / MLFLOW).glob("*/*") if re.fullmatch(r"[0-9a-f]{32}", path.name)]
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     return MLFlowLogger(experiment, out.name, where, run_id=before[0] if resume and before else None)
