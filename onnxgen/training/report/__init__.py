@@ -9,7 +9,6 @@ report.finish(settings, facts, report.Outcome(seconds, confusion=task.confusion)
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping
 
@@ -24,7 +23,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import write_config
 from onnxgen.training.recipes import CURVE, FIGURES
 from onnxgen.training.report.facts import Facts, Outcome, facts_of
-from onnxgen.training.report.loggers import CSV, MLFLOW, TENSORBOARD, WANDB, loggers, need_packages
+from onnxgen.training.report.loggers import TENSORBOARD, loggers, need_packages
 from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.notebook import Notebook, in_notebook
 from onnxgen.training.report.page import page
@@ -79,8 +78,6 @@ def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
     stale = [*map(out.joinpath, names), *(out / TENSORBOARD).glob("events.out.tfevents.*")]
     for path in [] if settings.resume else stale:
         path.unlink(missing_ok=True)
-    for folder in () if settings.resume else (CSV, WANDB, MLFLOW):
-        shutil.rmtree(out / folder, ignore_errors=True)
     versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
     write_config(out / CONFIG, settings, given, (facts.line(out), versions))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from onnxgen.common.paths import need
 from onnxgen.training.settings import Settings
@@ -23,11 +25,20 @@ def need_packages(settings: Settings) -> None:
 
 
 def loggers(settings: Settings) -> list[Logger]:
-    """Return the loggers that the settings name. A resumed run goes on in the logs of its folder.
+    """Return the loggers that the settings name. A resumed run goes on in the folder's logs; a new one removes them.
 
     wandb and mlflow take project, server and mode from their own environment variables.
     """
+    if not settings.resume:
+        _remove(settings.out)
     return [_MADE[name](settings.out, settings.resume) for name in dict.fromkeys(settings.loggers) if name in _MADE]
+
+
+@rank_zero_only
+def _remove(out: Path) -> None:
+    """Remove the logs of an earlier run, except TensorBoard's, which `report.begin` removes."""
+    for folder in (CSV, WANDB, MLFLOW):
+        shutil.rmtree(out / folder, ignore_errors=True)
 
 
 def _tensorboard(out: Path, resume: bool) -> Logger:
