@@ -121,6 +121,8 @@ def with_rate(
     test, too.
     """
     settings = plan.settings
+    if settings.lr is not None:  # of the run that goes on
+        return replace(plan, settings=replace(settings, find_lr=False)), None
     before = peek(settings.out / CHECKPOINTS).get("identity", {}) if settings.resume else {}
     if before:
         with suppress(KeyError, ValueError):  # "None": the test found nothing
