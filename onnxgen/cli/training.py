@@ -41,16 +41,16 @@ def train_command(
     base = {} if before is None else {**going_on(before, data), "data": read_record(before).data_for(before)}
     values = {**base, **chosen}
     run = {name: str(values[name]) for name in named if name in values}
-    settings = _settings(values)
-    _check(run, settings)
+    _check(run, Settings(**_of_settings(values)))
     with progress("loading PyTorch and Lightning", quiet or as_json):
         fit = _fit()
     if before is not None and data is not None:  # it may be a copy of the run's data, which takes PyTorch to tell
         from onnxgen.training.runs.learner import going_on_with
 
-        settings = _settings({**going_on_with(before, data), **chosen})
-    try:
-        result = fit(run["model"], run["data"], settings=settings, show="nothing" if quiet or as_json else "auto")
+        values = {**going_on_with(before, data), **chosen}
+    show = "nothing" if quiet or as_json else "auto"
+    try:  # with what was given, so that a recipe sets the rest
+        result = fit(run["model"], run["data"], settings=Settings(), show=show, **_of_settings(values))
     except SystemExit:  # so Lightning answers a second Ctrl-C
         raise KeyboardInterrupt from None
     if first_process():
@@ -58,8 +58,8 @@ def train_command(
     return INTERRUPTED if result.stopped == "interrupted" else 0
 
 
-def _settings(values: Mapping[str, Any]) -> Settings:
-    return Settings(**{name: value for name, value in values.items() if name not in NOT_SETTINGS})
+def _of_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in NOT_SETTINGS}
 
 
 def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ _EXTRAS = {  # the modules that each extra of pyproject.toml installs, as they a
     "train": "PIL lightning matplotlib sklearn tensorboard torchmetrics yaml",
     "lora": "peft",
     "watch": "watchfiles",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 _EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}
 

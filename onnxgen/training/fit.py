@@ -40,6 +40,10 @@ from onnxgen.training.meter import Meter
 from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
+from onnxgen.training.recipes.choose import resolved
+from onnxgen.training.recipes.find_lr import with_rate
+from onnxgen.training.recipes.mixing import MixedTask
+from onnxgen.training.recipes.used import recipes
 from onnxgen.training.recompute import keep_all, recompute
 from onnxgen.training.report.examples import examples
 from onnxgen.training.report.facts import file_of
@@ -120,7 +124,7 @@ def fit(
     before = Path(model) if isinstance(model, (str, Path)) and Path(model).is_dir() else None
     if settings is None and before is not None:
         settings = Settings(**going_on_with(before, data))
-    settings = replace(settings or Settings(), **overrides)
+    settings, chosen = resolved(settings, overrides)
     if settings.resume and settings.out == RUNS:
         settings = replace(settings, out=latest(settings.name))
     if data is None:
@@ -128,6 +132,7 @@ def fit(
     with quiet():
         lightning.seed_everything(settings.seed, verbose=False)
         plan = prepare(model, data, settings)
+        plan.notes += chosen
         plan.notes += [] if before is None else [split_again(before, plan.data)]
         file = file_of(model) if isinstance(model, nn.Module) else model
         named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
@@ -145,6 +150,8 @@ def run(
     network = prepare_for(plan.model, plan.device).train()
     dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
+    used = recipes(plan)
+    plan, tested = with_rate(plan, _task, _Loaders, used.mixing) if settings.find_lr else (plan, None)
     plan = placed(plan)
     settings, keeps = plan.settings, kept(plan, named or {})
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
@@ -152,16 +159,20 @@ def run(
     facts = report.facts_of(plan)
     history, progress = report.callbacks(settings, facts, show)
     keep = checkpoints(plan, progress.say, keeps)
+    keep.averaged = used.averaged
     deadline = Deadline(settings.max_hours)
-    first, rest = LogEpoch(), [deadline, history, progress, keep]
+    first, rest = LogEpoch(), [*used.callbacks, deadline, history, progress, keep]
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume, settings.epochs)  # it may raise: files of an older run are there still
     report.begin(settings, facts, named or {})
+    if tested is not None and trainer.is_global_zero:
+        tested.write(settings.out)
     keeps.write(settings.out)
     loaders, begun = _Loaders(plan), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from, deadline)
     seconds = time.monotonic() - begun
+    used.end()
     _restore(network, whole, trainer, keep, stopped)
     result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
     outcome = report.Outcome(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
@@ -183,7 +194,8 @@ def _task(plan: Plan, network: nn.Module) -> Task:
         recompute(network)
     if plan.settings.compile:
         network.compile()
-    task = Task(network, plan.objectives, plan.feeding, partial(_optimization, plan))
+    kind = MixedTask if plan.settings.mixup or plan.settings.cutmix else Task
+    task = kind(network, plan.objectives, plan.feeding, partial(_optimization, plan))
     task.strict_loading = plan.adapter is None  # a checkpoint has the adapter alone
     return task
 
@@ -219,7 +231,7 @@ def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> l
         callbacks=callbacks,
         profiler=SimpleProfiler(settings.out, "profile") if settings.profile else Unmeasured(),
         plugins=[*options.pop("plugins", ()), store],
-        **{**QUIET, "logger": report.logger(settings.out), "num_sanity_val_steps": -1},  # all, before the first step
+        **{**QUIET, "logger": report.loggers(settings), "num_sanity_val_steps": -1},  # all, before the first step
         **options,
     )
 
@@ -284,6 +296,7 @@ class _Loaders(lightning.LightningDataModule):
             smallest=2 if shuffle and norms else 1,
             drop_last=shuffle and fixed_batch(self.plan.model) is not None,
             pin_memory=self.plan.device.torch_device.type == "cuda",
+            classes=self.plan.classes if shuffle else None,
         )
 
 
@@ -365,7 +378,9 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     optimizer = make_optimizer(groups, settings, plan.device)
     steps = max(1, math.ceil(total / settings.epochs))
     watched = "train_loss" if plan.data.val is None else "val_loss"
-    warmup, schedule = make_warmup(optimizer, settings), make_schedule(optimizer, settings, total, steps, watched)
+    warmup, schedule = make_warmup(optimizer, settings, total), make_schedule(
+        optimizer, settings, total, steps, watched
+    )
     return [optimizer], [made for made in (warmup, schedule) if made is not None]
 
 

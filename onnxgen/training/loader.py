@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.data.samples import Batch, Samples
+from onnxgen.training.recipes.balanced import balanced_order
 
 Ticket = tuple[int, list[int]]  # the seed of the epoch and the indices of the samples: all that a batch depends on
 MAX_WORKERS = 8
@@ -54,6 +55,7 @@ class Loader:
         drop_last: bool = False,
         pin_memory: bool = False,
         accumulate: int = 1,
+        classes: np.ndarray | None = None,
     ) -> None:
         """
         Args:
@@ -65,13 +67,14 @@ class Loader:
             smallest: minimum samples of a rank in a batch (BatchNorm can't train with one).
             drop_last: leave out an incomplete last batch, for a model with a fixed batch size.
             accumulate: number of batches whose gradients make one step; see `weight`.
+            classes: the class of each sample [n]: draw each class equally often, in place of each sample once.
             pin_memory: put batches into page-locked memory, from which CUDA copies while it computes.
 
         Raises:
             OnnxgenError: there are too few samples for one batch.
         """
         bounds = _bounds(len(samples), batch_size * world, smallest * world, drop_last)
-        self.plan = BatchPlan(tuple(bounds), len(samples), shuffle, seed, rank, world, accumulate)
+        self.plan = BatchPlan(tuple(bounds), len(samples), shuffle, seed, rank, world, accumulate, classes)
         self.samples, self.pin_memory = samples, pin_memory
         self.workers = count_workers(samples, workers, world)
         if len(samples) < world or not len(self):
@@ -150,6 +153,7 @@ class BatchPlan:
 
     Attributes:
         bounds: the start of each global batch in the order of an epoch, and the end of the last one.
+        classes: of the samples, if each class is drawn equally often.
         seed: for the order, and for random augmentation of samples.
     """
 
@@ -160,13 +164,16 @@ class BatchPlan:
     rank: int
     world: int
     accumulate: int = 1
+    classes: np.ndarray | None = None
 
     def tickets(self, epoch: int, first: int = 0) -> Iterator[Ticket]:
         """Yield the tickets of this rank's batches, from batch number `first` on."""
         seed = epoch_seed(self.seed, epoch)
-        order = np.arange(self.count)
-        if self.shuffle:
-            order = np.random.Generator(np.random.PCG64(seed)).permutation(self.count)
+        order, random = np.arange(self.count), np.random.Generator(np.random.PCG64(seed))
+        if self.classes is not None:
+            order = balanced_order(self.classes, random)
+        elif self.shuffle:
+            order = random.permutation(self.count)
         for number in range(first, len(self.bounds) - 1):
             begin, end = self.share(number)
             yield seed, order[begin:end].tolist()

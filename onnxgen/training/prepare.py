@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +32,7 @@ from onnxgen.training.goals.goal import Goal, suffixed
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
 from onnxgen.training.model import load_model, set_scale, trial_batch
+from onnxgen.training.recipes.balanced import classes_of
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
@@ -44,6 +46,7 @@ class Plan:
     Attributes:
         notes: choices made for the user, and other facts that they should know.
         adapter: what is trained in place of the weights; None if the weights are.
+        classes: of each training sample [n], if each is to be drawn equally often.
     """
 
     model: nn.Module
@@ -54,6 +57,7 @@ class Plan:
     settings: Settings
     notes: list[str] = field(default_factory=list)
     adapter: Adapter | None = None
+    classes: np.ndarray | None = None
 
     @property
     def monitor(self) -> str:
@@ -105,7 +109,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
     notes = [*filter(None, [said]), *opened.notes]
     notes += [said for made in objectives for said in made.said]
-    plan = Plan(model, opened, feeding, objectives, device, settings, notes, adapter)
+    balanced = settings.sampler == "balanced"
+    drawn = classes_of(opened.train, objectives) if balanced else None
+    plan = Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
     for made in objectives if settings.loss == "auto" else ():
         if not isinstance(made, Objective):
             continue

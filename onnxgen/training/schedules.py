@@ -61,13 +61,15 @@ def make_schedule(
     return {"scheduler": _made(chosen, optimizer, arguments), **configuration}
 
 
-def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings) -> dict[str, Any] | None:
+def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings, total_steps: int) -> dict[str, Any] | None:
     """Return Lightning's configuration of `settings.warmup`, or None. Step i of N has i/N of the rate.
+
+    A number below 1 is a share of the steps in the whole run.
 
     Raises:
         OnnxgenError: the schedule sets the rate itself.
     """
-    steps = settings.warmup
+    steps = int(settings.warmup) or math.ceil(settings.warmup * total_steps)
     if not steps:
         return None
     name = "" if settings.schedule is None else _class(settings.schedule).__name__

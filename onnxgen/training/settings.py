@@ -14,6 +14,9 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.runs.folder import RUNS
 
 STRATEGIES = ("auto", "ddp", "fsdp")
+LOGGERS = ("tensorboard", "csv", "wandb", "mlflow")
+SAMPLERS = ("shuffle", "balanced")
+RECIPES = ("fine-tune",)
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true")
 
 
@@ -49,6 +52,9 @@ class Settings:
         None, "N", "Stop after N optimizer steps, if that comes before the end of the last epoch."
     )
     max_hours: float | None = _length(None, "X", "Stop after X hours of training; a resumed run has X hours again.")
+    recipe: str | None = _finetuning(
+        None, "NAME", f"Other defaults for the settings that you do not give: {', '.join(RECIPES)}."
+    )
     batch_size: int = _optimizer(64, "N", "Samples in a batch, in each process.")
     accumulate: int = _optimizer(1, "N", "Sum the gradients of N batches before each step.")
     optimizer: str = _optimizer("adamw", "NAME", "A class of torch.optim, in upper or lower case.")
@@ -56,6 +62,7 @@ class Settings:
         dict, "NAME=VALUE", "An argument of the optimizer (momentum=0.5); may be repeated.", option="optimizer-arg"
     )
     lr: float | None = _optimizer(None, "X", "Learning rate. Default: the optimizer's own.")
+    find_lr: bool = _optimizer(False, "", "Measure the learning rate first, on a copy of the model.")
     weight_decay: float | None = _optimizer(
         None, "X", "Weight decay; norms and biases get none. Default: the optimizer's own."
     )
@@ -63,12 +70,17 @@ class Settings:
     schedule_args: Mapping[str, Any] = _optimizer(
         dict, "NAME=VALUE", "An argument of the schedule (step_size=10); may be repeated.", option="schedule-arg"
     )
-    warmup: int = _optimizer(0, "N", "Raise the learning rate evenly over the first N steps.")
+    warmup: int | float = _optimizer(
+        0, "N", "Raise the learning rate evenly over the first N steps; 0.1: over a tenth of the run."
+    )
     head_lr: float = _optimizer(1.0, "X", "The classifier's learning rate as a multiple of --lr.")
     layer_decay: float | None = _optimizer(
         None, "X", "Each block's learning rate as a multiple of the next block's: 0.8 trains the first ones least."
     )
     clip: float | None = _optimizer(None, "X", "Scale gradients down if their norm together is larger.")
+    ema: float | None = _optimizer(
+        None, "DECAY", "Validate and keep the average of the weights, about that of the last 1/(1-DECAY) steps."
+    )
     loss: str | Mapping[str, str] = _optimizer(
         "auto", "NAME", "A loss by its torch name (cross_entropy), or OUTPUT=NAME,...; auto: by how the model ends."
     )
@@ -82,6 +94,13 @@ class Settings:
     label_smoothing: float = _optimizer(
         0.0, "X", "Spread a share X of each target over all classes in the training loss."
     )
+    mixup: float = _optimizer(
+        0.0, "ALPHA", "Train a classifier on weighted means of two samples; the weights are Beta(ALPHA, ALPHA)."
+    )
+    cutmix: float = _optimizer(
+        0.0, "ALPHA", "Train a classifier on images with a box of another one; its share is Beta(ALPHA, ALPHA)."
+    )
+    sampler: str = _data("shuffle", "HOW", "shuffle: each sample once an epoch; balanced: each class equally often.")
     inputs: Mapping[str, str] = _data(dict, "INPUT=COLUMN,...", "The data's column for each input of the model.")
     target: str | Mapping[str, str] | None = _data(None, "COLUMN", "The column with the target, or OUTPUT=COLUMN,...")
     classes: tuple[str, ...] = _data(
@@ -99,6 +118,9 @@ class Settings:
     precision: str = _devices("32-true", "NAME", f"{', '.join(PRECISIONS)}.")
     workers: int | str = _devices("auto", "N", "Processes that prepare batches; auto: as many as help.")
     freeze: tuple[str, ...] = _finetuning((), "PATTERN", "Do not train these modules (layer1.*); may be repeated.")
+    head_first: int | float = _finetuning(
+        0, "N", "Train the head alone for N epochs, then all; 0.1: for a tenth of the steps."
+    )
     replace_head: int | None = _finetuning(None, "CLASSES", "Put in a new last layer for that many classes.")
     weights: Path | None = _finetuning(None, "FILE", "Start from your own checkpoint, which has the model's keys.")
     partial: bool = _finetuning(False, "", "Load what fits of the weights. New and other layers start fresh.")
@@ -132,13 +154,19 @@ class Settings:
     checkpoint_minutes: float = _run(10.0, "X", "Write a checkpoint at least every X minutes, and after each epoch.")
     resume: bool = _run(False, "", "Go on from the last checkpoint in --out, or of the newest run, with its settings.")
     out: Path = _run(RUNS, "FOLDER", "The folder that the run writes to. Without it, runs are numbered below runs/.")
+    loggers: tuple[str, ...] = _run(
+        ("tensorboard",),
+        "NAME",
+        f"Log the metrics to {', '.join(LOGGERS)} or none; may be repeated. Default: tensorboard.",
+        option="logger",
+    )
     name: str = _run("", "NAME", "The folder is runs/NAME-1, runs/NAME-2 and so on. Default: the ONNX file's name.")
 
     def __post_init__(self) -> None:
         for name in ("weights", "out"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
-        for name in ("freeze", "imports", "lora_target", "metric"):
+        for name in ("freeze", "imports", "lora_target", "metric", "loggers"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "classes", _names(self.classes))
@@ -147,19 +175,26 @@ class Settings:
             object.__setattr__(self, "class_weights", _numbers(self.class_weights, "class_weights"))
         self._check_numbers()
         self._check_together()
-        for name, known in (("strategy", STRATEGIES), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise OnnxgenError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        self._check_words()
         if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
             raise OnnxgenError(f"workers must be a number or 'auto', not {self.workers!r}")
         if self.class_weights not in ("none", "balanced") and isinstance(self.class_weights, str):
             what = f"class_weights must be none, balanced or a weight for each class, not {self.class_weights!r}"
             raise OnnxgenError(what, help="give it like cat=1,dog=2.5")
 
+    def _check_words(self) -> None:
+        known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS}
+        found = [(name, getattr(self, name), words) for name, words in known.items()]
+        found += [("loggers", name, (*LOGGERS, "none")) for name in self.loggers]
+        found += [] if self.recipe is None else [("recipe", self.recipe, RECIPES)]
+        for name, value, words in found:
+            if value not in words:
+                raise OnnxgenError(f"{name} must be one of {', '.join(words)}, not {value!r}")
+
     def _check_numbers(self) -> None:
         limits = {
             "at least 1": ("epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora", 1),
-            "at least 0": ("warmup label_smoothing blank", 0),
+            "at least 0": ("warmup label_smoothing blank head_first mixup cutmix", 0),
         }
         for words, (names, least) in limits.items():
             for name in names.split():
@@ -172,6 +207,12 @@ class Settings:
                 raise OnnxgenError(f"{name} must be more than 0, not {value}")
         if not self.label_smoothing < 1:
             raise OnnxgenError(f"label_smoothing must be less than 1, not {self.label_smoothing}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise OnnxgenError(f"ema must be between 0 and 1, not {self.ema}", help="--ema 0.999")
+        for name in ("warmup", "head_first"):
+            value = getattr(self, name)
+            if value > 1 and value != int(value):
+                raise OnnxgenError(f"{name} must be a whole number or a share below 1, not {value}")
         if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
             raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
 
@@ -182,6 +223,21 @@ class Settings:
         for name in ("freeze", "weights", "partial", "from_scratch") if self.lora else ():
             if getattr(self, name):
                 raise OnnxgenError(f"{name} and lora exclude each other: an adapter belongs to the file's own weights")
+        several = self.devices * self.nodes > 1
+        for clash, names, why in (
+            (self.find_lr and self.lr is not None and not self.resume, "lr and find_lr", "the second finds the first"),
+            (self.find_lr and several, "find_lr and several processes", "find --lr with one, then give it to all"),
+            (self.head_first and several, "head_first and several processes", "they agree on what is trained once"),
+            (self.head_first and self.lora, "head_first and lora", "an adapter begins without an effect"),
+            (self.ema and several and self.strategy == "fsdp", "ema and fsdp", "no process has the whole weights"),
+            (
+                self.sampler == self.class_weights == "balanced",
+                "sampler and class_weights",
+                "each alone balances the classes",
+            ),
+        ):
+            if clash:
+                raise OnnxgenError(f"{names} exclude each other: {why}")
         if not self.lora and (self.lora_target or self.dora):
             raise OnnxgenError("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
 

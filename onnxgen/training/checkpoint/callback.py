@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,6 +50,7 @@ class Checkpoints(lightning.Callback):
     that are not finite are never saved. It must be the last callback, so that it saves the state of all others.
 
     Attributes:
+        averaged: in this context the model has the weights to keep, if these are not the latest ones.
         best, best_epoch: the best value of `monitor`, and its epoch (from 0); None before there is one.
     """
 
@@ -72,6 +73,7 @@ class Checkpoints(lightning.Callback):
         self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
         self.monitor, self.say = monitor, say
         self.constants, self.metadata, self.only = constants or {}, metadata, only
+        self.averaged: Callable[[], AbstractContextManager[None]] = nullcontext
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._goodness: tuple[float, ...] | None = None  # of the best epoch
@@ -200,21 +202,22 @@ class Checkpoints(lightning.Callback):
 
     def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
         self._check_finite(trainer, task)
-        state = trainer.strategy.lightning_module_state_dict()
         found = self._monitored(trainer)
         good = goodness(found, self.monitor)
         better = good is not None and (self._goodness is None or good > self._goodness)
         if better:
             self.best, self.best_epoch, self._goodness = found[self.monitor], trainer.current_epoch - 1, good
-        if trainer.is_global_zero:
-            of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
-            weights = plain(self._kept(of_model), self._tied_names)
-            self._write(weights, LAST)
-            of_goals = {n.removeprefix(GOALS): t for n, t in state.items() if n.startswith(GOALS)}
-            if better:
-                self._write(weights, BEST)
-                if of_goals:
-                    self._write(plain(of_goals), GOAL, {})
+        with self.averaged():
+            state = trainer.strategy.lightning_module_state_dict()
+            if trainer.is_global_zero:
+                of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
+                weights = plain(self._kept(of_model), self._tied_names)
+                self._write(weights, LAST)
+                of_goals = {n.removeprefix(GOALS): t for n, t in state.items() if n.startswith(GOALS)}
+                if better:
+                    self._write(weights, BEST)
+                    if of_goals:
+                        self._write(plain(of_goals), GOAL, {})
         self._save(trainer, task)
 
     def _kept(self, state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,9 +18,9 @@ from onnxgen.training.settings import SETTINGS, Settings
 FREE_SETTINGS = (
     "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head", "weights",
     "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out", "name",
-    "max_hours", "gradient_checkpointing", "profile",
+    "max_hours", "gradient_checkpointing", "profile", "recipe", "find_lr", "loggers",
 )  # fmt: skip
-LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ without a schedule
+LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ if nothing depends on the run's length
 MODEL, TENSOR = "model", "tensor "  # the model's key, and the prefix of the tensors' keys
 HASHED_SAMPLES = 8
 
@@ -35,7 +35,8 @@ def identity(model: nn.Module, samples: Samples, settings: Settings) -> Identity
         samples: the training samples; their number, fields and a few values are compared.
         settings: with several processes, the size of the global batch is compared.
     """
-    free = FREE_SETTINGS + (() if settings.schedule else LENGTH_SETTINGS)
+    long = settings.schedule or 0 < settings.warmup < 1 or 0 < settings.head_first < 1
+    free = FREE_SETTINGS + (() if long else LENGTH_SETTINGS)
     found = {name: _shown(getattr(settings, name)) for name in SETTINGS if name not in free}
     found["batch_size"] = f"{settings.batch_size * settings.devices * settings.nodes} of all processes together"
     found["data"] = f"{len(samples):,} samples ({probe(samples)})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from torch import nn
@@ -26,9 +26,7 @@ def freeze(model: nn.Module, *patterns: str) -> list[str]:
         OnnxgenError: a pattern matches nothing (the error lists similar names).
     """
     check_patterns(model, patterns)
-    for norm in _norms(model, patterns):
-        norm.train = partial(_stay, norm)  # type: ignore[method-assign]
-        norm.training = False
+    held(_norms(model, patterns))
     return _set(model, patterns, trained=False)
 
 
@@ -39,9 +37,7 @@ def unfreeze(model: nn.Module, *patterns: str) -> list[str]:
         OnnxgenError: a pattern matches nothing.
     """
     check_patterns(model, patterns)
-    for norm in _norms(model, patterns):
-        if vars(norm).pop("train", None) is not None:
-            norm.train(model.training)
+    release(_norms(model, patterns), model.training)
     return _set(model, patterns, trained=True)
 
 
@@ -60,6 +56,27 @@ def unfreeze_next(model: nn.Module) -> list[str]:
     return unfreeze(model, *frozen) if frozen else []
 
 
+def held(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Keep norms with running statistics in evaluation mode. Return those that were not kept so before."""
+    found = [norm for norm in modules if has_statistics(norm) and "train" not in vars(norm)]
+    for norm in found:
+        norm.train = partial(_stay, norm)  # type: ignore[method-assign]
+        norm.training = False
+    return found
+
+
+def release(norms: Iterable[nn.Module], training: bool = True) -> None:
+    """Undo `held`."""
+    for norm in norms:
+        if vars(norm).pop("train", None) is not None:
+            norm.train(training)
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Return True for a norm with running statistics (BatchNorm)."""
+    return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+
+
 def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
     """Replace `train` of a frozen norm, which stays in evaluation mode. Copies and pickles of the model keep this."""
     return module
@@ -68,9 +85,8 @@ def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
 def _norms(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[nn.Module]:
     """Yield the norms with running statistics."""
     for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            if not patterns or is_below(path, patterns):
-                yield module
+        if has_statistics(module) and (not patterns or is_below(path, patterns)):
+            yield module
 
 
 def _set(model: nn.Module, patterns: tuple[str, ...], *, trained: bool) -> list[str]:

@@ -2,7 +2,7 @@
 
 callbacks = report.callbacks(settings, facts)
 report.begin(settings, facts, {"model": "model.py", "data": "digits"})
-trainer = lightning.Trainer(callbacks=callbacks, logger=report.logger(settings.out), ...)
+trainer = lightning.Trainer(callbacks=callbacks, logger=report.loggers(settings), ...)
 trainer.fit(...)
 report.finish(settings, facts, report.Outcome(seconds, confusion=task.confusion))
 """
@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import lightning
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
-from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import write_config
+from onnxgen.training.recipes import CURVE, FIGURES
 from onnxgen.training.report.facts import Facts, Outcome, facts_of
+from onnxgen.training.report.loggers import TENSORBOARD, loggers, need_packages
 from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.notebook import Notebook, in_notebook
 from onnxgen.training.report.page import page
@@ -35,13 +34,11 @@ from onnxgen.training.runs.folder import BEST, CONFIG, LAST
 from onnxgen.training.runs.rows import read_rows
 from onnxgen.training.settings import Settings
 
-__all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]
+__all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_of", "finish", "loggers", "read_rows"]
 
 SHOWS = {"live": Dashboard, "notebook": Notebook, "lines": Lines, "nothing": Progress}
 CURVES = ("loss", "accuracy")  # over the epochs
 PICTURES = (*CURVES, "metric", "confusion", "examples")
-_LOGS = "tensorboard"
-PACKAGES = ("tensorboard", "matplotlib")
 
 
 def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Metrics, Progress]:
@@ -54,7 +51,7 @@ def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Met
     Raises:
         OnnxgenError: `show` has another value, or a package for the report is missing.
     """
-    need(PACKAGES)
+    need_packages(settings)
     if show not in ("auto", *SHOWS):
         raise OnnxgenError(f"show must be auto or one of {', '.join(SHOWS)}, not {show!r}")
     if show == "auto":
@@ -77,17 +74,12 @@ def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
     """
     out = settings.out
     out.mkdir(parents=True, exist_ok=True)
-    names = ["metrics.csv", "report.html", BEST, LAST, *(f"{picture}.png" for picture in PICTURES)]
-    stale = [*map(out.joinpath, names), *(out / _LOGS).glob("events.out.tfevents.*")]
+    names = ["metrics.csv", "report.html", BEST, LAST, CURVE, FIGURES, *(f"{picture}.png" for picture in PICTURES)]
+    stale = [*map(out.joinpath, names), *(out / TENSORBOARD).glob("events.out.tfevents.*")]
     for path in [] if settings.resume else stale:
         path.unlink(missing_ok=True)
     versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
     write_config(out / CONFIG, settings, given, (facts.line(out), versions))
-
-
-def logger(out: Path) -> TensorBoardLogger:
-    """Return the logger that writes Lightning's metrics for TensorBoard to `out/tensorboard`."""
-    return TensorBoardLogger(out, name="", version=_LOGS, default_hp_metric=False)
 
 
 @rank_zero_only
@@ -105,6 +97,8 @@ def finish(settings: Settings, facts: Facts, outcome: Outcome) -> None:
         pictures["metric"] = curves(rows, monitored, facts.monitor)
     if outcome.confusion is not None:
         pictures["confusion"] = confusion_matrix(outcome.confusion, facts.classes, outcome.confused)
+    if (out / CURVE).is_file():  # of the range test, before the run or before it was resumed
+        pictures["lr"] = (out / CURVE).read_bytes()
     pictures["examples"] = outcome.examples
     drawn = {name: png for name, png in pictures.items() if png is not None}
     text = visible(page(settings, facts, outcome, rows, drawn))

@@ -53,6 +53,21 @@ def overlaid(runs: Mapping[str, Sequence[Row]], metric: str) -> bytes | None:
     return _png(figure)
 
 
+def rates_tried(rates: Sequence[float], losses: Sequence[float], chosen: float | None) -> bytes:
+    """Draw the mean losses of a learning-rate range test over the rates; the chosen rate is marked."""
+    figure, axes = _figure(6.4, 4.0)
+    axes.plot(rates, losses, color=COLORS["train"])
+    axes.set_xscale("log")
+    if chosen is not None:
+        axes.axvline(chosen, color="#c44e52", linestyle=":", label=f"chosen: {chosen:.3g}")
+        axes.legend(loc="best", frameon=True)
+    axes.set_title("Range test")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("mean training loss")
+    axes.grid(alpha=0.3)
+    return _png(figure)
+
+
 def _mark(axes: Any, best: Row, metric: str, monitor: str, percent: float) -> None:
     part = monitor.partition("_")[0]
     value = best.get(f"{part}_{metric}")

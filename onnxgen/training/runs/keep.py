@@ -19,7 +19,6 @@ from torch import Tensor
 
 from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
-from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.export.state import is_constant
 from onnxgen.output.signature import KEY as SIGNATURE
@@ -36,7 +35,7 @@ from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective
 from onnxgen.training.model import trial_batch
 from onnxgen.training.prepare import Plan, trial
-from onnxgen.training.report import PACKAGES
+from onnxgen.training.report import need_packages
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.runs.folder import MODULE, RECORD, RUNS, numbered, slug
 from onnxgen.training.runs.record import Image, Input, Part, Record, Target, code_of, noted, read_record, write_record
@@ -82,7 +81,7 @@ def placed(plan: Plan) -> Plan:
         OnnxgenError: processes that a launcher started can't agree on a number.
     """
     settings = plan.settings
-    need(PACKAGES)  # before a folder is made
+    need_packages(settings)  # before a folder is made
     if settings.out != RUNS:
         return plan
     if os.environ.get("LOCAL_RANK", "0") != "0" and _OUT in os.environ:  # Lightning started this process

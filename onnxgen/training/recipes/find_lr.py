@@ -1,0 +1,154 @@
+"""`--find-lr`: the learning-rate range test (Smith 1506.01186, 1803.09820)."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning
+from torch import nn
+
+from onnxgen.common.atomic import replacing
+from onnxgen.training.checkpoint import generators
+from onnxgen.training.checkpoint.store import peek
+from onnxgen.training.devices import trainer_options
+from onnxgen.training.prepare import Plan
+from onnxgen.training.recipes import CURVE, FIGURES
+from onnxgen.training.report.plots import rates_tried
+from onnxgen.training.runs.folder import CHECKPOINTS
+from onnxgen.training.task import Task
+from onnxgen.training.trainer import QUIET, Unmeasured
+
+LOWEST, HIGHEST, STEPS = 1e-7, 10.0, 100
+SMOOTHED = 0.9  # of the mean loss stays at each step; with more, the mean still falls when the loss rises
+DIVERGED = 4.0  # times the best mean loss: the test ends
+SKIPPED, STILL = 10, 30  # the first means are of few steps; until the second step the rate is too low to learn
+FELL = 0.1  # a loss that fell by a smaller share may be chance
+BELOW = 10  # the rate is that of the lowest mean by this
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a test.
+
+    Attributes:
+        rates, losses: those of each step, and the mean of the losses until then.
+        rate: the suggestion; None if the loss did not fall.
+    """
+
+    rates: Sequence[float]
+    losses: Sequence[float]
+    rate: float | None
+
+    def write(self, out: Path) -> None:
+        """Write the curve and its figures. Raises `OSError`."""
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerows([("lr", "loss"), *zip(self.rates, self.losses, strict=True)])
+        with replacing([out]) as files:
+            for name, content in (
+                (CURVE, rates_tried(self.rates, self.losses, self.rate)),
+                (FIGURES, text.getvalue().encode()),
+            ):
+                with files.file(out / name) as file:
+                    file.write(content)
+
+
+class RangeTest(lightning.Callback):
+    """Raises the learning rate with each step, exponentially, and notes the mean loss. It ends when that diverges.
+
+    The parameter groups keep the ratios of their rates, while Lightning's `Tuner.lr_find` gives all the same rate. It
+    also writes the model to the disk, and draws a bar over the lines of the run.
+    """
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+        self._mean = 0.0
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self._groups = [(group, group["lr"]) for group in trainer.optimizers[0].param_groups]
+
+    def on_train_batch_start(self, trainer: lightning.Trainer, pl_module: Any, batch: Any, index: int) -> None:
+        rate = LOWEST * (HIGHEST / LOWEST) ** (trainer.global_step / STEPS)
+        for group, ratio in self._groups:
+            group["lr"] = rate * ratio
+        self._rate = rate
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, index: int
+    ) -> None:
+        if trainer.fit_loop._should_accumulate():
+            return
+        step = len(self.rates) + 1
+        self._mean = SMOOTHED * self._mean + (1 - SMOOTHED) * float(outputs["loss"])
+        mean = self._mean / (1 - SMOOTHED**step)
+        self.rates.append(self._rate)
+        self.losses.append(mean)
+        if not math.isfinite(mean) or (step > 1 and mean > DIVERGED * min(self.losses)):
+            trainer.should_stop = True
+
+
+def suggested(rates: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Return a tenth of the rate at which the mean loss is lowest, as fastai's `minimum` does.
+
+    None: it did not fall.
+    """
+    means = {i: loss for i, loss in enumerate(losses) if i >= SKIPPED and math.isfinite(loss)}
+    still = [loss for i, loss in means.items() if i < STILL]
+    if len(means) <= len(still):
+        return None
+    lowest, before = min(means, key=lambda i: means[i]), sum(still) / len(still)
+    return rates[lowest] / BELOW if before - means[lowest] > FELL * abs(before) else None
+
+
+def with_rate(
+    plan: Plan,
+    make_task: Callable[[Plan, nn.Module], Task],
+    make_data: Callable[[Plan], lightning.LightningDataModule],
+    callbacks: Sequence[lightning.Callback] = (),
+) -> tuple[Plan, Found | None]:
+    """Return the plan with the learning rate that a test finds, and the test. A copy of the model is trained.
+
+    A run that goes on has the rate of its checkpoint. Random generators are left as they were. `callbacks` act in the
+    test, too.
+    """
+    settings = plan.settings
+    if settings.lr is not None:  # of the run that goes on
+        return replace(plan, settings=replace(settings, find_lr=False)), None
+    before = peek(settings.out / CHECKPOINTS).get("identity", {}) if settings.resume else {}
+    if before:
+        with suppress(KeyError, ValueError):  # "None": the test found nothing
+            settings = replace(settings, lr=float(before["lr"]))
+        return replace(plan, settings=replace(settings, find_lr=False)), None
+    state = generators.capture(plan.device.torch_device)
+    plain: dict[str, Any] = {"warmup": 0, "schedule": None, "schedule_args": {}, "compile": False, "head_first": 0}
+    ratios = replace(settings, lr=1.0, find_lr=False, **plain)
+    tried = replace(plan, settings=ratios, model=copy.deepcopy(plan.model))
+    test, task = RangeTest(), make_task(tried, tried.model)
+    options = {**QUIET, **trainer_options(plan.device, settings), "profiler": Unmeasured(), "limit_val_batches": 0}
+    trainer = lightning.Trainer(
+        max_steps=STEPS,
+        max_epochs=-1,
+        accumulate_grad_batches=settings.accumulate,
+        gradient_clip_val=settings.clip,
+        callbacks=[test, *callbacks],
+        **options,
+    )
+    trainer.fit(task, datamodule=make_data(tried))
+    generators.restore(state, plan.device.torch_device)
+    found = Found(test.rates, test.losses, suggested(test.rates, test.losses))
+    rate = None if found.rate is None else float(f"{found.rate:.3g}")
+    if rate is None:
+        note = f"the loss fell at no rate of a learning-rate range test ({CURVE}), so it is the optimizer's own"
+    else:
+        note = f"the learning rate is {rate:g}: at {BELOW} times that, the loss was lowest in a range test ({CURVE})"
+    settings = replace(settings, lr=rate, find_lr=False)
+    return replace(plan, settings=settings, notes=[*plan.notes, note]), replace(found, rate=rate)
