@@ -32,6 +32,7 @@ from onnxgen.training.deadline import Deadline
 from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
 from onnxgen.training.finetune.groups import param_groups
+from onnxgen.training.finetune.packed import packed_layers
 from onnxgen.training.loader import Loader
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
@@ -324,7 +325,7 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, k
     for model in dict.fromkeys((network, whole)):
         if (out / BEST).is_file():
             (load_weights if keep.only is None else load_adapter)(model, out / BEST)
-        if keep.only is not None:
+        if keep.only is not None and not any(packed_layers(model)):
             merge(model)
 
 

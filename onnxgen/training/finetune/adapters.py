@@ -29,6 +29,7 @@ from onnxgen.surgery.example import Example, call, example_for, outputs, undistu
 from onnxgen.surgery.owners import check_patterns, is_below, near
 from onnxgen.surgery.replacing import resize_head
 from onnxgen.training.finetune.freezing import freeze, unfreeze
+from onnxgen.training.finetune.packed import Packed, packed_layers, read_outside, unpack
 from onnxgen.weights.streamed import read_header
 
 KEY = "adapter"  # of the metadata of a file that holds an adapter
@@ -122,11 +123,11 @@ def _layers(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
             inside.append(path)
         elif is_below(path, inside):
             continue
-        weight = getattr(module, _weight_of(module), None)
+        weight = module._parameters.get(_weight_of(module))
         wanted = is_below(path, targets) if targets else not isinstance(module, nn.Embedding)
-        if wanted and _can_be_merged(module) and isinstance(weight, nn.Parameter):
-            if id(weight) not in shared and weight.is_floating_point():
-                yield path
+        own = weight is not None and id(weight) not in shared and weight.is_floating_point()
+        if wanted and _can_be_merged(module) and (own or isinstance(module, Packed)):
+            yield path
 
 
 def _can_be_merged(module: nn.Module) -> bool:
@@ -199,14 +200,22 @@ def trained_names(model: nn.Module) -> frozenset[str]:
 
 
 def merge(model: nn.Module) -> None:
-    """Add the adapter to the weights, and remove it: the model has its former classes and keys."""
+    """Add the adapter to the weights, and remove it: the model has its former classes and keys.
+
+    Weights that were kept as integers become floats.
+    """
+    unpack(model)
+    _merge(model)
+    unfreeze(model)
+
+
+def _merge(model: nn.Module) -> None:
     adapted = [(path, module) for path, module in model.named_modules() if _is_adapted(module)]
     for _, module in adapted:
         module.merge()
     for path, module in reversed(adapted):
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, module.get_base_layer())
-    unfreeze(model)
 
 
 def _is_adapted(module: nn.Module) -> Any:
@@ -266,9 +275,11 @@ def attach(model: nn.Module, path: Path) -> None:
 def digest(model: nn.Module, without: Sequence[str] = ()) -> str:
     """Return a digest of names, shapes and some values of all tensors, without those of some modules."""
     found = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    state: dict[str, Tensor | Packed] = {f"{path}.weight": layer for path, layer in packed_layers(model)}
+    for name, value in sorted({**model.state_dict(), **state}.items(), key=lambda item: item[0]):
         if not is_below(name, without):
-            flat = tensor.detach().flatten()
+            tensor = value.floats() if isinstance(value, Packed) else value.detach()
+            flat = tensor.flatten()
             some = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].double().cpu()
             found.update(f"{name} {list(tensor.shape)}".encode() + some.numpy().tobytes())
     return found.hexdigest()[:16]
@@ -280,9 +291,19 @@ def digest(model: nn.Module, without: Sequence[str] = ()) -> str:
 def _faithful(model: nn.Module, paths: Sequence[str], example: Example) -> list[str]:
     """Return the layers whose weights are used by the layers themselves alone.
 
-    The network runs with random adapters, and with the same ones merged into the weights.
+    The network runs with random adapters, and with the same ones merged into the weights. Integers are not merged: who
+    reads them is counted.
     """
-    inject(model, Adapter(2, False, *_sorted_out(model, paths)))
+    packed, outside = {path for path, _ in packed_layers(model)}, read_outside(model, example)
+    paths, integers = [path for path in paths if path not in packed], [path for path in paths if path in packed]
+    return _unread(model, paths, example) + [path for path in integers if path not in outside]
+
+
+def _unread(model: nn.Module, paths: Sequence[str], example: Example) -> list[str]:
+    if not paths:
+        return []
+    with torch.random.fork_rng(devices=[]):
+        inject(model, Adapter(2, False, *_sorted_out(model, paths)))
     adapted = {path: model.get_submodule(path) for path in paths}
     try:
         with undisturbed(model):
@@ -293,7 +314,8 @@ def _faithful(model: nn.Module, paths: Sequence[str], example: Example) -> list[
                     good += part if part is some or _same(model, adapted, part, example) else []
             return good
     finally:
-        merge(model)  # they are zero again
+        _merge(model)  # they are zero again
+        unfreeze(model)
 
 
 def _chunks(paths: Sequence[str], adapted: Mapping[str, Any]) -> Iterator[list[str]]:
