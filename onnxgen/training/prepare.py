@@ -26,7 +26,7 @@ from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
-from onnxgen.training.finetune.packed import pack
+from onnxgen.training.finetune.packed import pack, packed_layers
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import BINARY_LOSSES, Objective, objective
@@ -130,8 +130,12 @@ def _adapted(model: nn.Module, file: Path | None, settings: Settings) -> tuple[A
     Weights that the file of a generated module stores as integers become these integers. Returns also notes of that.
     """
     assert settings.lora is not None
+    if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1:
+        raise OnnxgenError("lora and the strategy fsdp exclude each other", help="--strategy ddp: the base is frozen")
     head = (find_head(model).path,) if settings.replace_head else ()
     notes = pack(model, file, head) if file is not None and file.is_file() else []
+    if settings.dora and any(packed_layers(model)):
+        notes.append("DoRA beside integers can't be exported as an adapter: train with --lora alone for that")
     return add_adapter(model, settings.lora, *settings.lora_target, dora=settings.dora, whole=head), notes
 
 

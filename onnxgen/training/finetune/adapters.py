@@ -82,8 +82,8 @@ def add_adapter(
 
     Args:
         rank: of the two matrices whose product, times 2, is added to each weight.
-        targets: patterns (see `freeze`) of the layers. Default: each `nn.Linear`, ungrouped convolution and packed
-            projection of an `nn.MultiheadAttention`. An `nn.Embedding` is adapted only if it is named.
+        targets: patterns (see `freeze`) of the layers. Default: each `nn.Linear`, convolution without groups and
+            dilation, and packed projection of an `nn.MultiheadAttention`. An `nn.Embedding` only if it is named.
         dora: also train the size of each row of the weights. Packed projections are left out: peft has no DoRA of them.
         whole: paths of modules that are trained as a whole, such as a new head.
         example: see `find_head`; a generated model needs none.
@@ -131,11 +131,15 @@ def _layers(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
 
 
 def _can_be_merged(module: nn.Module) -> bool:
-    """Return True if peft can add an adapter to the layer's weight. As of 0.21 it takes a Conv3d whose kernel begins
-    with 1, 1 for a pointwise Conv2d, and can't merge grouped convolutions.
+    """Return True if peft can add an adapter to the layer's weight, and merge it.
+
+    As of 0.21 it can't merge grouped convolutions: the adapter's first convolution sees all channels, and no grouped
+    weight does. That convolution has no dilation, and pads with zeros. A Conv3d whose kernel begins with 1, 1 is taken
+    for a pointwise Conv2d.
     """
     if isinstance(module, CONVOLUTIONS):
-        return module.groups == 1 and not (isinstance(module, nn.Conv3d) and module.kernel_size[:2] == (1, 1))
+        plain = module.groups == 1 and {*module.dilation} == {1} and module.padding_mode == "zeros"
+        return plain and not (isinstance(module, nn.Conv3d) and module.kernel_size[:2] == (1, 1))
     return isinstance(module, (nn.Linear, nn.Embedding, nn.MultiheadAttention))
 
 
@@ -155,8 +159,15 @@ def _need_some(model: nn.Module, targets: Sequence[str], found: Sequence[str]) -
     for pattern in targets or ("**",):
         if not any(is_below(path, [pattern]) for path in found):
             what = f"{pattern!r} matches no layer that can be adapted" if targets else "no layer can be adapted"
-            there = near(pattern, [*_layers(model, ())])
-            raise OnnxgenError(what, help=f"{there}: Linear, Conv, Embedding and MultiheadAttention with own weights")
+            raise OnnxgenError(what, help=_way(model, pattern))
+
+
+def _way(model: nn.Module, pattern: str) -> str:
+    integers = [b for b in model.buffers() if b.dtype in (torch.int8, torch.uint8) and b.numel() > 1]
+    if integers and not any(_layers(model, ())):
+        return "a quantised file needs layers: generate it again with --quantized float; its integers stay in memory"
+    kinds = "Linear, Conv without groups and dilation, Embedding and MultiheadAttention with own weights"
+    return f"{near(pattern, [*_layers(model, ())])}: {kinds}"
 
 
 def _sorted_out(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
