@@ -294,7 +294,8 @@ def test_what_has_no_layers_or_no_place_is_refused(
     x = np.random.default_rng(2).normal(size=(48, 40)).astype(np.float32)
     data = {"x": x, "label": np.arange(48) % 3}
     with pytest.raises(OnnxgenError, match="generate it again with --quantized float"):
-        fit("kept.py", data, lora=2, lora_target="fc1", **CPU)
+        fit("kept.py", data, lora=2, **CPU)
+    assert fit("kept.py", data, epochs=1, out=Path("biases"), **CPU).history  # integers are no weights of the best file
     fit("net.py", data, lora=2, dora=True, lr=0.05, epochs=1, out=Path("dora"), **CPU)
     monkeypatch.setattr("onnxgen.export.beside.NARROW", 2)
     assert cli(["export", "dora", "--adapter", "-o", "base.onnx"]) == 2
