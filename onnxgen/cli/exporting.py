@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,19 @@ def export_command(
 ) -> int:
     """Write the ONNX file and print a report. Returns the exit code."""
     from onnxgen.export import export
+    from onnxgen.export.apart import export_apart, refuse_rounding
 
     if module.is_dir():
-        module, given = of_run(module, given)
+        run, (module, given) = module, of_run(module, given)
+        if not adapter and read_record(run).settings.get("lora"):
+            refuse_rounding(module, **given)
     with progress(f"exporting {module.name}", quiet or as_json):
-        report = _apart(module, given) if adapter else export(module, **given)
+        report = export_apart(module, **given) if adapter else export(module, **given)
     if as_json:
         tell_json(report.as_json())
     elif not quiet:
         _print(report, verbose)
     return 0
-
-
-def _apart(module: Path, given: dict[str, Any]) -> ExportReport:
-    """Write the original graph with optional inputs, and what was trained as an adapter beside it."""
-    from onnxgen.export import export
-    from onnxgen.export.low_rank import SUFFIX, write_adapter
-
-    with tempfile.TemporaryDirectory(prefix="onnxgen-", ignore_cleanup_errors=True) as folder:
-        tuned = Path(folder) / "tuned.onnx"
-        report = export(module, **{**given, "out": tuned})
-        if report.method != BACK:
-            what = f"{module.name} has another graph than the original: {report.why}"
-            raise OnnxgenError(what, help="export it without --adapter")
-        out = given["out"] or module.with_name(f"{Path(report.model).stem}-base.onnx")
-        report.wrote, tensors, elements = write_adapter(Path(report.model), tuned, out, force=given["force"])
-    report.out = str(out)
-    what = f"{counted(tensors, 'tensor')} in {elements:,} numbers"
-    report.notes.append(f"the {SUFFIX} file has {what}; without it the .onnx file computes what the original does")
-    return report
 
 
 def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

@@ -90,7 +90,7 @@ class ExportJob:
             own = {self.weights} if isinstance(self.weights, Path) else set[Path]()
             kept = files.original_files(origin.onnx) | origin.files | own
             files.refuse_overwriting(out, origin.onnx, kept, self.force)
-            network = self._trained(origin, file)
+            network = self.trained(origin, file)
             report = ExportReport(str(origin.onnx), str(self.module), str(out))
             with files.workshop(out) as made:
                 attempt = _Attempt(made, origin, network, state_of(network), report, wanted, self.metadata)
@@ -98,7 +98,7 @@ class ExportJob:
                 report.wrote = files.put_in_place(made, out)
         return report
 
-    def _trained(self, origin: Origin, file: ModuleType) -> nn.Module:
+    def trained(self, origin: Origin, file: ModuleType) -> nn.Module:
         """Return the network with its trained weights."""
         if isinstance(self.weights, nn.Module):
             return bare(self.weights)

@@ -6,17 +6,18 @@ onnxruntime takes such adapters at run time: one session of the base runs with s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import files
+from onnxgen.export.beside import Moved, add_beside, optional_input, with_floats
 from onnxgen.export.places import Array, StoredTensor, places
 from onnxgen.options import Options
 from onnxgen.reader.protos import with_inner
@@ -26,10 +27,13 @@ from onnxgen.verify.oracle import Refused
 SUFFIX = ".onnx_adapter"
 FIRST_RANK = 4  # tried first; doubled until the product is exact
 OLDEST_OPSET = 7  # before, an Add of two shapes needs attributes
+EXACT = "session.qdq_matmulnbits_accuracy_level", "1"  # else products with dequantised matrices are of 8 bits
 EXTERNAL = 1 << 30  # bytes of tensors, from which on they are written to a file of their own
 
 
-def write_adapter(original: Path, tuned: Path, out: Path, *, force: bool = False) -> tuple[list[Path], int, int]:
+def write_adapter(
+    original: Path, tuned: Path, out: Path, *, force: bool = False, moved: Sequence[Moved] = ()
+) -> tuple[list[Path], int, int]:
     """Write the original graph with optional inputs to `out`, and the difference to the tuned file beside it.
 
     Each tensor that differs becomes `tensor + B @ A` with inputs A and B, which are zero by default; or, if its
@@ -40,6 +44,8 @@ def write_adapter(original: Path, tuned: Path, out: Path, *, force: bool = False
         tuned: the same graph with other values.
         out: the base; the adapter's file has the same name, and the suffix `SUFFIX`.
         force: overwrite any file.
+        moved: the trained floats of tensors that both files store as integers. These stay as in the original, and the
+            results of their products are adapted.
 
     Returns:
         the files, the number of adapted tensors, and the number of elements in the adapter.
@@ -54,18 +60,49 @@ def write_adapter(original: Path, tuned: Path, out: Path, *, force: bool = False
         what = f"onnxruntime {onnxruntime.__version__} has no adapters"
         raise OnnxgenError(what, help="install onnxruntime 1.20 or newer, or export without --adapter")
     files.refuse_overwriting(out, original, files.original_files(original), force)
-    model, values = _adapted(original, tuned)
+    model, values = _adapted(original, tuned, moved)
     with files.workshop(out) as made:
-        size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-        onnx.save(model, made, save_as_external_data=size > EXTERNAL, location=files.data_path(out).name)
+        _save(model, made)
         _save_values(made.with_suffix(SUFFIX), values)
-        _compare(made, made.with_suffix(SUFFIX), tuned)
+        adapter = made.with_suffix(SUFFIX)
+        if moved:
+            _compare(_exact_file(model, tuned), adapter, float_file(tuned, moved))
+        else:
+            _compare(made, adapter, tuned)
         wrote = files.put_in_place(made, out)
     names = {name.rpartition(".lora_")[0] or name for name in values}
     return wrote, len(names), sum(value.size for value in values.values())
 
 
-def _adapted(original: Path, tuned: Path) -> tuple[onnx.ModelProto, dict[str, Array]]:
+def float_file(tuned: Path, moved: Sequence[Moved]) -> Path:
+    """Write a file beside the tuned one that has trained floats in place of rounded integers. Returns its path."""
+    path = tuned.with_name(f"{tuned.stem}-floats.onnx")
+    if not path.exists():
+        model = onnx.load(tuned)
+        with_floats(model, moved)
+        _save(model, path)
+    return path
+
+
+def _exact_file(base: onnx.ModelProto, tuned: Path) -> Path:
+    """Write the base beside the tuned file, without leave to compute products in 8 bits. Returns its path."""
+    model = onnx.ModelProto()
+    model.CopyFrom(base)
+    for node in model.graph.node:
+        kept = [entry for entry in node.attribute if entry.name != "accuracy_level"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    path = tuned.with_name(f"{tuned.stem}-exact.onnx")
+    _save(model, path)
+    return path
+
+
+def _save(model: onnx.ModelProto, path: Path) -> None:
+    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    onnx.save(model, path, save_as_external_data=size > EXTERNAL, location=files.data_path(path).name)
+
+
+def _adapted(original: Path, tuned: Path, moved: Sequence[Moved]) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """Return the original with optional inputs, and their values in the tuned file."""
     model, other = onnx.load(original), onnx.load(tuned, load_external_data=False)
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
@@ -78,7 +115,8 @@ def _adapted(original: Path, tuned: Path) -> tuple[onnx.ModelProto, dict[str, Ar
     new = {place.name: place for place in places(other)}
     values: dict[str, Array] = {}
     nodes: list[onnx.NodeProto] = []
-    for place in list(places(model)):
+    integers = {one.how.tensor for one in moved}
+    for place in (place for place in list(places(model)) if place.name not in integers):
         before = place.read(original.absolute().parent).numpy()
         after = new[place.name].read(tuned.absolute().parent).numpy() if place.name in new else before
         if before.shape != after.shape:
@@ -88,6 +126,7 @@ def _adapted(original: Path, tuned: Path) -> tuple[onnx.ModelProto, dict[str, Ar
             nodes += _open(model, place, before, after, values)
     for node in reversed(nodes):
         model.graph.node.insert(0, node)
+    add_beside(model, moved, _factors_of, values)
     return model, values
 
 
@@ -110,8 +149,7 @@ def _open(
     if place.graph is None:
         _make_initializer(model, place)
     kind = place.tensor.data_type
-    eps = float(np.finfo(np.float32).eps)
-    found = _factors(before.astype(np.float64), after.astype(np.float64), eps) if before.dtype == np.float32 else None
+    found = _factors_of(before, after) if before.dtype == np.float32 else None
     if found is None:
         values[place.name] = after
         if all(value.name != place.name for value in model.graph.input):  # older files list every initializer
@@ -122,9 +160,7 @@ def _open(
     shapes: list[tuple[int | str, ...]] = [(rows, f"{place.name}.rank"), (f"{place.name}.rank", columns)]
     for name, factor, shape in zip(names, found, shapes):
         values[name] = factor.astype(np.float32)
-        zeros = np.zeros([size if isinstance(size, int) else 1 for size in shape], np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(zeros, name))
-        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        optional_input(model, name, shape)
     return _added(model, place.name, names, before.shape)
 
 
@@ -152,6 +188,10 @@ def _added(model: onnx.ModelProto, name: str, factors: list[str], shape: tuple[i
         model.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"{name}.shape"))
         nodes.append(helper.make_node("Reshape", [product, f"{name}.shape"], [f"{product}.shaped"]))
     return [*nodes, helper.make_node("Add", [name, nodes[-1].output[0]], [sum_])]
+
+
+def _factors_of(before: Array, after: Array) -> tuple[Array, Array] | None:
+    return _factors(before.astype(np.float64), after.astype(np.float64), float(np.finfo(np.float32).eps))
 
 
 def _factors(before: Array, after: Array, eps: float) -> tuple[Array, Array] | None:
@@ -194,7 +234,7 @@ def _save_values(path: Path, values: dict[str, Array]) -> None:
 def _compare(base: Path, adapter: Path, tuned: Path) -> None:
     """Raise `OnnxgenError` unless onnxruntime computes the same with base and adapter as with the tuned file."""
     check = Check(tuned, Options(), rtol=1e-3, atol=1e-5)
-    for answer in check._inputs(2, 0, None):
+    for answer in check.answers(2, 0, None):
         found = _run(base, adapter, answer.feeds, len(answer.outputs))
         for name, expected, got in zip(check.graph.outputs, answer.outputs, found):
             said = check.output(name, expected, got)
@@ -208,6 +248,7 @@ def _run(base: Path, adapter: Path, feeds: dict[str, Any], outputs: int) -> list
 
     options, session_options = onnxruntime.RunOptions(), onnxruntime.SessionOptions()
     session_options.log_severity_level = 3
+    session_options.add_session_config_entry(*EXACT)
     loaded = onnxruntime.LoraAdapter()
     loaded.Load(str(adapter))
     options.add_active_adapter(loaded)

@@ -33,6 +33,7 @@ from onnxgen.training.deadline import Deadline
 from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
 from onnxgen.training.finetune.groups import param_groups
+from onnxgen.training.finetune.packed import packed_layers
 from onnxgen.training.goals.goal import suffixed
 from onnxgen.training.goals.own import keep_state, own_modules, restore
 from onnxgen.training.loader import Loader
@@ -351,7 +352,7 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, k
     for model in dict.fromkeys((network, whole)):
         if (out / BEST).is_file():
             (load_weights if keep.only is None else load_adapter)(model, out / BEST)
-        if keep.only is not None:
+        if keep.only is not None and not any(packed_layers(model)):
             merge(model)
         if (out / GOAL).is_file():
             keep_state(model, load_file(out / GOAL))

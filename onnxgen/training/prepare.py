@@ -26,6 +26,7 @@ from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
+from onnxgen.training.finetune.packed import pack, packed_layers
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.goals.choice import Situation, output_names, refuse_for_task, task_kind
 from onnxgen.training.goals.goal import Goal, suffixed
@@ -80,10 +81,11 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     """
     settings = launched(settings)
     device = choose(settings.device, settings.imports)
+    file = None if isinstance(model, nn.Module) else Path(model)
     model, said = _begun(model, settings)
     if settings.replace_head is not None:
         replace_head(model, settings.replace_head)
-    adapter = _adapted(model, settings) if settings.lora else None
+    adapter, kept = _adapted(model, file, settings) if settings.lora else (None, [])
     if settings.resume and (found := peek(settings.out / CHECKPOINTS)):
         compare_model(found["identity"], model)
     if settings.freeze:
@@ -107,7 +109,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     table = opened.table.to_json() if opened.table else settings.table
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
-    notes = [*filter(None, [said]), *opened.notes]
+    notes = [*filter(None, [said]), *kept, *opened.notes]
     notes += [said for made in objectives for said in made.said]
     balanced = settings.sampler == "balanced"
     drawn = classes_of(opened.train, objectives) if balanced else None
@@ -137,11 +139,19 @@ def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module
     return model, ""
 
 
-def _adapted(model: nn.Module, settings: Settings) -> Adapter:
-    """Put the adapter that the settings ask for on a model. A new head is trained as a whole."""
+def _adapted(model: nn.Module, file: Path | None, settings: Settings) -> tuple[Adapter, list[str]]:
+    """Put the adapter that the settings ask for on a model. A new head is trained as a whole.
+
+    Weights that the file of a generated module stores as integers become these integers. Returns also notes of that.
+    """
     assert settings.lora is not None
+    if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1:
+        raise OnnxgenError("lora and the strategy fsdp exclude each other", help="--strategy ddp: the base is frozen")
     head = (find_head(model).path,) if settings.replace_head else ()
-    return add_adapter(model, settings.lora, *settings.lora_target, dora=settings.dora, whole=head)
+    notes = pack(model, file, head) if file is not None and file.is_file() else []
+    if settings.dora and any(packed_layers(model)):
+        notes.append("DoRA beside integers can't be exported as an adapter: train with --lora alone for that")
+    return add_adapter(model, settings.lora, *settings.lora_target, dora=settings.dora, whole=head), notes
 
 
 def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Goal]:

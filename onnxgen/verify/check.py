@@ -144,10 +144,10 @@ class Check:
             shown = str(module) if isinstance(module, (str, Path)) else type(network).__name__
             report, backward = self._begun(network, space, shown), torch_side.Backward()
             if self.partly:
-                return in_part(self, network, space, report, self._inputs(runs, seed, feeds))
+                return in_part(self, network, space, report, self.answers(runs, seed, feeds))
             different: tuple[dict[str, Any], Run] | None = None  # inputs of the first run that differs, and the run
             with torch_side.in_mode(network, self.graph):
-                for given in self._inputs(runs, seed, feeds):
+                for given in self.answers(runs, seed, feeds):
                     report.runs.append(self.run(network, given, backward, report.gradients))
                     self.notes += gradients.without_nans(self.path, self.proto, given.feeds, backward)
                     if not report.runs[-1].agrees and different is None:
@@ -180,7 +180,7 @@ class Check:
         if is_anew and self.approximation is not None:
             self.approximation = self.approximation.anew()
         with torch_side.in_mode(network, self.graph):
-            for given in self._inputs(runs, seed, None):
+            for given in self.answers(runs, seed, None):
                 report.runs.append(self.run(network, given, None, report.gradients))
         report.untold = self.telling.untold() | self.coarse
         return report
@@ -246,7 +246,7 @@ class Check:
 
     # ---- inputs that an oracle accepts -----------------------------------------------------------------------------
 
-    def _inputs(self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None) -> Iterator[Answer]:
+    def answers(self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None) -> Iterator[Answer]:
         """Yield inputs that an oracle accepts, with its outputs. Raises `OnnxgenError` if there are none."""
         graph, part = self.graph, self._part()
         how = partial(oracles, without_dropout=graph.training, part=part, exact=graph.multiplies_bytes)

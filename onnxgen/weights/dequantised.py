@@ -87,7 +87,7 @@ class Dequantised:
         scale = self.scale(get)
         if self.form == TABLE:
             codes, factors = self._codes(get(self.tensor)), self._spread(scale)
-            made: Array = (_table(self.kind)[codes] * factors).astype(scale.dtype)
+            made: Array = (table(self.kind)[codes] * factors).astype(scale.dtype)
             return made
         numbers, zero = self._numbers(get(self.tensor)), self._zero(get)
         wide = np.int64 if numbers.dtype == np.int32 else np.float32
@@ -117,7 +117,7 @@ class Dequantised:
         unchanged = (floats == self.floats(before).astype(floats.dtype)) & (scale == was)
         ratio = floats.astype(np.float32) / np.where(scale == 0, np.float32(1), scale.astype(np.float32))
         if self.form == TABLE:
-            made = np.abs(ratio[..., None] - _table(self.kind)).argmin(-1).astype(np.uint8)
+            made = np.abs(ratio[..., None] - table(self.kind)).argmin(-1).astype(np.uint8)
         else:
             made = _saturated(np.where(unchanged, np.float32(0), ratio), self._zero(now), numbers.dtype, self.bits)
         return self._packed(np.where(unchanged, numbers, made), stored)
@@ -211,7 +211,8 @@ def quantised(model: ir.Model, names: Container[str]) -> dict[str, Any]:
     return {str(t.name): t.how.as_record() for t in tensors if isinstance(t, DequantisedTensor)}
 
 
-def _table(kind: int) -> Array:
+def table(kind: int) -> Array:
+    """Return the 16 values that bitsandbytes' codes of a kind stand for, in float32."""
     values = BNB_TABLES[kind]
     return np.array(values if kind else [*values, *(-v for v in values)], np.float32)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import helper, numpy_helper
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from onnxgen import generate
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
+from onnxgen.export.low_rank import write_adapter
 from onnxgen.training import evaluate, fit, open_model
 from onnxgen.training.finetune.adapters import add_adapter, attach, load_adapter, merge, trained_names
 from tests.training.test_fit_options import CPU
@@ -154,6 +158,44 @@ def test_a_run_keeps_the_adapter_alone_and_exports_it_both_ways(here: Path) -> N
         found = scores("base1.onnx", x, f"base{number}.onnx_adapter")
         np.testing.assert_allclose(found, scores(f"merged{number}.onnx", x), rtol=1e-4, atol=1e-5)
         assert abs(found - scores("net.onnx", x)).max() > 0.05
+
+
+def test_an_older_file_declares_an_input_once(here: Path) -> None:
+    """Files of IR version 3 list every initializer as an input; a bias that is trained is one already."""
+    tuned, original = onnx.load("net.onnx"), onnx.load("net.onnx")
+    for stored in tuned.graph.initializer:
+        stored.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(stored) + np.float32(0.01), stored.name))
+    for model in (tuned, original):
+        for stored in model.graph.initializer:
+            value = helper.make_tensor_value_info(stored.name, stored.data_type, stored.dims)
+            model.graph.input.append(value)
+        model.ir_version = 3
+    onnx.save(tuned, "tuned.onnx"), onnx.save(original, "old.onnx")
+    assert write_adapter(Path("old.onnx"), Path("tuned.onnx"), Path("base.onnx"))[1] == 6
+    inputs = [value.name for value in onnx.load("base.onnx").graph.input]
+    assert len(inputs) == len({*inputs})
+    x = np.load("d.npz")["x"]
+    np.testing.assert_allclose(scores("base.onnx", x), scores("old.onnx", x), rtol=1e-5, atol=1e-6)
+    found = scores("base.onnx", x, "base.onnx_adapter")
+    np.testing.assert_allclose(found, scores("tuned.onnx", x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_older_onnxruntime_is_told_in_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(onnxruntime, "AdapterFormat")
+    with pytest.raises(OnnxgenError, match="has no adapters -> install onnxruntime 1.20 or newer"):
+        write_adapter(Path("net.onnx"), Path("net.onnx"), Path("base.onnx"))
+    assert not Path("base.onnx").exists()
+
+
+@pytest.mark.parametrize("more", [{"groups": 2}, {"dilation": 2, "padding": 2}, {"padding_mode": "reflect"}])
+def test_a_convolution_that_peft_gets_wrong_is_left_out(more: dict[str, Any]) -> None:
+    made = {"padding": 1, **more}
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, **made)).eval()
+    x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert add_adapter(model, 2, example=x).layers == ("0",)
+    merge(model)
+    with pytest.raises(OnnxgenError, match="'1' matches no layer that can be adapted -> .*Conv without groups and"):
+        add_adapter(model, 2, "1", example=x)
 
 
 def test_a_stopped_run_goes_on_to_the_same_adapter(here: Path) -> None:

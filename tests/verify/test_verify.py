@@ -117,7 +117,7 @@ def test_tolerance_is_the_users(linear: Path) -> None:
 
 
 def test_the_same_seed_draws_the_same(linear: Path) -> None:
-    first, second, other = (Check(linear, Options(), rtol=1e-3, atol=1e-5)._inputs(2, s, None) for s in (5, 5, 6))
+    first, second, other = (Check(linear, Options(), rtol=1e-3, atol=1e-5).answers(2, s, None) for s in (5, 5, 6))
     for a, b, c in zip(first, second, other, strict=True):
         np.testing.assert_array_equal(a.feeds["x"], b.feeds["x"])
         assert not np.array_equal(a.feeds["x"], c.feeds["x"])
@@ -203,7 +203,7 @@ def test_indices_stay_in_range(tmp_path: Path) -> None:
         tmp_path / "m.onnx", nodes, [VI("ids", T.INT64, [64])], [VI("y", T.FLOAT, [1, 64, 2])], table=table, axis=axis
     )
     check = Check(path, Options(), rtol=1e-3, atol=1e-5)
-    drawn = [given.feeds["ids"] for given in check._inputs(3, 0, None)]
+    drawn = [given.feeds["ids"] for given in check.answers(3, 0, None)]
     assert len(drawn) == 3 and not check.notes  # nothing was refused
     assert drawn[0].max() == 4 and all(d.min() >= 0 for d in drawn)
     module = Says(lambda m, ids: m.table[ids[None]], table=torch.from_numpy(table))

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.export.state import is_constant
 from onnxgen.verify.integrity import sidecar_of
 from onnxgen.weights.sidecar import sidecar_files
 from onnxgen.weights.streamed import read_header
@@ -48,6 +49,8 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
     """
     try:
         state: dict[str, Any] = safetensors.torch.load_file(path)
+        own = model.state_dict()
+        state = {key: tensor for key, tensor in state.items() if key in own or not is_constant(key, own)}
         if any(sharded(parameter) for parameter in model.parameters()):
             options = StateDictOptions(full_state_dict=True, strict=False)
             missing, unexpected = set_model_state_dict(model, state, options=options)

@@ -29,6 +29,7 @@ from onnxgen.surgery.example import Example, call, example_for, outputs, undistu
 from onnxgen.surgery.owners import check_patterns, is_below, near
 from onnxgen.surgery.replacing import resize_head
 from onnxgen.training.finetune.freezing import freeze, unfreeze
+from onnxgen.training.finetune.packed import Packed, packed_layers, read_outside, unpack
 from onnxgen.weights.streamed import read_header
 
 KEY = "adapter"  # of the metadata of a file that holds an adapter
@@ -81,8 +82,8 @@ def add_adapter(
 
     Args:
         rank: of the two matrices whose product, times 2, is added to each weight.
-        targets: patterns (see `freeze`) of the layers. Default: each `nn.Linear`, ungrouped convolution and packed
-            projection of an `nn.MultiheadAttention`. An `nn.Embedding` is adapted only if it is named.
+        targets: patterns (see `freeze`) of the layers. Default: each `nn.Linear`, convolution without groups and
+            dilation, and packed projection of an `nn.MultiheadAttention`. An `nn.Embedding` only if it is named.
         dora: also train the size of each row of the weights. Packed projections are left out: peft has no DoRA of them.
         whole: paths of modules that are trained as a whole, such as a new head.
         example: see `find_head`; a generated model needs none.
@@ -122,19 +123,23 @@ def _layers(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
             inside.append(path)
         elif is_below(path, inside):
             continue
-        weight = getattr(module, _weight_of(module), None)
+        weight = module._parameters.get(_weight_of(module))
         wanted = is_below(path, targets) if targets else not isinstance(module, nn.Embedding)
-        if wanted and _can_be_merged(module) and isinstance(weight, nn.Parameter):
-            if id(weight) not in shared and weight.is_floating_point():
-                yield path
+        own = weight is not None and id(weight) not in shared and weight.is_floating_point()
+        if wanted and _can_be_merged(module) and (own or isinstance(module, Packed)):
+            yield path
 
 
 def _can_be_merged(module: nn.Module) -> bool:
-    """Return True if peft can add an adapter to the layer's weight. As of 0.21 it takes a Conv3d whose kernel begins
-    with 1, 1 for a pointwise Conv2d, and can't merge grouped convolutions.
+    """Return True if peft can add an adapter to the layer's weight, and merge it.
+
+    As of 0.21 it can't merge grouped convolutions: the adapter's first convolution sees all channels, and no grouped
+    weight does. That convolution has no dilation, and pads with zeros. A Conv3d whose kernel begins with 1, 1 is taken
+    for a pointwise Conv2d.
     """
     if isinstance(module, CONVOLUTIONS):
-        return module.groups == 1 and not (isinstance(module, nn.Conv3d) and module.kernel_size[:2] == (1, 1))
+        plain = module.groups == 1 and {*module.dilation} == {1} and module.padding_mode == "zeros"
+        return plain and not (isinstance(module, nn.Conv3d) and module.kernel_size[:2] == (1, 1))
     return isinstance(module, (nn.Linear, nn.Embedding, nn.MultiheadAttention))
 
 
@@ -154,8 +159,15 @@ def _need_some(model: nn.Module, targets: Sequence[str], found: Sequence[str]) -
     for pattern in targets or ("**",):
         if not any(is_below(path, [pattern]) for path in found):
             what = f"{pattern!r} matches no layer that can be adapted" if targets else "no layer can be adapted"
-            there = near(pattern, [*_layers(model, ())])
-            raise OnnxgenError(what, help=f"{there}: Linear, Conv, Embedding and MultiheadAttention with own weights")
+            raise OnnxgenError(what, help=_way(model, pattern))
+
+
+def _way(model: nn.Module, pattern: str) -> str:
+    integers = [b for b in model.buffers() if b.dtype in (torch.int8, torch.uint8) and b.numel() > 1]
+    if integers and not any(_layers(model, ())):
+        return "a quantised file needs layers: generate it again with --quantized float; its integers stay in memory"
+    kinds = "Linear, Conv without groups and dilation, Embedding and MultiheadAttention with own weights"
+    return f"{near(pattern, [*_layers(model, ())])}: {kinds}"
 
 
 def _sorted_out(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -199,14 +211,22 @@ def trained_names(model: nn.Module) -> frozenset[str]:
 
 
 def merge(model: nn.Module) -> None:
-    """Add the adapter to the weights, and remove it: the model has its former classes and keys."""
+    """Add the adapter to the weights, and remove it: the model has its former classes and keys.
+
+    Weights that were kept as integers become floats.
+    """
+    unpack(model)
+    _merge(model)
+    unfreeze(model)
+
+
+def _merge(model: nn.Module) -> None:
     adapted = [(path, module) for path, module in model.named_modules() if _is_adapted(module)]
     for _, module in adapted:
         module.merge()
     for path, module in reversed(adapted):
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, module.get_base_layer())
-    unfreeze(model)
 
 
 def _is_adapted(module: nn.Module) -> Any:
@@ -266,9 +286,11 @@ def attach(model: nn.Module, path: Path) -> None:
 def digest(model: nn.Module, without: Sequence[str] = ()) -> str:
     """Return a digest of names, shapes and some values of all tensors, without those of some modules."""
     found = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    state: dict[str, Tensor | Packed] = {f"{path}.weight": layer for path, layer in packed_layers(model)}
+    for name, value in sorted({**model.state_dict(), **state}.items(), key=lambda item: item[0]):
         if not is_below(name, without):
-            flat = tensor.detach().flatten()
+            tensor = value.floats() if isinstance(value, Packed) else value.detach()
+            flat = tensor.flatten()
             some = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].double().cpu()
             found.update(f"{name} {list(tensor.shape)}".encode() + some.numpy().tobytes())
     return found.hexdigest()[:16]
@@ -280,9 +302,19 @@ def digest(model: nn.Module, without: Sequence[str] = ()) -> str:
 def _faithful(model: nn.Module, paths: Sequence[str], example: Example) -> list[str]:
     """Return the layers whose weights are used by the layers themselves alone.
 
-    The network runs with random adapters, and with the same ones merged into the weights.
+    The network runs with random adapters, and with the same ones merged into the weights. Integers are not merged: who
+    reads them is counted.
     """
-    inject(model, Adapter(2, False, *_sorted_out(model, paths)))
+    packed, outside = {path for path, _ in packed_layers(model)}, read_outside(model, example)
+    paths, integers = [path for path in paths if path not in packed], [path for path in paths if path in packed]
+    return _unread(model, paths, example) + [path for path in integers if path not in outside]
+
+
+def _unread(model: nn.Module, paths: Sequence[str], example: Example) -> list[str]:
+    if not paths:
+        return []
+    with torch.random.fork_rng(devices=[]):
+        inject(model, Adapter(2, False, *_sorted_out(model, paths)))
     adapted = {path: model.get_submodule(path) for path in paths}
     try:
         with undisturbed(model):
@@ -293,7 +325,8 @@ def _faithful(model: nn.Module, paths: Sequence[str], example: Example) -> list[
                     good += part if part is some or _same(model, adapted, part, example) else []
             return good
     finally:
-        merge(model)  # they are zero again
+        _merge(model)  # they are zero again
+        unfreeze(model)
 
 
 def _chunks(paths: Sequence[str], adapted: Mapping[str, Any]) -> Iterator[list[str]]:

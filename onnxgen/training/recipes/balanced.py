@@ -9,6 +9,7 @@ import numpy as np
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Samples
+from onnxgen.training.goals.goal import Goal
 from onnxgen.training.losses import Objective
 
 
@@ -29,14 +30,15 @@ def balanced_order(classes: np.ndarray, random: np.random.Generator) -> np.ndarr
     return random.permutation(np.concatenate(drawn))
 
 
-def classes_of(samples: Samples, objectives: Sequence[Objective]) -> np.ndarray:
+def classes_of(samples: Samples, objectives: Sequence[Goal]) -> np.ndarray:
     """Return the class of each training sample [n] by the first classifier.
 
     Raises:
         OnnxgenError: there is none with a class for each sample, or the classes can't be told without reading all.
     """
     way = "leave out --sampler balanced"
-    found = next((o for o in objectives if o.classes and samples.fields[o.column].shape in ((), (1,))), None)
+    classifiers = [o for o in objectives if isinstance(o, Objective) and o.classes]
+    found = next((o for o in classifiers if samples.fields[o.column].shape in ((), (1,))), None)
     if found is None:
         raise OnnxgenError("--sampler balanced needs a class for each sample", help=way)
     column = column_of(samples, found.column)

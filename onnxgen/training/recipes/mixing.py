@@ -16,6 +16,7 @@ from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.loader import epoch_seed
 from onnxgen.training.meter import Made
+from onnxgen.training.losses import Objective
 from onnxgen.training.prepare import Plan
 from onnxgen.training.task import Task
 
@@ -103,6 +104,7 @@ class MixedTask(Task):
         share = batch[SHARE][0]
         mixed: list[Made] = []
         for objective, (loss, output, target) in zip(self.objectives, made, strict=True):
+            assert isinstance(objective, Objective)  # `mixing` refuses others
             second = objective(output, batch[other(objective.column)], self.training)
             mixed.append((loss * share + second * (1 - share), output, target))
         return torch.stack([loss for loss, _, _ in mixed]).sum(), mixed
@@ -119,7 +121,10 @@ def mixing(plan: Plan) -> Mixing | None:
         return None
     assert samples is not None
     asked = "--mixup" if settings.mixup else "--cutmix"
-    for made in plan.objectives:
+    classifiers = [made for made in plan.objectives if isinstance(made, Objective)]
+    if len(classifiers) < len(plan.objectives):
+        raise OnnxgenError(f"{asked} does not go with --task {settings.task}", help=f"leave out {asked}")
+    for made in classifiers:
         if not made.classes or samples.fields[made.column].shape not in ((), (1,)):
             name = f"output {made.name}" if made.name else "the model"
             what = f"{asked} needs a class for each sample, but {name} is trained with {made.loss}"
@@ -134,7 +139,7 @@ def mixing(plan: Plan) -> Mixing | None:
             shape = list(samples.fields[column].shape)
             raise OnnxgenError(f"--cutmix needs images, but input {column!r} is {shape}", help="--mixup 0.2")
         inputs[column] = axes or (0, 0)
-    targets = tuple(made.column for made in plan.objectives)
+    targets = tuple(made.column for made in classifiers)
     return Mixing(settings.seed, settings.mixup, settings.cutmix, inputs, targets)
 
 
