@@ -22,6 +22,7 @@ _EXTRAS = {  # the modules that each extra of pyproject.toml installs, as they a
     "verify": "onnxruntime",
     "train": "PIL lightning matplotlib sklearn tensorboard torchmetrics",
     "lora": "peft",
+    "text": "tokenizers",
     "watch": "watchfiles",
 }
 _EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}

@@ -18,7 +18,7 @@ from onnxgen.training.settings import SETTINGS, Settings
 FREE_SETTINGS = (
     "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head", "weights",
     "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out", "name",
-    "max_hours", "gradient_checkpointing", "profile",
+    "max_hours", "gradient_checkpointing", "profile", "tokenizer", "max_length",
 )  # fmt: skip
 LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ without a schedule
 MODEL, TENSOR = "model", "tensor "  # the model's key, and the prefix of the tensors' keys

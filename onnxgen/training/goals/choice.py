@@ -15,6 +15,7 @@ from onnxgen.training.config import FUNCTION
 from onnxgen.training.data.samples import Batch, Feeding, Samples
 from onnxgen.training.goals.function import WAY, FunctionGoal
 from onnxgen.training.goals.goal import Goal, Outputs
+from onnxgen.training.goals.language import masked_tokens, next_token, other_text
 from onnxgen.training.settings import Settings
 
 AUTO = "auto"  # a loss for each output that has a target
@@ -47,15 +48,21 @@ class TaskKind:
 
     Attributes:
         reads: the columns beside the inputs that the task reads: "target" (the one that is the target), "rest" (all
-            columns that no input takes), or "" (none).
+            columns that no input takes), "labels" (the column that is made of the texts), or "" (none).
         make: returns the goals. It raises `OnnxgenError` if model and data do not suit the task.
+        labels: the tokens that are predicted of texts: "next", "masked", "other" (those of another text), or "".
     """
 
     reads: str
     make: Callable[[Situation], Sequence[Goal]]
+    labels: str = ""
 
 
-TASKS: dict[str, TaskKind] = {}
+TASKS: dict[str, TaskKind] = {
+    "language-model": TaskKind("labels", next_token, "next"),
+    "masked-language-model": TaskKind("labels", masked_tokens, "masked"),
+    "seq2seq": TaskKind("labels", other_text, "other"),
+}
 
 
 def task_kind(name: str) -> TaskKind | None:
