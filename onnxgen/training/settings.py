@@ -164,7 +164,8 @@ class Settings:
 
     def _check_numbers(self) -> None:
         limits = {
-            "at least 1": "epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora max_length",
+            "at least 1": "epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora"
+            " max_length",
             "at least 0": "warmup label_smoothing",
         }
         for words, names in limits.items():

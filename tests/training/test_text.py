@@ -49,7 +49,7 @@ def opened(model: nn.Module, path: Any, file: Path, **given: Any) -> Data:
 @pytest.mark.parametrize("limit", [None, 5])
 def test_columns_are_those_of_transformers(pair: bool, limit: int | None, file: Path, tmp_path: Path) -> None:
     model = texts.WithTypes(texts.bert("SequenceClassification", texts.size(file)))
-    second = [text for text in reversed(SENTENCES)] if pair else None
+    second = SENTENCES[::-1] if pair else None
     rows = [[*row, i % 2] for i, row in enumerate(zip(SENTENCES, second) if second else zip(SENTENCES))]
     path = texts.table(tmp_path / "x.csv", ["first", *(["second"] if pair else []), "label"], rows)
     found = opened(model, path, file, max_length=limit)

@@ -82,6 +82,7 @@ class Encoder:
         """
         raw = self.source.raw[part]
         names = (*self.chosen.texts, *([self.chosen.target] if self.others or self.chosen.words else []))
+        self._check_room()
         rows = [self._row(values) for values in zip(*(list(raw[name]) for name in names), strict=True)]
         broken = {i: row for i, row in enumerate(rows) if isinstance(row, str)}
         kept = [i for i in range(len(rows)) if i not in broken]
@@ -110,6 +111,14 @@ class Encoder:
         if not made:
             raise OnnxgenError(f"the {part} part of {self.source.name} has less than two tokens")
         return Encoded(range(len(made)), made, [[0] * len(block) for block in made])
+
+    def _check_room(self) -> None:
+        """Refuse a length that the tokenizer's own tokens fill: the library would not cut at all, or leave no text."""
+        count = len(self.chosen.texts)
+        added = self.tokenizing.tokenizer.num_special_tokens_to_add(count > 1)
+        if self.limit is not None and self.limit < added + count:
+            what = f"{counted(self.limit, 'token')} leave no room for text: the tokenizer adds {added} of its own"
+            raise OnnxgenError(what, help=f"--max-length {added + count} or more")
 
     def _names(self) -> tuple[str, ...]:
         """Return the names of all tags, sorted."""
@@ -186,9 +195,8 @@ class Encoder:
         if not broken:
             return
         lines = [f"{self._where(part, i)}: {reason}" for i, reason in sorted(broken.items())]
-        way = "correct it" if self.settings.strict or self.strict else "correct the data"
         if self.strict or len(broken) == count:
-            raise OnnxgenError(*(Problem(line, help=way) for line in lines[:_SHOWN]))
+            raise OnnxgenError(*(Problem(line, help="correct the data") for line in lines[:_SHOWN]))
         more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
         self._left_out.append(f"{counted(len(lines), 'sample')} left out: {lines[0]}{more}; --strict makes it an error")
 

@@ -17,6 +17,7 @@ from onnxgen.training.data.table import missing
 
 TEXT = "text"  # the column of a .txt file
 _UTF8 = "save it in UTF-8"
+_FORM = 'an object in each line: {"text": "...", "label": "..."}'
 
 
 def read_txt(path: Path) -> Rows:
@@ -27,7 +28,7 @@ def read_txt(path: Path) -> Rows:
     """
     lines = _lines(path)
     if not any(line.strip() for line in lines):
-        raise OnnxgenError(f"{path} has no text")
+        raise OnnxgenError(f"{path} has no text", help="a sample in each line, or a whole text")
     return Rows({TEXT: np.array(lines, dtype=object)}, path, range(1, len(lines) + 1))
 
 
@@ -48,10 +49,10 @@ def read_jsonl(path: Path) -> Rows:
             rows.append(json_object(line))
         except ValueError as error:
             what = f"{path}, line {number} can't be read: {one_line(error, 200)}"
-            raise OnnxgenError(what, help='an object in each line: {"text": "...", "label": "..."}') from None
+            raise OnnxgenError(what, help=_FORM) from None
         lines.append(number)
     if not rows or not (names := list(dict.fromkeys(name for row in rows for name in row))):
-        raise OnnxgenError(f"{path} has no rows")
+        raise OnnxgenError(f"{path} has no rows", help=_FORM)
     return Rows({name: _column(path, name, [row.get(name) for row in rows], lines) for name in names}, path, lines)
 
 
