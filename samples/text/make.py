@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
 LENGTH, SIZE, WIDTH = 64, 400, 64  # tokens of a block, tokens of the vocabulary, features
-MODULES = ("argparse", "ast", "calendar", "configparser", "copy", "csv", "difflib", "fractions", "heapq", "shlex")
+MODULES = ("calendar", "configparser", "csv", "shlex")
 TAGS = ("attribute", "call", "keyword", "name", "number", "operator", "string")
 _KINDS = {tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.OP: "operator"}
 

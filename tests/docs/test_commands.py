@@ -89,6 +89,7 @@ ELSEWHERE = {
     ("samples/mnist/README.md", r"python -m samples.mnist.train|onnxgen (tr|exp)"): "tests/training/test_samples.py",
     ("samples/package/README.md", r"python -m digits"): "tests/build_hooks/long_sample_package.py",
     ("samples/plugin/README.md", r"python samples/plugin/tune.py"): "tests/plugins/test_sample.py",
+    ("samples/text/README.md", r"python -m samples.text.train"): "tests/training/test_samples.py",
     ("samples/speed/README.md", r"python -m samples.speed.run"): "tests/training/long_speed.py",
 }  # fmt: skip
 

@@ -142,8 +142,12 @@ def test_settings_that_do_not_fit(file: Path, model: Any, tmp_path: Path, monkey
             {"tokenizer": file, "task": "language-model", "target": "label"},
             "has no target: it predicts the text itself",
         ),
-        ({"tokenizer": file, "task": "language-model"}, r"needs scores of each token \[2, 4, vocabulary\]"),
-        ({"tokenizer": file, "task": "seq2seq"}, "needs scores of each token|which column"),
+        (
+            {"tokenizer": file, "task": "language-model", "inputs": {"input_ids": "text"}},
+            r"needs scores of each token \[2, 4, vocabulary\]",
+        ),
+        ({"tokenizer": file, "task": "language-model"}, "columns of text are text, label -> "),
+        ({"tokenizer": file, "task": "seq2seq"}, "the model has no input decoder_input_ids"),
     ]
     for given, expected in asked:
         with pytest.raises(OnnxgenError, match=expected):

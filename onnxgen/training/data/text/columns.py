@@ -95,6 +95,11 @@ def fit_text(source: DataSource, model: nn.Module, settings: Settings, targets: 
     columns = list(next(iter(source.parts.values())).fields)
     roles, kind = roles_of(ports, columns), task_kind(settings.task)
     labels = kind.labels if kind is not None else ""
+    if labels == "other" and DECODER not in roles:
+        what = (
+            f"--task {settings.task}: the model has no input {DECODER} (it has {listed(p.name for p in ports.inputs)})"
+        )
+        raise OnnxgenError(what, help="export encoder and decoder as one network")
     if not roles:
         if settings.tokenizer is not None and not set(columns) & {port.name for port in ports.inputs}:
             what = f"--tokenizer: the model has no input for token ids (it has {listed(p.name for p in ports.inputs)})"
