@@ -38,7 +38,7 @@ def predict_command(
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
-        found = learner.predict(names)
+        found = learner.predict([Path(name) for name in names])  # a text would be another thing to predict for
     if out is not None:
         _write(out, found, top)
     if as_json:

@@ -22,6 +22,7 @@ _EXTRAS = {  # the modules that each extra of pyproject.toml installs, as they a
     "verify": "onnxruntime",
     "train": "PIL lightning matplotlib sklearn tensorboard torchmetrics yaml",
     "lora": "peft",
+    "text": "tokenizers",
     "watch": "watchfiles",
     "wandb": "wandb",
     "mlflow": "mlflow",

@@ -109,6 +109,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     table = opened.table.to_json() if opened.table else settings.table
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
+    settings = opened.text.kept(settings) if opened.text is not None else settings
     notes = [*filter(None, [said]), *kept, *opened.notes]
     notes += [said for made in objectives for said in made.said]
     balanced = settings.sampler == "balanced"

@@ -106,6 +106,15 @@ class Settings:
     classes: tuple[str, ...] = _data(
         (), "NAME,...", "The classes in the order of the model's outputs. Default: the names in the data, sorted."
     )
+    tokenizer: Path | None = _data(
+        None, "FILE", "tokenizer.json for texts, or its folder. Default: the one beside the module or its weights."
+    )
+    max_length: int | None = _data(
+        None, "N", "Cut texts to N tokens; the blocks of a .txt file are as long. Default: what the tokenizer says."
+    )
+    decoder_start: str | None = _data(
+        None, "TOKEN", "The token with which the decoder starts. Default: as generation_config.json says."
+    )
     device: str = _devices(
         "auto", "DEVICE", "auto, cpu, cuda:1, mps, xpu, directml, or a plug-in's (see: onnxgen devices)."
     )
@@ -163,7 +172,7 @@ class Settings:
     name: str = _run("", "NAME", "The folder is runs/NAME-1, runs/NAME-2 and so on. Default: the ONNX file's name.")
 
     def __post_init__(self) -> None:
-        for name in ("weights", "out"):  # paths may be given as text
+        for name in ("weights", "out", "tokenizer"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
         for name in ("freeze", "imports", "lora_target", "metric", "loggers"):
@@ -193,10 +202,12 @@ class Settings:
 
     def _check_numbers(self) -> None:
         limits = {
-            "at least 1": ("epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora", 1),
-            "at least 0": ("warmup label_smoothing blank head_first mixup cutmix", 0),
+            "at least 1": "epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora"
+            " max_length",
+            "at least 0": "warmup label_smoothing blank head_first mixup cutmix",
         }
-        for words, (names, least) in limits.items():
+        for words, names in limits.items():
+            least = int(words[-1])
             for name in names.split():
                 value = getattr(self, name)
                 if value is not None and value < least:

@@ -20,6 +20,7 @@ from samples.tasks import goals
 from samples.tasks.make import make
 from tests.conftest import ROOT
 from tests.docs.blocks import blocks
+from tests.training import texts
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
 RUN = "train model.py --data digits --max-steps 2 --out runs/digits"
@@ -98,6 +99,33 @@ def people_csv(path: Path) -> None:
     cities = ("Bern", "Basel", "Zug", "")
     lines = [f"{'' if i == 5 else 20 + i},{cities[i % 4]},{i % 2}" for i in range(40)]
     path.write_text("\n".join(["age,city,label", *lines]) + "\n")
+
+
+def tokenizer(path: Path) -> None:
+    texts.tokenizer(path.parent)
+
+
+def reads_text(path: Path) -> None:
+    """A network that reads the tokens of `tokenizer.json`."""
+    size = texts.size(path.with_name("tokenizer.json"))
+    nets = {"reader": "SequenceClassification", "tagger": "TokenClassification"}
+    net = texts.WithMask(texts.bert(nets[path.stem], size) if path.stem in nets else texts.gpt2(size))
+    texts.generated(net, path, ["input_ids", "attention_mask"])
+
+
+def of_text(path: Path) -> None:
+    words = [sentence.split() for sentence in texts.SENTENCES] * 5
+    if path.suffix == ".txt":
+        path.write_text("\n".join(map(" ".join, words)))
+    elif path.suffix == ".jsonl":
+        texts.objects(
+            path, [{"tokens": row, "tags": ["NAME" if w[0].isupper() else "O" for w in row]} for row in words]
+        )
+    elif path.stem == "pairs":
+        rows = [(" ".join(row), row[0], i % 2) for i, row in enumerate(words)]
+        texts.table(path, ["premise", "hypothesis", "label"], rows)
+    else:
+        texts.table(path, ["review", "label"], [(" ".join(row), i % 2) for i, row in enumerate(words)])
 
 
 def acme(path: Path) -> None:
@@ -210,6 +238,9 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "acme.onnx": acme,
     "mnist-int8.onnx": quantised,
     **dict.fromkeys(("model.py", "bert.py", "detector.py", "waves.py", "people.py"), made),
+    **dict.fromkeys(("reader.py", "tagger.py", "writer.py"), reads_text),
+    **dict.fromkeys(("reviews.csv", "pairs.csv", "sentences.jsonl", "book.txt"), of_text),
+    "tokenizer.json": tokenizer,
     "mine.safetensors": mine,
     "photos": photos,
     "photos2": digits,

@@ -43,7 +43,8 @@ GIVEN = {
     "docs/BUILDING.md": "project",
     "docs/CHECKPOINTS.md": "runs/digits",
     "docs/CONVERT.md": "mnist.onnx bert.onnx",
-    "docs/DATA.md": "model.py bert.py text.npz detector.py boxes.npz waves.py people.py people.csv",
+    "docs/DATA.md": "model.py bert.py text.npz detector.py boxes.npz waves.py people.py people.csv "
+    "tokenizer.json reader.py tagger.py writer.py reviews.csv pairs.csv sentences.jsonl book.txt",
     "docs/DEVICES.md": "model.py",
     "docs/EDITING.md": "model.py mine.safetensors",
     "docs/EVALUATE.md": "runs/digits three.png",
@@ -89,6 +90,7 @@ ELSEWHERE = {
     ("samples/mnist/README.md", r"python -m samples.mnist.train|onnxgen (tr|exp)"): "tests/training/test_samples.py",
     ("samples/package/README.md", r"python -m digits"): "tests/build_hooks/long_sample_package.py",
     ("samples/plugin/README.md", r"python samples/plugin/tune.py"): "tests/plugins/test_sample.py",
+    ("samples/text/README.md", r"python -m samples.text.train"): "tests/training/test_samples.py",
     ("samples/speed/README.md", r"python -m samples.speed.run"): "tests/training/long_speed.py",
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ from samples.fully_connected import train as fully_connected
 from samples.mnist import train as mnist
 from samples.mnist.make_onnx import read_idx
 from samples.tasks import make as tasks
+from samples.text import train as text
 from tests.conftest import ROOT
 from tests.training.conftest import Sample
 
@@ -156,3 +157,13 @@ def test_fashion(sample: Sample, shared: Path, tmp_path: Path) -> None:
     )
     assert (scratch[0], tuned[0]) == ("from scratch", "fine-tuned")
     assert float(tuned[1].rstrip("%")) > float(scratch[1].rstrip("%")) + 1
+
+
+@pytest.mark.slow
+def test_text(sample: Sample, tmp_path: Path) -> None:
+    """A generated network trains as its original does in a loop by hand: the losses are equal up to rounding."""
+    pytest.importorskip("tokenizers")
+    _, model, tags = sample(text, "--epochs", "1", "--characters", "12000", "--out", tmp_path)
+    assert model[0] == "language model" and float(model[1].split()[1]) < 400  # of 400 tokens
+    assert tags[0] == "tags of words" and float(tags[1].split()[1].rstrip("%")) > 40
+    assert all(float(row[4]) < 1e-3 for row in (model, tags))

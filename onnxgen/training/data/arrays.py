@@ -32,7 +32,7 @@ class Arrays:
         return {n: Field(c.dtype, tuple(c.shape[1:]), self.classes.get(n, ())) for n, c in self.columns.items()}
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(next(iter(self.columns.values()))) if self.rows is None else len(self.rows)
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
         which = torch.as_tensor(indices, dtype=torch.int64)
@@ -43,7 +43,8 @@ class Arrays:
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Arrays:
         """Return a copy in which class index `i` of a column becomes `places[i]`, an index into `classes`."""
-        moved = {**self.columns, column: places[self.columns[column]]}
+        has = self.columns[column]
+        moved = {**self.columns, column: torch.where(has < 0, has, places[has.clamp_min(0)])}  # -100 is no class
         return replace(self, columns=moved, classes={**self.classes, column: classes})
 
 

@@ -15,8 +15,8 @@ from onnxgen.common.names import printable
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.source import DataSource, Gaps, listed, one_table, part_called, target_called
-from onnxgen.training.data.table import missing
+from onnxgen.training.data.source import DataSource, Gaps, Held, Rows, listed, one_table, part_called, target_called
+from onnxgen.training.data.table import lists_of, missing
 
 MAX_NUMBERED_CLASSES = 100_000  # a column with greater integers does not hold class indices
 
@@ -68,11 +68,13 @@ def from_columns(arrays: Mapping[str, Any], name: str, table: bool = False) -> D
     """
     if not arrays:
         raise OnnxgenError(f"{name} has no arrays")
-    parts: dict[str, dict[str, Any]] = {}
     divided = {key: _divided(key) for key in arrays}
     whole = not all(divided.values()) or not any(d and d[0] == "train" for d in divided.values())
+    if whole:
+        return from_parts({"train": arrays}, name, table)
+    parts: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
-        part, column = ("train", key) if whole else divided[key] or ("", "")
+        part, column = divided[key] or ("", "")
         parts.setdefault(part, {})[column] = array
     return from_parts(parts, name, table)
 
@@ -89,19 +91,20 @@ def _divided(key: str) -> tuple[str, str] | None:
 
 def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = False) -> DataSource:
     """Like `from_columns`, for arrays of each part. A `Problem` in place of a column says why it can't be used."""
+    files = {part: columns for part, columns in parts.items() if isinstance(columns, Rows)}
     parts = {part: {n: _gaps_of(name, n, c) for n, c in columns.items()} for part, columns in parts.items()}
     raw = {
-        part: {n: c.values if isinstance(c, Gaps) else c for n, c in columns.items()} for part, columns in parts.items()
+        part: {n: c.values if isinstance(c, Held) else c for n, c in columns.items()} for part, columns in parts.items()
     }
     problems = [(n, c) for columns in parts.values() for n, c in columns.items() if isinstance(c, Problem)]
     unfit = dict(sorted(problems, key=lambda found: not isinstance(found[1], Gaps)))  # a problem without values wins
     made = {
         part: _tensors({n: c for n, c in columns.items() if n not in unfit}, name) for part, columns in parts.items()
     }
-    if not all(made.values()):
+    if not all(made.values()) and not any(isinstance(problem, Held) for problem in unfit.values()):
         raise OnnxgenError(*unfit.values())
-    first = made.get("train") or next(iter(made.values()))
-    if not len(next(iter(first.values()))):
+    first = made["train"] if "train" in made else next(iter(made.values()))
+    if first and not len(next(iter(first.values()))):
         raise OnnxgenError(f"{name} has no samples")
     text = frozenset(c for columns in made.values() for c, values in columns.items() if isinstance(values, np.ndarray))
     classes = {column: _classes(column, made, name) for column in text}
@@ -113,13 +116,22 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
     if target and target not in classes:
         counted = _counted([columns[target] for columns in made.values() if target in columns])
         classes |= {target: counted} if counted else {}
-    samples = {part: Arrays(columns, classes) for part, columns in made.items()}
+    rows = {part: None if columns else torch.arange(_length(raw[part])) for part, columns in made.items()}
+    samples = {part: Arrays(columns, classes, rows[part]) for part, columns in made.items()}
     one_table(samples, name)
-    return DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit, raw=raw)
+    return DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit, raw=raw, files=files)
+
+
+def _length(columns: Mapping[str, Any]) -> int:
+    return max(len(values) for values in columns.values() if not isinstance(values, Problem))
 
 
 def _gaps_of(source: str, name: str, values: Any) -> Any:
-    """Return a column, or a `Gaps` if it is text in which None or NaN stand for missing values."""
+    """Return a column, a `Gaps` if it is text in which None or NaN stand for missing values, or `Lists` of text."""
+    listed = isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == object)
+    if listed and len(values) and isinstance(values[0], (list, tuple)) and any(isinstance(v, str) for v in values[0]):
+        what = f"{source}: column {printable(name)!r} holds lists of text"
+        return lists_of(values, what, "an input takes numbers of one shape") or values
     if not isinstance(values, np.ndarray) or values.dtype != object or values.ndim != 1:
         return values
     gaps = [i for i, v in enumerate(values.tolist()) if v is None or (isinstance(v, float) and v != v)]
@@ -152,7 +164,7 @@ def tensor_of(values: Any, what: str) -> Any:
         if array.dtype.kind in "US" or (array.dtype == object and all(isinstance(v, str) for v in array.flat)):
             if array.ndim != 1:
                 raise OnnxgenError(f"{what} is text of rank {array.ndim}; text must be one class name for each sample")
-            return array.astype(str)
+            return array.astype(object)
         if array.dtype.kind not in "biuf":
             raise OnnxgenError(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
         array = array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -32,6 +32,7 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
     Raises:
         OnnxgenError: a name is unknown, or an assignment is open. The message lists the names and the option.
     """
+    settings = data.text.applied(settings) if data.text is not None else settings
     return matched(next(iter(data.parts.values())), data.target, signature_of(model), settings, targets)
 
 
@@ -82,11 +83,14 @@ def _for_task(
     if open_inputs:
         problems.add(_open(open_inputs, ports, columns))
     left = [column for column in columns if column not in inputs.values()]
-    others = {"rest": left, "target": [target] if target in columns else left[:1] if len(left) == 1 else []}.get(
-        reads, []
-    )
+    aims = [target] if target in columns else left[:1] if len(left) == 1 else []
+    labels = [reads] if reads in columns else []
+    others = {"rest": left, "target": aims, "labels": labels}.get(reads, [])
     if reads == "target" and not others:
         problems.add(no_target(ports, columns))
+    if reads == "labels" and not others:
+        what = f"--task {settings.task} needs text, but the data's columns are {listed(columns)}"
+        problems.add(what, help="name the column of text for the token ids: --inputs INPUT=COLUMN")
     problems.raise_if_any()
     return Feeding(tuple(inputs[port.name] for port in ports.inputs), {}, tuple(others))
 

@@ -35,6 +35,8 @@ from onnxgen.training.data.samples import PARTS, Batch, Data, Feeding, Field, Sa
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
+from onnxgen.training.data.text.columns import fit_text
+from onnxgen.training.data.text.masking import Masked
 from onnxgen.training.goals.choice import names_of_classes
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
@@ -53,7 +55,7 @@ class Plain:
         return x.reshape(len(x), *self.shape).to(self.dtype)
 
 
-Step: TypeAlias = Plain | ToInput | OnImage
+Step: TypeAlias = Plain | ToInput | OnImage | Masked
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
     ports = signature_of(model)
+    text = fit_text(source, model, settings, targets)
+    settings = text.applied(settings) if text is not None else settings
     stack(source, ports, settings, targets)
     feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
     if texts := [column for column in feeding.inputs if column in source.text]:
@@ -111,9 +115,9 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         for name, step in steps.items()
         if name not in images and step.dtype.is_floating_point and fields[name].dtype == torch.uint8
     ]
-    found = Data(
-        None, name=source.name, notes=source.notes, target=target, named=named, joined=source.joined, table=table
-    )
+    joined = source.joined | (text.joined if text is not None else {})
+    found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
+    found.text = text
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
@@ -124,6 +128,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         drawn = augment if part == "train" and targets else None  # not in `predict`
         here = steps | {c: replace(step, augment=drawn) for c, step in scaled.items()}
         here |= {c: replace(step, augment=drawn) for c, step in steps.items() if isinstance(step, OnImage)}
+        here |= text.masked(here, part) if text is not None and targets else {}
         made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
         setattr(found, part, Prepared(samples, here, made))
     return found

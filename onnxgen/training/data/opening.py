@@ -22,10 +22,11 @@ from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.source import DataSource, part_called
 from onnxgen.training.data.table import read_csv, read_parquet
+from onnxgen.training.data.text.lines import read_jsonl, read_txt
 from onnxgen.training.settings import Settings
 
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
-_TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet}
+_TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".jsonl": read_jsonl, ".txt": read_txt}
 _FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
 # What is beside the images, whether it is there, and what reads it.
 _LABELLED: dict[str, tuple[Callable[[Path], bool], Callable[..., DataSource]]]
@@ -74,10 +75,10 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
     files = _parts(path) if path.is_dir() else {"": path}
     kind = next(iter(files.values())).suffix.lower() if files else ""
     if kind in _FILES:
-        columns = {part: _FILES[kind](file) for part, file in files.items()}
-        if "" in columns:
-            return from_columns(columns[""], path.name, kind in _TABLES)
-        return from_parts(columns, path.name, kind in _TABLES)
+        columns, table = {part: _FILES[kind](file) for part, file in files.items()}, kind in _TABLES
+        read = from_columns(columns[""], path.name, table) if "" in columns else from_parts(columns, path.name, table)
+        read.running = kind == ".txt"
+        return read
     found = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
     if len(found) > 1:
         raise OnnxgenError(f"{path} has {' and '.join(found)}", help="name the one to train with")
@@ -99,4 +100,6 @@ def _parts(folder: Path) -> dict[str, Path]:
             found[part] = path
     if len({path.suffix.lower() for path in found.values()}) > 1:
         raise OnnxgenError(f"{folder} has files of several kinds: {', '.join(p.name for p in found.values())}")
+    if any(path.suffix.lower() == ".txt" for path in found.values()) and any(p.is_dir() for p in folder.iterdir()):
+        return {}  # images, whose names these files list
     return found if "train" in found else {}

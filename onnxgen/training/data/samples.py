@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from onnxgen.training.data.preprocessing import Table
+
+if TYPE_CHECKING:
+    from onnxgen.training.data.text.columns import Text
 
 PARTS = ("train", "val", "test")
 
@@ -69,6 +72,7 @@ class Data:
         joined: the columns of a table that make an input's column, by the name of that column.
         table: how they became numbers, if `Settings.table` asked for more than to join them; other data gets the same.
         size: the size that images got, in the form of `Settings.size` ("224x224"); empty if there are none.
+        text: how texts became token ids; None if there are none.
     """
 
     train: Samples | None
@@ -82,6 +86,7 @@ class Data:
     joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
     table: Table | None = None
     size: str = ""
+    text: Text | None = None
 
     @property
     def parts(self) -> dict[str, Samples]:

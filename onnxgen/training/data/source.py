@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from onnxgen.common.names import printable
@@ -31,6 +32,8 @@ class DataSource:
         unfit: columns that can't be used, and why.
         raw: by part, the columns as they were read, in their order: text as text, and with missing values.
         joined: the columns that were joined, by the name of the column that they make.
+        files: by part, the file and the line of each sample, if it is of a table or of text.
+        running: True if the samples are the lines of one text.
         notes: facts for the user.
     """
 
@@ -45,14 +48,34 @@ class DataSource:
     unfit: Mapping[str, Problem] = field(default_factory=dict)
     raw: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     joined: dict[str, list[str]] = field(default_factory=dict)
+    files: Mapping[str, Rows] = field(default_factory=dict)
+    running: bool = False
     notes: list[str] = field(default_factory=list)
 
 
+class Rows(dict[str, Any]):
+    """Columns by name, with the file and the line of each row."""
+
+    def __init__(self, columns: Mapping[str, Any], path: Path, lines: Sequence[int]) -> None:
+        super().__init__(columns)
+        self.path, self.lines = path, lines
+
+
 @dataclass(frozen=True)
-class Gaps(Problem):
-    """The problem that a column has missing values; and the column with NaN in their place."""
+class Held(Problem):
+    """The problem that a column is not made of numbers or text alone; and its values."""
 
     values: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Gaps(Held):
+    """The problem that a column has missing values; and the column with NaN in their place."""
+
+
+@dataclass(frozen=True)
+class Lists(Held):
+    """The problem that a column holds lists, such as words; and the column: objects [n], None for missing ones."""
 
 
 def part_called(name: str) -> str | None:

@@ -29,7 +29,7 @@ def stack(source: DataSource, ports: Signature, settings: Settings, targets: boo
     """
     problems = Problems()
     columns = list(next(iter(source.parts.values())).fields)
-    aims = _aims(source, ports, settings, columns)
+    aims = aims_of(source, ports, settings, columns)
     singles = _singles(source) if settings.table != "none" else []
     for name in (*settings.inputs.values(), *(p.name for p in ports.inputs), *aims):
         if name in source.unfit and (targets if name in aims else name not in singles):
@@ -58,7 +58,7 @@ def stack(source: DataSource, ports: Signature, settings: Settings, targets: boo
             source.notes.append(f"{', '.join(inputs)} gets {counted(len(members), 'column')}: {listed(members)}")
 
 
-def _aims(source: DataSource, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
+def aims_of(source: DataSource, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
     """Return the columns that are targets."""
     if settings.target:
         return [settings.target] if isinstance(settings.target, str) else list(settings.target.values())

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted, one_line
-from onnxgen.training.data.source import Gaps
+from onnxgen.training.data.source import Gaps, Lists, Rows
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
 _DELIMITERS = ",;\t|"
 
 
-def read_csv(path: Path) -> dict[str, Any]:
+def read_csv(path: Path) -> Rows:
     """Return the columns of a table by name: arrays of int64, float64, bool or text.
 
     A column with missing values is a `Gaps` instead.
@@ -45,7 +45,8 @@ def read_csv(path: Path) -> dict[str, Any]:
             what = f"{counted(len(row), 'value')}, but {counted(len(names), 'column')}"
             raise OnnxgenError(f"{path}, line {line}: {what}")
     lines = [line for line, _ in rows[1:]]
-    return {name: _column(path, name, [row[i] for _, row in rows[1:]], lines) for i, name in enumerate(names)}
+    columns = {name: _column(path, name, [row[i] for _, row in rows[1:]], lines) for i, name in enumerate(names)}
+    return Rows(columns, path, lines)
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
@@ -80,7 +81,7 @@ def _typed(values: list[str], numbers: bool) -> NDArray[Any]:
     if not numbers:
         if {v.lower() for v in values} <= {"true", "false"}:
             return np.array([v.lower() == "true" for v in values])
-        return np.array(values)
+        return np.array(values, dtype=object)  # an array of text has room for the longest one in each place
     try:
         return np.array([int(v) for v in values], dtype=np.int64)
     except (ValueError, OverflowError):
@@ -116,7 +117,7 @@ def read_parquet(path: Path) -> dict[str, Any]:
 def _arrow(path: Path, name: str, column: Any) -> Any:
     from pyarrow import types
 
-    if column.null_count:
+    if column.null_count and not types.is_nested(column.type):
         gaps = np.flatnonzero(column.is_null().to_numpy()).tolist()
         kept = _arrow(path, name, column.drop_null())
         return kept if isinstance(kept, Problem) else missing(f"{path}, row {gaps[0]}", name, gaps, kept)
@@ -127,12 +128,27 @@ def _arrow(path: Path, name: str, column: Any) -> Any:
         return np.array([float(v) for v in column.to_pylist()])
     values = column.to_pylist()
     if values and all(isinstance(v, str) for v in values):
-        return np.array(values)
+        return np.array(values, dtype=object)
     try:
         found = np.array(values)
     except ValueError:
         found = np.array(None)
     if found.ndim > 1 and found.dtype.kind in "biuf":
         return found
-    way = "store numbers, text, or lists of numbers of one length"
-    return Problem(f"{path}: column {printable(name)!r} is of type {kind}", help=way)
+    way, what = (
+        "store numbers, text, or lists of numbers of one length",
+        f"{path}: column {printable(name)!r} is of type {kind}",
+    )
+    return lists_of(values, what, way) or Problem(what, help=way)
+
+
+def lists_of(values: Any, what: str, way: str) -> Lists | None:
+    """Return a column of lists; None if a value is something else. `what` and `way` are those of its problem."""
+    if not any(isinstance(value, (list, tuple)) for value in values):
+        return None
+    if not all(value is None or isinstance(value, (list, tuple)) for value in values):
+        return None
+    found = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        found[i] = None if value is None else list(value)
+    return Lists(what, help=way, values=found)

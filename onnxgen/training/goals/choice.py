@@ -16,6 +16,7 @@ from onnxgen.training.config import FUNCTION
 from onnxgen.training.data.samples import Batch, Feeding, Samples
 from onnxgen.training.goals.function import WAY, FunctionGoal
 from onnxgen.training.goals.goal import Goal, Outputs
+from onnxgen.training.goals.language import masked_tokens, next_token, other_text
 from onnxgen.training.settings import Settings
 
 AUTO = "auto"  # a loss for each output that has a target
@@ -48,12 +49,13 @@ class TaskKind:
 
     Attributes:
         reads: the columns beside the inputs that the task reads: "target" (the one that is the target), "rest" (all
-            columns that no input takes), or "" (none).
+            columns that no input takes), "labels" (the column that is made of the texts), or "" (none).
         make: returns the goals. It raises `OnnxgenError` if model and data do not suit the task.
         columns: names that the target usually has.
         takes: settings that it reads of those for losses of single outputs (`LOSS_SETTINGS`).
         classes: what `--classes` names: "all" classes of the target, "some" of them (there may be others in other
             data), or "characters" of its texts.
+        labels: the tokens that are predicted of texts: "next", "masked", "other" (those of another text), or "".
     """
 
     reads: str
@@ -61,6 +63,7 @@ class TaskKind:
     columns: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     classes: str = "all"
+    labels: str = ""
 
 
 def _made_by(module: str) -> Callable[[Situation], Sequence[Goal]]:
@@ -78,6 +81,9 @@ TASKS: dict[str, TaskKind] = {
     "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
     "embedding": TaskKind("target", _made_by("embedding"), takes=("loss",), classes="some"),
     "keypoints": TaskKind("target", _made_by("keypoints"), columns=("keypoints",), takes=("loss",)),
+    "language-model": TaskKind("labels", next_token, labels="next"),
+    "masked-language-model": TaskKind("labels", masked_tokens, labels="masked"),
+    "seq2seq": TaskKind("labels", other_text, labels="other"),
 }
 
 

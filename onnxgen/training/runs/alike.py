@@ -22,7 +22,7 @@ def as_in_training(source: DataSource, record: Record) -> None:
     Raises:
         OnnxgenError: a column is missing, or images have values that can't be of the range of the training.
     """
-    if source.table and "table" not in record.settings:  # a fitted table knows its columns
+    if source.table and not {"table", "tokenizer"} & record.settings.keys():  # these know their columns
         _order(source, record)
     source.whites = {**source.whites, **_whites(source, record)}
 

@@ -11,7 +11,7 @@ from onnxgen.errors import OnnxgenError
 LAST, BEST = "last.safetensors", "best.safetensors"
 GOAL = "goal.safetensors"  # the parameters that the task itself has, in the best epoch
 CHECKPOINTS, CONFIG = "checkpoints", "config.toml"
-MODULE, RECORD, METRICS = "model.py", "run.json", "metrics.csv"
+MODULE, RECORD, METRICS, TOKENIZER = "model.py", "run.json", "metrics.csv", "tokenizer.json"
 NAME = "name a module that onnxgen generated, or the folder of a run"
 RUNS = Path("runs")  # new runs are numbered in here, if no folder is given
 

@@ -37,7 +37,7 @@ from onnxgen.training.model import trial_batch
 from onnxgen.training.prepare import Plan, trial
 from onnxgen.training.report import need_packages
 from onnxgen.training.report.facts import file_of
-from onnxgen.training.runs.folder import MODULE, RECORD, RUNS, numbered, slug
+from onnxgen.training.runs.folder import MODULE, RECORD, RUNS, TOKENIZER, numbered, slug
 from onnxgen.training.runs.record import Image, Input, Part, Record, Target, code_of, noted, read_record, write_record
 from onnxgen.training.runs.source import fingerprint_of, source_of
 from onnxgen.training.settings import Settings
@@ -58,19 +58,22 @@ class Kept:
         source: the text of `model.py`; "" if there is none.
         metadata: of the weights' files.
         constants: tensors of the module's own weights file that are in no state dict.
+        tokenizer: the text of `tokenizer.json`; "" if there is none.
     """
 
     record: Record
     source: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     constants: dict[str, Tensor] = field(default_factory=dict)
+    tokenizer: str = ""
 
     @rank_zero_only
     def write(self, out: Path, result: Mapping[str, Any] | None = None) -> None:
         """Write `run.json`, with the result once there is one, and `model.py` before that. Raises `OSError`."""
-        if result is None and self.source:
-            with replacing([out]) as files, files.file(out / MODULE) as file:
-                file.write(self.source.encode())
+        for name, text in {MODULE: self.source, TOKENIZER: self.tokenizer}.items() if result is None else ():
+            if text:
+                with replacing([out]) as files, files.file(out / name) as file:
+                    file.write(text.encode())
         write_record(out, replace(self.record, result=result or {}))
 
 
@@ -83,16 +86,24 @@ def placed(plan: Plan) -> Plan:
     settings = plan.settings
     need_packages(settings)  # before a folder is made
     if settings.out != RUNS:
-        return plan
+        return _in_folder(plan, settings.out)
     if os.environ.get("LOCAL_RANK", "0") != "0" and _OUT in os.environ:  # Lightning started this process
-        return replace(plan, settings=replace(settings, out=Path(os.environ[_OUT])))
+        return _in_folder(plan, Path(os.environ[_OUT]))
     if launched(Settings()) != Settings():
         raise OnnxgenError("several processes can't agree on the number of a run", help="name its folder with --out")
     source = Path(signature_of(plan.model).source).stem or type(plan.model).__name__.lower()
     out = numbered(slug(settings.name or source))
     if settings.devices * settings.nodes > 1:
         os.environ[_OUT] = str(out)
-    return replace(plan, settings=replace(settings, out=out))
+    return _in_folder(plan, out)
+
+
+def _in_folder(plan: Plan, out: Path) -> Plan:
+    """Return the plan with a folder, which gets a copy of the tokenizer."""
+    settings = replace(plan.settings, out=out)
+    if plan.data.text is not None and plan.data.text.tokenizing is not None:
+        settings = replace(settings, tokenizer=out / TOKENIZER)
+    return replace(plan, settings=settings)
 
 
 def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
@@ -104,7 +115,8 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     ports = tuple(_resized(port, tuple(made.shape)) for port, made in zip(own.outputs, outputs))
     signature = replace(own, outputs=ports) if own.outputs else own
     record = _record(plan, named, signature)
-    found = Kept(record)
+    tokenizing = plan.data.text.tokenizing if plan.data.text is not None else None
+    found = Kept(record, tokenizer=tokenizing.text if tokenizing is not None else "")
     if plan.adapter is not None:
         found.record = replace(record, module="", note=ADAPTED)
         found.metadata = {KEY: plan.adapter.to_json(), SIGNATURE: signature.to_json()}
@@ -177,7 +189,8 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         targets=tuple(
             target for made in plan.objectives if (target := _target(made, signature, train, plan)) is not None
         ),
-        settings=noted(plan.settings),
+        settings=noted(plan.settings)
+        | ({"tokenizer": TOKENIZER} if plan.settings.tokenizer == out / TOKENIZER else {}),
     )
 
 

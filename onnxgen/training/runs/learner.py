@@ -10,17 +10,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.config import is_path
 from onnxgen.training.data import feed, open_data
-from onnxgen.training.data.columns import tensor_of
+from onnxgen.training.data.columns import from_columns, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import SUFFIXES, open_images
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.text.choosing import rename_text
+from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.evaluate import evaluate, predict
 from onnxgen.training.model import open_model
 from onnxgen.training.runs.alike import as_in_training, need_alike
@@ -55,12 +57,18 @@ class Learner:
         record: see `Record`: classes, inputs, settings, results.
         model: in eval mode.
         settings: those of the run, for its data.
+        texts: the columns of text that it was trained on; () if it reads none.
     """
 
     def __init__(self, run: Path, device: str = "auto", weights: Path | str | None = None) -> None:
         self.run, self.record = run, read_record(run)
         self.settings = replace(self.record.settings_for(run), device=device, resume=False)
         self.model: nn.Module = open_model(run, weights).eval()
+        self.texts: tuple[str, ...] = ()
+        if "tokenizer" in self.record.settings:
+            name = roles_of(signature_of(self.model), ())[IDS].name
+            self.texts = next(entry.columns for entry in self.record.inputs if entry.name == name)
+            self.settings = replace(self.settings, inputs={**self.settings.inputs, name: "+".join(self.texts)})
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{i.name} {list(i.shape)}" for i in self.record.inputs)
@@ -71,9 +79,9 @@ class Learner:
         """Return a prediction for each sample, in order. Images and tables are prepared as in training.
 
         Args:
-            data: a file (an image, a table, arrays), a folder, a pattern ("photos/*.jpg"), or a list of them; a PIL
-                image or a list of them; an array, of one sample or of several; a DataFrame; a dict of columns, by
-                input or by column.
+            data: a file (an image, a table, text, arrays), a folder, a pattern ("photos/*.jpg"), or a list of them; a
+                PIL image or a list of them; an array, of one sample or of several; a DataFrame; a dict of columns, by
+                input or by column. If the run reads text, a list of texts or of pairs of them.
 
         Raises:
             OnnxgenError: there is no such data, it can't be read, or it does not fit the model.
@@ -104,6 +112,8 @@ class Learner:
     @property
     def _takes(self) -> str:
         """Advice: what data is like that of the training."""
+        if self.texts:
+            return f"give texts in {listed(self.texts)}, as in the training"
         kinds = ("images" if i.image else f"{i.dtype} {list(i.shape)}" for i in self.record.inputs)
         inputs = ", ".join(
             f"columns {listed(i.columns)}" if i.columns else f"{i.column} ({kind})"
@@ -162,6 +172,10 @@ class Learner:
     # Opening data.
 
     def _opened(self, data: Any) -> Iterator[Named]:
+        if self.texts and isinstance(data, (list, tuple)) and not all(_is_path(x) and Path(x).is_file() for x in data):
+            if not any(isinstance(item, Path) for item in data):
+                yield self._of_texts(data)
+                return
         items = data if isinstance(data, list) else [data]
         paths = [path for item in items for path in _paths(item)] if all(map(_is_path, items)) else []
         if not paths:
@@ -178,6 +192,17 @@ class Learner:
                 found = self._fitted(open_source(path, replace(self.settings, strict=True), targets=False))
                 rows = len(next(iter(found.parts.values())))
                 yield found, [f"{path}:{row}" for row in range(rows)]
+
+    def _of_texts(self, data: Sequence[Any]) -> Named:
+        """Open a list of texts, or of pairs of texts."""
+        rows = [(item,) if isinstance(item, str) else tuple(item) for item in data]
+        if wrong := [row for row in rows if len(row) != len(self.texts) or not all(isinstance(x, str) for x in row)]:
+            what = (
+                f"the run reads {counted(len(self.texts), 'text')} for each sample, and {wrong[0]!r} is something else"
+            )
+            raise OnnxgenError(what, help="give a list of texts, or of pairs of texts")
+        columns = {name: np.array(column, dtype=object) for name, column in zip(self.texts, zip(*rows))}
+        return self._fitted(from_columns(columns, "the texts")), list(map(str, range(len(rows))))
 
     def _objects(self, data: Any) -> Named:
         """Open PIL images, an array, a DataFrame, a list of numbers, or a dict of columns."""
@@ -202,6 +227,8 @@ class Learner:
         if len(source.parts) > 1 and not targets:
             what = f"{source.name} has the parts {', '.join(source.parts)}, and a prediction is for one"
             raise OnnxgenError(what, help="give the samples without parts: one array for each input")
+        if self.texts:
+            rename_text(source, self.texts)
         as_in_training(source, self.record)
         column = next((entry.column for entry in self.record.inputs if entry.image), "")
         first = next(iter(source.parts.values()))

@@ -187,7 +187,7 @@ class Record:
         """
         try:
             kept = {name: value for name, value in self.settings.items() if SETTINGS[name].group != DEVICES}
-            values = {name: typed(value, TYPES[name]) for name, value in kept.items()}
+            values = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in kept.items()}
         except (KeyError, ValueError) as error:
             raise OnnxgenError(f"{run / RECORD}: settings: {error}") from None
         return Settings(**values)
@@ -257,12 +257,15 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
         data: as it is named from the current folder; None for the run's own.
     """
     record = read_record(run)
-    kept = {name: typed(value, TYPES[name]) for name, value in record.settings.items()}
+    kept = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in record.settings.items()}
     if data is None or is_same(data, record.data_for(run)):
         return kept
-    found: dict[str, Any] = {name: kept[name] for name in ("size", "classes") if name in kept}
+    found: dict[str, Any] = {
+        name: kept[name] for name in ("size", "classes", "tokenizer", "max_length") if name in kept
+    }
     if isinstance(data, (str, Path)) and Path(data).suffix.lower() in (".csv", ".tsv", ".parquet"):
         joined = {entry.name: "+".join(entry.columns) for entry in record.inputs if entry.columns}
+        joined = {} if "tokenizer" in kept else joined
         found |= {"inputs": joined} if joined and "table" not in kept else {}
     return found
 

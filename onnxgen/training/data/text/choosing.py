@@ -1,0 +1,144 @@
+"""Chooses the columns of text that a network reads: as the settings say, or in the only possible way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxgen.common.names import printable
+from onnxgen.errors import OnnxgenError
+from onnxgen.output.signature import Port, Signature
+from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.source import DataSource, Gaps, Lists, listed
+from onnxgen.training.data.stacking import aims_of
+from onnxgen.training.settings import Settings
+
+TAGS = ("tags", "ner_tags", "pos_tags")  # names of a target with a list of labels
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The columns that are read.
+
+    Attributes:
+        texts: one column of text, or two that make a pair.
+        target: the column with the target; "" if there is none.
+        words: True if the target has a label for each word.
+    """
+
+    texts: tuple[str, ...]
+    target: str
+    words: bool
+
+
+def choose(
+    source: DataSource, ports: Signature, ids: Port, settings: Settings, targets: bool, labels: str
+) -> Chosen | None:
+    """Return the columns of text for an input of token ids; None if the data has no text for it.
+
+    Args:
+        ids: the input.
+        targets: False if no target is needed (to predict).
+        labels: see `TaskKind`.
+
+    Raises:
+        OnnxgenError: the choice is open, or a column that the settings name holds no text.
+    """
+    texts = text_columns(source)
+    aims = _aims(source, ports, settings, labels)
+    target = aims[0] if aims and targets else ""
+    words = not labels and _has_tags(source, ports, settings, target)
+    if labels == "other" and targets and target not in texts:
+        what = f"which column is the text to predict? The data's columns of text are {listed(texts)}"
+        raise OnnxgenError(what, help="--target COLUMN")
+    if (asked := settings.inputs.get(ids.name)) is not None:
+        return Chosen(_asked(source, ids, asked, texts), target, words)
+    left = [name for name in texts if name not in (*aims, *settings.inputs.values())]
+    lists = [name for name in left if isinstance(source.unfit.get(name), Lists)]
+    if words and len(lists) == 1:
+        left = lists
+    pair = len(left) == 2 and not (words or labels or lists) and (bool(aims) or not targets)
+    if len(left) == 1 or pair:
+        return Chosen(tuple(left), target, words)
+    if not left:
+        return None
+    what = (
+        f"which column of text does input {printable(ids.name)!r} read? The data's columns of text are {listed(left)}"
+    )
+    way = f"--inputs {printable(ids.name)}=COLUMN" + ("" if labels or words else ", or COLUMN+COLUMN for a pair")
+    raise OnnxgenError(what, help=way if aims or labels or not targets else f"{way}; and --target COLUMN")
+
+
+def text_columns(source: DataSource) -> list[str]:
+    """Return the columns of text and of lists of text, in their order."""
+    first: Mapping[str, object] = next(iter(source.raw.values()), {})
+    return [name for name in first if _is_text(source, name) or _is_words(source, name)]
+
+
+def _is_text(source: DataSource, name: str) -> bool:
+    problem = source.unfit.get(name)
+    return name in source.text or (isinstance(problem, Gaps) and np.asarray(problem.values).dtype == object)
+
+
+def _is_words(source: DataSource, name: str) -> bool:
+    problem = source.unfit.get(name)
+    if not isinstance(problem, Lists):
+        return False
+    there = [row for row in problem.values if row]
+    return bool(there) and all(isinstance(word, str) for word in there[0])
+
+
+def _aims(source: DataSource, ports: Signature, settings: Settings, labels: str) -> Sequence[str]:
+    """Return the columns that are targets, which are no text to read."""
+    if labels in ("next", "masked"):
+        if settings.target:
+            what = f"--task {settings.task} has no target: it predicts the text itself"
+            raise OnnxgenError(what, help="leave out --target; the text is --inputs INPUT=COLUMN")
+        return ()
+    found = aims_of(source, ports, settings, list(next(iter(source.parts.values())).fields))
+    tags = [name for name in TAGS if isinstance(source.unfit.get(name), Lists)]
+    return found or ([] if labels else tags[:1])
+
+
+def _has_tags(source: DataSource, ports: Signature, settings: Settings, target: str) -> bool:
+    """Return True if the target has a label for each word: lists, or text for an output [batch, length, classes]."""
+    if isinstance(source.unfit.get(target), Lists):
+        return True
+    said = settings.target if isinstance(settings.target, Mapping) else {}
+    names = {column: name for name, column in said.items()}
+    wanted = [port for port in ports.outputs if port.name in (names.get(target), target)]
+    port = wanted[0] if wanted else ports.outputs[0] if len(ports.outputs) == 1 else None
+    return bool(target) and _is_text(source, target) and port is not None and len(port.dims or ()) == 3
+
+
+def _asked(source: DataSource, ids: Port, asked: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that `--inputs` names."""
+    members = (asked,) if asked in texts else tuple(asked.split("+"))
+    for name in members:
+        if name not in texts:
+            fields = next(iter(source.parts.values())).fields
+            has = "holds no text" if name in (*fields, *source.unfit) else "is not there"
+            what = f"--inputs {printable(ids.name)}={printable(asked)}: column {printable(name)!r} {has}"
+            raise OnnxgenError(what, help=f"the data's columns of text are {listed(texts)}")
+    if len(members) > 2:
+        what = f"--inputs {printable(ids.name)}={printable(asked)}: a tokenizer reads a text, or a pair of them"
+        raise OnnxgenError(what, help="name one or two columns")
+    return members
+
+
+def rename_text(source: DataSource, wanted: Sequence[str]) -> None:
+    """Give the only column of text the name that it had in training, if that was one column, too."""
+    has = [name for name in text_columns(source) if name != source.target]
+    if len(wanted) != 1 or len(has) != 1 or wanted[0] in text_columns(source):
+        return
+    old, new = has[0], wanted[0]
+    names = {old: new}
+    source.raw = {part: {names.get(n, n): c for n, c in columns.items()} for part, columns in source.raw.items()}
+    source.unfit = {names.get(n, n): problem for n, problem in source.unfit.items()}
+    source.text = frozenset(names.get(n, n) for n in source.text)
+    for part, samples in source.parts.items():
+        assert isinstance(samples, Arrays)
+        columns = {names.get(n, n): c for n, c in samples.columns.items()}
+        source.parts[part] = replace(samples, columns=columns)

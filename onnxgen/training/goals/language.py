@@ -1,0 +1,139 @@
+"""Goals of networks that predict tokens: the next one, masked ones, or those of another text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics.text import Perplexity
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.surgery.example import evaluating
+from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.samples import Batch
+from onnxgen.training.goals.goal import Goal, Outputs, Scores
+from onnxgen.training.goals.measured import IGNORED_CLASS
+from onnxgen.training.losses import ending_of
+
+if TYPE_CHECKING:
+    from onnxgen.training.goals.choice import Situation
+
+LABELS = "labels"  # the column of token ids, with -100 where none is predicted
+_SAME = 64  # times the rounding of the numbers: outputs that differ by less are equal
+
+
+@dataclass(frozen=True)
+class Tokens(Goal):
+    """The mean cross entropy of all tokens that are predicted.
+
+    Attributes:
+        output: the index of the output with the scores [batch, length, vocabulary].
+        shift: 1 if the scores at a position are for the next token, else 0.
+        probabilities: True if the scores are probabilities.
+    """
+
+    output: int
+    shift: int
+    probabilities: bool = False
+    name: str = ""
+    classes: int = 0
+    columns: tuple[str, ...] = (LABELS,)
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        logits, labels = self.compared(outputs, batch)
+        total = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED_CLASS, reduction="sum")
+        return total / self.weight(batch).clamp_min(1)
+
+    def weight(self, batch: Batch) -> Tensor:
+        """Return the number of tokens that are predicted."""
+        return (batch[LABELS][:, self.shift :] != IGNORED_CLASS).sum()
+
+    def compared(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the scores [batch, n, vocabulary], and the tokens [batch, n] that they are for."""
+        logits, labels = outputs[self.output].float(), batch[LABELS]
+        if self.probabilities:
+            logits = logits.clamp_min(torch.finfo(logits.dtype).tiny).log()
+        return (logits[:, :-1], labels[:, 1:]) if self.shift else (logits, labels)
+
+    def scores(self) -> Scores:
+        return Scores({"perplexity": Perplexity(ignore_index=IGNORED_CLASS)}, self.compared)
+
+
+def next_token(found: Situation) -> Sequence[Goal]:
+    """Return the goal to predict each next token.
+
+    Raises:
+        OnnxgenError: no output has scores of tokens, or the scores at a position depend on later tokens.
+    """
+    goal = _scored(found, 1)
+    changed = _later_tokens_change(found, goal)
+    if changed:
+        what = f"output {found.names[goal.output]} at position {changed - 1} depends on token {changed}"
+        what += ", so the network sees the tokens that it should predict"
+        raise OnnxgenError(what, help="--task masked-language-model")
+    return [goal]
+
+
+def masked_tokens(found: Situation) -> Sequence[Goal]:
+    """Return the goal to predict masked tokens. Raises `OnnxgenError` if no output has scores of tokens."""
+    return [_scored(found, 0)]
+
+
+def other_text(found: Situation) -> Sequence[Goal]:
+    """Return the goal to predict another text. Raises `OnnxgenError` if no output has scores of tokens."""
+    return [_scored(found, 0)]
+
+
+def _scored(found: Situation, shift: int) -> Tokens:
+    """Return the goal for the first output with scores for each token."""
+    size = found.batch[LABELS].shape
+    for index, output in enumerate(found.outputs):
+        if output.ndim == 3 and output.shape[:2] == size and output.is_floating_point():
+            _check_vocabulary(found, output.shape[2])
+            return Tokens(index, shift, ending_of(output).kind == "softmax")
+    shapes = ", ".join(f"{name} {list(output.shape)}" for name, output in zip(found.names, found.outputs))
+    what = f"--task {found.settings.task} needs scores of each token [{size[0]}, {size[1]}, vocabulary], but there are"
+    raise OnnxgenError(f"{what} {shapes}", help="export the network with its language-model head")
+
+
+def _check_vocabulary(found: Situation, size: int) -> None:
+    labels = column_of(found.samples, LABELS)
+    highest = int((found.batch[LABELS] if labels is None else labels).max())
+    if highest >= size:
+        what = f"column {LABELS!r} has token {highest}, but the network has scores for {size}"
+        raise OnnxgenError(what, help="give the network's own tokenizer: --tokenizer tokenizer.json")
+
+
+def _later_tokens_change(found: Situation, goal: Tokens) -> int:
+    """Return the first position of a token that changes the scores before it; 0 if there is none.
+
+    The second half of the longest sample is replaced by other tokens.
+    """
+    ids = next(column for column in found.feeding.inputs if _same(found.batch[column], found.batch[LABELS]))
+    real = (found.batch[LABELS] != IGNORED_CLASS).sum(1)
+    row, length = int(real.argmax()), int(real.max())
+    if length < 2:
+        return 0
+    start, vocabulary = (length + 1) // 2, found.outputs[goal.output].shape[2]
+    changed = found.batch[ids].clone()
+    changed[row, start:length] = (changed[row, start:length] + 1) % vocabulary
+    device = next(found.model.parameters()).device
+    with evaluating(found.model), torch.no_grad():
+        made = found.model(
+            *(changed.to(device) if c == ids else found.batch[c].to(device) for c in found.feeding.inputs)
+        )
+    other = (made if isinstance(made, tuple) else (made,))[goal.output][row, :start].double()
+    before = found.outputs[goal.output].detach()[row, :start]
+    most = _SAME * torch.finfo(before.dtype).eps * float(before.abs().max())
+    return start if float((other - before).abs().max()) > most else 0
+
+
+def _same(column: Tensor, labels: Tensor) -> bool:
+    """Return True if a column has the tokens of the labels."""
+    if column.shape != labels.shape or column.is_floating_point():
+        return False
+    return bool(((column == labels) | (labels == IGNORED_CLASS)).all()) and bool((labels != IGNORED_CLASS).any())
