@@ -26,6 +26,11 @@ from tests.training.test_fit_options import CPU, net, points
 GIVEN: dict[str, Any] = {"epochs": 2, "batch_size": 8, "val": 0.0, "optimizer": "sgd"}
 
 
+def learnable() -> dict[str, Any]:
+    data: dict[str, Any] = points(40)
+    return {**data, "label": data["x"][:, :3].argmax(1)}
+
+
 def figures(out: Path) -> list[tuple[float, float]]:
     rows = list(csv.reader((out / "lr.csv").read_text().splitlines()))
     assert rows[0] == ["lr", "loss"]
@@ -35,7 +40,7 @@ def figures(out: Path) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("head_lr", [1.0, 0.5])
 def test_rates_and_mean_losses_are_those_of_a_loop_by_hand(tmp_path: Path, head_lr: float) -> None:
     model, expected = net(), net()
-    data = points(40)
+    data = learnable()
     fit(model, data, find_lr=True, layer_decay=head_lr, out=tmp_path, **GIVEN, **CPU)
     samples = Arrays({name: torch.as_tensor(column) for name, column in data.items()}, {})
     loader = Loader(samples, 8, shuffle=True)
@@ -64,7 +69,7 @@ def test_it_leaves_no_trace_in_the_run_but_the_rate(tmp_path: Path) -> None:
         if not more:
             rate = read_config(tmp_path / "found" / "config.toml")["lr"]
             more = {"lr": rate}
-        result = fit(dropping(), points(40), out=out, schedule="cosineannealinglr", **more, **GIVEN, **CPU)
+        result = fit(dropping(), learnable(), out=out, schedule="cosineannealinglr", **more, **GIVEN, **CPU)
         states.append((random.random(), np.random.rand(), torch.rand(1).item(), result.history[-1]["train_loss"]))
     assert states[0] == states[1]
     one, other = (load_file(tmp_path / name / "last.safetensors") for name in ("found", "given"))
@@ -80,14 +85,14 @@ def dropping() -> torch.nn.Module:
 def test_the_rate_is_told_recorded_drawn_and_kept_when_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit(net(), points(40), find_lr=True, out=tmp_path, **GIVEN, **CPU)
+    fit(net(), learnable(), find_lr=True, out=tmp_path, **GIVEN, **CPU)
     config, report = read_config(tmp_path / "config.toml"), (tmp_path / "report.html").read_text()
     assert config["find_lr"] is False and f"the learning rate is {config['lr']:g}: " in report
     assert (tmp_path / "lr.png").read_bytes()[:4] == b"\x89PNG" and 'alt="loss over the learning rate"' in report
     monkeypatch.setattr(find_lr.RangeTest, "on_train_start", None)  # it is not measured again
     more = GIVEN | {"epochs": 3}
     for given in ({"find_lr": True}, {"lr": config["lr"]}):
-        again = fit(net(), points(40), resume=True, out=tmp_path, **given, **more, **CPU)
+        again = fit(net(), learnable(), resume=True, out=tmp_path, **given, **more, **CPU)
         assert len(again.history) == 3 and again.history[-1]["lr"] == config["lr"]
     assert 'alt="loss over the learning rate"' in (tmp_path / "report.html").read_text()
 

@@ -106,7 +106,8 @@ def suggested(rates: Sequence[float], losses: Sequence[float]) -> float | None:
     if len(means) <= len(still):
         return None
     lowest, before = min(means, key=lambda i: means[i]), sum(still) / len(still)
-    return rates[lowest] / BELOW if before - means[lowest] > FELL * abs(before) else None
+    fell = lowest >= STILL and before - means[lowest] > FELL * abs(before)
+    return rates[lowest] / BELOW if fell else None
 
 
 def with_rate(
