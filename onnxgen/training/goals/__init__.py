@@ -1,0 +1,1 @@
+"""What a network is trained for: losses, metrics and targets, one package for each goal."""
