@@ -319,3 +319,20 @@ def test_another_formula_is_not_taken_for_a_known_one(folder: Path) -> None:
     path = small.export(small.Small((4, 1, 3), strange), folder / "strange.onnx")
     with pytest.raises(OnnxgenError, match="decodes boxes in a known way"):
         tail_in(path)
+
+
+# ---- open sizes ------------------------------------------------------------------------------------------------------
+
+
+def test_open_sizes(folder: Path) -> None:
+    """An open batch is no matter. Open sizes of the image must be fixed for the reading."""
+    path = folder / "open.onnx"
+    net = small.Thin(detectors.yolov8()).eval()
+    with small.quiet():
+        axes = {"images": {0: "batch", 2: "height", 3: "width"}}
+        given: dict[str, Any] = {"input_names": ["images"], "dynamic_axes": axes, "opset_version": 17}
+        torch.onnx.export(net, (torch.zeros(1, 3, *small.IMAGE),), path, dynamo=False, **given)
+    with pytest.raises(OnnxgenError, match="sizes of .* are not fixed -> fix the shape of the inputs"):
+        tail_in(path)
+    tail = find_tail(read(path, Options(input_shapes={"images": (-1, 3, 64, 32)})))
+    assert [(level.height, level.width) for level in tail.levels] == [(8, 4), (4, 2)] and tail.bins == 16
