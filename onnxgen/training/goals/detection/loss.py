@@ -12,8 +12,7 @@ from torch import Tensor
 from onnxgen.training.goals.detection.assign import TOP, Assignment, assign
 from onnxgen.training.goals.detection.boxes import overlap
 from onnxgen.training.goals.detection.decoder import Decoded, Decoder
-
-COLUMN = "boxes"  # the column of the targets
+from onnxgen.training.goals.detection.targets import COLUMN
 
 
 @dataclass(frozen=True)

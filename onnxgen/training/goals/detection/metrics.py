@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.goals.detection.boxes import suppress
 from onnxgen.training.goals.detection.decoder import Decoder
-from onnxgen.training.goals.detection.loss import COLUMN
+from onnxgen.training.goals.detection.targets import COLUMN
 
 FIGURES = {"map": "AP_all", "map50": "AP_50", "map75": "AP_75"}  # names in reports, and COCO's
 PACKAGE = "faster_coco_eval"
