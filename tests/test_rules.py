@@ -146,6 +146,7 @@ FLOORS = (
     ("scopes",),
     ("reader",),
     ("passes",),
+    ("heads",),
     ("lowering",),
     ("ops", "helpers"),
     ("classical",),

@@ -19,7 +19,9 @@ from onnxgen.export.heads import Head
 from onnxgen.export.integers import Integers
 from onnxgen.export.places import Array, StoredTensor, places, places_in
 from onnxgen.export.report import ExportReport
+from onnxgen.export.rest import Rest
 from onnxgen.export.shared import CannotWriteBack, Sharing, Uses, declare, parts, same
+from onnxgen.reader.cut import Cut
 from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.reader.protos import tensors_of
 from onnxgen.weights.provenance import rebuild
@@ -33,13 +35,15 @@ class Record:
     """The weight provenance in the sidecar: how each ONNX tensor is made of the state dict, and where it is in the
     file.
 
-    Of float tensors that the file has as integers, `quantised` says how (`onnxgen.weights.dequantised`).
+    Of float tensors that the file has as integers, `quantised` says how (`onnxgen.weights.dequantised`). `cut` is the
+    part of the network that the module is.
     """
 
     tensors: Mapping[str, Any]
     uses: Uses
     functions: Functions
     quantised: Mapping[str, Any] = field(default_factory=dict)
+    cut: Cut | None = None
 
 
 def write_back(
@@ -86,6 +90,7 @@ class _Writer:
         self.model, self.folder, self.record, self.report, self.data = model, folder, record, report, data
         self.get = state.__getitem__
         self.sharing = Sharing(model, record.uses, self.get)
+        self.rest = Rest(model, record.cut, record.tensors.keys() - record.functions.keys())
         self.stored = {place.name: place for place in places(model)} if record.quantised else {}
         self.integers = Integers(record.tensors, record.quantised, self.get, self._before)
 
@@ -115,6 +120,9 @@ class _Writer:
             if isinstance(content, ir.ExternalTensor):
                 content.release()
         self._move_out(done)
+        if followed := sorted(map(printable, self.rest.follows.intersection(self.report.changed))):
+            what = f"the rest of the network has {', '.join(followed[:3])}, too"
+            self.report.notes.append(f"{what}, and {len(followed) - 3} more" if len(followed) > 3 else what)
 
     def _places(self) -> Iterator[tuple[StoredTensor, list[str]]]:
         """Yield every stored tensor and its names in the record. A tensor of a function has one name for each call."""
@@ -161,6 +169,7 @@ class _Writer:
         value = self.head.resized(self.record.tensors, names[0], self.get, before).astype(before.dtype, copy=False)
         if not place.resize(value.shape):
             raise CannotWriteBack(f"{name} is sparse, or an attribute that other attributes must fit")
+        self._keep(place, before)
         if not place.is_external:
             place.write(value)
         self.resized[place.name] = before.shape
@@ -174,10 +183,22 @@ class _Writer:
         if same(value, original.numpy()):
             self.report.below += [place.name] if moved else []
             return original
+        self._keep(place, original)
         self.report.changed.append(place.name)
         if not place.is_external and not place.write(value):
             self.report.notes.append(f"{printable(place.name)} was sparse and is now dense")
         return ir.tensor(np.ascontiguousarray(value), original.dtype)
+
+    def _keep(self, place: StoredTensor, original: ir.TensorProtocol | Array) -> None:
+        """If nodes that are not in the module share a tensor, give them the original value as one of their own."""
+        if self.rest.shares(place.name):
+            content = original if isinstance(original, ir.TensorProtocol) else ir.tensor(original)
+            new = self.sharing.names.take(place.name)
+            self._add(new, content.numpy(), content.dtype, place.is_external)
+            self.rest.separate(place.name, new)
+            self.report.notes.append(
+                f"{printable(place.name)} stays as it is in the rest of the network: {printable(new)}"
+            )
 
     def _is_lossy(self, name: str, before: Array) -> bool:
         """Return True if the state dict has a narrower type, because of `--dtype` or the given weights."""

@@ -13,6 +13,7 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.back import Record
 from onnxgen.output.signature import Signature, file_sha256, recorded
+from onnxgen.reader.cut import recorded_cut
 from onnxgen.verify.integrity import metadata_of, sidecar_of
 from onnxgen.weights.dequantised import KEY as QUANTISED
 from onnxgen.weights.sidecar import sidecar_files
@@ -69,7 +70,8 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
         what = f"{path} is not the file that {module} was generated from (the SHA-256 differs)"
         way_out = "generate the module from this file again, or name the original with --onnx"
         raise OnnxgenError(what, help=way_out)
-    return Origin(module, space, path, signature, Record(*found.values()))
+    record = Record(found["wayback"], found["uses"], found["functions"], found[QUANTISED], recorded_cut(metadata))
+    return Origin(module, space, path, signature, record)
 
 
 def _recorded(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
