@@ -146,7 +146,7 @@ def _ready(
     if settings.normalize == "auto" and not scale_of(model) and opened.normalize not in ("", "none"):
         way = "the model may have been trained with others: give them with normalize="
         warnings.warn(f"images are normalised by their own mean and deviation, {opened.normalize}; {way}", stacklevel=3)
-    samples = _part(opened, part)
+    samples, settings = _part(opened, part), replace(settings, task=opened.task or settings.task)
     feeding = feed(opened, model, settings, targets=targets)
     check(model, opened, feeding, settings)
     fixed = fixed_batch(model)

@@ -95,6 +95,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     opened = open_data(data, model, settings)
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
+    settings = replace(settings, task=opened.task or settings.task)
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
     objectives = objectives_of(model, opened.train, feeding, settings)

@@ -37,7 +37,7 @@ from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
-from onnxgen.training.goals.choice import names_of_classes
+from onnxgen.training.goals.choice import AUTO, names_of_classes
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
 
@@ -89,6 +89,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
     ports = signature_of(model)
+    task = source.task if settings.task == AUTO else ""
+    settings = replace(settings, task=task) if task else settings
     text = fit_text(source, model, settings, targets)
     settings = text.applied(settings) if text is not None else settings
     stack(source, ports, settings, targets)
@@ -117,7 +119,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     ]
     joined = source.joined | (text.joined if text is not None else {})
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
-    found.text = text
+    found.text, found.task = text, task
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))

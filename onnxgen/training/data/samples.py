@@ -71,6 +71,7 @@ class Data:
         named: the targets that were class names, and were numbered when they were read.
         joined: the columns of a table that make an input's column, by the name of that column.
         table: how they became numbers, if `Settings.table` asked for more than to join them; other data gets the same.
+        task: the task that the data is for, if it is certain (see `Settings.task`).
         size: the size that images got, in the form of `Settings.size` ("224x224"); empty if there are none.
         text: how texts became token ids; None if there are none.
     """
@@ -86,6 +87,7 @@ class Data:
     joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
     table: Table | None = None
     size: str = ""
+    task: str = ""
     text: Text | None = None
 
     @property

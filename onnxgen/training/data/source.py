@@ -34,6 +34,7 @@ class DataSource:
         joined: the columns that were joined, by the name of the column that they make.
         files: by part, the file and the line of each sample, if it is of a table or of text.
         running: True if the samples are the lines of one text.
+        task: the task that data of this kind is for, if it is certain (see `Settings.task`).
         notes: facts for the user.
     """
 
@@ -50,6 +51,7 @@ class DataSource:
     joined: dict[str, list[str]] = field(default_factory=dict)
     files: Mapping[str, Rows] = field(default_factory=dict)
     running: bool = False
+    task: str = ""
     notes: list[str] = field(default_factory=list)
 
 

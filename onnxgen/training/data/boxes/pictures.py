@@ -117,6 +117,7 @@ def opened(
         {"image": 255.0},
         text=frozenset({BOXES} if named else ()),
         placed=frozenset({BOXES}),
+        task="detection",
         notes=[*said, *_bare(kept), *notes],
     )
 

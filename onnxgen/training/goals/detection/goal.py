@@ -1,0 +1,111 @@
+"""`--task detection`: the raw maps of a detector are trained; the graph behind them stays as it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.export.origin import origin_of
+from onnxgen.heads.reading import find_tail
+from onnxgen.heads.tail import Tail
+from onnxgen.options import Options
+from onnxgen.reader import read
+from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.samples import Batch
+from onnxgen.training.goals.detection.boxes import suppress
+from onnxgen.training.goals.detection.decoder import Decoder
+from onnxgen.training.goals.detection.loss import DetectionLoss
+from onnxgen.training.goals.detection.metrics import FIGURES, MeanAveragePrecision
+from onnxgen.training.goals.detection.targets import COLUMN, refuse_wrong
+from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
+from onnxgen.training.runs.folder import RECORD
+from onnxgen.training.runs.record import read_record
+
+if TYPE_CHECKING:
+    from onnxgen.training.goals.choice import Situation
+
+SURE = 0.3  # boxes with at least this score are drawn in the report
+
+
+@dataclass(frozen=True)
+class Detection(Goal):
+    """The loss of a detector's raw maps, and its mean average precision.
+
+    Attributes:
+        tail: what the raw maps mean.
+        places: the index of each raw map among the outputs.
+    """
+
+    tail: Tail
+    places: tuple[int, ...]
+    name: str = ""
+    classes: int = 0
+    monitor: str = "map"
+    columns: tuple[str, ...] = (COLUMN,)
+    said: tuple[str, ...] = ()
+
+    @property
+    def decoder(self) -> Decoder:
+        return Decoder(self.tail)
+
+    def maps(self, outputs: Outputs) -> list[Tensor]:
+        """Return the raw maps among the outputs."""
+        return [outputs[place].float() for place in self.places]
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        return DetectionLoss(self.decoder).loss(self.maps(outputs), batch, training)
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        return DetectionLoss(self.decoder).count(batch)
+
+    def scores(self) -> Scores:
+        metric = MeanAveragePrecision(self.decoder)
+        return Scores({"map": metric}, lambda outputs, batch: (self.maps(outputs), batch), tuple(FIGURES))
+
+    def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown:
+        decoded = self.decoder([found[place : place + 1] for found in self.maps(outputs)])
+        kept = suppress(decoded.boxes[0], decoded.scores[0], least_score=SURE)
+        found = decoded.boxes[0][kept[:, 0]] / torch.tensor([*decoded.size, *decoded.size])
+        rows = batch[COLUMN][place]
+        rows = rows[rows[:, 0] >= 0]
+        named = [[names[int(n)] if int(n) < len(names) else str(int(n)) for n in c] for c in (rows[:, 0], kept[:, 1])]
+        return Shown(*(", ".join(sorted(part)) or "nothing" for part in named), boxes=(rows[:, 1:], found))
+
+
+def make(found: Situation) -> list[Goal]:
+    """Return the goal of a network whose outputs are the raw maps of a detector.
+
+    Raises:
+        OnnxgenError: the ONNX file is not there or is no detector that can be read, the outputs are not its raw maps, or
+            a box can't be learned.
+    """
+    module = _module(found.model)
+    onnx = origin_of(module, vars(sys.modules[type(found.model).__module__]), None).onnx
+    tail = find_tail(read(onnx, Options()))
+    if missing := [name for name in tail.maps if name not in found.names]:
+        what = f"{module} has not the raw maps of the detector as outputs: {missing[0]} is missing"
+        way = f"onnxgen {onnx} -o {module} --force --outputs {','.join(tail.maps)}; export writes into the whole graph"
+        raise OnnxgenError(what, help=way)
+    boxes = column_of(found.samples, COLUMN)
+    if boxes is not None:
+        refuse_wrong(boxes, tail.classes)
+    said = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
+    said += [f"the file does not say how boxes are decoded: {tail.assumed} is assumed"] if tail.assumed else []
+    return [Detection(tail, tuple(found.names.index(name) for name in tail.maps), said=tuple(said))]
+
+
+def _module(model: nn.Module) -> Path:
+    """Return the generated file of a model; of a run, the file that was trained, beside which its ONNX file is."""
+    file = getattr(sys.modules.get(type(model).__module__), "__file__", None)
+    if file is None:
+        what = f"{type(model).__name__} is of no generated file, which would say how its boxes are decoded"
+        raise OnnxgenError(what, help="give the path of the module that onnxgen generated")
+    folder = Path(file).parent
+    return read_record(folder).place_of_origin(folder) if (folder / RECORD).is_file() else Path(file)
