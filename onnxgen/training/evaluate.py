@@ -23,6 +23,7 @@ from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
 from onnxgen.training.goals.goal import Goal
+from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
@@ -64,6 +65,7 @@ def evaluate(
     network, settings, opened, samples, feeding, device = _ready(model, data, part, settings, overrides)
     objectives = objectives_of(network, samples, feeding, settings)
     refuse_outside(samples, objectives)
+    objectives = with_teacher(objectives, network, samples, feeding, settings, opened.normalize)
     _refuse_unordered(opened, samples, objectives, settings)
     task = Task(prepare_for(network, device), objectives, feeding)
     with quiet():

@@ -32,7 +32,7 @@ from onnxgen.training.deadline import Deadline
 from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
 from onnxgen.training.finetune.groups import param_groups
-from onnxgen.training.goals.goal import suffixed
+from onnxgen.training.goals.goal import goal_parameters, suffixed
 from onnxgen.training.loader import Loader
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
@@ -227,7 +227,7 @@ def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoi
     assert plan.data.train is not None
     return Checkpoints(
         Store(settings.out / CHECKPOINTS, say),
-        identity(plan.model, plan.data.train, settings),
+        identity(plan.model, plan.data.train, settings, keeps.record.teacher_sha256),
         out=settings.out,
         minutes=settings.checkpoint_minutes,
         monitor=plan.monitor,
@@ -351,6 +351,7 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
         weight_decay=settings.weight_decay,
         layer_decay=settings.layer_decay,
     )
+    groups += goal_parameters(plan.objectives, rate)
     optimizer = make_optimizer(groups, settings, plan.device)
     steps = max(1, math.ceil(total / settings.epochs))
     watched = "train_loss" if plan.data.val is None else "val_loss"

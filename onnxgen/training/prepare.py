@@ -27,7 +27,9 @@ from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.goals.choice import Situation, output_names, task_kind
+from onnxgen.training.goals.distil import DistilGoal
 from onnxgen.training.goals.goal import Goal, suffixed
+from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
 from onnxgen.training.model import load_model, set_scale, trial_batch
@@ -98,6 +100,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     classes = settings.classes or classes_used(opened, feeding)
     set_classes(model, classes)
     objectives = stressed(objectives, opened.train, replace(settings, classes=classes))
+    objectives = with_teacher(objectives, model, opened.train, feeding, settings, opened.normalize)
     # `config.toml` must tell how to treat other data.
     table = opened.table.to_json() if opened.table else settings.table
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
@@ -109,6 +112,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
             continue
         where = f"output {made.name}" if made.name else "the model"
         plan.notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
+    plan.notes += [note for made in objectives if isinstance(made, DistilGoal) for note in made.notes]
     return plan
 
 
@@ -167,7 +171,7 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
 def _refuse_for_task(settings: Settings) -> None:
     """Refuse settings that only losses of single outputs have."""
     default = Settings()
-    for name in ("loss", "loss_weights", "class_weights", "label_smoothing", "metric"):
+    for name in ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher"):
         if getattr(settings, name) != getattr(default, name):
             option = f"--{name.replace('_', '-')}"
             raise OnnxgenError(f"{option} does not go with --task {settings.task}", help=f"leave {option} out")
@@ -220,6 +224,6 @@ def _refuse_unknown(losses: str | Mapping[str, str], names: Sequence[str], feedi
     for name, loss in ({} if isinstance(losses, str) else losses).items():
         if name not in names:
             raise OnnxgenError(f"the model has no output {name!r} (it has {', '.join(names)})")
-        if names.index(name) not in feeding.targets:
+        if names.index(name) not in feeding.targets and feeding.targets:
             what = f"output {name} has the loss {loss}, but no target"
             raise OnnxgenError(what, help=f"--target {name}=COLUMN")

@@ -108,7 +108,7 @@ class Task(lightning.LightningModule):
             loss, made = self.compute(batch)
             self._meters["train"].add(made)
         else:
-            loss = self.micro.forward(self.model, batch, self._share)
+            loss = self.micro.forward(self._trained, batch, self._share)
         return loss if weight == 1 else loss * weight
 
     # Lightning inspects the method's signature at each step, which is slow without this.
@@ -121,8 +121,13 @@ class Task(lightning.LightningModule):
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         first = self.trainer.accumulate_grad_batches == 1  # first and only batch of its step
         scaled = scaler is not None or not first or self._weight != 1
-        for made in self.micro.backward(self.model, loss, self._share, scaled=scaled, first=first):
+        for made in self.micro.backward(self._trained, loss, self._share, scaled=scaled, first=first):
             self._meters["train"].add(made)
+
+    @property
+    def _trained(self) -> nn.Module:
+        """What gets gradients: the model, and goals with parameters of their own."""
+        return self if len(self.goals) else self.model
 
     @property
     def _weight(self) -> float:

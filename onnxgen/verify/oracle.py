@@ -63,13 +63,14 @@ class Answer:
 
 
 class Onnxruntime:
-    """onnxruntime on the CPU.
+    """onnxruntime, on the CPU unless other providers are named.
 
     Args:
         changed: the model, if it is not the file itself.
         optimised: graph optimisations are on.
         alone: it runs on one core.
         exact: see `EXACT`.
+        providers: where it runs, the preferred one first.
 
     Raises:
         Refused: it can't load the model.
@@ -86,6 +87,7 @@ class Onnxruntime:
         optimised: bool = False,
         alone: bool = False,
         exact: bool = False,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
     ) -> None:
         try:
             import onnxruntime as ort
@@ -101,7 +103,7 @@ class Onnxruntime:
         for way in ways:
             options = _session_options(None if changed is None else path, alone=alone, **way)
             try:
-                self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+                self.session = ort.InferenceSession(model, options, providers=list(providers))
                 break
             except Exception as error:
                 refusal = _line(error)

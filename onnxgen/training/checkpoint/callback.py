@@ -215,10 +215,12 @@ class Checkpoints(lightning.Callback):
         self._save(trainer, task)
 
     def _kept(self, state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        """Return what is saved of a state dict whose names have a prefix."""
+        """Return what is saved of a state dict whose names have a prefix: all of it, or `only` and the goals' own."""
         names = {f"{prefix}{name}" for name in self.only or ()}
         return {
-            name: value for name, value in state.items() if self.only is None or name.replace(COMPILED, "") in names
+            name: value
+            for name, value in state.items()
+            if self.only is None or name.replace(COMPILED, "") in names or (prefix and name.startswith("goals."))
         }
 
     def _monitored(self, trainer: lightning.Trainer) -> dict[str, float]:

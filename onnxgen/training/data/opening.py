@@ -44,7 +44,7 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
 
 
 def open_source(spec: Any, settings: Settings, *, targets: bool = True) -> DataSource | Data:
-    """Like `open_data`, but return the data as it was read. Of the settings only `strict` is read."""
+    """Like `open_data`, but return the data as it was read. Of the settings, `strict` and `teacher` are read."""
     name = spec if isinstance(spec, str) else spec.name if isinstance(spec, Path) else "data"
     if isinstance(spec, str) and FUNCTION.fullmatch(spec) and not Path(spec).exists():
         spec = call(spec)
@@ -66,7 +66,7 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
             return from_columns(columns[""], path.name, kind in _TABLES)
         return from_parts(columns, path.name, kind in _TABLES)
     if path.is_dir():
-        return open_folder(path, strict=settings.strict, labelled=targets)
+        return open_folder(path, strict=settings.strict, labelled=targets and settings.teacher is None)
     raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onnxgen.training.data.samples import Batch
 
@@ -126,6 +126,12 @@ class Goal:
     def share(self, part: Batch, whole: Batch) -> float:
         """Return the weight of a part's mean in the mean of the whole batch."""
         return float(self.weight(part)) / max(float(self.weight(whole)), 1.0)
+
+
+def goal_parameters(goals: Sequence[Goal], lr: float) -> list[dict[str, Any]]:
+    """Return a group for an optimizer with the parameters of the goals themselves; [] if they have none."""
+    own = [parameter for goal in goals if isinstance(goal, nn.Module) for parameter in goal.parameters()]
+    return [{"name": "goals", "params": own, "lr": lr}] if own else []
 
 
 def suffixed(goals: Sequence[Goal], goal: Goal, name: str) -> str:
