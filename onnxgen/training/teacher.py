@@ -100,13 +100,9 @@ class OnnxNetwork:
 
     def _session(self, kind: str) -> Onnxruntime:
         if kind not in self.sessions:
-            import onnxruntime
-
-            wanted = [*(["CUDAExecutionProvider"] if kind == "cuda" else []), "CPUExecutionProvider"]
-            providers = [name for name in wanted if name in onnxruntime.get_available_providers()]
             alone, changed = torch.get_num_threads() == 1, self.model if self.changed else None
             try:
-                made = Onnxruntime(self.path, changed, (), optimised=True, alone=alone, providers=providers)
+                made = Onnxruntime(self.path, changed, (), optimised=True, alone=alone, cuda=kind == "cuda")
             except Refused as error:
                 raise OnnxgenError(f"onnxruntime can't run the teacher {self.path}: {error}", help=TOLD) from None
             self.sessions[kind] = made

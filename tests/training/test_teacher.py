@@ -233,7 +233,7 @@ def test_a_quantised_student_stays_close_to_its_float_origin(made: Path) -> None
     from onnxruntime import quantization as q
 
     class Images(q.CalibrationDataReader):  # type: ignore[misc]
-        rows = iter([{"image": pixels(16).numpy() / 2}])
+        rows = iter([{"image": pixels(16).numpy() / 3}])
 
         def get_next(self) -> dict[str, Any] | None:
             return next(self.rows, None)
@@ -241,9 +241,9 @@ def test_a_quantised_student_stays_close_to_its_float_origin(made: Path) -> None
     q.quantize_static(made / "logits.onnx", made / "int8.onnx", Images(), weight_type=q.QuantType.QInt8)
     generate(made / "int8.onnx", made / "int8.py", Options(quantized="qat"))
     options = {**CPU, "teacher": made / "logits.onnx", "val": 0.25, "loss": "mse"}
-    result = fit(made / "int8.py", {"image": pixels(64)}, epochs=5, lr=1e-2, out=made / "run", **options)
+    result = fit(made / "int8.py", {"image": pixels(128)}, epochs=2, lr=1e-3, out=made / "run", **options)
     before = load(made / "run").record.result["before"]["val_loss"]
-    assert result.history[result.best_epoch]["val_loss"] < 0.9 * before
+    assert result.history[result.best_epoch]["val_loss"] < 0.7 * before
 
 
 BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
