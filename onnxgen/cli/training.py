@@ -80,6 +80,8 @@ def _check(run: dict[str, str], settings: Settings) -> None:
         raise OnnxgenError(f"there is no file or folder {run['model']}", help=NAME)
     if settings.weights is not None and not settings.weights.is_file():
         raise OnnxgenError(f"there is no file {settings.weights}")
+    if settings.teacher is not None and not settings.teacher.exists():
+        raise OnnxgenError(f"there is no teacher {settings.teacher}", help="--teacher names an ONNX file or a module")
     if not Path(run["model"]).is_dir():
         python_file(Path(run["model"]))
     elif not run["data"]:

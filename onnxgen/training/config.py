@@ -29,7 +29,7 @@ else:
 
 NOT_SETTINGS = ("model", "data")  # keys of the file that are not fields of `Settings`
 TYPES: dict[str, Any] = {**dict.fromkeys(NOT_SETTINGS, str), **typing.get_type_hints(Settings)}
-PATHS = ("model", "data", "weights", "out", "tokenizer")
+PATHS = ("model", "data", "weights", "out", "tokenizer", "teacher")
 DIGITS = "digits"  # the built-in data set
 FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function, where the function returns the data
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}

@@ -24,6 +24,7 @@ from onnxgen.training.data.source import listed
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
 from onnxgen.training.goals.goal import Goal
 from onnxgen.training.goals.own import restore
+from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
@@ -66,6 +67,7 @@ def evaluate(
     objectives = objectives_of(network, samples, feeding, settings)
     restore(network, objectives)
     refuse_outside(samples, objectives)
+    objectives = with_teacher(objectives, network, samples, feeding, settings, opened.normalize)
     _refuse_unordered(opened, samples, objectives, settings)
     task = Task(prepare_for(network, device), objectives, feeding)
     with quiet():

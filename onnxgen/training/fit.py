@@ -28,7 +28,6 @@ from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import load_weights, sharded
 from onnxgen.training.config import DIGITS
-from onnxgen.training.data.samples import Samples
 from onnxgen.training.deadline import Deadline
 from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
@@ -36,9 +35,9 @@ from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.finetune.packed import packed_layers
 from onnxgen.training.goals.goal import suffixed
 from onnxgen.training.goals.own import keep_state, own_modules, restore
-from onnxgen.training.loader import Loader
+from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
-from onnxgen.training.model import fixed_batch, scale_of, set_scale, table_of
+from onnxgen.training.model import scale_of, set_scale, table_of
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.recipes.choose import resolved
@@ -152,7 +151,7 @@ def run(
     dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
     used = recipes(plan)
-    plan, tested = with_rate(plan, _task, _Loaders, used.mixing) if settings.find_lr else (plan, None)
+    plan, tested = with_rate(plan, _task, Loaders, used.mixing) if settings.find_lr else (plan, None)
     plan = placed(plan)
     settings, keeps = plan.settings, kept(plan, named or {})
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
@@ -170,7 +169,7 @@ def run(
     if tested is not None and trainer.is_global_zero:
         tested.write(settings.out)
     keeps.write(settings.out)
-    loaders, begun = _Loaders(plan), time.monotonic()
+    loaders, begun = Loaders(plan), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from, deadline)
     seconds = time.monotonic() - begun
     used.end()
@@ -243,7 +242,7 @@ def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoi
     assert plan.data.train is not None
     return Checkpoints(
         Store(settings.out / CHECKPOINTS, say),
-        identity(plan.model, plan.data.train, settings),
+        identity(plan.model, plan.data.train, settings, keeps.record.teacher_sha256),
         out=settings.out,
         minutes=settings.checkpoint_minutes,
         monitor=plan.monitor,
@@ -263,46 +262,8 @@ def _outcome(result: Result, seconds: float) -> dict[str, Any]:
     return found | {"best_epoch": best.get("epoch")}
 
 
-class _Loaders(lightning.LightningDataModule):
-    """Makes the loaders of a run. Lightning asks for them once it knows the rank of this process."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self.plan = plan
-
-    def train_dataloader(self) -> Loader:
-        assert self.plan.data.train is not None
-        return self._loader(self.plan.data.train, shuffle=True)
-
-    def val_dataloader(self) -> Loader | list[Loader]:
-        return [] if self.plan.data.val is None else self._loader(self.plan.data.val)
-
-    def test_dataloader(self) -> Loader | list[Loader]:
-        return [] if self.plan.data.test is None else self._loader(self.plan.data.test)
-
-    def _loader(self, samples: Samples, shuffle: bool = False) -> Loader:
-        settings, trainer = self.plan.settings, self.trainer
-        assert trainer is not None
-        # BatchNorm can't train on one sample: it has no variance.
-        norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
-        return Loader(
-            samples,
-            settings.batch_size,
-            shuffle=shuffle,
-            seed=settings.seed,
-            workers=settings.workers,
-            rank=trainer.global_rank,
-            world=trainer.world_size,
-            accumulate=settings.accumulate,
-            smallest=2 if shuffle and norms else 1,
-            drop_last=shuffle and fixed_batch(self.plan.model) is not None,
-            pin_memory=self.plan.device.torch_device.type == "cuda",
-            classes=self.plan.classes if shuffle else None,
-        )
-
-
 def _train(
-    trainer: lightning.Trainer, task: Task, loaders: _Loaders, go_on_from: Path | None, deadline: Deadline
+    trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from: Path | None, deadline: Deadline
 ) -> str:
     """Run the trainer, and return the reason why it ended: a value of `Result.stopped`."""
     if go_on_from is not None:

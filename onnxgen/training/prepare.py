@@ -30,6 +30,7 @@ from onnxgen.training.finetune.packed import pack, packed_layers
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.goals.choice import Situation, output_names, refuse_for_task, task_kind
 from onnxgen.training.goals.goal import Goal, suffixed
+from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
 from onnxgen.training.model import load_model, set_scale, trial_batch
@@ -81,6 +82,32 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     """
     settings = launched(settings)
     device = choose(settings.device, settings.imports)
+    model, adapter, notes = _changed(model, settings)
+    opened = open_data(data, model, settings)
+    if opened.train is None:
+        raise OnnxgenError(f"{opened.name} has no samples to train with")
+    settings = replace(settings, task=opened.task or settings.task)
+    feeding = feed(opened, model, settings)
+    check(model, opened, feeding, settings)
+    objectives = objectives_of(model, opened.train, feeding, settings)
+    for samples in opened.parts.values():
+        refuse_outside(samples, objectives)
+    set_scale(model, opened.normalize, opened.table)
+    settings = _settled(settings, opened, feeding, objectives)
+    set_classes(model, settings.classes)
+    objectives = stressed(objectives, opened.train, settings)
+    objectives = with_teacher(objectives, model, opened.train, feeding, settings, opened.normalize)
+    notes += opened.notes + [said for made in objectives for said in made.said]
+    for made in objectives if settings.loss == "auto" else ():
+        if isinstance(made, Objective):
+            where = f"output {made.name}" if made.name else "the model"
+            notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
+    drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
+    return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
+
+
+def _changed(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module, Adapter | None, list[str]]:
+    """Return the model with a new head, an adapter and frozen layers as the settings say, the adapter, and notes."""
     file = None if isinstance(model, nn.Module) else Path(model)
     model, said = _begun(model, settings)
     if settings.replace_head is not None:
@@ -92,36 +119,17 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
         freeze(model, *settings.freeze)
     if not any(p.requires_grad for p in model.parameters()):
         raise OnnxgenError("the model has no parameter to train", help="unfreeze some, or train another model")
-    opened = open_data(data, model, settings)
-    if opened.train is None:
-        raise OnnxgenError(f"{opened.name} has no samples to train with")
-    settings = replace(settings, task=opened.task or settings.task)
-    feeding = feed(opened, model, settings)
-    check(model, opened, feeding, settings)
-    objectives = objectives_of(model, opened.train, feeding, settings)
-    for samples in opened.parts.values():
-        refuse_outside(samples, objectives)
-    set_scale(model, opened.normalize, opened.table)
+    return model, adapter, [*filter(None, [said]), *kept]
+
+
+def _settled(settings: Settings, opened: Data, feeding: Feeding, objectives: Sequence[Goal]) -> Settings:
+    """Return the settings with what the data decided: `config.toml` must tell how to treat other data."""
     settings = replace(settings, **{k: v for made in objectives for k, v in made.settled.items()})
     classes = settings.classes or classes_used(opened, feeding)
-    set_classes(model, classes)
-    objectives = stressed(objectives, opened.train, replace(settings, classes=classes))
-    # `config.toml` must tell how to treat other data.
     table = opened.table.to_json() if opened.table else settings.table
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
-    settings = opened.text.kept(settings) if opened.text is not None else settings
-    notes = [*filter(None, [said]), *kept, *opened.notes]
-    notes += [said for made in objectives for said in made.said]
-    balanced = settings.sampler == "balanced"
-    drawn = classes_of(opened.train, objectives) if balanced else None
-    plan = Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
-    for made in objectives if settings.loss == "auto" else ():
-        if not isinstance(made, Objective):
-            continue
-        where = f"output {made.name}" if made.name else "the model"
-        plan.notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
-    return plan
+    return opened.text.kept(settings) if opened.text is not None else settings
 
 
 def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module, str]:
@@ -231,6 +239,6 @@ def _refuse_unknown(losses: str | Mapping[str, str], names: Sequence[str], feedi
     for name, loss in ({} if isinstance(losses, str) else losses).items():
         if name not in names:
             raise OnnxgenError(f"the model has no output {name!r} (it has {', '.join(names)})")
-        if names.index(name) not in feeding.targets:
+        if names.index(name) not in feeding.targets and feeding.targets:
             what = f"output {name} has the loss {loss}, but no target"
             raise OnnxgenError(what, help=f"--target {name}=COLUMN")

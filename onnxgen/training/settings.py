@@ -47,6 +47,16 @@ class Settings:
     blank: int | None = _task(
         None, "N", "Of --task ctc: the class that stands for no character. Default: the one that no target has."
     )
+    teacher: Path | None = _task(
+        None, "FILE", "Learn the outputs of this network: an ONNX file, a generated module, or the folder of a run."
+    )
+    temperature: float = _task(4.0, "X", "Soften the class probabilities of teacher and student by this temperature.")
+    teacher_weight: float = _task(
+        0.5, "SHARE", "The teacher's share of the loss; the rest is that of the targets. Without targets it is 1."
+    )
+    teacher_features: Mapping[str, str] = _task(
+        dict, "VALUE=MODULE,...", "Also train the results of these modules to be like these values of the teacher."
+    )
     epochs: int = _length(10, "N", "Passes over the training data.")
     max_steps: int | None = _length(
         None, "N", "Stop after N optimizer steps, if that comes before the end of the last epoch."
@@ -172,7 +182,7 @@ class Settings:
     name: str = _run("", "NAME", "The folder is runs/NAME-1, runs/NAME-2 and so on. Default: the ONNX file's name.")
 
     def __post_init__(self) -> None:
-        for name in ("weights", "out", "tokenizer"):  # paths may be given as text
+        for name in ("weights", "out", "tokenizer", "teacher"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
         for name in ("freeze", "imports", "lora_target", "metric", "loggers"):
@@ -212,7 +222,7 @@ class Settings:
                 value = getattr(self, name)
                 if value is not None and value < least:
                     raise OnnxgenError(f"{name} must be {words}, not {value}")
-        for name in ("lr", "max_hours", "layer_decay"):
+        for name in ("lr", "max_hours", "layer_decay", "temperature"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OnnxgenError(f"{name} must be more than 0, not {value}")
@@ -224,6 +234,8 @@ class Settings:
             value = getattr(self, name)
             if value > 1 and value != int(value):
                 raise OnnxgenError(f"{name} must be a whole number or a share below 1, not {value}")
+        if not 0 <= self.teacher_weight <= 1:
+            raise OnnxgenError(f"teacher_weight must be from 0 to 1, not {self.teacher_weight}")
         if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
             raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
 
@@ -251,6 +263,14 @@ class Settings:
                 raise OnnxgenError(f"{names} exclude each other: {why}")
         if not self.lora and (self.lora_target or self.dora):
             raise OnnxgenError("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
+
+        if self.teacher_features and self.teacher is None:
+            raise OnnxgenError("teacher_features needs a teacher", help="--teacher FILE.onnx")
+        for name in ("compile", "gradient_checkpointing") if self.teacher_features else ():
+            if getattr(self, name):
+                raise OnnxgenError(f"{name} and teacher_features exclude each other: give one of them")
+        if self.teacher_features and self.strategy == "fsdp":
+            raise OnnxgenError("strategy fsdp and teacher_features exclude each other", help="--strategy ddp")
 
     def loss_of(self, output: str) -> str:
         """Return the name of the loss for an output, or "auto"."""

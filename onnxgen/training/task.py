@@ -129,7 +129,8 @@ class Task(lightning.LightningModule):
 
     @property
     def _trained(self) -> nn.Module:
-        return nn.ModuleList([self.model, self.goals]) if self.goals else self.model
+        """What gets gradients: the model, and goals with parameters of their own."""
+        return self if len(self.goals) else self.model
 
     @property
     def _weight(self) -> float:

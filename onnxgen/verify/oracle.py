@@ -63,13 +63,14 @@ class Answer:
 
 
 class Onnxruntime:
-    """onnxruntime on the CPU.
+    """onnxruntime on the CPU, or on CUDA.
 
     Args:
         changed: the model, if it is not the file itself.
         optimised: graph optimisations are on.
         alone: it runs on one core.
         exact: see `EXACT`.
+        cuda: it runs on CUDA, if onnxruntime has that.
 
     Raises:
         Refused: it can't load the model.
@@ -86,6 +87,7 @@ class Onnxruntime:
         optimised: bool = False,
         alone: bool = False,
         exact: bool = False,
+        cuda: bool = False,
     ) -> None:
         try:
             import onnxruntime as ort
@@ -95,13 +97,15 @@ class Onnxruntime:
         model: Any = str(path)
         if changed is not None:
             model = changed.SerializeToString()
+        wanted = [*(["CUDAExecutionProvider"] if cuda else []), "CPUExecutionProvider"]
+        providers = [name for name in wanted if name in ort.get_available_providers()] if cuda else wanted
         ways = [{"optimised": optimised}]
         if optimised or exact:  # the rewritten graph may need kernels that do not exist; then load without `EXACT`
             ways.insert(0, {"optimised": optimised, "exact": True})
         for way in ways:
             options = _session_options(None if changed is None else path, alone=alone, **way)
             try:
-                self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+                self.session = ort.InferenceSession(model, options, providers=providers)
                 break
             except Exception as error:
                 refusal = _line(error)

@@ -163,6 +163,14 @@ def photos(path: Path) -> None:
             Image.fromarray(draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(path / name / f"{number}.png")
 
 
+def unlabelled(path: Path) -> None:
+    """Twelve images without classes."""
+    path.mkdir()
+    draw = np.random.default_rng(0)
+    for number in range(12):
+        Image.fromarray(draw.integers(0, 256, (28, 28), dtype=np.uint8)).save(path / f"{number}.png")
+
+
 DIGITS = {"three.png": "3", "seven.png": "7"}
 
 
@@ -244,6 +252,8 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "mine.safetensors": mine,
     "photos": photos,
     "photos2": digits,
+    "unlabelled": unlabelled,
+    "teacher.onnx": lambda path: path.write_bytes(MNIST.read_bytes()) and None,
     **dict.fromkeys(DIGITS, digit),
     "tasks": make,
     "goals": goals.make,

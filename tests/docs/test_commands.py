@@ -50,7 +50,7 @@ GIVEN = {
     "docs/EVALUATE.md": "runs/digits three.png",
     "docs/EXPORT.md": "runs/digits",
     "docs/EXTENDING.md": "acme.onnx",
-    "docs/FINETUNING.md": "model.py mnist-int8.onnx",
+    "docs/FINETUNING.md": "model.py mnist-int8.onnx teacher.onnx unlabelled",
     "docs/GETTING_STARTED.md": "samples",
     "docs/LARGE_MODELS.md": "llm.onnx mnist.onnx",
     "docs/QUANTIZED.md": "mnist-int8.onnx",

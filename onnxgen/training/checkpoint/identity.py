@@ -19,6 +19,7 @@ FREE_SETTINGS = (
     "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head", "weights",
     "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out", "name",
     "max_hours", "gradient_checkpointing", "profile", "recipe", "find_lr", "loggers", "tokenizer", "max_length",
+    "teacher",
 )  # fmt: skip
 LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ if nothing depends on the run's length
 MODEL, TENSOR = "model", "tensor "  # the model's key, and the prefix of the tensors' keys
@@ -27,19 +28,21 @@ HASHED_SAMPLES = 8
 Identity = dict[str, str]  # descriptions by name, both as they are shown in messages
 
 
-def identity(model: nn.Module, samples: Samples, settings: Settings) -> Identity:
+def identity(model: nn.Module, samples: Samples, settings: Settings, teacher: str = "") -> Identity:
     """Return what must be the same to resume a run.
 
     Args:
         model: names and shapes of its parameters and buffers are compared.
         samples: the training samples; their number, fields and a few values are compared.
         settings: with several processes, the size of the global batch is compared.
+        teacher: the SHA-256 of the teacher.
     """
     long = settings.schedule or 0 < settings.warmup < 1 or 0 < settings.head_first < 1
     free = FREE_SETTINGS + (() if long else LENGTH_SETTINGS)
     found = {name: _shown(getattr(settings, name)) for name in SETTINGS if name not in free}
     found["batch_size"] = f"{settings.batch_size * settings.devices * settings.nodes} of all processes together"
     found["data"] = f"{len(samples):,} samples ({probe(samples)})"
+    found |= {"teacher": teacher} if teacher else {}
     return found | _of_model(model)
 
 

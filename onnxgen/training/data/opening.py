@@ -58,7 +58,7 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
 
 
 def open_source(spec: Any, settings: Settings, *, targets: bool = True) -> DataSource | Data:
-    """Like `open_data`, but return the data as it was read. Of the settings only `strict` is read."""
+    """Like `open_data`, but return the data as it was read. Of the settings, `strict` and `teacher` are read."""
     name = spec if isinstance(spec, str) else spec.name if isinstance(spec, Path) else "data"
     if isinstance(spec, str) and FUNCTION.fullmatch(spec) and not Path(spec).exists():
         spec = call(spec)
@@ -85,7 +85,7 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
     if found:
         return _LABELLED[found[0]][1](path, strict=settings.strict, labelled=targets)
     if path.is_dir():
-        return open_folder(path, strict=settings.strict, labelled=targets)
+        return open_folder(path, strict=settings.strict, labelled=targets and settings.teacher is None)
     raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
 
 

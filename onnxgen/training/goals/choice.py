@@ -76,7 +76,7 @@ def _made_by(module: str) -> Callable[[Situation], Sequence[Goal]]:
     return make
 
 
-LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric")
+LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher")
 TASKS: dict[str, TaskKind] = {
     "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
     "detection": TaskKind("target", _made_by("detection.goal"), columns=("boxes",), classes="some"),

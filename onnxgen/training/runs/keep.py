@@ -30,6 +30,7 @@ from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.finetune.adapters import KEY
+from onnxgen.training.goals.distil import DistilGoal
 from onnxgen.training.goals.goal import Goal
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective
@@ -171,6 +172,7 @@ def _resized(port: Port, shape: tuple[int, ...]) -> Port:
 def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Record:
     out, train, origin = plan.settings.out, plan.data.train, file_of(plan.model)
     assert train is not None
+    teacher = next((made.teacher for made in plan.objectives if isinstance(made, DistilGoal)), None)
     if plan.adapter is None and origin is not None and (origin.parent / RECORD).is_file():  # it goes on from a run
         origin = read_record(origin.parent).origin_for(origin.parent)
     ports = zip(signature.inputs, plan.feeding.inputs)
@@ -186,9 +188,9 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         data=seen_from("data", named["data"], out) if "data" in named else "",
         parts={name: part(samples) for name, samples in plan.data.parts.items()},
         inputs=tuple(_input(port.name, column, train, plan.data.joined.get(column, ())) for port, column in ports),
-        targets=tuple(
-            target for made in plan.objectives if (target := _target(made, signature, train, plan)) is not None
-        ),
+        targets=_targets(plan, signature, train),
+        teacher=str(seen_from("teacher", plan.settings.teacher, out) or ""),
+        teacher_sha256=teacher.network.sha256 if teacher is not None else "",
         settings=noted(plan.settings)
         | ({"tokenizer": TOKENIZER} if plan.settings.tokenizer == out / TOKENIZER else {}),
     )
@@ -208,6 +210,19 @@ def _input(name: str, column: str, samples: Samples, joined: Sequence[str]) -> I
         frame = step.frame
         image = Image(frame.channels, frame.height, frame.width, frame.axes, mean, std, step.white)
     return Input(name, column, str(made.dtype).removeprefix("torch."), tuple(made.shape), image, tuple(joined))
+
+
+def _targets(plan: Plan, signature: Signature, train: Samples) -> tuple[Target, ...]:
+    """Return the outputs that were trained: towards a target of the data, else towards the teacher."""
+    own = [_target(made, signature, train, plan) for made in plan.objectives]
+    found = [target for target in own if target is not None]
+    taught = [pair for made in plan.objectives if isinstance(made, DistilGoal) for pair in made.pairs]
+    for pair in taught:
+        if pair.output not in {target.output for target in found}:
+            names = plan.settings.classes if pair.count else ()
+            facts = (pair.output, pair.name, "", pair.as_loss, pair.student, pair.count, pair.axis, names)
+            found.append(Target(*facts))
+    return tuple(found)
 
 
 def _target(made: Goal, signature: Signature, train: Samples, plan: Plan) -> Target | None:

@@ -63,6 +63,9 @@ class Learner:
     def __init__(self, run: Path, device: str = "auto", weights: Path | str | None = None) -> None:
         self.run, self.record = run, read_record(run)
         self.settings = replace(self.record.settings_for(run), device=device, resume=False)
+        if self.settings.teacher is not None and not self.settings.teacher.exists():
+            if any(target.column for target in self.record.targets):  # the data's targets can be evaluated alone
+                self.settings = replace(self.settings, teacher=None, teacher_features={})
         self.model: nn.Module = open_model(run, weights).eval()
         self.texts: tuple[str, ...] = ()
         if "tokenizer" in self.record.settings:

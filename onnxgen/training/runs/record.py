@@ -119,6 +119,8 @@ class Record:
         parts: of the data, as they were split; the seed and the shares are in `settings`.
         inputs, targets: see `Input` and `Target`.
         settings: those that differ from the defaults, by name; `table` says how columns of a table were prepared.
+        teacher, teacher_sha256: the network whose outputs were learnt, seen from the run's folder, and the SHA-256 of
+            its file and external data (of a module: of its code and tensors); may be "".
         result: `stopped`, `seconds`, `best_epoch`, `best` and `test`, once the run has ended.
     """
 
@@ -136,6 +138,8 @@ class Record:
     settings: Mapping[str, Any]
     note: str = ""
     code: str = ""
+    teacher: str = ""
+    teacher_sha256: str = ""
     result: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     format: int = FORMAT
 
@@ -164,6 +168,8 @@ class Record:
             "origin": str,
             "onnx": str,
             "code": str,
+            "teacher": str,
+            "teacher_sha256": str,
         }
         if wrong := [name for name, kind in kinds.items() if not isinstance(found.get(name, kind()), kind)]:
             raise ValueError(f"its {wrong[0]} is of type {type(found[wrong[0]]).__name__}")
@@ -188,9 +194,14 @@ class Record:
         try:
             kept = {name: value for name, value in self.settings.items() if SETTINGS[name].group != DEVICES}
             values = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in kept.items()}
+            values |= self.taught_by(run)
         except (KeyError, ValueError) as error:
             raise OnnxgenError(f"{run / RECORD}: settings: {error}") from None
         return Settings(**values)
+
+    def taught_by(self, run: Path) -> dict[str, Any]:
+        """Return the setting `teacher`, as it is named from the current folder; {} if there was none."""
+        return {"teacher": Path(seen_here("teacher", self.teacher, run))} if self.teacher else {}
 
     def data_for(self, run: Path) -> str:
         """Return the data of the run as it is named from the current folder; "" if it was a Python object."""
@@ -258,6 +269,7 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
     """
     record = read_record(run)
     kept = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in record.settings.items()}
+    kept |= record.taught_by(run)
     if data is None or is_same(data, record.data_for(run)):
         return kept
     found: dict[str, Any] = {

@@ -83,15 +83,15 @@ def make(found: Situation) -> list[Goal]:
     """Return the goal of a network whose outputs are the raw maps of a detector.
 
     Raises:
-        OnnxgenError: the ONNX file is not there or is no detector that can be read, the outputs are not its raw maps, or
-            a box can't be learned.
+        OnnxgenError: the ONNX file is not there or is no detector that can be read, the outputs are not its raw maps,
+            or a box can't be learned.
     """
     module = _module(found.model)
     onnx = origin_of(module, vars(sys.modules[type(found.model).__module__]), None).onnx
     tail = find_tail(read(onnx, Options()))
     if missing := [name for name in tail.maps if name not in found.names]:
         what = f"{module} has not the raw maps of the detector as outputs: {missing[0]} is missing"
-        way = f"onnxgen {onnx} -o {module} --force --outputs {','.join(tail.maps)}; export writes into the whole graph"
+        way = f"onnxgen {onnx} -o {module} --force {' '.join(f'--outputs {name}' for name in tail.maps)}"
         raise OnnxgenError(what, help=way)
     boxes = column_of(found.samples, COLUMN)
     if boxes is not None:

@@ -1,0 +1,164 @@
+"""Learning a teacher's outputs (Hinton et al. 1503.02531), and values inside of it (Romero et al. 1412.6550)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.samples import Batch
+from onnxgen.training.goals.goal import Goal, Outputs, Scores
+from onnxgen.training.teacher import Seen, Teacher
+
+PREFIX = "teacher:"  # of a batch's columns that hold what a teacher says
+CLASSES, LABELS, VALUES = "classes", "labels", "values"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An output of the student, and the teacher's output that it learns.
+
+    Attributes:
+        output, name: the student's output.
+        column: in the batch, of the teacher's output.
+        kind: "classes" (one of several), "labels" (each holds or not) or "values" (numbers).
+        axis: along which the classes lie.
+        student, teacher: what the outputs end in, as `Ending.kind`.
+        count: the number of classes; 0 for values, and 2 for labels.
+    """
+
+    output: int
+    name: str
+    column: str
+    kind: str
+    axis: int = 1
+    student: str = ""
+    teacher: str = ""
+    count: int = 0
+
+    @property
+    def as_loss(self) -> str:
+        """The loss of a target of the same kind, as torch calls it."""
+        if self.kind == LABELS:
+            return "binary_cross_entropy" + ("" if self.student == "sigmoid" else "_with_logits")
+        of_classes = "nll_loss" if self.student in ("softmax", "log_softmax") else "cross_entropy"
+        return of_classes if self.kind == CLASSES else "mse_loss"
+
+    def loss(self, outputs: Outputs, batch: Batch, temperature: float) -> Tensor:
+        """Return the mean loss of a batch.
+
+        Of values, the mean squared error. Else KL(teacher || student) of the distributions softened by the temperature
+        T, summed over the classes, averaged over samples (and positions or labels), times T^2: so gradients keep their
+        size when T changes.
+        """
+        output, wanted = outputs[self.output], batch[self.column]
+        if self.kind == VALUES:
+            return F.mse_loss(_wide(output), wanted.to(_wide(output).dtype).view_as(output))
+        soft = [F.log_softmax(values / temperature, -1) for values in self.logits(output, wanted)]
+        each = F.kl_div(*soft, reduction="none", log_target=True)
+        return each.sum(-1).mean() * temperature**2
+
+    def logits(self, output: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of student and teacher, with the classes last. A label has two: z and 0.
+
+        The logarithm of a softmax is its logits up to a constant, which a softmax ignores.
+        """
+        given, said = (_wide(output), self.student), (wanted.to(_wide(output).dtype).view_as(output), self.teacher)
+        return self._logits(*given), self._logits(*said)
+
+    def _logits(self, values: Tensor, ending: str) -> Tensor:
+        tiny = torch.finfo(values.dtype).tiny
+        if self.kind == LABELS:
+            z = torch.logit(values, torch.finfo(values.dtype).eps) if ending == "sigmoid" else values
+            return torch.stack([z, torch.zeros_like(z)], -1)
+        return (values.clamp_min(tiny).log() if ending == "softmax" else values).movedim(self.axis, -1)
+
+    def agreed(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return, for each sample (position, label), 1 if student and teacher choose the same class, else 0."""
+        student, teacher = (z.argmax(-1) for z in self.logits(outputs[self.output], batch[self.column]))
+        return (student == teacher).float().flatten()
+
+
+class Feature(nn.Module):
+    """A value inside the student that is trained to be like one of the teacher.
+
+    If the two differ along one axis, a linear map of that axis (for channels, a 1x1 convolution) is trained with them.
+    """
+
+    def __init__(self, seen: Seen, name: str, found: Tensor, column: str, wanted: Tensor) -> None:
+        """`name` is the student's module; `found` and `wanted` are the values for a few samples.
+
+        Raises:
+            OnnxgenError: the shapes differ in more than one axis.
+        """
+        super().__init__()
+        self.seen, self.column = seen, column
+        weakref.finalize(self, seen.handle.remove)  # the student outlives it
+        differ = [axis for axis in range(found.ndim) if found.shape[axis : axis + 1] != wanted.shape[axis : axis + 1]]
+        if found.ndim != wanted.ndim or len(differ) > 1 or differ == [0]:
+            what = f"{name} of the student is {list(found.shape)}, its teacher's value {list(wanted.shape)}"
+            raise OnnxgenError(what, help="--teacher-features pairs values that differ in their width alone")
+        self.axis = differ[0] if differ else -1
+        sizes = (found.shape[self.axis], wanted.shape[self.axis])
+        self.projection = nn.Linear(*sizes) if differ else None
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean squared error of the student's latest forward pass."""
+        found = self.seen.taken()
+        if self.projection is not None:
+            found = self.projection(found.movedim(self.axis, -1)).movedim(-1, self.axis)
+        return F.mse_loss(_wide(found), batch[self.column].to(_wide(found).dtype))
+
+
+class DistilGoal(Goal, nn.Module):
+    """Learns what a teacher says. In training, the features count too.
+
+    The teacher runs once for each batch (or part of it), which then holds its outputs as columns `teacher:NAME`.
+
+    Attributes:
+        factor: the loss is multiplied by this.
+    """
+
+    name, classes, columns = "teacher", 0, ()
+
+    def __init__(
+        self, teacher: Teacher, pairs: Sequence[Pair], features: Sequence[Feature], temperature: float, factor: float
+    ) -> None:
+        super().__init__()
+        self.teacher, self.pairs, self.features = teacher, tuple(pairs), nn.ModuleList(features)
+        self.temperature, self.factor = temperature, factor
+        self.chosen_pairs = tuple(pair for pair in pairs if pair.kind != VALUES)
+        self.monitor = "agreement" if self.chosen_pairs else "loss"
+
+    @property
+    def said(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What each output learns, and how."""
+        how = {CLASSES: "class probabilities", LABELS: "probabilities of labels", VALUES: "numbers (mse_loss)"}
+        return tuple(f"output {pair.name} learns the teacher's {how[pair.kind]}" for pair in self.pairs)
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        if any(pair.column not in batch for pair in self.pairs):
+            batch |= {f"{PREFIX}{name}": value for name, value in self.teacher(batch).items()}
+        losses = [pair.loss(outputs, batch, self.temperature) for pair in self.pairs]
+        losses += [feature.loss(batch) for feature in self.features if training]
+        return torch.stack(losses).sum() * self.factor
+
+    def scores(self) -> Scores | None:
+        """Return the share of equal choices of student and teacher; None if they choose no class."""
+        if not self.chosen_pairs:
+            return None
+        return Scores({"agreement": MeanMetric()}, self._agreed)
+
+    def _agreed(self, outputs: Outputs, batch: Batch) -> tuple[Tensor]:
+        return (torch.cat([pair.agreed(outputs, batch) for pair in self.chosen_pairs]),)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return a tensor of at least 32 bits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

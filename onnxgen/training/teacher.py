@@ -1,0 +1,300 @@
+"""Teachers: trained networks whose outputs another network learns. onnxruntime runs an ONNX file, torch a module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx
+import torch
+import torch.nn.functional as F
+from google.protobuf.message import DecodeError
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+from torch import Tensor, nn
+
+from onnxgen.common.paths import need
+from onnxgen.errors import OnnxgenError, did_you_mean, one_line
+from onnxgen.output.signature import Port
+from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.images import shown
+from onnxgen.training.data.samples import Batch
+from onnxgen.training.data.source import listed
+from onnxgen.training.losses import ending_of
+from onnxgen.training.model import load_model, scale_of
+from onnxgen.training.runs.record import code_of
+from onnxgen.verify.convert import to_torch
+from onnxgen.verify.oracle import Onnxruntime, Refused
+
+Made = dict[str, Tensor]  # outputs and features by name
+_ENDINGS = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid"}
+_MOVES = {
+    "Identity",
+    "Cast",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Clip",
+}
+_TYPES = {"float": "float32", "double": "float64"}  # onnxruntime's names of types that torch calls otherwise
+_SUM = 1e-3  # probabilities sum to 1 within this
+TOLD = "a teacher is an ONNX file, a module that onnxgen generated, or the folder of a run"
+
+
+class Network(Protocol):
+    """What a teacher is made of.
+
+    Attributes:
+        inputs: in order.
+        outputs: their names.
+        sha256: of all that decides its outputs.
+        scale: how its images were normalised, in the form of `Settings.normalize`; empty if that is not known.
+    """
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[str, ...]
+    sha256: str
+    scale: str
+
+    def run(self, inputs: Sequence[Tensor]) -> Made:
+        """Return outputs and features, in evaluation mode and without gradients."""
+        ...
+
+    def endings(self, inputs: Sequence[Tensor]) -> dict[str, str]:
+        """Return the last operation of each output, as `losses.Ending.kind`."""
+        ...
+
+
+class OnnxNetwork:
+    """An ONNX file, run by onnxruntime: on CUDA if the inputs are there and onnxruntime has it, else on the CPU."""
+
+    scale = ""
+
+    def __init__(self, path: Path, features: Sequence[str]) -> None:
+        """`features` are names of further values of the graph.
+
+        Raises:
+            OnnxgenError: the file can't be read or run, or it has no such value.
+        """
+        need(["onnxruntime"])
+        try:
+            self.model = onnx.load(path, load_external_data=False)
+        except (OSError, DecodeError) as error:
+            raise OnnxgenError(f"the teacher {path} can't be read: {one_line(error)}", help=TOLD) from None
+        self.path, self.outputs = path, tuple(value.name for value in self.model.graph.output)
+        self.makers = {name: node for node in self.model.graph.node for name in node.output if name}
+        for name in features:
+            if name not in self.makers:
+                raise OnnxgenError(f"the teacher {path} has no value {name!r}", help=did_you_mean(name, self.makers))
+        new = [onnx.ValueInfoProto(name=name) for name in features if name not in self.outputs]
+        self.changed = bool(new)
+        self.model.graph.output.extend(new)
+        self.sessions: dict[str, Onnxruntime] = {}
+        self.inputs = tuple(map(_port, self._session("cpu").session.get_inputs()))
+        self.sha256 = _sha256_of(path, self.model)
+
+    def _session(self, kind: str) -> Onnxruntime:
+        if kind not in self.sessions:
+            alone, changed = torch.get_num_threads() == 1, self.model if self.changed else None
+            try:
+                made = Onnxruntime(self.path, changed, (), optimised=True, alone=alone, cuda=kind == "cuda")
+            except Refused as error:
+                raise OnnxgenError(f"onnxruntime can't run the teacher {self.path}: {error}", help=TOLD) from None
+            self.sessions[kind] = made
+        return self.sessions[kind]
+
+    def run(self, inputs: Sequence[Tensor]) -> Made:
+        device = inputs[0].device
+        session = self._session(device.type)
+        feeds = {port.name: x.detach().cpu().contiguous().numpy() for port, x in zip(self.inputs, inputs)}
+        try:
+            found = session.run(feeds)
+        except Refused as error:
+            raise OnnxgenError(f"onnxruntime can't run the teacher {self.path}: {error}", help=TOLD) from None
+        names = [value.name for value in self.model.graph.output]
+        return {name: to_torch(array).to(device) for name, array in zip(names, found, strict=True)}
+
+    def endings(self, inputs: Sequence[Tensor]) -> dict[str, str]:
+        return {name: self._ending(name) for name in self.outputs}
+
+    def _ending(self, name: str) -> str:
+        while (node := self.makers.get(name)) is not None and node.op_type in _MOVES:
+            name = node.input[0]
+        kind = "" if node is None else node.op_type
+        if node is not None and kind == "Log" and (before := self.makers.get(node.input[0])) is not None:
+            return "log_softmax" if before.op_type == "Softmax" else ""
+        return _ENDINGS.get(kind, "")
+
+
+class ModuleNetwork:
+    """A generated module, or that of a run with its best weights."""
+
+    def __init__(self, path: Path, features: Sequence[str]) -> None:
+        """`features` are paths of modules. Raises `OnnxgenError`: it can't be opened, or has no such module."""
+        self.path, self.model = path, load_model(path, None, False, True, False)[0].eval()
+        ports = signature_of(self.model)
+        self.inputs, self.outputs = ports.inputs, tuple(port.name for port in ports.outputs)
+        self.scale = scale_of(self.model)
+        self.seen = {name: Seen(module_called(self.model, name, f"teacher {path}"), always=True) for name in features}
+        digest = hashlib.sha256((code_of(path) or code_of(path / "model.py") or "").encode())
+        for name, tensor in self.model.state_dict().items():
+            digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        self.sha256 = digest.hexdigest()
+
+    def run(self, inputs: Sequence[Tensor]) -> Made:
+        self.model.to(inputs[0].device)
+        with torch.no_grad():
+            made = _tuple(self.model(*inputs))
+        return dict(zip(self.outputs, made)) | {name: seen.taken() for name, seen in self.seen.items()}
+
+    def endings(self, inputs: Sequence[Tensor]) -> dict[str, str]:
+        given = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+        with torch.enable_grad():
+            made = _tuple(self.model(*given))
+        self.model.requires_grad_(False)
+        return {name: ending_of(output).kind for name, output in zip(self.outputs, made)}
+
+
+class Seen:
+    """Keeps the latest result of a module, until it is taken; of passes without gradients only if `always`."""
+
+    def __init__(self, module: nn.Module, always: bool = False) -> None:
+        self.found: Tensor | None = None
+        self.always = always
+        self.handle = module.register_forward_hook(self)
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.always or torch.is_grad_enabled():
+            self.found = next(iter(_tuple(output)))
+
+    def taken(self) -> Tensor:
+        found, self.found = self.found, None
+        assert found is not None, "the module was not called"
+        return found
+
+
+@dataclass
+class Teacher:
+    """A network with the columns of a batch that it takes, one for each input."""
+
+    network: Network
+    columns: tuple[str, ...]
+
+    def __call__(self, batch: Batch) -> Made:
+        """Return its outputs and features for a batch, on the batch's device.
+
+        Images [n, channels, height, width] of another size are resized (bilinear, antialiased).
+        """
+        pairs = zip(self.network.inputs, self.columns)
+        return self.network.run([_as_taken(batch[column], port) for port, column in pairs])
+
+
+def open_teacher(path: Path, features: Sequence[str], inputs: Mapping[str, str], batch: Batch, scale: str) -> Teacher:
+    """Return a teacher for batches like this one.
+
+    Args:
+        features: names of further values: of the graph, or of modules.
+        inputs: the student's inputs, in order, with their columns.
+        scale: how the student's images are normalised.
+
+    Raises:
+        OnnxgenError: there is no such file, it can't be run, or it takes other inputs than the student.
+    """
+    if not path.exists():
+        raise OnnxgenError(f"there is no teacher {path}", help=TOLD)
+    network: Network = (OnnxNetwork if path.suffix == ".onnx" else ModuleNetwork)(path, features)
+    names = [port.name for port in network.inputs]
+    if set(names) <= inputs.keys():
+        columns = tuple(inputs[name] for name in names)
+    elif len(names) == len(inputs):
+        columns = tuple(inputs.values())
+    else:
+        what = f"the teacher {path} takes {listed(names)}, but the student takes {listed(inputs)}"
+        raise OnnxgenError(what, help="cut the teacher with --inputs of `onnxgen`, so that both take the same")
+    if network.scale and scale and network.scale != scale:
+        what = f"the teacher {path} was trained with images normalised by {network.scale}, and the student gets {scale}"
+        raise OnnxgenError(what, help=f"--normalize {network.scale}")
+    for port, column in zip(network.inputs, columns):
+        _check(path, port, column, batch[column])
+    return Teacher(network, columns)
+
+
+def kinds_of(teacher: Teacher, batch: Batch, made: Made) -> dict[str, str]:
+    """Return what each output ends in. Numbers that are not negative and sum to 1 come from a softmax."""
+    pairs = zip(teacher.network.inputs, teacher.columns)
+    found = teacher.network.endings([_as_taken(batch[column], port) for port, column in pairs])
+    for name, kind in found.items():
+        values = made[name]
+        if not kind and values.ndim == 2 and values.shape[1] > 1 and values.is_floating_point():
+            sums = values.double().sum(1)
+            if bool((values >= 0).all()) and bool((sums - 1).abs().max() < _SUM):
+                found[name] = "softmax"
+    return found
+
+
+def module_called(model: nn.Module, path: str, owner: str) -> nn.Module:
+    """Return the module with a path. `owner` names the model in the error, `OnnxgenError`, if there is none."""
+    found = dict(model.named_modules())
+    if path not in found or not path:
+        raise OnnxgenError(f"the {owner} has no module {path!r}", help=did_you_mean(path, [*filter(None, found)]))
+    return found[path]
+
+
+def _check(path: Path, port: Port, column: str, given: Tensor) -> None:
+    """Check that an input takes a column, as `_as_taken` makes it."""
+    what = f"the teacher {path} takes {port.name} {shown(port)}"
+    has = f"column {column!r} gives {['n', *given.shape[1:]]}".replace("'n'", "n")
+    wanted = given.dtype if port.dtype is None else getattr(torch, port.dtype, torch.bool)
+    both = given.is_floating_point() and wanted.is_floating_point
+    if not both and torch.promote_types(given.dtype, wanted) != wanted:
+        kind = str(given.dtype).removeprefix("torch.")
+        raise OnnxgenError(f"{what} as {port.dtype}, but column {column!r} holds {kind}", help=f"give {port.dtype}")
+    dims = port.dims
+    if dims is None:
+        return
+    if dims and isinstance(dims[0], int):
+        way = "give it as a module: `onnxgen teacher.onnx --dynamic-batch`"
+        raise OnnxgenError(f"{what}: batches of {dims[0]} only", help=way)
+    fits = [not isinstance(dim, int) or dim == size for dim, size in zip(dims, given.shape)]
+    if len(dims) != given.ndim or not all(fits[:2] if _is_image(given) else fits):
+        way = "give a teacher for these shapes, or a student for the teacher's (--input-shape of `onnxgen`)"
+        raise OnnxgenError(f"{what}, but {has}", help=way)
+
+
+def _is_image(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_floating_point() and x.shape[1] in (1, 3, 4)
+
+
+def _as_taken(x: Tensor, port: Port) -> Tensor:
+    """Return a column in an input's type, and an image in its height and width."""
+    if port.dims is not None and _is_image(x):
+        size = [dim if isinstance(dim, int) else have for dim, have in zip(port.dims[2:], x.shape[2:])]
+        if size != list(x.shape[2:]):
+            x = F.interpolate(x, size, mode="bilinear", antialias=True)
+    return x if port.dtype is None else x.to(getattr(torch, port.dtype))
+
+
+def _port(value: Any) -> Port:
+    kind = value.type.rpartition("(")[2].rstrip(")")
+    dims = None if value.shape is None else tuple(d if isinstance(d, int) else str(d) for d in value.shape)
+    return Port(value.name, _TYPES.get(kind, kind), dims)
+
+
+def _sha256_of(path: Path, model: onnx.ModelProto) -> str:
+    """Return the SHA-256 of a file, followed by the files of its external data."""
+    places = {ExternalDataInfo(t).location for t in model.graph.initializer if uses_external_data(t)}
+    digest = hashlib.sha256()
+    for file in (path, *(path.parent / place for place in sorted(places))):
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _tuple(made: Any) -> tuple[Tensor, ...]:
+    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
