@@ -84,10 +84,10 @@ def made(folder: Path, name: str, dynamo: bool) -> Path:
 
 
 DYNAMO = pytest.mark.parametrize("dynamo", [False, True], ids=["legacy", "dynamo"])
+BINS = [("yolov8", False), ("yolov8", True), ("yolo11", False)]
 
 
-@DYNAMO
-@pytest.mark.parametrize("name", ["yolov8", "yolo11"])
+@pytest.mark.parametrize("name, dynamo", BINS)
 def test_distances_with_bins(folder: Path, name: str, dynamo: bool) -> None:
     path = made(folder, name, dynamo)
     tail = tail_in(path)
@@ -99,10 +99,9 @@ def test_distances_with_bins(folder: Path, name: str, dynamo: bool) -> None:
     close(found.scores, whole.transpose(0, 2, 1)[..., 4:])
 
 
-@DYNAMO
-def test_boxes_before_the_best_are_chosen(folder: Path, dynamo: bool) -> None:
+def test_boxes_before_the_best_are_chosen(folder: Path) -> None:
     """YOLOv10 ends in two TopK. Its outputs are rows of what the decoder makes."""
-    path = made(folder, "yolov10", dynamo)
+    path = made(folder, "yolov10", False)
     tail = tail_in(path)
     assert (tail.kind, tail.bins, tail.classes, tail.layout) == ("distances", 16, 3, "corners")
     found, (whole,) = decoded(path, tail, "output0")
@@ -138,9 +137,8 @@ def by_anchor(tail: Tail, coarse_first: bool = False) -> Array:
     return np.concatenate([parts[level] for level in tail.levels])
 
 
-@DYNAMO
-def test_offsets(folder: Path, dynamo: bool) -> None:
-    path = small.export(small.Small((4, 1, 3), small.yolox), folder / "yolox.onnx", dynamo)
+def test_offsets(folder: Path) -> None:
+    path = small.export(small.Small((4, 1, 3), small.yolox), folder / "yolox.onnx")
     tail = tail_in(path)
     assert (tail.kind, tail.classes, tail.assumed) == ("offsets", 3, "")
     found, (whole,) = decoded(path, tail, "output0")
@@ -248,8 +246,7 @@ def test_ultraface(shared: Path, name: str) -> None:
 # ---- the cut ---------------------------------------------------------------------------------------------------------
 
 
-@DYNAMO
-@pytest.mark.parametrize("name", ["yolov8", "yolov10", "yolov5"])
+@pytest.mark.parametrize("name, dynamo", [*BINS, ("yolov10", False), ("yolov5", False), ("yolov5", True)])
 def test_the_part_and_the_rest_are_the_whole(folder: Path, name: str, dynamo: bool) -> None:
     """The graph up to the raw maps, and then the graph behind them, compute every bit of the whole."""
     path = made(folder, name, dynamo)
