@@ -107,11 +107,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         wanted = ports.outputs[output] if output < len(ports.outputs) else None
         steps.setdefault(column, _target(fields[column], wanted))
     steps |= {column: _target(fields[column], None) for column in feeding.others if column not in steps}
-    source.notes += [
-        f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
-        for name, step in steps.items()
-        if name not in images and step.dtype.is_floating_point and fields[name].dtype == torch.uint8
-    ]
+    source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in images}, fields)
     joined = source.joined | (text.joined if text is not None else {})
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
     found.text = text
@@ -128,6 +124,15 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
         setattr(found, part, Prepared(samples, here, made))
     return found
+
+
+def _bytes_notes(steps: Mapping[str, Step], fields: Mapping[str, Field]) -> list[str]:
+    """Return a note for each column of bytes that becomes floats without being an image."""
+    return [
+        f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
+        for name, step in steps.items()
+        if step.dtype.is_floating_point and fields[name].dtype == torch.uint8
+    ]
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
