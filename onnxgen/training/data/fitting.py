@@ -108,7 +108,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         steps.setdefault(column, _target(fields[column], wanted))
     steps |= {column: _target(fields[column], None) for column in feeding.others if column not in steps}
     source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in images}, fields)
-    joined = source.joined | (text.joined if text is not None else {})
+    joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
     found.text = text
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
