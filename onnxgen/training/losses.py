@@ -208,8 +208,8 @@ class Objective(Goal):
     def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown | None:
         output, target = outputs[self.output][place : place + 1], batch[self.column][place]
         if not self.classes:
-            numbers = [[f"{x:.3g}" for x in y.flatten().tolist()[:4]] for y in (target, output)]
-            return Shown(*map(", ".join, numbers)) if target.numel() <= 4 else None
+            truth, said = (", ".join(f"{x:.3g}" for x in y.flatten().tolist()[:4]) for y in (target, output))
+            return Shown(truth, said) if target.numel() <= 4 else None
         chosen = self.chosen(output)[0]
         target = target.reshape(chosen.shape).long()
         if output.ndim == 4:
@@ -219,7 +219,8 @@ class Objective(Goal):
             return None  # a class at each position of a sequence
         several = [x.flatten().nonzero().flatten() if self.labels > 1 else x.flatten() for x in (target, chosen)]
         words = [[names[i] if i < len(names) else str(i) for i in x.tolist()] for x in several]
-        return Shown(*(", ".join(found) or "none" for found in words), right=words[0] == words[1])
+        truth, said = (", ".join(found) or "none" for found in words)
+        return Shown(truth, said, truth == said)
 
     def chosen(self, output: Tensor) -> Tensor:
         """Return the class index that a classifier predicts for each target."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import onnx
 import torch
 import torch.nn.functional as F
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from torch import Tensor, nn
 
@@ -239,7 +239,7 @@ def kinds_of(teacher: Teacher, batch: Batch, made: Made) -> dict[str, str]:
 
 def module_called(model: nn.Module, path: str, owner: str) -> nn.Module:
     """Return the module with a path. `owner` names the model in the error, `OnnxgenError`, if there is none."""
-    found = dict(model.named_modules())
+    found: dict[str, nn.Module] = dict(model.named_modules())
     if path not in found or not path:
         raise OnnxgenError(f"the {owner} has no module {path!r}", help=did_you_mean(path, [*filter(None, found)]))
     return found[path]

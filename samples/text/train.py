@@ -74,7 +74,7 @@ def compared(name: str, folder: Path, data: str, epochs: int, *options: str, **g
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("text"), help="folder for all files (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, help="of each training (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=3, help="of each training (default: %(default)s)")
     parser.add_argument("--characters", type=int, default=120_000, help="of the text (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -157,11 +157,22 @@ def test_settings_that_do_not_fit(file: Path, model: Any, tmp_path: Path, monkey
         evaluate(model, tmp_path / "x.txt", val=0.0, tokenizer=file, task="language-model")
     tagged = tmp_path / "tags.jsonl"
     tagged.write_bytes(lines(*TAGGED))
-    with pytest.raises(OnnxgenError, match="tags.jsonl, line 2: 'NAME' is no class"):
+    with pytest.raises(OnnxgenError, match="tags.jsonl, line 2: NAME is no class"):
         evaluate(model, tagged, val=0.0, tokenizer=file, classes=("O", "PLACE"))
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(OnnxgenError, match=r"text needs the package tokenizers -> pip install .*\[text\]"):
         evaluate(model, path, tokenizer=file, val=0.0)
+
+
+def test_parts_and_labels_that_do_not_fit(file: Path, model: Any, tmp_path: Path) -> None:
+    for part, rows in (("train", TAGGED), ("val", [{"tokens": ["a"], "label": 1}])):
+        (tmp_path / f"{part}.jsonl").write_bytes(lines(*rows))
+    with pytest.raises(OnnxgenError, match="parts?.*val.* no column tags|part val has columns"):
+        evaluate(model, tmp_path, tokenizer=file)
+    gpt, ids = texts.WithMask(texts.gpt2(texts.size(file))), np.array([[5, 6, 7, 8], [8, 7, 6, 5]])
+    arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.roll(ids, -1, 1)}
+    with pytest.raises(OnnxgenError, match="column 'labels' does not hold the token ids of an input"):
+        evaluate(gpt, arrays, task="language-model", val=0.0)
 
 
 def test_another_vocabulary(file: Path, tmp_path: Path) -> None:

@@ -112,12 +112,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         steps.setdefault(column, placed.get(column) or _target(fields[column], wanted))
     others = {column: placed.get(column) or _target(fields[column], None) for column in feeding.others}
     steps |= {column: step for column, step in others.items() if column not in steps}
-    source.notes += [
-        f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
-        for name, step in steps.items()
-        if name not in images and step.dtype.is_floating_point and fields[name].dtype == torch.uint8
-    ]
-    joined = source.joined | (text.joined if text is not None else {})
+    source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in images}, fields)
+    joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
     found.text, found.task = text, task
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
@@ -134,6 +130,15 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
         setattr(found, part, Prepared(samples, here, made))
     return found
+
+
+def _bytes_notes(steps: Mapping[str, Step], fields: Mapping[str, Field]) -> list[str]:
+    """Return a note for each column of bytes that becomes floats without being an image."""
+    return [
+        f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
+        for name, step in steps.items()
+        if step.dtype.is_floating_point and fields[name].dtype == torch.uint8
+    ]
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from onnxgen.training.data.folder import SUFFIXES, Files, Seen, looked, told
 from onnxgen.training.data.pairs import holds, laid_out, paired, unread
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.losses import IGNORED_CLASS
+from onnxgen.training.goals.measured import IGNORED_CLASS
 
 if TYPE_CHECKING:
     from PIL import Image

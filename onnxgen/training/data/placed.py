@@ -19,7 +19,7 @@ from onnxgen.training.data.images import Frame, ToInput
 from onnxgen.training.data.masks import Masked
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.losses import IGNORED_CLASS
+from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.model import fixed_batch
 
 LEAST_LEFT = 0.25  # a box of which a smaller share of its area is left is dropped

@@ -207,19 +207,19 @@ class Packed(nn.Module):
             self.opened = None
 
 
-class PackedLinear(Packed, nn.Linear): ...
+class PackedLinear(Packed, nn.Linear): ...  # type: ignore[misc]
 
 
-class PackedConv1d(Packed, nn.Conv1d): ...
+class PackedConv1d(Packed, nn.Conv1d): ...  # type: ignore[misc]
 
 
-class PackedConv2d(Packed, nn.Conv2d): ...
+class PackedConv2d(Packed, nn.Conv2d): ...  # type: ignore[misc]
 
 
-class PackedConv3d(Packed, nn.Conv3d): ...
+class PackedConv3d(Packed, nn.Conv3d): ...  # type: ignore[misc]
 
 
-class PackedEmbedding(Packed, nn.Embedding): ...
+class PackedEmbedding(Packed, nn.Embedding): ...  # type: ignore[misc]
 
 
 KINDS: dict[type[nn.Module], type[Packed]] = {

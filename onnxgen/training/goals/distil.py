@@ -60,8 +60,8 @@ class Pair:
         output, wanted = outputs[self.output], batch[self.column]
         if self.kind == VALUES:
             return F.mse_loss(_wide(output), wanted.to(_wide(output).dtype).view_as(output))
-        soft = [F.log_softmax(values / temperature, -1) for values in self.logits(output, wanted)]
-        each = F.kl_div(*soft, reduction="none", log_target=True)
+        own, taught = (F.log_softmax(values / temperature, -1) for values in self.logits(output, wanted))
+        each = F.kl_div(own, taught, reduction="none", log_target=True)
         return each.sum(-1).mean() * temperature**2
 
     def logits(self, output: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

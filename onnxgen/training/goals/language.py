@@ -113,7 +113,10 @@ def _later_tokens_change(found: Situation, goal: Tokens) -> int:
 
     The second half of the longest sample is replaced by other tokens.
     """
-    ids = next(column for column in found.feeding.inputs if _same(found.batch[column], found.batch[LABELS]))
+    ids = next((c for c in found.feeding.inputs if _same(found.batch[c], found.batch[LABELS])), None)
+    if ids is None:
+        what = f"column {LABELS!r} does not hold the token ids of an input"
+        raise OnnxgenError(what, help="leave it out, or store the ids themselves: they are shifted in the loss")
     real = (found.batch[LABELS] != IGNORED_CLASS).sum(1)
     row, length = int(real.argmax()), int(real.max())
     if length < 2:

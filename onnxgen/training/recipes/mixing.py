@@ -16,7 +16,7 @@ from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.loader import epoch_seed
 from onnxgen.training.losses import Objective
-from onnxgen.training.meter import Made
+from onnxgen.training.goals.goal import Made
 from onnxgen.training.prepare import Plan
 from onnxgen.training.task import Task
 
@@ -46,7 +46,8 @@ class Mixing(lightning.Callback):
         self.seed, self.mixup, self.cutmix, self.inputs, self.targets = seed, mixup, cutmix, inputs, targets
 
     def on_train_batch_start(self, trainer: lightning.Trainer, pl_module: Any, batch: Batch, index: int) -> None:
-        position = trainer.train_dataloader.state_dict()
+        loader: Any = trainer.train_dataloader
+        position = loader.state_dict()
         words = [epoch_seed(self.seed, position["epoch"]), position["given"], trainer.global_rank]
         self.mix(batch, np.random.default_rng(words))
 

@@ -18,7 +18,7 @@ from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.goals.goal import Shown
-from onnxgen.training.losses import IGNORED_CLASS
+from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.model import fixed_batch
 
 if TYPE_CHECKING:

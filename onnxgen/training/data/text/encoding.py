@@ -58,6 +58,10 @@ class Encoder:
         """`others`: the target is a text to predict. `strict`: a sample that can't be read is an error."""
         self.source, self.tokenizing, self.chosen = source, tokenizing, chosen
         self.limit, self.settings, self.others, self.strict = limit, settings, others, strict
+        self._reads = (*chosen.texts, *([chosen.target] if others or chosen.words else []))
+        for part, columns in source.raw.items():
+            if missing := [name for name in self._reads if name not in columns]:
+                raise OnnxgenError(f"the {part} part of {source.name} has no column {listed(missing)}", help="add it")
         self.tags = self._names() if chosen.words else ()
         self._cut = self._unknown = self._all = 0
         self._left_out: list[str] = []
@@ -81,9 +85,8 @@ class Encoder:
             OnnxgenError: a sample can't be read and must be, or none can.
         """
         raw = self.source.raw[part]
-        names = (*self.chosen.texts, *([self.chosen.target] if self.others or self.chosen.words else []))
         self._check_room()
-        rows = [self._row(values) for values in zip(*(list(raw[name]) for name in names), strict=True)]
+        rows = [self._row(values) for values in zip(*(list(raw[name]) for name in self._reads), strict=True)]
         broken = {i: row for i, row in enumerate(rows) if isinstance(row, str)}
         kept = [i for i in range(len(rows)) if i not in broken]
         texts = [rows[i][0] for i in kept]
@@ -128,7 +131,7 @@ class Encoder:
                 names = {tag for tag in _words(row) if isinstance(tag, str)}
                 known = self.settings.classes
                 if known and (unknown := sorted(names - {*known})):
-                    what = f"{self._where(part, i)}: {listed(map(repr, unknown))} is no class"
+                    what = f"{self._where(part, i)}: {listed(unknown)} is no class"
                     raise OnnxgenError(what, help=f"classes= has {listed(known)}")
                 found |= names
         return tuple(sorted(found))

@@ -130,11 +130,11 @@ def open_tokenizer(path: Path) -> Tokenizing:
     for name in _BESIDE:
         facts |= _facts(path.with_name(name))
     limits = [(tokenizer.truncation or {}).get("max_length"), facts.get("model_max_length")]
-    limits = [found for found in limits if isinstance(found, int) and 0 < found < _NO_LIMIT]
+    known = [found for found in limits if isinstance(found, int) and 0 < found < _NO_LIMIT]
     pad = (tokenizer.padding or {}).get("pad_id")
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    found = Tokenizing(tokenizer, path, text, min(limits, default=None), 0, facts)
+    found = Tokenizing(tokenizer, path, text, min(known) if known else None, 0, facts)
     pad = found._special("pad_token", _PADS) if pad is None else pad
     return Tokenizing(tokenizer, path, text, found.limit, pad or 0, facts)
 

@@ -76,7 +76,8 @@ class Detection(Goal):
         rows = batch[COLUMN][place]
         rows = rows[rows[:, 0] >= 0]
         named = [[names[int(n)] if int(n) < len(names) else str(int(n)) for n in c] for c in (rows[:, 0], kept[:, 1])]
-        return Shown(*(", ".join(sorted(part)) or "nothing" for part in named), boxes=(rows[:, 1:], found))
+        truth, said = (", ".join(sorted(part)) or "nothing" for part in named)
+        return Shown(truth, said, boxes=(rows[:, 1:], found))
 
 
 def make(found: Situation) -> list[Goal]:
