@@ -146,7 +146,6 @@ def run(
     settings = plan.settings
     if not callbacks:  # a user's callbacks may log other metrics
         _check_monitor(plan)
-    _refuse_sharded(plan)
     network = prepare_for(plan.model, plan.device).train()
     dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
@@ -357,6 +356,7 @@ def _check_optimization(plan: Plan, network: nn.Module) -> None:
     """Raise an error of the optimizer or the schedule now, before files of an older run are replaced."""
     settings = plan.settings
     assert plan.data.train is not None
+    _refuse_sharded(plan)
     a_step = settings.batch_size * settings.accumulate * settings.devices * settings.nodes
     _optimization(plan, network, settings.epochs * math.ceil(len(plan.data.train) / a_step))
     kept = "-mixed" in settings.precision or settings.precision == "32-true"  # Lightning leaves the weights' dtypes
