@@ -226,4 +226,3 @@ def _is_sound(image: Path, mask: Path, seen: Seen, facts: Seen, faults: Faults, 
     else:
         return True
     return False
-

@@ -96,7 +96,7 @@ class Integers(nn.Module):
         group = {2: torch.int64, 4: torch.complex128}[self.per_byte]  # a type of as many bytes as the floats of a byte
         floats = self.scale.new_empty(len(self.numbers), self.per_byte, dtype=torch.float32)
         meaning, groups = self.meaning.view(torch.float32).view(group).flatten(), floats.view(group).flatten()
-        for some, target in zip(self.numbers.split(AT_ONCE), groups.split(AT_ONCE)):
+        for some, target in zip(torch.split(self.numbers, AT_ONCE), torch.split(groups, AT_ONCE)):
             torch.index_select(meaning, 0, some.int(), out=target)
         return floats.flatten()
 
@@ -109,7 +109,7 @@ class Integers(nn.Module):
         elif not how.block:
             change(floats, values.reshape(-1, *[1] * (floats.ndim - 1 - axis)))
         elif floats.shape[axis] == values.shape[axis] * how.block:
-            change(floats.unflatten(axis, (-1, how.block)), values.unsqueeze(axis + 1))
+            change(torch.unflatten(floats, axis, (-1, how.block)), values.unsqueeze(axis + 1))
         else:
             change(floats, values.repeat_interleave(how.block, axis).narrow(axis, 0, floats.shape[axis]))
 
@@ -162,21 +162,21 @@ class Packed(nn.Module):
         if self.opened is not None:
             return self.opened
         self.reads += 1
-        return self.floats()
+        floats: Tensor = self.floats()
+        return floats
 
     def floats(self) -> Tensor:
         """Return the weight in the model's type."""
-        found = None
+        found: Any = None
         for block in self.blocks:
             whole = self.integers[block.source]().flatten().to(self.like.dtype)
-            part = whole.as_strided(block.size, block.stride, block.offset)
+            part: Tensor = whole.as_strided(block.size, block.stride, block.offset)
             if block.at is None:
                 return part.reshape(self.form)
             found = whole.new_empty(self.form) if found is None else found
             target = found[block.at]
             target.copy_(part.reshape(target.shape))
-        assert found is not None
-        return found
+        return torch.as_tensor(found)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, *args: Any) -> Any:
@@ -207,19 +207,19 @@ class Packed(nn.Module):
             self.opened = None
 
 
-class PackedLinear(Packed, nn.Linear): ...  # type: ignore[misc]
+class PackedLinear(Packed, nn.Linear): ...  # type: ignore[override]
 
 
-class PackedConv1d(Packed, nn.Conv1d): ...  # type: ignore[misc]
+class PackedConv1d(Packed, nn.Conv1d): ...  # type: ignore[override]
 
 
-class PackedConv2d(Packed, nn.Conv2d): ...  # type: ignore[misc]
+class PackedConv2d(Packed, nn.Conv2d): ...  # type: ignore[override]
 
 
-class PackedConv3d(Packed, nn.Conv3d): ...  # type: ignore[misc]
+class PackedConv3d(Packed, nn.Conv3d): ...  # type: ignore[override]
 
 
-class PackedEmbedding(Packed, nn.Embedding): ...  # type: ignore[misc]
+class PackedEmbedding(Packed, nn.Embedding): ...  # type: ignore[override]
 
 
 KINDS: dict[type[nn.Module], type[Packed]] = {
@@ -359,7 +359,10 @@ def _values(space: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
             return None
         file, entry = where[key]
         dtype = BY_NAME[entry.dtype].numpy()
-        return to_torch(np.fromfile(file, dtype, math.prod(entry.shape), offset=entry.start).reshape(entry.shape))
+        found: Tensor = to_torch(
+            np.fromfile(file, dtype, math.prod(entry.shape), offset=entry.start).reshape(entry.shape)
+        )
+        return found
 
     return value
 
@@ -383,7 +386,7 @@ def unpack(model: nn.Module) -> None:
         _restore(module, FLOATS[type(module)], nn.Parameter(module.floats().contiguous(), requires_grad=False))
 
 
-def _restore(module: Packed, kind: type[nn.Module], weight: nn.Parameter) -> None:
+def _restore(module: nn.Module, kind: type[nn.Module], weight: nn.Parameter) -> None:
     del module.integers, module.like, module.blocks, module.form, module.reads, module.opened
     module.__class__ = kind
     module.register_parameter("weight", weight)

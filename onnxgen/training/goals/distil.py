@@ -131,7 +131,8 @@ class DistilGoal(Goal, nn.Module):
         self, teacher: Teacher, pairs: Sequence[Pair], features: Sequence[Feature], temperature: float, factor: float
     ) -> None:
         super().__init__()
-        self.teacher, self.pairs, self.features = teacher, tuple(pairs), nn.ModuleList(features)
+        self.teacher: Teacher = teacher
+        self.pairs, self.features = tuple(pairs), nn.ModuleList(features)
         self.temperature, self.factor = temperature, factor
         self.chosen_pairs = tuple(pair for pair in pairs if pair.kind != VALUES)
         self.monitor = "agreement" if self.chosen_pairs else "loss"
@@ -146,7 +147,7 @@ class DistilGoal(Goal, nn.Module):
         if any(pair.column not in batch for pair in self.pairs):
             batch |= {f"{PREFIX}{name}": value for name, value in self.teacher(batch).items()}
         losses = [pair.loss(outputs, batch, self.temperature) for pair in self.pairs]
-        losses += [feature.loss(batch) for feature in self.features if training]
+        losses += [feature.loss(batch) for feature in self.features if isinstance(feature, Feature) and training]
         return torch.stack(losses).sum() * self.factor
 
     def scores(self) -> Scores | None:

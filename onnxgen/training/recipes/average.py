@@ -68,7 +68,7 @@ class Average(lightning.Callback):
         for names in alike.values():
             means, latest = [self._averages[n] for n in names], [_wide(self._averaged[n].detach()) for n in names]
             if self.lerp:
-                get_ema_multi_avg_fn(decay)(means, latest, None)
+                get_ema_multi_avg_fn(decay)(means, latest, None)  # type: ignore[no-untyped-call]
             else:
                 with WithoutLerp():
                     for mean, tensor in zip(means, latest, strict=True):

@@ -35,6 +35,7 @@ class HeadFirst(lightning.Callback):
         ]
         modules = [m for n, m in model.named_modules() if not any(f"{n}.".startswith(h) for h in heads)]
         self._modules, self._frozen = modules, False
+        self._held: Any = None
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         whole = int(trainer.estimated_stepping_batches)

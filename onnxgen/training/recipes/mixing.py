@@ -14,9 +14,9 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch, Samples
+from onnxgen.training.goals.goal import Made
 from onnxgen.training.loader import epoch_seed
 from onnxgen.training.losses import Objective
-from onnxgen.training.goals.goal import Made
 from onnxgen.training.prepare import Plan
 from onnxgen.training.task import Task
 

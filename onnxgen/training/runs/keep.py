@@ -36,8 +36,8 @@ from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective
 from onnxgen.training.model import trial_batch
 from onnxgen.training.prepare import Plan, trial
-from onnxgen.training.report.loggers import need_packages
 from onnxgen.training.report.facts import file_of
+from onnxgen.training.report.loggers import need_packages
 from onnxgen.training.runs.folder import MODULE, RECORD, RUNS, TOKENIZER, numbered, slug
 from onnxgen.training.runs.record import Image, Input, Part, Record, Target, code_of, noted, read_record, write_record
 from onnxgen.training.runs.source import fingerprint_of, source_of
