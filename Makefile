@@ -8,6 +8,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+# Many of the long tests wait for other processes: one worker more than the suite has.
+LONG_JOBS ?= 3
 
 RUN = $(VENV)/bin/python
 SETUP = pyproject.toml setup.py constraints.txt
@@ -33,7 +35,7 @@ pytest: $(VENV)/.test
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 long: $(VENV)/.test
-	$(RUN) -m pytest -n $(JOBS) --dist worksteal -o python_files="long_*.py"
+	$(RUN) -m pytest -n $(LONG_JOBS) --dist worksteal -o python_files="long_*.py"
 
 slowest: $(VENV)/.test
 	$(RUN) -m tests.support.slowest -n $(JOBS)

@@ -46,7 +46,7 @@ from onnxgen.training.recipes.mixing import MixedTask
 from onnxgen.training.recipes.used import recipes
 from onnxgen.training.recompute import keep_all, recompute
 from onnxgen.training.report.examples import examples
-from onnxgen.training.report.facts import file_of
+from onnxgen.training.report.facts import Facts, Outcome, file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
 from onnxgen.training.runs.folder import BEST, CHECKPOINTS, GOAL, RUNS, latest
@@ -144,8 +144,7 @@ def run(
 ) -> Result:
     """Train as `plan` says. `named` is written to `config.toml` with the settings."""
     settings = plan.settings
-    if not callbacks:  # a user's callbacks may log other metrics
-        _check_monitor(plan)
+    _check_monitor(plan, callbacks)
     network = prepare_for(plan.model, plan.device).train()
     dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
@@ -155,8 +154,7 @@ def run(
     settings, keeps = plan.settings, kept(plan, named or {})
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
     task = _task(plan, network)
-    facts = report.facts_of(plan)
-    history, progress = report.callbacks(settings, facts, show)
+    history, progress = report.callbacks(settings, facts := report.facts_of(plan), show)
     keep = checkpoints(plan, progress.say, keeps)
     keep.averaged = used.averaged
     deadline = Deadline(settings.max_hours)
@@ -165,27 +163,30 @@ def run(
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume, settings.epochs)  # it may raise: files of an older run are there still
     report.begin(settings, facts, named or {})
+    keeps.write(settings.out)
     if tested is not None and trainer.is_global_zero:
         tested.write(settings.out)
-    keeps.write(settings.out)
     loaders, begun = Loaders(plan), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from, deadline)
     seconds = time.monotonic() - begun
     used.end()
     _restore(network, whole, trainer, keep, stopped)
     result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
-    outcome = report.Outcome(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
+    outcome = Outcome(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
     if plan.data.test is not None and stopped != "interrupted":
         trainer.test(task, datamodule=loaders, verbose=False)
         result.test = metrics(trainer)
         outcome = replace(outcome, test=result.test, confusion=task.confusion, confused="test")
     keeps.write(settings.out, {**_outcome(result, outcome.seconds), "before": history.before})
-    for name, tensor in _tensors(whole.cpu().eval()):  # undo "bf16-true" and the like
-        if name in dtypes and tensor.dtype != dtypes[name]:
-            tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
-    shown = examples(plan, whole) if trainer.is_global_zero else None
-    report.finish(settings, facts, replace(outcome, note=history.brought_nothing, examples=shown))
+    _as_before(whole.cpu().eval(), dtypes)
+    _finish(plan, facts, replace(outcome, note=history.brought_nothing), whole, trainer)
     return result
+
+
+def _finish(plan: Plan, facts: Facts, outcome: Outcome, whole: nn.Module, trainer: lightning.Trainer) -> None:
+    """Write the report, with examples of what the model says."""
+    if trainer.is_global_zero:
+        report.finish(plan.settings, facts, replace(outcome, examples=examples(plan, whole)))
 
 
 def _task(plan: Plan, network: nn.Module) -> Task:
@@ -199,7 +200,9 @@ def _task(plan: Plan, network: nn.Module) -> Task:
     return task
 
 
-def _check_monitor(plan: Plan) -> None:
+def _check_monitor(plan: Plan, callbacks: Sequence[lightning.Callback]) -> None:
+    if callbacks:  # they may log other metrics
+        return
     parts = [part for part in plan.data.parts if part != "test"]
     known = [name for part in parts for name in _metrics_of(part, plan)]
     if plan.monitor not in known:
@@ -212,6 +215,13 @@ def _metrics_of(part: str, plan: Plan) -> Iterator[str]:
     for goal in plan.objectives if part != "train" else ():
         if (scores := goal.scores()) is not None:
             yield from (f"{part}_{suffixed(plan.objectives, goal, name)}" for name in scores.names)
+
+
+def _as_before(network: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Give tensors their dtypes again, which "bf16-true" and the like have changed."""
+    for name, tensor in _tensors(network):
+        if name in dtypes and tensor.dtype != dtypes[name]:
+            tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
 
 
 def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

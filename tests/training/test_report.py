@@ -72,7 +72,7 @@ def train(
         callbacks=[LogEpoch(), *report.callbacks(asked, facts(), show), *callbacks],
         max_epochs=epochs,
         accelerator="cpu",
-        **{**QUIET, "logger": report.logger(out)},
+        **{**QUIET, "logger": report.loggers(asked)},
     )
     trainer.fit(task(), Loader(samples(), 8), Loader(samples(), 40), ckpt_path=checkpoint)
     return trainer

@@ -106,12 +106,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         split(source, target, settings, fixed_batch(model) or 1)
     table = encode(source, ports, feeding, settings)
     fields = next(iter(source.parts.values())).fields
-    steps: dict[str, Step] = {c: _plain(fields[c], port) for port, c in zip(ports.inputs, feeding.inputs)}
-    for output, column in feeding.targets.items():
-        wanted = ports.outputs[output] if output < len(ports.outputs) else None
-        steps.setdefault(column, placed.get(column) or _target(fields[column], wanted))
-    others = {column: placed.get(column) or _target(fields[column], None) for column in feeding.others}
-    steps |= {column: step for column, step in others.items() if column not in steps}
+    steps = _steps(ports, feeding, fields, placed)
     source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in images}, fields)
     joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
@@ -130,6 +125,19 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
         setattr(found, part, Prepared(samples, here, made))
     return found
+
+
+def _steps(
+    ports: Signature, feeding: Feeding, fields: Mapping[str, Field], placed: Mapping[str, OnImage]
+) -> dict[str, Step]:
+    """Return the step of each column; those of images come later."""
+    steps: dict[str, Step] = {c: _plain(fields[c], port) for port, c in zip(ports.inputs, feeding.inputs)}
+    for output, column in feeding.targets.items():
+        wanted = ports.outputs[output] if output < len(ports.outputs) else None
+        steps.setdefault(column, placed.get(column) or _target(fields[column], wanted))
+    for column in feeding.others:
+        steps.setdefault(column, placed.get(column) or _target(fields[column], None))
+    return steps
 
 
 def _bytes_notes(steps: Mapping[str, Step], fields: Mapping[str, Field]) -> list[str]:

@@ -2,8 +2,7 @@
 
 A layer makes the floats of its weight when it runs, and again in the backward pass. In between it keeps the integers.
 
-notes = pack(model, Path("model.py"))   # a module that was generated with `--quantized float`
-unpack(model)                           # the same model with floats
+`pack` takes a model of a module that was generated with `--quantized float`; `unpack` gives it floats again.
 """
 
 from __future__ import annotations
@@ -162,8 +161,7 @@ class Packed(nn.Module):
         if self.opened is not None:
             return self.opened
         self.reads += 1
-        floats: Tensor = self.floats()
-        return floats
+        return self.floats()
 
     def floats(self) -> Tensor:
         """Return the weight in the model's type."""
