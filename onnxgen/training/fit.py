@@ -150,8 +150,7 @@ def run(
     _check_optimization(plan, network)
     used = recipes(plan)
     plan, tested = with_rate(plan, _task, Loaders, used.mixing) if settings.find_lr else (plan, None)
-    plan = placed(plan)
-    settings, keeps = plan.settings, kept(plan, named or {})
+    settings, keeps = (plan := placed(plan)).settings, kept(plan, named or {})
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
     task = _task(plan, network)
     history, progress = report.callbacks(settings, facts := report.facts_of(plan), show)
