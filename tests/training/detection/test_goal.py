@@ -1,0 +1,91 @@
+"""`--task detection`: from a detector that decodes boxes and a folder of labels to the same graph with new weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+import onnxgen
+from onnxgen.errors import OnnxgenError
+from onnxgen.heads.reading import find_tail
+from onnxgen.reader import read
+from onnxgen.training import evaluate, fit, load
+from samples.tasks.scenes import draw_scenes, write_yolo
+from tests.heads.small import IMAGE, Small, export, yolox
+
+pytest.importorskip("faster_coco_eval")
+PARTS = {"train": draw_scenes(8, seed=0), "val": draw_scenes(4, seed=1)}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a detector of three classes, the module of its raw maps, that of all of it, and a data set."""
+    folder = tmp_path_factory.mktemp("detector")
+    torch.manual_seed(0)
+    export(Small((4, 1, 3), yolox), folder / "net.onnx")
+    write_yolo(folder / "data", PARTS)
+    onnxgen.generate(folder / "net.onnx", folder / "whole.py")
+    tail = find_tail(read(folder / "net.onnx", onnxgen.Options()))
+    onnxgen.generate(folder / "net.onnx", folder / "net.py", onnxgen.Options(outputs=tail.maps, dynamic_batch=True))
+    return folder
+
+
+def trained(place: Path, **settings: Any) -> Any:
+    given = {"epochs": 2, "batch_size": 4, "lr": 0.01, "show": "nothing", "normalize": "0,1"}
+    return fit(place / "net.py", place / "data", **{**given, **settings})
+
+
+def test_a_folder_of_boxes_trains_the_raw_maps(place: Path, tmp_path: Path) -> None:
+    found = trained(place, out=tmp_path / "run")
+    assert {"val_map", "val_map50", "val_map75", "val_loss", "train_loss"} <= found.history[0].keys()
+    assert found.history[1]["train_loss"] < found.history[0]["train_loss"]
+    run = load(tmp_path / "run")
+    assert run.settings.task == "detection"
+    again, best = run.evaluate(), found.history[found.best_epoch]
+    assert again == pytest.approx({name: best[f"val_{name}"] for name in again}, abs=1e-6)
+    assert (tmp_path / "run" / "examples.png").is_file()
+
+
+def test_the_whole_graph_gets_the_weights(place: Path, tmp_path: Path) -> None:
+    found = trained(place, out=tmp_path / "run")
+    onnxgen.export(place / "net.py", weights=found.model, out=tmp_path / "tuned.onnx")
+    before, after = onnx.load(place / "net.onnx"), onnx.load(tmp_path / "tuned.onnx")
+    assert [node.op_type for node in before.graph.node] == [node.op_type for node in after.graph.node]
+    x = np.random.default_rng(0).random((1, 3, *IMAGE), np.float32)
+    was, now = (
+        onnxruntime.InferenceSession(place / name).run(None, {"images": x})[0]
+        for name in (place / "net.onnx", tmp_path / "tuned.onnx")
+    )
+    assert now.shape == was.shape and not np.allclose(now, was), "the boxes of the trained network, decoded"
+
+
+def test_scores_do_not_depend_on_the_batches(place: Path) -> None:
+    model = place / "net.py"
+    given = {"normalize": "0,1", "part": "val"}
+    found = [evaluate(model, place / "data", batch_size=size, **given) for size in (1, 3, 4)]
+    assert all(one == pytest.approx(found[0], abs=1e-6) for one in found[1:])
+
+
+def test_a_module_with_the_decoding_inside_is_refused(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(OnnxgenError) as caught:
+        fit(place / "whole.py", place / "data", out=tmp_path / "run", show="nothing", batch_size=1)
+    assert "has not the raw maps of the detector as outputs" in str(caught.value)
+    assert all(
+        f"--outputs {name}" in str(caught.value) for name in find_tail(read(place / "net.onnx", onnxgen.Options())).maps
+    )
+
+
+def test_more_classes_than_the_head_has(place: Path, tmp_path: Path) -> None:
+    names = tmp_path / "data" / "data.yaml"
+    write_yolo(tmp_path / "data", PARTS)
+    label = next((tmp_path / "data").rglob("labels/**/*.txt"))
+    label.write_text("7 0.5 0.5 0.2 0.2\n")
+    names.write_text(names.read_text().replace("names:", "names: [a, b, c, d, e, f, g, h]\nold:"))
+    with pytest.raises(OnnxgenError, match=r"is of a class that is none of 0 to 2"):
+        fit(place / "net.py", tmp_path / "data", out=tmp_path / "run", show="nothing")
