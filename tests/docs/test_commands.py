@@ -86,6 +86,7 @@ ELSEWHERE = {
     ("samples/captcha/README.md", r"python -m samples.captcha.train"): "tests/training/test_samples.py",
     ("samples/fashion/README.md", r"python -m samples.fashion.train"): "tests/training/test_samples.py",
     ("samples/fully_connected/README.md", r".*"): "tests/training/test_samples.py",
+    ("samples/detection/README.md", r"python samples/detection/tune.py"): "tests/training/detection/test_goal.py",
     ("samples/lora/README.md", r"python tune.py"): "tests/training/test_sample_lora.py",
     ("samples/mnist/README.md", r"python -m samples.mnist.train|onnxgen (tr|exp)"): "tests/training/test_samples.py",
     ("samples/package/README.md", r"python -m digits"): "tests/build_hooks/long_sample_package.py",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from onnxgen.heads.reading import find_tail
 from onnxgen.reader import read
 from onnxgen.training import evaluate, fit, load
 from samples.tasks.scenes import draw_scenes, write_yolo
+from tests.conftest import ROOT
 from tests.heads.small import IMAGE, Small, export, yolox
 
 pytest.importorskip("faster_coco_eval")
@@ -79,6 +84,16 @@ def test_a_module_with_the_decoding_inside_is_refused(place: Path, tmp_path: Pat
     assert all(
         f"--outputs {name}" in str(caught.value) for name in find_tail(read(place / "net.onnx", onnxgen.Options())).maps
     )
+
+
+def test_the_sample(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "samples" / "detection" / "tune.py"), "--out", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    given: Any = {"capture_output": True, "text": True, "timeout": 300, "env": environment}
+    done = subprocess.run([*command, "--epochs", "2", "--count", "60"], **given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "written back: 18 tensors changed" in done.stdout
+    assert float(re.findall(r"differ by (\S+) pixels", done.stdout)[0]) < 1e-3
 
 
 def test_more_classes_than_the_head_has(place: Path, tmp_path: Path) -> None:
