@@ -98,7 +98,7 @@ def make(found: Situation) -> list[Goal]:
     if boxes is not None:
         refuse_wrong(boxes, tail.classes)
     said = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
-    said += [f"the file does not say how boxes are decoded: {tail.assumed} is assumed"] if tail.assumed else []
+    said += [f"assumed: {tail.assumed}"] if tail.assumed else []
     return [Detection(tail, tuple(found.names.index(name) for name in tail.maps), said=tuple(said))]
 
 
