@@ -27,7 +27,7 @@ class Trait(Enum):
         ELEMENTWISE: each output element depends only on the input elements at the same position.
         BROADCASTS: elementwise, and all inputs broadcast to one shape ("Multidirectional Broadcasting" in ONNX's
             Broadcasting.md).
-        ADDS: the sum or the difference of two inputs, which broadcast.
+        ADDS: the sum of all inputs, which broadcast, or the difference of two.
         SCALES: the product or the quotient of two inputs, which broadcast.
         COMPARISON: compares two inputs, which broadcast, by order; the results are booleans.
         ACTIVATION: elementwise, and used between the layers of networks. Further inputs are options.

@@ -188,7 +188,7 @@ def _chained(b: Builder, terms: Sequence[Any], join: Callable[[ast.expr, Any], a
     return made
 
 
-@op("Sum", traits=[BROADCASTS, KEEPS_SIGN])
+@op("Sum", traits=[ADDS, KEEPS_SIGN])
 def sum_(b: Builder, *data_0: Arg) -> ast.expr:
     return data_0[0].expr if len(data_0) == 1 else _sum(b, data_0)
 

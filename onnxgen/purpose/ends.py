@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.traits import ADDS, SAME, SIGMOID, SOFTMAX, VIEW, Trait
-from onnxgen.purpose.operators import CHOICE, PERMUTES, UNIT, is_convolution, is_product, op_of
+from onnxgen.purpose.operators import CHOICE, PERMUTES, UNIT, is_convolution, is_product, op_of, softmax_of
 from onnxgen.shapes.info import Shape, info
 
 Axes = tuple[int | None, ...]  # for each axis of a value, the axis of the output that it becomes
@@ -67,7 +67,7 @@ class End:
     @property
     def softmax(self) -> str:
         """Return "softmax", "log_softmax", or "none"."""
-        return "none" if not self.is_softmax else "log_softmax" if self.op.lower().startswith("log") else "softmax"
+        return softmax_of(self.op) or "none"
 
     def is_a(self, *traits: Trait) -> bool:
         """Return True if the node has one of these traits."""

@@ -26,6 +26,11 @@ def op_of(node: ir.Node) -> str:
     return node.op_type if known else f"{node.domain}.{node.op_type}"
 
 
+def softmax_of(op: str) -> str:
+    """Return "softmax" or "log_softmax" for the operator of that name, "" for another."""
+    return {"Softmax": "softmax", "LogSoftmax": "log_softmax"}.get(op, "")
+
+
 def is_convolution(node: ir.Node) -> bool:
     """Return True for a convolution or a transposed one."""
     return is_a(node, CONVOLUTION, SAMPLES) and known(node).matrix is not None

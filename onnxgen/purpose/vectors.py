@@ -11,7 +11,6 @@ from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.traits import (
     ADDS,
     AVERAGES,
-    COMPARISON,
     ELEMENTWISE,
     GLOBAL_POOL,
     JOINS,
@@ -227,7 +226,8 @@ def headless(net: Network, end: End) -> ir.Node | None:
 
 def _is_valued(end: End) -> bool:
     """Return True if the last operator makes numbers of any meaning."""
-    return end.op in UNIT or end.is_a(ELEMENTWISE, JOINS) and not end.is_a(COMPARISON)
+    dtype = info(end.value).dtype
+    return end.op in UNIT or dtype is not None and dtype.is_floating_point() and end.is_a(ELEMENTWISE, JOINS)
 
 
 def _ends_in_channels(end: End) -> bool:
