@@ -176,18 +176,16 @@ def _beside_floats(model: onnx.ModelProto, node: onnx.NodeProto, one: Moved, a: 
             user.input[:] = [f"{w}.adapted" if name == w else name for name in user.input]
             others += 1
     if others:
-        _insert(model, _place(model, node) + 1, _sum(model, one, w, a, b))
+        _insert(model, _place(model, node) + 1, sum_of(model, w, (a, b), one.how.shape))
 
 
-def _sum(model: onnx.ModelProto, one: Moved, w: str, a: str, b: str) -> list[onnx.NodeProto]:
-    """Return nodes that add `A @ B` to floats."""
-    product, shape = f"{w}.lora", np.array(one.how.shape, np.int64)
-    model.graph.initializer.append(numpy_helper.from_array(shape, f"{w}.shape"))
-    return [
-        helper.make_node("MatMul", [a, b], [product]),
-        helper.make_node("Reshape", [product, f"{w}.shape"], [f"{product}.shaped"]),
-        helper.make_node("Add", [w, f"{product}.shaped"], [f"{w}.adapted"]),
-    ]
+def sum_of(model: onnx.ModelProto, name: str, factors: Sequence[str], shape: Sequence[int]) -> list[onnx.NodeProto]:
+    """Return the nodes that add the product of two factors to a tensor: `{name}.adapted`."""
+    nodes = [helper.make_node("MatMul", factors, [f"{name}.lora"])]
+    if len(shape) != 2:
+        model.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"{name}.shape"))
+        nodes.append(helper.make_node("Reshape", [f"{name}.lora", f"{name}.shape"], [f"{name}.lora.shaped"]))
+    return [*nodes, helper.make_node("Add", [name, nodes[-1].output[0]], [f"{name}.adapted"])]
 
 
 def with_floats(model: onnx.ModelProto, moved: Sequence[Moved]) -> None:

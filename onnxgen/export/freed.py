@@ -17,6 +17,8 @@ from onnx import helper, numpy_helper
 from onnxgen.common.names import Namer, printable
 from onnxgen.export.shared import CannotWriteBack, declare, drop_unused, used_names
 from onnxgen.graph.annotations import FREED
+from onnxgen.graph.catalogue import having
+from onnxgen.graph.traits import SIZES
 from onnxgen.options import Options
 from onnxgen.output.signature import Signature
 from onnxgen.passes import PASSES
@@ -153,7 +155,7 @@ class _Writer:
             node = self.made.get(todo.pop())
             if node is None or node.output[0] in seen:
                 continue
-            if node.op_type in ("Shape", "Size"):
+            if node.op_type in having(SIZES):
                 return True
             seen.add(node.output[0])
             todo.extend(node.input)

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import files
-from onnxgen.export.beside import Moved, add_beside, optional_input, with_floats
+from onnxgen.export.beside import Moved, add_beside, optional_input, sum_of, with_floats
 from onnxgen.export.places import Array, StoredTensor, places
 from onnxgen.options import Options
 from onnxgen.reader.protos import with_inner
@@ -180,14 +180,9 @@ def _make_initializer(model: onnx.ModelProto, place: StoredTensor) -> None:
 
 def _added(model: onnx.ModelProto, name: str, factors: list[str], shape: tuple[int, ...]) -> list[onnx.NodeProto]:
     """Return the nodes that add the product to a tensor, whose users use the sum from now on."""
-    sum_, product = f"{name}.adapted", f"{name}.lora"
     for node in with_inner(model.graph.node):
-        node.input[:] = [sum_ if one == name else one for one in node.input]
-    nodes = [helper.make_node("MatMul", factors, [product])]
-    if len(shape) != 2:
-        model.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"{name}.shape"))
-        nodes.append(helper.make_node("Reshape", [product, f"{name}.shape"], [f"{product}.shaped"]))
-    return [*nodes, helper.make_node("Add", [name, nodes[-1].output[0]], [sum_])]
+        node.input[:] = [f"{name}.adapted" if one == name else one for one in node.input]
+    return sum_of(model, name, factors, shape)
 
 
 def _factors_of(before: Array, after: Array) -> tuple[Array, Array] | None:

@@ -14,20 +14,31 @@ class Trait(Enum):
         FILLS: moves, and puts other elements between the data: zeros by default.
         VIEW: moves, and the output has every element exactly once. RESHAPE: also keeps their order.
         STRIDES: moves, and torch's result is a view with strides of its own, where it is no copy.
+        SHUFFLES: moves, between the channels and the places of maps.
+        JOINS: moves, and puts all of its inputs side by side along an axis.
         PASSES_ON: its result still counts as the stored tensor that it takes, or a part of it, or several.
+        SAME: each element of the first output stands for the number at the same position of the data, perhaps in
+            another type, quantised, or dropped in training.
+        SIZES: its result says the sizes of the data, whatever the elements are.
+        SELECTS: chooses among many elements, boxes or places, or says which are chosen.
         PICKS: copies each element of the first output from the data, chosen by its order among others.
         AVERAGES: each element of the first output lies between the minimum and maximum of the data, or is 0.
         KEEPS_SIGN: if no element of the data is negative, none of the first output is.
         ELEMENTWISE: each output element depends only on the input elements at the same position.
         BROADCASTS: elementwise, and all inputs broadcast to one shape ("Multidirectional Broadcasting" in ONNX's
             Broadcasting.md).
+        ADDS: the sum of all inputs, which broadcast, or the difference of two.
+        SCALES: the product or the quotient of two inputs, which broadcast.
         COMPARISON: compares two inputs, which broadcast, by order; the results are booleans.
         ACTIVATION: elementwise, and used between the layers of networks. Further inputs are options.
         RECTIFIER: an activation that follows an inner layer of a network, not its last one.
+        SIGMOID: an activation that grows from 0 to 1.
+        SOFTMAX: positive numbers that sum to 1 along the attribute `axis`, or their logarithms.
         NORM: a normalisation layer with weights.
         NORMALISES: normalises, perhaps without weights.
         CONVOLUTION: slides a kernel over spatial axes.
         POOL: reduces windows along spatial axes; GLOBAL_POOL: reduces spatial axes as a whole.
+        RESAMPLES: makes the data larger or smaller along some axes, by the nearest elements or interpolation.
         REDUCTION: reduces along the axes that it names; by default along all.
         RECURRENT: a layer that processes a sequence with a state.
         SAMPLES: the first axis is the batch. Each sample is computed independently, with the same further inputs.
@@ -39,20 +50,30 @@ class Trait(Enum):
     VIEW = "view"
     RESHAPE = "reshape"
     STRIDES = "strides"
+    SHUFFLES = "shuffles"
+    JOINS = "joins"
     PASSES_ON = "passes on"
+    SAME = "same"
+    SIZES = "sizes"
+    SELECTS = "selects"
     PICKS = "picks"
     AVERAGES = "averages"
     KEEPS_SIGN = "keeps sign"
     ELEMENTWISE = "elementwise"
     BROADCASTS = "broadcasts"
+    ADDS = "adds"
+    SCALES = "scales"
     COMPARISON = "comparison"
     ACTIVATION = "activation"
     RECTIFIER = "rectifier"
+    SIGMOID = "sigmoid"
+    SOFTMAX = "softmax"
     NORM = "norm"
     NORMALISES = "normalises"
     CONVOLUTION = "convolution"
     POOL = "pool"
     GLOBAL_POOL = "global pool"
+    RESAMPLES = "resamples"
     REDUCTION = "reduction"
     RECURRENT = "recurrent"
     SAMPLES = "samples"
@@ -62,8 +83,9 @@ class Trait(Enum):
 
 
 (
-    MOVES, FILLS, VIEW, RESHAPE, STRIDES, PASSES_ON, PICKS, AVERAGES, KEEPS_SIGN, ELEMENTWISE, BROADCASTS, COMPARISON,
-    ACTIVATION, RECTIFIER, NORM, NORMALISES, CONVOLUTION, POOL, GLOBAL_POOL, REDUCTION, RECURRENT, SAMPLES, RANDOM,
+    MOVES, FILLS, VIEW, RESHAPE, STRIDES, SHUFFLES, JOINS, PASSES_ON, SAME, SIZES, SELECTS, PICKS, AVERAGES, KEEPS_SIGN,
+    ELEMENTWISE, BROADCASTS, ADDS, SCALES, COMPARISON, ACTIVATION, RECTIFIER, SIGMOID, SOFTMAX, NORM, NORMALISES,
+    CONVOLUTION, POOL, GLOBAL_POOL, RESAMPLES, REDUCTION, RECURRENT, SAMPLES, RANDOM,
 ) = Trait  # fmt: skip
 
 # the traits that each trait implies
@@ -75,10 +97,15 @@ _IMPLIED = {
     VIEW: {MOVES, PASSES_ON},
     RESHAPE: {VIEW},
     STRIDES: {MOVES},
+    SHUFFLES: {MOVES},
+    JOINS: {MOVES},
     BROADCASTS: {ELEMENTWISE},
+    ADDS: {BROADCASTS},
+    SCALES: {BROADCASTS, KEEPS_SIGN},
     COMPARISON: {BROADCASTS},
     ACTIVATION: {ELEMENTWISE},
     RECTIFIER: {ACTIVATION},
+    SIGMOID: {ACTIVATION},
     NORM: {NORMALISES},
     POOL: {SAMPLES},
     GLOBAL_POOL: {SAMPLES},

@@ -9,12 +9,8 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import subgraphs
-from onnxgen.graph.traits import NORM, PASSES_ON
+from onnxgen.graph.traits import ADDS, NORM, PASSES_ON, SCALES, SIZES
 from onnxgen.weights.stored import stored
-
-SIZES = ("Shape", "Size")  # operators that read the sizes of a value, not its elements
-SELECTING = ("NonMaxSuppression", "TopK", "RoiAlign", "ArgMax", "NonZero", "Compress")  # they choose among the points
-_ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 
 
 def raw_values(graph: ir.Graph) -> list[ir.Value]:
@@ -32,7 +28,7 @@ def raw_values(graph: ir.Graph) -> list[ir.Value]:
         reached.add(value)
         if is_layer(node):
             found.append(value)
-        elif node.op_type not in SIZES:
+        elif not is_a(node, SIZES):
             todo.extend(given for given in node.inputs if given is not None)
             todo.extend(given for inner in subgraphs(node) for given in _captured(inner))
     order = {node: number for number, node in enumerate(graph)}
@@ -44,7 +40,7 @@ def is_layer(node: ir.Node) -> bool:
     trained = [index for index, value in enumerate(node.inputs) if value is not None and _is_trained(value)]
     if any(index in known(node).weights for index in trained) or (trained and is_a(node, NORM)):
         return True
-    if node.op_type not in _ELEMENTWISE or node.domain or len(trained) != 1:
+    if not is_a(node, ADDS, SCALES) or len(node.inputs) != 2 or len(trained) != 1:
         return False
     tensor, data = stored(node.inputs[trained[0]]), node.inputs[1 - trained[0]]
     producer = None if data is None else data.producer()
@@ -74,7 +70,7 @@ def behind(raw: Iterable[ir.Value], graph: ir.Graph) -> list[ir.Node]:
         if needed.isdisjoint(node.outputs) or not ends.isdisjoint(node.outputs):
             continue
         found.append(node)
-        if node.op_type not in SIZES:
+        if not is_a(node, SIZES):
             needed.update(given for given in node.inputs if given is not None)
             needed.update(given for inner in subgraphs(node) for given in _captured(inner))
     return found[::-1]

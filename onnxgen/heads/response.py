@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 from onnxgen.errors import FIX_SHAPE, OnnxgenError
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import subgraphs
-from onnxgen.heads.frontier import SELECTING
+from onnxgen.graph.traits import SELECTS
 from onnxgen.shapes.info import info
 
 Array = NDArray[Any]
@@ -40,7 +41,7 @@ class Response:
         late = set[ir.Value]()
         for node in nodes:
             given = [value for value in node.inputs if value is not None]
-            if node.op_type in SELECTING or not late.isdisjoint(given) or any(True for _ in subgraphs(node)):
+            if is_a(node, SELECTS) or not late.isdisjoint(given) or any(True for _ in subgraphs(node)):
                 late.update(node.outputs)
                 continue
             left.append(node)

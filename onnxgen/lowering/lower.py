@@ -22,13 +22,15 @@ from onnxgen.common.names import FileText, class_name, printable
 from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problems, WrongTranslation, counted, failed
 from onnxgen.graph import operators as registry
 from onnxgen.graph.annotations import CLASSES, KEPT, REFUSED, is_trained
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, opset_of
+from onnxgen.graph.traits import SCALES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.fills import write_fills
 from onnxgen.lowering.members import Members, is_named_buffer
-from onnxgen.lowering.parameter import MULTIPLICATIVE, is_repeated
+from onnxgen.lowering.parameter import is_repeated
 from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
 from onnxgen.lowering.rows import free_rows
@@ -145,7 +147,7 @@ class Lowering:
         hint = folded_from(arg.value) if arg.value is not None else ""
         if is_repeated(arg.value):
             array = array[:1]
-            hint = "scale" if arg.builder.node.op_type in MULTIPLICATIVE else hint
+            hint = "scale" if is_a(arg.builder.node, SCALES) else hint
         return arg.builder.buffer(array, hint or arg.name, arg.dtype)
 
     # nodes

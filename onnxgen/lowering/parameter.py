@@ -12,7 +12,7 @@ from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.operators import Operator, find
-from onnxgen.graph.traits import VIEW
+from onnxgen.graph.traits import ADDS, SCALES, VIEW
 from onnxgen.lowering.parameter_paths import NOISE
 from onnxgen.passes.broadcasts import broadcasts_itself
 from onnxgen.passes.exporters import is_function_name
@@ -21,8 +21,6 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import stored, viewed_from
 
-ADDITIVE = ("Add", "Sub", "Sum")
-MULTIPLICATIVE = ("Mul", "Div")
 NEWEST_OPSET = 1 << 30
 _LAYER_SCALE = re.compile(r"(layer_?scale|ls)_?\d*")
 MAX_ROWS = 64  # of equal rows that are stored once
@@ -38,7 +36,7 @@ def role(node: ir.Node, value: ir.Value) -> str:
         return "gamma"
     if _input_name(node, value) in ("mask", "attn_mask"):
         return "position_bias"  # a mask that is trained, as in Swin
-    return "bias" if node.op_type in ADDITIVE else "scale" if node.op_type == "Mul" else "weight"
+    return "bias" if is_a(node, ADDS) else "scale" if node.op_type == "Mul" else "weight"
 
 
 def _is_layer_scale(node: ir.Node) -> bool:
@@ -98,10 +96,10 @@ def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
     shape = source.shape
     dtype = {} if source.dtype == ir.DataType.FLOAT else {"dtype": source.dtype}
     place = _place(node, value)
-    if len(shape) <= 1 and (node.op_type in MULTIPLICATIVE or place == "scale"):
+    if len(shape) <= 1 and (is_a(node, SCALES) or place == "scale"):
         return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))
     is_vector = len([d for d in shape if d != 1]) <= 1
-    if is_vector and (node.op_type in ADDITIVE or place == "bias"):
+    if is_vector and (is_a(node, ADDS) or place == "bias"):
         return quote("nn.Parameter(x)", x=call("torch.zeros", *(shape or [()]), **dtype))
     if all(size == 1 for size in shape):
         return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))

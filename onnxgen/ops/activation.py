@@ -7,7 +7,7 @@ import ast
 from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Lowering, op
-from onnxgen.graph.traits import ACTIVATION, ELEMENTWISE, RECTIFIER
+from onnxgen.graph.traits import ACTIVATION, ELEMENTWISE, RECTIFIER, SIGMOID, SOFTMAX
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
@@ -17,7 +17,7 @@ from onnxgen.ops.wide import WIDER
 # Operators with one input, no attribute and the same meaning at every opset: a trait, and a lower bound of the result.
 UNARY = {
     "Relu": ("F.relu(x)", RECTIFIER, 0.0),
-    "Sigmoid": ("torch.sigmoid(x)", ACTIVATION, 0.0),
+    "Sigmoid": ("torch.sigmoid(x)", SIGMOID, 0.0),
     "Tanh": ("torch.tanh(x)", ACTIVATION, -1.0),
     "Softsign": ("F.softsign(x)", RECTIFIER, -1.0),
     "HardSwish": ("F.hardswish(x)", RECTIFIER, -0.375),
@@ -85,7 +85,7 @@ def thresholded_relu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
     return b("torch.where(x > alpha, x, 0.0)", x=X, alpha=shortest(alpha, X.dtype))
 
 
-@op("HardSigmoid", traits=[RECTIFIER], least=0.0)
+@op("HardSigmoid", traits=[RECTIFIER, SIGMOID], least=0.0)
 def hard_sigmoid(b: Builder, X: Arg, *, alpha: float = 0.2, beta: float = 0.5) -> ast.expr:
     if abs(alpha - 1 / 6) < 1e-6 and beta == 0.5:
         return b("F.hardsigmoid(x)", x=X)
@@ -161,5 +161,5 @@ def _softmax(function: str) -> tuple[Lowering, Lowering]:
 
 for _name, _function in (("Softmax", "softmax"), ("LogSoftmax", "log_softmax")):
     _new, _old = _softmax(_function)
-    op(_name, since=13, least=0.0 if _name == "Softmax" else None)(_new)
-    op(_name, since=1)(_old)
+    op(_name, since=13, traits=[SOFTMAX], least=0.0 if _name == "Softmax" else None)(_new)
+    op(_name, since=1, traits=[SOFTMAX])(_old)

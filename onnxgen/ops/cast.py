@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import TORCH_DTYPES, DeviceOf, literal, unless
 from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON
+from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON, SAME
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.wide import SIGNED
@@ -95,7 +95,7 @@ def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target
     return b(template, x=x, mask=(1 << bits) - 1, sign=sign, d=target)
 
 
-@op("Cast", traits=[ELEMENTWISE, PASSES_ON, KEEPS_SIGN])
+@op("Cast", traits=[ELEMENTWISE, SAME, PASSES_ON, KEEPS_SIGN])
 def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     """Convert to another type; floats are truncated to integers.
 
@@ -105,7 +105,7 @@ def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str 
     return converted(b, input, input.dtype, T(to), bool(saturate), round_mode)
 
 
-@op("CastLike", traits=[ELEMENTWISE, KEEPS_SIGN])
+@op("CastLike", traits=[ELEMENTWISE, SAME, KEEPS_SIGN])
 def cast_like(b: Builder, input: Arg, target_type: Arg, *, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     if target_type.dtype is None:
         raise b.error("the type to cast to is unknown", INFER)

@@ -14,7 +14,7 @@ from onnxgen.code.quote import unless
 from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import PASSES_ON
+from onnxgen.graph.traits import PASSES_ON, SAME
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
@@ -84,7 +84,7 @@ def _transposes(node: ir.Node) -> bool:
     return "perm" not in node.attributes or list(node.attributes["perm"].as_ints()) == [1, 0]
 
 
-@op(FAKE, domain=DOMAIN, traits=[PASSES_ON], weights="scale", still="scale zero")
+@op(FAKE, domain=DOMAIN, traits=[PASSES_ON, SAME], weights="scale", still="scale zero")
 def fake_quantize(
     b: Builder, x: Arg, scale: Arg, zero: Arg | None = None, *,
     axis: int = 1, block: int = 0, low: int = -128, high: int = 127, to: int = 0,

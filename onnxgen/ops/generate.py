@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, DeviceOf, literal, shortest, unless
 from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import ELEMENTWISE, FILLS, MOVES, RANDOM
+from onnxgen.graph.traits import ELEMENTWISE, FILLS, MOVES, RANDOM, SELECTS, SIZES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import converted
@@ -105,7 +105,7 @@ def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> as
     return computed(b, input.dtype, formula, input)
 
 
-@op("Shape", least=0.0)
+@op("Shape", traits=[SIZES], least=0.0)
 def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> ast.expr:
     """Only for a tensor of unknown rank: other shapes are known at generation."""
     cut = "" if start == 0 and end is None else "[start:]" if end is None else "[start:end]"
@@ -113,7 +113,7 @@ def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> a
     return b(made, x=data, start=start, end=end)
 
 
-@op("Size", least=0.0)
+@op("Size", traits=[SIZES], least=0.0)
 def size(b: Builder, data: Arg) -> ast.expr:
     return b("torch.tensor(x.numel(), device=x.device)", x=data)
 
@@ -137,7 +137,7 @@ def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1
     return b("torch.where(p, v[1], v[0])", p=places, v=values)
 
 
-@op("NonZero", least=0.0)
+@op("NonZero", traits=[SELECTS], least=0.0)
 def non_zero(b: Builder, X: Arg) -> ast.expr:
     """The positions of non-zero elements, in row-major order: one row per axis, one column per element."""
     return computed(b, X.dtype, lambda x: b("x.nonzero().T", x=x), X, back=False)

@@ -14,7 +14,7 @@ from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import MOVES, PASSES_ON, STRIDES
+from onnxgen.graph.traits import MOVES, PASSES_ON, SELECTS, STRIDES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
@@ -280,7 +280,7 @@ def _slice_at_run_time(b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg 
 # ------------------------------------------------------------------------------------------------------- others
 
 
-@op("Compress", traits=[MOVES])
+@op("Compress", traits=[MOVES, SELECTS])
 def compress(b: Builder, input: Arg, condition: Arg, *, axis: int | None = None) -> ast.expr:
     """Keep the slices along an axis (or the flattened elements) where the condition, which may be shorter, is true."""
     if axis is None:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import AVERAGES, BROADCASTS, ELEMENTWISE, KEEPS_SIGN, PICKS, RECTIFIER
+from onnxgen.graph.traits import ADDS, AVERAGES, BROADCASTS, ELEMENTWISE, KEEPS_SIGN, PICKS, RECTIFIER, SCALES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import FLOAT8_MAX
@@ -83,7 +83,7 @@ def _add(b: Builder, x: Any, y: Any) -> ast.expr:
     return b("x - y", x=x, y=y.operand) if is_negative else b("x + y", x=x, y=y)
 
 
-@op("Add", traits=[BROADCASTS, KEEPS_SIGN])
+@op("Add", traits=[ADDS, KEEPS_SIGN])
 def add(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: _add(b, x, y), *aligned(b, A, B, axis))
 
@@ -104,10 +104,10 @@ ARITHMETIC = {
     "BitwiseXor": "x ^ y",
 }
 for _name, _template in ARITHMETIC.items():
-    op(_name, traits=[BROADCASTS])(binary(_template))
+    op(_name, traits=[ADDS if _name == "Sub" else BROADCASTS])(binary(_template))
 
 
-@op("Mul", traits=[BROADCASTS, KEEPS_SIGN])
+@op("Mul", traits=[SCALES])
 def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     """A number is the first factor, `2 * x`."""
     x, y = aligned(b, A, B, axis)
@@ -117,7 +117,7 @@ def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
     return computed(b, A.dtype, lambda x, y: b("x * y", x=x, y=y), x, y)
 
 
-@op("Div", traits=[BROADCASTS, KEEPS_SIGN])
+@op("Div", traits=[SCALES])
 def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     """Integers are divided with truncation toward zero."""
     x, y = aligned(b, A, B, axis)
@@ -188,7 +188,7 @@ def _chained(b: Builder, terms: Sequence[Any], join: Callable[[ast.expr, Any], a
     return made
 
 
-@op("Sum", traits=[BROADCASTS, KEEPS_SIGN])
+@op("Sum", traits=[ADDS, KEEPS_SIGN])
 def sum_(b: Builder, *data_0: Arg) -> ast.expr:
     return data_0[0].expr if len(data_0) == 1 else _sum(b, data_0)
 

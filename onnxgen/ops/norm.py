@@ -13,7 +13,7 @@ from onnxgen.errors import CHECK
 from onnxgen.graph.annotations import OWN_NORM
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Lowering, op
-from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, NORM, SAMPLES
+from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, NORM, SAME, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.subscript import shown_axis
@@ -236,7 +236,7 @@ def _own_parameter(b: Builder, weight: Arg, shape: Any) -> ast.expr:
     return b.parameter(weight, shape=shape[-1:])
 
 
-@op("Dropout", renames={"is_test": "_"}, traits=[ELEMENTWISE, KEEPS_SIGN], still="ratio training_mode")
+@op("Dropout", renames={"is_test": "_"}, traits=[ELEMENTWISE, SAME, KEEPS_SIGN], still="ratio training_mode")
 def dropout(
     b: Builder,
     data: Arg,

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, shortest
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import CONVOLUTION, SAMPLES
+from onnxgen.graph.traits import CONVOLUTION, SAME, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.cast import as_float32, converted
@@ -60,7 +60,7 @@ def _number(value: Arg | None) -> float | int | None:
     return int(item)
 
 
-@op("QuantizeLinear")
+@op("QuantizeLinear", traits=[SAME])
 def quantize_linear(
     b: Builder, x: Arg, y_scale: Arg, y_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0, saturate: int = 1,
@@ -80,7 +80,7 @@ def quantize_linear(
     return b("x.clamp(low, high).to(d)", x=made, low=low, high=high, d=target)
 
 
-@op("DequantizeLinear", still="x_scale x_zero_point")
+@op("DequantizeLinear", traits=[SAME], still="x_scale x_zero_point")
 def dequantize_linear(
     b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0,

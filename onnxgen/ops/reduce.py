@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, literal, unless
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION
+from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION, SELECTS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.wide import WIDER, computed, is_integer
@@ -209,8 +209,8 @@ def _position(function: str) -> Callable[..., ast.expr]:
     return lower
 
 
-op("ArgMax", least=0.0)(_position("argmax"))
-op("ArgMin", least=0.0)(_position("argmin"))
+op("ArgMax", traits=[SELECTS], least=0.0)(_position("argmax"))
+op("ArgMin", traits=[SELECTS], least=0.0)(_position("argmin"))
 
 
 @op("Hardmax", since=13)
@@ -258,7 +258,7 @@ def mean_variance_normalization(b: Builder, X: Arg, *, axes: list[int] | tuple[i
 # --------------------------------------------------------------------------------------------------------- sorting
 
 
-@op("TopK", renames={"k": "K"})
+@op("TopK", traits=[SELECTS], renames={"k": "K"})
 def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Unpack | list[Any]:
     """Values and their positions. Equal elements are in the order of the input, which torch.topk does not promise."""
 
@@ -273,7 +273,7 @@ def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorte
     return [b(template, x=b("p[0]", p=both), d=X.dtype), b("p[1]", p=both)]
 
 
-@op("Unique", still="X")
+@op("Unique", traits=[SELECTS], still="X")
 def unique(b: Builder, X: Arg, *, axis: int | None = None, sorted: int = 1) -> Unpack:
     """The distinct elements (or slices along the axis), their first positions, the inverse, and their counts."""
     return b.unpack(b.call("distinct", X, dim=unless(axis, None), sorted=unless(bool(sorted), True)), 4)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import RESAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
@@ -44,7 +45,7 @@ class Request:
     whole: bool = True
 
 
-@op("Resize", since=11, still="roi scales sizes")
+@op("Resize", since=11, traits=[RESAMPLES], still="roi scales sizes")
 def resize(
     b: Builder,
     X: Arg,
@@ -97,7 +98,7 @@ def resize(
     return _resize(b, X, request, scales, sizes, special)
 
 
-@op("Resize", "Upsample", since=7)
+@op("Resize", "Upsample", since=7, traits=[RESAMPLES])
 def resize_simply(b: Builder, X: Arg, scales: Arg, *, mode: str = "nearest") -> ast.expr:
     """Before opset 11, output point i is at i / scale, and the rounding is not defined."""
     known = _scales(scales)
@@ -110,7 +111,7 @@ def resize_simply(b: Builder, X: Arg, scales: Arg, *, mode: str = "nearest") -> 
     return made if made is not None else _resize(b, X, request, scales, None, {})
 
 
-@op("Upsample", since=1)
+@op("Upsample", since=1, traits=[RESAMPLES])
 def upsample_1(b: Builder, X: Arg, *, height_scale: float, width_scale: float, mode: str = "nearest") -> ast.expr:
     scales = Arg(b, Info(ir.DataType.FLOAT, (4,), np.array([1, 1, height_scale, width_scale], np.float32)))
     made: ast.expr = resize_simply(b, X, scales, mode=mode)

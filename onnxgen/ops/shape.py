@@ -9,7 +9,7 @@ from typing import Any
 from onnxgen.code.quote import OMIT, Ref, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import ELEMENTWISE, MOVES, PASSES_ON, RESHAPE, STRIDES, VIEW
+from onnxgen.graph.traits import ELEMENTWISE, JOINS, MOVES, PASSES_ON, RESHAPE, SAME, STRIDES, VIEW
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
@@ -18,7 +18,7 @@ from onnxgen.shapes.dims import Dim, product
 from onnxgen.shapes.infer_layout import equal_parts
 
 
-@op("Identity", traits=[VIEW, ELEMENTWISE])
+@op("Identity", traits=[VIEW, ELEMENTWISE, SAME])
 def identity(b: Builder, input: Arg) -> ast.expr:
     """Written as nothing. But a trained tensor that gets another name here becomes a parameter of that name."""
     output = b.node.outputs[0]
@@ -199,7 +199,7 @@ def squeeze(b: Builder, data: Arg, axes: Arg | None = None) -> ast.expr:
     return b("x.squeeze(i)", x=data, i=known[0] if len(known) == 1 else tuple(known))
 
 
-@op("Concat", since=1, traits=[MOVES, PASSES_ON], data="inputs")
+@op("Concat", since=1, traits=[JOINS, PASSES_ON], data="inputs")
 def concat(b: Builder, *inputs: Arg, axis: int = 1) -> ast.expr:
     if len(inputs) == 1:
         return inputs[0].expr
@@ -259,7 +259,7 @@ def _is_either(out: Sequence[Dim], *operands: Sequence[Dim]) -> bool:
     )
 
 
-@op("Stack", domain=DOMAIN, traits=[MOVES], data="inputs")
+@op("Stack", domain=DOMAIN, traits=[JOINS], data="inputs")
 def stack(b: Builder, *inputs: Arg, axis: int = 0) -> ast.expr:
     axis = -1 if axis and axis == inputs[0].rank else axis
     return b.call("torch.stack", [a.expr for a in inputs], dim=unless(axis, 0))

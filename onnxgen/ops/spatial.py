@@ -8,7 +8,7 @@ from typing import Any
 from onnxgen.code.quote import OMIT, call, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES
+from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES, SELECTS, SHUFFLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
@@ -46,7 +46,7 @@ def affine_grid(b: Builder, theta: Arg, size: Arg, *, align_corners: int = 0) ->
     return b("F.affine_grid(t, size, align_corners=a)", t=theta, size=size.as_ints(), a=bool(align_corners))
 
 
-@op("DepthToSpace", traits=[MOVES, SAMPLES])
+@op("DepthToSpace", traits=[SHUFFLES, SAMPLES])
 def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
     """`F.pixel_shuffle` is the mode CRD. DCR has the position in the block before the channel instead of after it."""
 
@@ -58,7 +58,7 @@ def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR")
     return moved(b, input, input.dtype, move)
 
 
-@op("SpaceToDepth", traits=[MOVES, SAMPLES])
+@op("SpaceToDepth", traits=[SHUFFLES, SAMPLES])
 def space_to_depth(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
     """The inverse of DepthToSpace."""
     back = ".unflatten(1, (-1, n)).transpose(1, 2).flatten(1, 2)" if mode == "DCR" else ""
@@ -154,7 +154,7 @@ def deform_conv(
     )  # fmt: skip
 
 
-@op("RoiAlign")
+@op("RoiAlign", traits=[SELECTS])
 def roi_align(
     b: Builder,
     X: Arg,
@@ -176,7 +176,7 @@ def roi_align(
     )  # fmt: skip
 
 
-@op("MaxRoiPool")
+@op("MaxRoiPool", traits=[SELECTS])
 def max_roi_pool(b: Builder, X: Arg, rois: Arg, *, pooled_shape: list[int], spatial_scale: float = 1.0) -> ast.expr:
     return b.call("max_roi_pool", X, rois, tuple(pooled_shape), scale=unless(shortest(spatial_scale), 1.0))
 
@@ -190,7 +190,7 @@ def image_decoder(b: Builder, encoded_stream: Arg, *, pixel_format: str = "RGB")
     return b.call("decode_image", encoded_stream, unless(pixel_format, "RGB"))
 
 
-@op("NonMaxSuppression")
+@op("NonMaxSuppression", traits=[SELECTS])
 def non_max_suppression(
     b: Builder,
     boxes: Arg,

@@ -10,11 +10,10 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import RANDOM
+from onnxgen.graph.traits import RANDOM, SIZES
 from onnxgen.shapes.info import Info, info
 
 STANDARD = ("", "ai.onnx")
-SIZE_OPERATORS = ("Shape", "Size")  # their outputs do not depend on the elements of a tensor
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
@@ -141,7 +140,7 @@ def _made(node: ir.Node, model: ir.Model) -> Made:
 
 
 def _moves(picture: Picture, made: Made) -> bool:
-    if made.op in SIZE_OPERATORS and not made.domain:
+    if is_a(made.node, SIZES):
         return False
     trained = made.op == "Constant" and any(is_trained(v) for v in made.outputs)
     if trained or is_a(made.node, RANDOM) or made.bodies:

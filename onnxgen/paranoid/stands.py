@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.traits import MOVES, PICKS, VIEW
+from onnxgen.graph.traits import MOVES, PICKS, RESAMPLES, VIEW
 from onnxgen.paranoid.own import spread
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Untold, uses
@@ -296,7 +296,7 @@ class Stands(Side):
 
 def carries(made: Made) -> bool:
     """Return True if the results consist of elements of the data, and zeros."""
-    return not made.domain and (is_a(made.node, MOVES, PICKS) or made.op in ("Resize", "Upsample"))
+    return not made.domain and is_a(made.node, MOVES, PICKS, RESAMPLES)
 
 
 def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:

@@ -19,7 +19,7 @@ from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes, subgraphs, told
-from onnxgen.graph.traits import BROADCASTS
+from onnxgen.graph.traits import BROADCASTS, RESAMPLES
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
 
@@ -161,7 +161,7 @@ class _Groups:
 
 def _is_fixed(node: ir.Node, i: int) -> bool:
     """True if an operator takes only one floating point type for an input, as Resize does for its scales."""
-    if node.op_type not in ("Resize", "Upsample") or node.domain not in ("", "ai.onnx"):
+    if not is_a(node, RESAMPLES):
         return False
     schema = onnx.defs.get_schema(node.op_type, node.version or 13, "")
     return i < len(schema.inputs) and schema.inputs[i].type_str == "tensor(float)"

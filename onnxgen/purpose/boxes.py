@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.purpose.ends import End, first_live, is_layer, op_of
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import ADDS, CONVOLUTION, GLOBAL_POOL, JOINS, POOL, RESAMPLES, SCALES
+from onnxgen.purpose.ends import End, first_live, is_layer
 from onnxgen.purpose.found import BUILT, FITS, NAMED, Vote
 from onnxgen.purpose.network import Image, Network, quoted, shown, words
-from onnxgen.purpose.vectors import SIGMOID, SOFTMAX
+from onnxgen.purpose.operators import NMS, is_convolution, op_of
 from onnxgen.purpose.vocabulary import BOXES, HEATS, SCORES
 from onnxgen.shapes.dims import Dim, TooComplex, evaluate, symbols
 from onnxgen.shapes.info import Shape, info
 
-_NMS = {"NonMaxSuppression", "EfficientNMS_TRT", "BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "TRTBatchedNMS"}
-_DECODES = {"Exp", "Mul", "Pow", "Sub", "Div", "Add"}  # of boxes from offsets
 _MOST = 400  # nodes between an output and the maps that it is made of
 _WALK = 40  # nodes from a scale's boxes back to its map
 
@@ -32,7 +32,7 @@ class Scale:
 
 def detection(net: Network) -> Iterator[Vote]:
     """Boxes and their classes."""
-    if (nms := next((node for node in net.nodes if node.op_type in _NMS), None)) is not None:
+    if (nms := next((node for node in net.nodes if node.op_type in NMS), None)) is not None:
         text = f"the node that makes {shown(nms.outputs[0])} is a {op_of(nms)}: overlapping boxes are removed inside"
         facts = {**_scale_facts(_of_all(net)), "decoded": True, "nms": True}
         yield Vote("detection", BUILT, (text,), facts, whole=True)
@@ -94,7 +94,7 @@ def _scales(net: Network, end: End, image: Image) -> list[Scale]:
         node = waiting.pop(0).producer()
         if node is None or is_layer(node, net.live) and not _is_expectation(node):
             continue
-        if op_of(node) == "Concat" and len(found := _branches(net, node, image)) == len(node.inputs) > 1:
+        if is_a(node, JOINS) and len(found := _branches(net, node, image)) == len(node.inputs) > 1:
             if len({scale.stride for scale in found}) > 1:
                 return found
         for value in node.inputs:
@@ -133,8 +133,8 @@ def _map_of(net: Network, value: ir.Value) -> tuple[Dim, Dim] | None:
             return None
         if is_layer(node, net.live) and not _is_expectation(node):
             shape = info(node.outputs[0]).shape
-            return (shape[2], shape[3]) if shape is not None and len(shape) == 4 and "Conv" in op_of(node) else None
-        if op_of(node) in ("Resize", "Upsample", "MaxPool", "AveragePool", "GlobalAveragePool"):
+            return (shape[2], shape[3]) if shape is not None and len(shape) == 4 and is_convolution(node) else None
+        if is_a(node, RESAMPLES, POOL, GLOBAL_POOL):
             return None
         current = first_live(node, net.live)
     return None
@@ -143,7 +143,8 @@ def _map_of(net: Network, value: ir.Value) -> tuple[Dim, Dim] | None:
 def _is_expectation(node: ir.Node) -> bool:
     """Return True for the convolution of weights 0, 1, 2, ... that decodes distributions (arXiv 2006.04388)."""
     shape = info(node.inputs[1]).shape
-    return op_of(node) == "Conv" and shape is not None and len(shape) == 4 and shape[0] == 1 and shape[2:] == (1, 1)
+    is_single = shape is not None and len(shape) == 4 and shape[0] == 1 and shape[2:] == (1, 1)
+    return is_single and is_a(node, CONVOLUTION)
 
 
 def _stride(grid: tuple[Dim, Dim], image: Image) -> int | None:
@@ -172,7 +173,7 @@ def _is_decoded(net: Network, end: End) -> bool:
             continue
         sides = [v in net.live for v in node.inputs if v is not None]
         large = [v for v in node.inputs if v is not None and v not in net.live and (info(v).rank or 0) > 1]
-        if op_of(node) in _DECODES and len(sides) == 2 and large:
+        if is_a(node, ADDS, SCALES) and len(sides) == 2 and large:
             return True
         for value in node.inputs:
             if value is not None and value in net.live and value not in seen:
@@ -271,7 +272,7 @@ def _pairs(net: Network) -> Iterator[Vote]:
             ):
                 continue
             named = words(boxes.name) & BOXES
-            sure = scores.op in {*SOFTMAX, *SIGMOID} or boxes.op in SIGMOID or words(scores.name) & SCORES
+            sure = scores.is_softmax or scores.is_sigmoid or boxes.is_sigmoid or words(scores.name) & SCORES
             facts: dict[str, object] = {"boxes": boxes.name, "scores": scores.name, "nms": False}
             width = scores.shape[-1 if len(shape) == 3 else 1]
             facts |= {"classes": width} if isinstance(width, int) else {}
@@ -303,11 +304,11 @@ def _single(net: Network) -> Iterator[Vote]:
     for end in net.ends:
         shape = end.shape or ()
         found = net.map(end)
-        if found is not None and found.ratio <= 1 / 4 and end.op == "Conv":
+        if found is not None and found.ratio <= 1 / 4 and end.is_a(CONVOLUTION):
             yield Vote("detection", FITS, (f"output {shown(end.value)}: boxes of each cell fit",), {"output": end.name})
         elif len(shape) == 3 and 5 in (*shape[1:], 6) and _grids(net, end):
             yield Vote("detection", FITS, (f"output {shown(end.value)}: rows of boxes fit",), {"output": end.name})
-        elif net.vector(end) is not None and end.op == "Conv" and end.layer is not None and _grids(net, end):
+        elif net.vector(end) is not None and end.is_a(CONVOLUTION) and end.layer is not None and _grids(net, end):
             yield Vote(
                 "detection",
                 FITS,

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.traits import VIEW
+from onnxgen.graph.traits import ADDS, SAME, SIGMOID, SOFTMAX, VIEW, Trait
+from onnxgen.purpose.operators import CHOICE, PERMUTES, UNIT, is_convolution, is_product, op_of, softmax_of
 from onnxgen.shapes.info import Shape, info
 
 Axes = tuple[int | None, ...]  # for each axis of a value, the axis of the output that it becomes
-
-_PASSING = {"Identity", "Cast", "CastLike", "Dropout", "QuantizeLinear", "DequantizeLinear"}
-_WITH_AXIS = {"Softmax", "LogSoftmax", "ArgMax", "Normalize", "LpNormalization"}
-LAYERS = {"Gemm", "Linear", "MatMul", "Conv", "ConvTranspose"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,8 @@ class End:
         node: the last node that computes; None if the output only moves elements of an input.
         op: its operator; "Linear" for all layers of that kind that a matrix stands for, "" without a node.
         axis: the axis of the output along which the node normalises or compares; None if it does neither.
-        layer: the layer (`LAYERS`) that the node, an activation, follows; the node itself if it is one; else None.
+        layer: the product or convolution with a stored weight that the node, an activation, follows; the node itself if
+            it is one; else None.
         axes: for each axis of the node's result, the axis of the output.
     """
 
@@ -50,6 +47,32 @@ class End:
         """Return True if the output is what a layer computes, without an activation."""
         return self.node is not None and self.node is self.layer
 
+    @property
+    def is_choice(self) -> bool:
+        """Return True if the output says which of several values is the largest."""
+        return self.op == CHOICE
+
+    @property
+    def is_softmax(self) -> bool:
+        return self.is_a(SOFTMAX)
+
+    @property
+    def is_sigmoid(self) -> bool:
+        return self.is_a(SIGMOID)
+
+    @property
+    def is_convolution(self) -> bool:
+        return self.node is not None and is_convolution(self.node)
+
+    @property
+    def softmax(self) -> str:
+        """Return "softmax", "log_softmax", or "none"."""
+        return softmax_of(self.op) or "none"
+
+    def is_a(self, *traits: Trait) -> bool:
+        """Return True if the node has one of these traits."""
+        return self.node is not None and is_a(self.node, *traits)
+
 
 def end_of(value: ir.Value, live: Set[ir.Value]) -> End:
     """Return the end of an output. `live`: the values that depend on the graph's inputs."""
@@ -65,15 +88,15 @@ def end_of(value: ir.Value, live: Set[ir.Value]) -> End:
     elif layer is None and (data := first_live(node, live)) is not None:
         under = behind(data, (), live)[0].producer()
         layer = None if under is None else _layer(under, live) or _unbiased(under, live)
-    op = "Linear" if node is layer and op_of(node) in ("Gemm", "MatMul") else op_of(node)
+    op = "Linear" if node is layer and is_product(node) else op_of(node)
     return End(value, shape, node, op, _axis(node, axes), layer, axes)
 
 
 def behind(value: ir.Value, axes: Axes, live: Set[ir.Value]) -> tuple[ir.Value, Axes]:
     """Go back over nodes that only move all elements. Return the value there, and what `axes` says about its axes."""
-    while (node := value.producer()) is not None and (op_of(node) in _PASSING or is_a(node, VIEW)):
+    while (node := value.producer()) is not None and is_a(node, VIEW, SAME):
         data = first_live(node, live)
-        if data is None or len(node.outputs) > 1 and op_of(node) != "Dropout":
+        if data is None or value is not node.outputs[0]:
             break
         axes = _moved(node, data, value, axes) if axes else ()
         value = data
@@ -85,45 +108,39 @@ def first_live(node: ir.Node, live: Set[ir.Value]) -> ir.Value | None:
     return next((v for v in node.inputs if v is not None and v in live), None)
 
 
-def op_of(node: ir.Node) -> str:
-    """Return the name of a node's operator; with its domain, if others might mean something else by that name."""
-    known = node.domain in ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
-    return node.op_type if known else f"{node.domain}.{node.op_type}"
-
-
 def is_layer(node: ir.Node, live: Set[ir.Value]) -> bool:
     """Return True for a linear layer or a convolution with a stored weight."""
     return _layer(node, live) is not None
 
 
 def _layer(node: ir.Node, live: Set[ir.Value]) -> ir.Node | None:
-    if op_of(node) not in LAYERS or len(node.inputs) < 2 or node.inputs[1] in live:
+    if not (is_product(node) or is_convolution(node)) or node.inputs[1] in live:
         return None
     return node if node.inputs[0] in live else None
 
 
 def _unbiased(node: ir.Node, live: Set[ir.Value]) -> ir.Node | None:
     """Return the matrix product that a node adds a stored bias to, or None."""
-    if op_of(node) != "Add" or all(v in live for v in node.inputs):
+    if not is_a(node, ADDS) or all(v in live for v in node.inputs):
         return None
     data = first_live(node, live)
     made = None if data is None else data.producer()
-    return None if made is None or op_of(made) != "MatMul" else _layer(made, live)
+    return None if made is None or not is_product(made) else _layer(made, live)
 
 
 def _axis(node: ir.Node, axes: Axes) -> int | None:
     """Return the axis of the output that a node normalises; for ArgMax that of its data."""
-    if op_of(node) not in _WITH_AXIS or not node.inputs:
+    if not (is_a(node, SOFTMAX) or op_of(node) in (CHOICE, *UNIT)) or not node.inputs:
         return None
     rank = info(node.inputs[0]).rank
-    default = 0 if op_of(node) == "ArgMax" else -1
+    default = 0 if op_of(node) == CHOICE else -1
     axis = node.attributes.get_int("axis", default)
     if rank is None or not -rank <= axis < rank:
         return None
     axis %= rank
-    if op_of(node) == "ArgMax":
+    if op_of(node) == CHOICE:
         return axis
-    if "oftmax" in op_of(node) and (node.version or 13) < 13 and axis != rank - 1:
+    if is_a(node, SOFTMAX) and (node.version or 13) < 13 and axis != rank - 1:
         return None  # it flattens the axes from there on
     return axes[axis] if axis < len(axes) else None
 
@@ -133,7 +150,7 @@ def _moved(node: ir.Node, data: ir.Value, value: ir.Value, axes: Axes) -> Axes:
     before, after = info(data).shape, info(value).shape
     if before is None or after is None or len(after) != len(axes):
         return ()
-    if op_of(node) == "Transpose":
+    if op_of(node) == PERMUTES:
         order = node.attributes.get_ints("perm", None) or range(len(before))[::-1]
         return tuple(axes[list(order).index(i)] for i in range(len(before))) if len(order) == len(before) else ()
     if len(before) == len(after) and before == after:

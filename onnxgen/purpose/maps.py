@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import ADDS, CONVOLUTION, RECTIFIER, RESAMPLES, SHUFFLES
 from onnxgen.passes.match import scalar
-from onnxgen.purpose.ends import End, behind, op_of
+from onnxgen.purpose.ends import End, behind
 from onnxgen.purpose.found import BUILT, FITS, NAMED, Vote
 from onnxgen.purpose.network import Image, Map, Network, quoted, ratio, shown, words
-from onnxgen.purpose.vectors import SIGMOID, SOFTMAX
+from onnxgen.purpose.operators import CLIP, TANH, op_of
 from onnxgen.purpose.vocabulary import HEATS, MASKS, PICTURES, POINTS, STEP
 from onnxgen.shapes.info import info
 
@@ -17,7 +19,7 @@ from onnxgen.shapes.info import info
 def segmentation(net: Network) -> Iterator[Vote]:
     """A class for each pixel."""
     for end in net.ends:
-        if end.op == "ArgMax":
+        if end.is_choice:
             yield from _labelled(net, end)
         found = net.map(end)
         if found is None or found.ratio > 1:
@@ -26,16 +28,16 @@ def segmentation(net: Network) -> Iterator[Vote]:
         explained, facts = frozenset({end.name}), _facts(found)
         size = f"output {shown(end.value)} has {_size(found.ratio)} of the image {shown(found.image.value)}"
         many = isinstance(found.channels, int) and found.channels > 1
-        if end.op in SOFTMAX and end.axis == found.axis and many and not _is_points(found):
+        if end.is_softmax and end.axis == found.axis and many and not _is_points(found):
             text = f"{size} and ends in {end.op} over its {found.channels} channels"
             yield Vote("segmentation", BUILT, (text,), facts, explained)
         elif named & MASKS and not named & HEATS:
             text = f"{size}, and {quoted(named & MASKS)} in its name"
             yield Vote("segmentation", NAMED, (text,), facts, explained)
-        elif end.op in ("Resize", "Upsample") and many and found.ratio == 1 and found.channels not in (3, _ins(found)):
+        elif end.is_a(RESAMPLES) and many and found.ratio == 1 and found.channels not in (3, _ins(found)):
             text = f"{size}: {found.channels} channels, resized to the image at the end"
             yield Vote("segmentation", BUILT, (text,), facts, explained)
-        elif end.op in {*SIGMOID, "Conv", "ConvTranspose", "Resize", "Upsample"}:
+        elif end.is_sigmoid or end.is_convolution or end.is_a(RESAMPLES):
             yield Vote("segmentation", FITS, (f"{size}: scores of classes for each pixel fit",), facts)
 
 
@@ -45,7 +47,7 @@ def _labelled(net: Network, end: End) -> Iterator[Vote]:
     if data is None or shape is None or len(shape) != 4 or end.axis not in (1, 3):
         return
     for image in net.images:
-        found = net.map(End(data, shape, end.node, "ArgMax", end.axis, None, (0, 1, 2, 3)))
+        found = net.map(End(data, shape, end.node, end.op, end.axis, None, (0, 1, 2, 3)))
         if found is not None and found.axis == end.axis and found.image is image:
             facts = {**_facts(found), "output": end.name, "activation": "argmax"}
             text = f"output {shown(end.value)} is the ArgMax over the channels of {shown(data)}"
@@ -64,14 +66,14 @@ def keypoints(net: Network) -> Iterator[Vote]:
             if named & HEATS:
                 text = f"output {shown(end.value)} is a map over the image, and {quoted(named & HEATS)} in its name"
                 yield Vote("keypoints", NAMED, (text,), facts, explained)
-            elif end.op not in SOFTMAX and end.op in {*SIGMOID, "Conv", "Relu"} and found.ratio < 1:
+            elif (end.is_sigmoid or end.is_a(CONVOLUTION, RECTIFIER)) and found.ratio < 1:
                 yield Vote("keypoints", FITS, (f"output {shown(end.value)}: a heatmap for each point fits",), facts)
         elif net.images and shape is not None and len(shape) in (2, 3) and isinstance(shape[-1], int):
             pairs = len(shape) == 3 and shape[-1] in (2, 3) or len(shape) == 2 and shape[-1] >= 4 and shape[-1] % 2 == 0
             if pairs and named & POINTS:
                 text = f"output {shown(end.value)} has coordinates, and {quoted(named & POINTS)} in its name"
                 yield Vote("keypoints", NAMED, (text,), facts, explained)
-            elif pairs and end.op not in SOFTMAX and (len(shape) == 3 or end.is_linear or end.op in SIGMOID):
+            elif pairs and not end.is_softmax and (len(shape) == 3 or end.is_linear or end.is_sigmoid):
                 yield Vote("keypoints", FITS, (f"output {shown(end.value)}: coordinates of points fit",), facts)
 
 
@@ -101,9 +103,8 @@ def image_to_image(net: Network) -> Iterator[Vote]:
         facts = {"output": end.name, "axis": found.axis, "scale": found.ratio.numerator}
         size = f"output {shown(end.value)} has {_size(found.ratio)} of the image {shown(found.image.value)}"
         named = words(end.name)
-        ops = {op_of(node) for node in net.tail(end)}
         if found.ratio > 1 and found.channels in (1, 3) and same:
-            how = "DepthToSpace" if "DepthToSpace" in ops else "upsampling"
+            how = next((op_of(node) for node in net.tail(end) if is_a(node, SHUFFLES)), "upsampling")
             yield Vote("image-to-image", BUILT, (f"{size}, and as many channels, by {how}",), facts, explained)
         elif found.ratio == 1 and same and _has_step(net):
             text = f"{size}, and as many channels, and another input is the step of a diffusion"
@@ -116,14 +117,14 @@ def image_to_image(net: Network) -> Iterator[Vote]:
             found.ratio == 1
             and found.channels in (3, *(1,) * same)
             and end.layer is not None
-            and (end.op == "Tanh" or same and _is_range(end))
+            and (end.op == TANH or same and _is_range(end))
         ):
             yield Vote("image-to-image", BUILT, (f"{size}, and ends in {end.op}, as pixels do",), facts, explained)
         elif found.ratio >= 1 and named & PICTURES:
             yield Vote(
                 "image-to-image", NAMED, (f"{size}, and {quoted(named & PICTURES)} in its name",), facts, explained
             )
-        elif found.ratio >= 1 and end.op not in SOFTMAX and (same or found.channels in (1, 3)):
+        elif found.ratio >= 1 and not end.is_softmax and (same or found.channels in (1, 3)):
             yield Vote("image-to-image", FITS, (f"{size}: an image fits",), facts)
 
 
@@ -134,9 +135,9 @@ def _has_step(net: Network) -> bool:
 
 def _is_residual(net: Network, end: End, image: Image) -> bool:
     node = end.node
-    if node is not None and op_of(node) == "Clip":
+    if node is not None and op_of(node) == CLIP:
         node = behind(node.inputs[0], (), net.live)[0].producer() if node.inputs[0] is not None else None
-    if node is None or op_of(node) not in ("Add", "Sub"):
+    if node is None or not is_a(node, ADDS):
         return False
     return any(v is not None and behind(v, (), net.live)[0] is image.value for v in node.inputs)
 
@@ -144,7 +145,7 @@ def _is_residual(net: Network, end: End, image: Image) -> bool:
 def _is_range(end: End) -> bool:
     """Return True for a Clip to the values of pixels."""
     node = end.node
-    if node is None or op_of(node) != "Clip":
+    if node is None or op_of(node) != CLIP:
         return False
     limits = [node.attributes.get_float(name, None) for name in ("min", "max")]
     given = [scalar(value) for value in node.inputs[1:3]]
@@ -163,8 +164,7 @@ def _is_points(found: Map) -> bool:
 def _facts(found: Map) -> dict[str, object]:
     facts: dict[str, object] = {"output": found.end.name, "axis": found.axis, "stride": found.ratio.denominator}
     facts |= {"classes": found.channels} if isinstance(found.channels, int) else {}
-    kinds = {**SOFTMAX, **dict.fromkeys(SIGMOID, "sigmoid")}
-    return facts | {"activation": kinds.get(found.end.op, "none")}
+    return facts | {"activation": "sigmoid" if found.end.is_sigmoid else found.end.softmax}
 
 
 def _size(ratio: Fraction) -> str:

@@ -11,10 +11,11 @@ from functools import cached_property
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import all_nodes, has_subgraphs
-from onnxgen.graph.traits import ELEMENTWISE, RECURRENT, VIEW
-from onnxgen.purpose.ends import End, behind, end_of, first_live, op_of
+from onnxgen.graph.traits import ELEMENTWISE, FILLS, JOINS, POOL, RECURRENT, RESAMPLES, SHUFFLES, STRIDES, VIEW
+from onnxgen.purpose.ends import End, behind, end_of, first_live
+from onnxgen.purpose.operators import is_convolution, is_norm_of_channels, op_of
 from onnxgen.purpose.vocabulary import BESIDE_TOKENS, STATES
 from onnxgen.shapes.dims import Dim, TooComplex, evaluate, symbols
 from onnxgen.shapes.info import Shape, info
@@ -120,7 +121,7 @@ class Network:
             node = made.producer()
             if node is None:
                 return False
-            if op_of(node) in ("Stack", "Concat"):
+            if is_a(node, JOINS):
                 waiting += [v for v in node.inputs if v is not None]
             elif not is_a(node, RECURRENT) or node.outputs[0] is made:
                 return False
@@ -187,7 +188,7 @@ class Network:
         return found
 
     def _rows(self, node: ir.Node) -> int:
-        table = node.inputs[0] if op_of(node) == "Gather" and len(node.inputs) > 1 else None
+        table = node.inputs[0] if known(node).matrix == 0 else None
         shape = None if table is None or table in self.live else info(table).shape
         if shape is None or len(shape) != 2 or node.attributes.get_int("axis", 0) != 0:
             return 0
@@ -200,7 +201,7 @@ class Network:
             if not waiting:
                 return
             for node in waiting.pop(0).consumers():
-                if op_of(node) in ("Slice", "Split", "Pad", "Cast", "Identity") or is_a(node, VIEW, ELEMENTWISE):
+                if is_a(node, VIEW, ELEMENTWISE, FILLS) or is_a(node, STRIDES) and known(node).matrix is None:
                     waiting += [v for v in node.outputs if v not in seen]
                     seen.update(node.outputs)
                     continue
@@ -220,14 +221,12 @@ class Network:
     def is_recurrent(self) -> bool:
         return any(is_a(node, RECURRENT) for node in self.nodes)
 
-    def tail(self, end: End, stop: frozenset[str] = frozenset()) -> list[ir.Node]:
+    def tail(self, end: End) -> list[ir.Node]:
         """Return the nodes that an output is made of along the first live inputs, from the last on."""
         found: list[ir.Node] = []
         value: ir.Value | None = end.value
         while value is not None and (node := value.producer()) is not None and len(found) < _STEPS:
             found.append(node)
-            if op_of(node) in stop:
-                break
             value = first_live(node, self.live)
         return found
 
@@ -278,11 +277,9 @@ def count(shape: Shape | None) -> int | None:
 
 
 def _is_spatial(node: ir.Node) -> bool:
-    if op_of(node) in ("Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "MaxPool", "AveragePool"):
-        return True
-    if op_of(node) not in ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"):
-        return op_of(node) == "InstanceNormalization"
-    return any(info(v).rank == 4 for v in node.inputs[1:])
+    if is_convolution(node):
+        return any(info(v).rank == 4 for v in node.inputs[1:])
+    return is_a(node, RESAMPLES, SHUFFLES, POOL) or is_norm_of_channels(node) and not known(node).still
 
 
 def quoted(found: Iterable[str]) -> str:

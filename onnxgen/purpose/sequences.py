@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.traits import RECURRENT
-from onnxgen.purpose.ends import End, behind, op_of
+from onnxgen.graph.traits import RECURRENT, SCALES, SIGMOID
+from onnxgen.purpose.ends import End, behind
 from onnxgen.purpose.found import BUILT, FITS, NAMED, Vote
 from onnxgen.purpose.network import Network, Tokens, called, quoted, shown, words
-from onnxgen.purpose.vectors import SIGMOID, SOFTMAX
+from onnxgen.purpose.operators import CAUSAL, op_of
 from onnxgen.purpose.vocabulary import BESIDE_TOKENS, CACHE, CTC, DECODER, ENCODER, SOUND, STATES, TAGS
 from onnxgen.shapes.dims import Dim, TooComplex, evaluate, symbols
 from onnxgen.shapes.info import info
@@ -80,13 +80,13 @@ def token_classification(net: Network) -> Iterator[Vote]:
         shape, width = end.shape, _positions(end)
         if shape is None or width is None or width < 2 or width in rows:
             continue
-        facts = {"output": end.name, "axis": 2, "classes": width, "activation": SOFTMAX.get(end.op, "none")}
+        facts = {"output": end.name, "axis": 2, "classes": width, "activation": end.softmax}
         each = any((info(tokens.value).shape or ())[:2] == shape[:2] for tokens in net.tokens)
         named = words(end.name) & TAGS
-        scores = end.is_linear or end.op in SOFTMAX
+        scores = end.is_linear or end.is_softmax
         text = f"output {shown(end.value)} has {width} scores for each token"
         text += f" of {shown(net.tokens[0].value)}" if each else ""
-        sure = width <= _FEW and bool(end.op in SOFTMAX or named or width < (_inner(end) or 0))
+        sure = width <= _FEW and bool(end.is_softmax or named or width < (_inner(end) or 0))
         if each and scores and sure:
             yield Vote("token-classification", BUILT, (text,), facts, frozenset({end.name}))
         elif each and scores:
@@ -105,20 +105,20 @@ def ctc(net: Network) -> Iterator[Vote]:
     """Scores of letters, and of none, along a line of text or along speech (Graves et al. 2006)."""
     for end in net.ends if not net.tokens else ():
         width = _positions(end)
-        if width is None or end.shape is None or not (end.is_linear or end.op in SOFTMAX):
+        if width is None or end.shape is None or not (end.is_linear or end.is_softmax):
             continue
         time = _time(net, end)
-        if time is None or end.op in SOFTMAX and end.axis != 2:
+        if time is None or end.is_softmax and end.axis != 2:
             continue
         axis, factor = time
         facts = {"output": end.name, "axis": 2, "classes": width, "time": axis, "batch": 1 - axis,
-                 "activation": SOFTMAX.get(end.op, "none")}  # fmt: skip
+                 "activation": end.softmax}  # fmt: skip
         named = words(end.name) & CTC or {"log", "probs"} <= words(end.name)
         steps = f"each step of axis {axis}, {factor} times fewer than the input"
         text = f"output {shown(end.value)} has {width} scores for {steps}"
         line = bool(net.images) and isinstance(net.images[0].height, int) and net.images[0].height <= _LINE
-        heard = not net.images and end.op == "LogSoftmax"
-        if (line and (end.op in SOFTMAX or _reads_both_ways(net)) or heard) and width >= _LETTERS:
+        heard = not net.images and end.softmax == "log_softmax"
+        if (line and (end.is_softmax or _reads_both_ways(net)) or heard) and width >= _LETTERS:
             yield Vote("ctc", BUILT, (text, "one of them is the blank"), facts, frozenset({end.name}))
         else:
             yield Vote("ctc", NAMED if named else FITS, (text,), facts, frozenset({end.name}))
@@ -173,7 +173,7 @@ def denoising(net: Network) -> Iterator[Vote]:
             named, facts = words(end.name) & SOUND, {"output": end.name, "input": value.name or ""}
             same = f"output {shown(end.value)} has the shape of {shown(value)}"
             explained = frozenset({end.name})
-            if end.op in SIGMOID and _is_spectrum(shape[-1]) and net.is_recurrent:
+            if end.is_sigmoid and _is_spectrum(shape[-1]) and net.is_recurrent:
                 text = f"{same} and ends in {end.op}: a mask of {shape[-1]} frequencies"
                 yield Vote("denoising", BUILT, (text,), facts | {"mask": True}, explained)
             elif _is_masked(net, end, value):
@@ -191,18 +191,18 @@ def _is_spectrum(width: Dim) -> bool:
 
 
 def _is_masked(net: Network, end: End, value: ir.Value) -> bool:
-    if end.node is None or end.op != "Mul" or len(end.shape or ()) < 3:
+    if end.node is None or not end.is_a(SCALES) or len(end.shape or ()) < 3:
         return False
     sides = [behind(v, (), net.live)[0] for v in end.node.inputs if v is not None]
     makers = [v.producer() for v in sides]
-    return value in sides and any(node is not None and op_of(node) in SIGMOID for node in makers)
+    return value in sides and any(node is not None and is_a(node, SIGMOID) for node in makers)
 
 
 def _wide(net: Network) -> Iterator[tuple[End, Tokens]]:
     """Yield the outputs with as many numbers as an embedding has rows, for each position or for the last."""
     for end in net.ends:
         shape = end.shape
-        if shape is None or len(shape) not in (2, 3) or not (end.is_linear or end.op in SOFTMAX):
+        if shape is None or len(shape) not in (2, 3) or not (end.is_linear or end.is_softmax):
             continue
         for tokens in sorted(net.tokens, key=lambda t: (info(t.value).shape or ())[:2] != shape[:2]):
             if shape[-1] == tokens.rows and tokens.rows > 4:
@@ -222,6 +222,6 @@ def _vocabulary(net: Network, end: End) -> dict[str, object]:
     facts |= {"vocabulary": shape[-1]} if shape and isinstance(shape[-1], int) else {}
     past = net.has_input(*CACHE)
     causal = past or any(n.attributes.get_int("is_causal", 0) or n.attributes.get_int("unidirectional", 0)
-                         for n in net.nodes if "ttention" in op_of(n)) or net.has("Trilu", "LessOrEqual")  # fmt: skip
+                         for n in net.nodes if "ttention" in op_of(n)) or net.has(*CAUSAL)  # fmt: skip
     causal |= net.is_recurrent and not _reads_both_ways(net)
     return facts | {"causal": bool(causal), "cache": past}

@@ -8,26 +8,42 @@ import onnx_ir as ir
 
 from onnxgen.errors import counted
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.traits import NORM
-from onnxgen.purpose.ends import End, behind, first_live, op_of
+from onnxgen.graph.traits import (
+    ADDS,
+    AVERAGES,
+    ELEMENTWISE,
+    GLOBAL_POOL,
+    JOINS,
+    NORM,
+    RECTIFIER,
+    REDUCTION,
+    SAMPLES,
+    SCALES,
+    SIGMOID,
+)
+from onnxgen.purpose.ends import End, behind, first_live
 from onnxgen.purpose.found import BUILT, FITS, NAMED, Vote
 from onnxgen.purpose.network import Network, count, quoted, shown, words
+from onnxgen.purpose.operators import (
+    DIVIDES,
+    TANH,
+    UNIT,
+    is_norm_of_channels,
+    is_of_length,
+    op_of,
+    picks,
+    squares,
+)
 from onnxgen.purpose.vocabulary import CLASSES, LABELS, NUMBERS, PARTS, PLACES, VALUES, VECTORS
 from onnxgen.shapes.info import info
 
-SOFTMAX = {"Softmax": "softmax", "LogSoftmax": "log_softmax"}
-SIGMOID = {"Sigmoid", "HardSigmoid"}
 IMAGENET = (1000, 1001, 21841, 21843)  # numbers of its classes, with one for the background
-_LENGTHS = {"ReduceL2", "ReduceSumSquare", "ReduceSum", "Pow", "Mul", "Sqrt", "Clip", "Max", "Add", "Expand", "Abs"}
 _LENGTH = 10  # nodes that compute the length of a vector
 # coordinates of the points that networks for faces, hands and bodies find
 _LANDMARKS = {axes * points for axes in (2, 3) for points in (5, 17, 21, 33, 68, 98, 106, 194, 468, 478)}
-_VALUED = SIGMOID | set("Normalize LpNormalization Tanh Relu Softplus Exp Clip Mul Add Div Sub Concat".split())
 _CLASSIFIERS = {"LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"}
 _REGRESSORS = {"LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"}
 _NARROW, _USUAL = 8, 16  # fewer numbers are rather a place, a direction or a rotation
-_REDUCES = {"ReduceMean", "ReduceMax", "ReduceSum", "GlobalAveragePool", "GlobalMaxPool", "ReduceL2", "Div", "Mul"}
-_PICKS = {"Gather", "Slice", "Squeeze", "GatherND", "Unbind", "Split", "Normalize", "LpNormalization"}
 
 
 def classification(net: Network) -> Iterator[Vote]:
@@ -35,14 +51,14 @@ def classification(net: Network) -> Iterator[Vote]:
     yield from _classical(net)
     for end in net.ends:
         found = net.vector(end)
-        if end.op == "ArgMax":
+        if end.is_choice:
             yield from _chosen(end)
-        if found is None or found[1] < 2 and end.op not in SIGMOID and not end.is_linear:
+        if found is None or found[1] < 2 and not end.is_sigmoid and not end.is_linear:
             continue
         axis, width = found
-        facts = {"output": end.name, "axis": axis, "classes": width, "activation": SOFTMAX.get(end.op, "none")}
+        facts = {"output": end.name, "axis": axis, "classes": width, "activation": end.softmax}
         named = words(end.name)
-        if end.op in SOFTMAX and end.axis == axis and width > 1:
+        if end.is_softmax and end.axis == axis and width > 1:
             if named & PARTS or net.is_length(width):
                 yield Vote("classification", FITS, (_ends(end, f"over {width} positions or classes"),), facts)
             else:
@@ -55,7 +71,7 @@ def classification(net: Network) -> Iterator[Vote]:
         elif end.is_linear and width in IMAGENET and net.images:
             how = f"{_ends(end, f'with {width} rows')}, as many as ImageNet has classes, and the input is an image"
             yield Vote("classification", NAMED, (how,), facts, frozenset({end.name}))
-        elif end.is_linear or end.op in SIGMOID and width == 1 or is_norm(end) or width > 1 and _is_pooled(end):
+        elif end.is_linear or end.is_sigmoid and width == 1 or is_norm(end) or width > 1 and _is_pooled(end):
             how = "one number might be the score of one of two classes" if width == 1 else "scores of classes fit"
             yield Vote("classification", FITS, (f"output {shown(end.value)}: {how}",), facts)
 
@@ -90,9 +106,9 @@ def multilabel(net: Network) -> Iterator[Vote]:
     """Several labels, each of which may be true."""
     for end in net.ends:
         found = net.vector(end)
-        if end.op in SIGMOID and end.shape is not None and len(end.shape) == 3 and found is None:
+        if end.is_sigmoid and end.shape is not None and len(end.shape) == 3 and found is None:
             yield Vote("multilabel", FITS, (f"output {shown(end.value)}: labels of each step fit",))
-        if found is None or end.op not in SIGMOID or found[1] < 2:
+        if found is None or not end.is_sigmoid or found[1] < 2:
             continue
         axis, width = found
         facts = {"output": end.name, "axis": axis, "classes": width, "activation": "sigmoid"}
@@ -117,33 +133,33 @@ def regression(net: Network) -> Iterator[Vote]:
         found = net.vector(end)
         if found is None and end.is_linear and end.shape is not None and len(end.shape) == 3 and not net.tokens:
             yield Vote("regression", FITS, (f"output {shown(end.value)}: values of each step fit",))
-        if found is None or end.op in SOFTMAX or end.op == "ArgMax":
+        if found is None or end.is_softmax or end.is_choice:
             continue
         axis, width = found
         facts = {"output": end.name, "axis": axis, "values": width}
         named = words(end.name)
         said = named & (NUMBERS | VALUES if width == 1 else NUMBERS)
-        said |= named & {"action", "actions"} if end.op == "Tanh" else set()
+        said |= named & {"action", "actions"} if end.op == TANH else set()
         if said and not named & CLASSES:
             text = f"output {shown(end.value)} has {quoted(said)} in its name"
             yield Vote("regression", NAMED, (text,), facts, frozenset({end.name}))
         elif _is_rescaled(net, end):
             text = f"output {shown(end.value)} is a {end.op} whose result is scaled by a stored number"
             yield Vote("regression", BUILT, (text,), facts, frozenset({end.name}))
-        elif end.is_linear or is_norm(end) or end.op in _VALUED:
+        elif end.is_linear or is_norm(end) or _is_valued(end):
             yield Vote("regression", FITS, (_ends(end, f"and has {counted(width, 'value')}: any fit"),), facts)
 
 
 def _is_rescaled(net: Network, end: End) -> bool:
     """Return True for a * sigmoid(x) + b, or with tanh, where a is stored."""
     node, scaled = end.node, False
-    while node is not None and op_of(node) in ("Mul", "Add", "Sub", "Div") and len(node.inputs) == 2:
+    while node is not None and is_a(node, ADDS, SCALES) and len(node.inputs) == 2:
         data = first_live(node, net.live)
         if data is None or sum(v in net.live for v in node.inputs) != 1:
             return False
-        scaled |= op_of(node) in ("Mul", "Div")
+        scaled |= is_a(node, SCALES)
         node = behind(data, (), net.live)[0].producer()
-    return scaled and node is not None and op_of(node) in (*SIGMOID, "Tanh")
+    return scaled and node is not None and (is_a(node, SIGMOID) or op_of(node) == TANH)
 
 
 def embedding(net: Network) -> Iterator[Vote]:
@@ -172,8 +188,8 @@ def _embedding(net: Network, end: End, facts: dict[str, object], single: bool) -
     elif net.tokens and (norm := headless(net, end)):
         text = f"no layer follows the last norm, {shown(norm.outputs[0])}: {shown(end.value)} is what the encoder says"
         yield Vote("embedding", BUILT, (text,), facts, explained)
-    elif net.images and single and end.op == "BatchNormalization" and isinstance(width, int) and width % 64 == 0:
-        text = f"output {shown(end.value)} ends in a BatchNormalization over {width} numbers, as embeddings of faces do"
+    elif net.images and single and _ends_in_channels(end) and isinstance(width, int) and width % 64 == 0:
+        text = f"output {shown(end.value)} ends in a {end.op} over {width} numbers, as embeddings of faces do"
         yield Vote("embedding", BUILT, (text,), facts, explained)
     elif (
         facts["normalised"] or isinstance(width, int) and width >= _USUAL and (single or end.is_linear or is_norm(end))
@@ -183,36 +199,47 @@ def _embedding(net: Network, end: End, facts: dict[str, object], single: bool) -
 
 def _is_normalised(net: Network, end: End, axis: int) -> bool:
     """Return True if the output is divided by its own length."""
-    if end.op != "Div" or end.node is None or len(end.node.inputs) != 2:
-        return end.op in ("Normalize", "LpNormalization") and end.axis == axis
+    if end.op != DIVIDES or end.node is None or len(end.node.inputs) != 2:
+        return end.op in UNIT and end.axis == axis
     data, length = (None if v is None else behind(v, (), net.live)[0] for v in end.node.inputs)
-    squares = False
+    squared = False
     for _ in range(_LENGTH):
         node = None if length is None else length.producer()
-        if node is None or length is data or op_of(node) not in _LENGTHS:
+        if node is None or length is data or not is_of_length(node):
             break
-        squares |= op_of(node) in ("ReduceL2", "ReduceSumSquare", "Pow", "Mul")
+        squared |= squares(node)
         length = first_live(node, net.live)
         length = None if length is None else behind(length, (), net.live)[0]
-    return squares and length is not None and length is data
+    return squared and length is not None and length is data
 
 
 def headless(net: Network, end: End) -> ir.Node | None:
     """Return the last norm if all that follows it picks or averages positions; else None."""
-    for node in net.tail(end, frozenset({"LayerNormalization", "RMSNormalization"})):
-        if op_of(node) in ("LayerNormalization", "RMSNormalization"):
+    for node in net.tail(end):
+        if is_a(node, NORM) and not is_a(node, SAMPLES):
             return node
-        if op_of(node) not in _REDUCES | _PICKS and behind(node.outputs[0], (), net.live)[0] is node.outputs[0]:
+        pools = is_a(node, REDUCTION, GLOBAL_POOL, SCALES) or picks(node) or op_of(node) in UNIT
+        if not pools and behind(node.outputs[0], (), net.live)[0] is node.outputs[0]:
             return None
     return None
 
 
+def _is_valued(end: End) -> bool:
+    """Return True if the last operator makes numbers of any meaning."""
+    dtype = info(end.value).dtype
+    return end.op in UNIT or dtype is not None and dtype.is_floating_point() and end.is_a(ELEMENTWISE, JOINS)
+
+
+def _ends_in_channels(end: End) -> bool:
+    return end.node is not None and is_norm_of_channels(end.node)
+
+
 def is_norm(end: End) -> bool:
-    return end.node is not None and is_a(end.node, NORM)
+    return end.is_a(NORM)
 
 
 def _is_pooled(end: End) -> bool:
-    return end.op in ("GlobalAveragePool", "ReduceMean", "GlobalMaxPool", "AveragePool", "Relu")
+    return end.is_a(GLOBAL_POOL, AVERAGES, RECTIFIER)
 
 
 def _ends(end: End, what: str) -> str:

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.nodes import all_nodes, made_by
-from onnxgen.graph.traits import ACTIVATION
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import ACTIVATION, SIZES
 from onnxgen.options import Options
 from onnxgen.weights.stored import stored
 
@@ -153,8 +153,8 @@ def _takes_weights(node: ir.Node, rank: int) -> bool:
 def _producers(node: ir.Node) -> Iterable[ir.Node]:
     """Yield the nodes that make the data of a node, without those that only read a size."""
     for value in node.inputs:
-        producer = None if value is None or made_by(value, "Shape", "Size") else value.producer()
-        if producer is not None and producer.op_type != "Constant":
+        producer = None if value is None else value.producer()
+        if producer is not None and not is_a(producer, SIZES) and producer.op_type != "Constant":
             yield producer
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import known
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.traits import (
     ACTIVATION,
+    ADDS,
     CONVOLUTION,
     GLOBAL_POOL,
     NORMALISES,
     POOL,
     RECURRENT,
     REDUCTION,
+    RESAMPLES,
+    SCALES,
+    SHUFFLES,
+    SOFTMAX,
     VIEW,
 )
 from onnxgen.scopes.flow import Flow
@@ -26,15 +31,17 @@ _KINDS = {
     RECURRENT: "recurrent",
     REDUCTION: "reduce",
     VIEW: "move",
+    RESAMPLES: "resize",
+    SHUFFLES: "resize",
+    SOFTMAX: "softmax",
 }
 _BY_NAME = {
     **dict.fromkeys(("Erf", "QuickGelu", "Silu"), "act"),
     "SimplifiedLayerNormalization": "norm",
-    **dict.fromkeys(("Resize", "Upsample", "DepthToSpace", "SpaceToDepth"), "resize"),
     "Attention": "attention",
     "ConvTranspose": "deconv",
     "Dropout": "drop",
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), "softmax"),
+    "Hardmax": "softmax",
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"), "quant"),
     **dict.fromkeys(("Cast", "CastLike", "Expand"), "move"),
 }
@@ -54,7 +61,7 @@ def kind(flow: Flow, i: int) -> str:
         return {"Gather": "embedding", "Gemm": "linear", "Linear": "linear", "MatMul": "linear"}.get(
             node.op_type, f"own {node.op_type}"
         )
-    if node.op_type in ("Add", "Mul", "Sub", "Div"):
+    if is_a(node, ADDS, SCALES):
         return {"Add": "add", "Mul": "mul"}.get(node.op_type, node.op_type) if _is_merge(flow, i) else "scale"
     if node.op_type == "MatMul":
         return "product"

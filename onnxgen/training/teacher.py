@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, did_you_mean, one_line
+from onnxgen.graph.catalogue import having
+from onnxgen.graph.traits import RESHAPE, SAME
 from onnxgen.output.signature import Port
+from onnxgen.purpose.operators import softmax_of
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch
@@ -29,18 +32,6 @@ from onnxgen.verify.convert import to_torch
 from onnxgen.verify.oracle import Onnxruntime, Refused
 
 Made = dict[str, Tensor]  # outputs and features by name
-_ENDINGS = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid"}
-_MOVES = {
-    "Identity",
-    "Cast",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "Clip",
-}
 _TYPES = {"float": "float32", "double": "float64"}  # onnxruntime's names of types that torch calls otherwise
 _SUM = 1e-3  # probabilities sum to 1 within this
 TOLD = "a teacher is an ONNX file, a module that onnxgen generated, or the folder of a run"
@@ -123,12 +114,13 @@ class OnnxNetwork:
         return {name: self._ending(name) for name in self.outputs}
 
     def _ending(self, name: str) -> str:
-        while (node := self.makers.get(name)) is not None and node.op_type in _MOVES:
+        passing = having(RESHAPE, SAME) | {"Clip"}
+        while (node := self.makers.get(name)) is not None and node.op_type in passing:
             name = node.input[0]
+        if node is not None and node.op_type == "Log" and (before := self.makers.get(node.input[0])) is not None:
+            return "log_softmax" if softmax_of(before.op_type) == "softmax" else ""
         kind = "" if node is None else node.op_type
-        if node is not None and kind == "Log" and (before := self.makers.get(node.input[0])) is not None:
-            return "log_softmax" if before.op_type == "Softmax" else ""
-        return _ENDINGS.get(kind, "")
+        return "sigmoid" if kind == "Sigmoid" else softmax_of(kind)
 
 
 class ModuleNetwork:

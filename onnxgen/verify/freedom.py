@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxgen.graph.catalogue import having
-from onnxgen.graph.traits import RECURRENT
+from onnxgen.graph.traits import RECURRENT, RESAMPLES
 from onnxgen.reader.protos import every_node
 from onnxgen.verify.compare import SLACK_FACTOR, Tolerance
 from onnxgen.verify.convert import widened
@@ -88,7 +88,7 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
         unit = max(HALF_NOISE.get(dtype, FLOAT32_NOISE), HALF_NOISE.get(_HALVES.get(kind, ""), FLOAT32_NOISE))
         nodes.extend(_with_noise(exact, name, kind, unit, float(seed * 7919 + len(nodes))))
 
-    scales = {name for node in every_node(made) if node.op_type in ("Resize", "Upsample") for name in node.input[1:]}
+    scales = {name for node in every_node(made) if node.op_type in having(RESAMPLES) for name in node.input[1:]}
     inputs = {value.name: value for value in made.graph.input}
     for weight in made.graph.initializer if dtype in HALF_NOISE else ():
         if weight.data_type not in _FLOATS or not weight.dims or weight.name in scales:

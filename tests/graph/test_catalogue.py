@@ -18,7 +18,26 @@ from onnx import helper as h
 
 from onnxgen.graph.catalogue import Known, having, of
 from onnxgen.graph.operators import operators
-from onnxgen.graph.traits import AVERAGES, COMPARISON, ELEMENTWISE, FILLS, KEEPS_SIGN, MOVES, PICKS, RANDOM
+from onnxgen.graph.traits import (
+    ADDS,
+    AVERAGES,
+    COMPARISON,
+    ELEMENTWISE,
+    FILLS,
+    JOINS,
+    KEEPS_SIGN,
+    MOVES,
+    PICKS,
+    RANDOM,
+    RESAMPLES,
+    SAME,
+    SCALES,
+    SELECTS,
+    SHUFFLES,
+    SIGMOID,
+    SIZES,
+    SOFTMAX,
+)
 from tests.conftest import ROOT
 
 Array = NDArray[Any]
@@ -40,8 +59,17 @@ FURTHER: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "PRelu": ([np.full((4, 1, 1), 0.5, "f")], {}),
     "CumSum": ([np.array(1)], {}), "CumProd": ([np.array(1)], {}), "Mod": (["y"], {"fmod": 1}),
     "Clip": ([np.float32(-0.5), np.float32(1)], {}), "LpNormalization": ([], {"p": 2}),
+    "Softmax": ([], {"axis": 1}), "LogSoftmax": ([], {"axis": 1}), "ArgMax": ([], {"axis": 1}),
+    "ArgMin": ([], {"axis": 1}), "TopK": ([np.array([1])], {}),
+    "QuantizeLinear": ([np.float32(0.01), np.array(128, np.uint8)], {}),
+    "DequantizeLinear": ([np.float32(0.01), np.array(128, np.uint8)], {}),
+    "Resize": ([np.zeros(0, "f"), np.array([1, 1, 2, 3], "f")], {"mode": "linear"}),
+    "Upsample": ([np.array([1, 1, 2, 3], "f")], {"mode": "linear"}),
 }  # fmt: skip
 BINARY = frozenset("Add Sub Mul Div Pow Max Min Mean Sum".split()) | having(COMPARISON)
+TWO = {"Split", "TopK", "Unique"}  # outputs
+BY_OTHERS = {"Compress", "MaxRoiPool", "NonMaxSuppression", "RoiAlign"}  # they select by another input than the data
+OPSETS = {"Upsample": 9}  # where a later one has it no more
 # of these one is enough, or onnxruntime has no kernel of float
 LEFT = {
     "Scatter",
@@ -72,10 +100,10 @@ def run(op: str, x: Array, y: Array) -> list[Array]:
         assert named is not None
         arrays[f"i{i}"] = np.asarray(named)
     ports = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in arrays.items()]
-    outputs = ["z", "w"] if op == "Split" else ["z"]
+    outputs = ["z", "w"] if op in TWO else ["z"]
     made = [h.make_value_info(name, onnx.TypeProto()) for name in outputs]
     model = h.make_model(h.make_graph([h.make_node(op, list(arrays), outputs, **attributes)], "g", ports, made))
-    model.ir_version, model.opset_import[0].version = 9, 20
+    model.ir_version, model.opset_import[0].version = 9, OPSETS.get(op, 20)
     found: list[Array] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays)
     return found
 
@@ -128,6 +156,72 @@ def test_nothing_is_less_than_the_least(op: str) -> None:
     least = facts(op).least
     assert least is not None
     assert np.nanmin(run(op, x, x)[0]) >= least - 1e-6
+
+
+@pytest.mark.parametrize("op", standard(SAME))
+def test_the_same_numbers_keep_their_order(op: str) -> None:
+    """Rounding may make neighbours equal, and makes no other difference."""
+    x = np.arange(64).reshape(1, 4, 4, 4).astype(np.float32) / 32 - 1
+    (result,) = run(op, (x * 32 + 128).astype(np.uint8) if op == "DequantizeLinear" else x, x)
+    assert result.shape == x.shape and (np.diff(result.ravel().astype(np.float64)) > 0).all()
+
+
+@pytest.mark.parametrize("op", standard(SIZES))
+def test_sizes_are_those_of_any_data(op: str) -> None:
+    (first,), (second,), (other,) = (run(op, x, x) for x in (drawn(1), drawn(2), np.zeros((2, 3, 4, 4), np.float32)))
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, other) and np.prod(first) == 64
+
+
+@pytest.mark.parametrize("op", standard(JOINS, SHUFFLES))
+def test_nothing_is_lost_where_data_are_joined_or_shuffled(op: str) -> None:
+    x, y = drawn(1), drawn(2)
+    (result,) = run(op, x, y)
+    given = np.concatenate([x, y], None) if op in having(JOINS) else x
+    np.testing.assert_array_equal(np.sort(result, None), np.sort(given, None))
+    if op in having(SHUFFLES):
+        assert result.shape[0] == 1 and result.shape[1] != 4 and result.shape[2:] != (4, 4)
+
+
+@pytest.mark.parametrize("op", standard(ADDS, SCALES))
+def test_sums_and_products(op: str) -> None:
+    x, y = drawn(1), drawn(2, 0.5)
+    (result,) = run(op, x, y)
+    one, other = (x + y, x - y) if op in having(ADDS) else (x * y, x / y)
+    assert np.allclose(result, one) or np.allclose(result, other)
+
+
+@pytest.mark.parametrize("op", standard(SIGMOID))
+def test_sigmoids_grow_from_0_to_1(op: str) -> None:
+    x = np.linspace(-40, 40, 64, dtype=np.float32).reshape(1, 4, 4, 4)
+    (result,) = run(op, x, x)
+    assert (np.diff(result.ravel()) >= 0).all()
+    assert result.min() == pytest.approx(0, abs=1e-6) and result.max() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("op", standard(SOFTMAX))
+def test_a_softmax_sums_to_1(op: str) -> None:
+    (result,) = run(op, drawn(1), drawn(2))
+    shares = result if result.min() > 0 else np.exp(result)
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", standard(RESAMPLES))
+def test_what_is_alike_stays_alike_at_another_size(op: str) -> None:
+    (same,) = run(op, np.full((1, 4, 4, 4), 0.5, np.float32), drawn(2))
+    (other,) = run(op, drawn(1), drawn(2))
+    assert same.shape == other.shape == (1, 4, 8, 12) and np.allclose(same, 0.5)
+    assert drawn(1).min() <= other.min() < other.max() <= drawn(1).max()
+
+
+@pytest.mark.parametrize("op", sorted({*standard(SELECTS)} - BY_OTHERS))
+def test_which_are_selected_depends_on_their_order(op: str) -> None:
+    x = drawn(1)
+    chosen, again, other = (
+        [made for made in run(op, data, x) if made.dtype == np.int64] for data in (x, x * 3, np.maximum(-x, 0))
+    )
+    assert chosen and all(map(np.array_equal, chosen, again))
+    assert not all(map(np.array_equal, chosen, other))
 
 
 def test_what_is_said_of_inputs_names_inputs() -> None:

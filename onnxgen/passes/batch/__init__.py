@@ -21,7 +21,7 @@ from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.graph.annotations import FREED
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import has_subgraphs, opset_of, subgraphs
-from onnxgen.graph.traits import ELEMENTWISE, RANDOM
+from onnxgen.graph.traits import ELEMENTWISE, RANDOM, SIZES
 from onnxgen.options import Options
 from onnxgen.passes.batch import arithmetic, layout
 from onnxgen.passes.batch.stack import Batch, Refusal, Rule, RuleNode, Stack
@@ -165,7 +165,7 @@ def _prove(n: RuleNode, used: set[ir.Value]) -> None:
         raise Refusal("the operator draws the same random numbers for all samples")
     if not used.intersection(batch.stacks):
         return
-    if node.op_type in ("Shape", "Size") and node.domain == "":
+    if is_a(node, SIZES):
         _freeze(node)
         return
     rule = _rule(node) if node.domain == "" else None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a, known
-from onnxgen.graph.traits import AVERAGES, FILLS, MOVES, PICKS
+from onnxgen.graph.traits import AVERAGES, FILLS, MOVES, PICKS, SAME
 from onnxgen.passes.steps import input_at
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
@@ -26,7 +26,7 @@ def least(value: ir.Value | None, depth: int = MAX_DEPTH) -> float:
     if node is None or node.domain != "":
         return -math.inf
     facts, rule = known(node), _RULES.get(node.op_type)
-    if facts.least is not None or rule is None and not is_a(node, MOVES, PICKS, AVERAGES):
+    if facts.least is not None or rule is None and not is_a(node, MOVES, SAME, PICKS, AVERAGES):
         return -math.inf if facts.least is None else facts.least
     bounds = [least(v, depth - 1) for i, v in enumerate(node.inputs) if i in facts.data and v is not None]
     return rule(node, bounds) if rule is not None else min(bounds + [0.0] * is_a(node, FILLS))
@@ -46,6 +46,4 @@ _RULES: dict[str, Callable[[ir.Node, list[float]], float]] = {
     "Max": lambda node, bounds: max(bounds),
     "Clip": _clip,
     "Elu": lambda node, bounds: -float(node.attributes["alpha"].value) if "alpha" in node.attributes else -1.0,
-    # quantised integers stand for the same numbers; Dropout scales up what it keeps
-    **dict.fromkeys(("Cast", "Dropout", "QuantizeLinear", "DequantizeLinear"), lambda node, bounds: bounds[0]),
 }

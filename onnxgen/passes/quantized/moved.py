@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import copy_all
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import FILLS, MOVES, PICKS
+from onnxgen.graph.traits import FILLS, MOVES, PICKS, RESAMPLES
 from onnxgen.passes.quantized.scales import Scaled
 from onnxgen.passes.steps import filled, input_at, insert
 from onnxgen.shapes.info import info
@@ -77,7 +77,7 @@ def _is_plain(node: ir.Node) -> bool:
 
 def moves(node: ir.Node, made: ir.Value | None) -> bool:
     """Return True if a result of a node only has elements of its data, so that one scale holds before and after."""
-    if node.op_type == "Resize" or node.op_type == "Upsample":
+    if is_a(node, RESAMPLES):
         mode = node.attributes.get("mode")
         return mode is None or mode.as_string() == "nearest"
     if is_a(node, PICKS):
