@@ -161,7 +161,16 @@ def _adapted(model: nn.Module, file: Path | None, settings: Settings) -> tuple[A
     notes = pack(model, file, head) if file is not None and file.is_file() else []
     if settings.dora and any(packed_layers(model)):
         notes.append("DoRA beside integers can't be exported as an adapter: train with --lora alone for that")
-    return add_adapter(model, settings.lora, *settings.lora_target, dora=settings.dora, whole=head), notes
+    if bare := next(model.parameters(), None) is None:  # peft would ask the first parameter for its device
+        model.hf_device_map = {"": next(model.buffers()).device}
+    adapter = add_adapter(model, settings.lora, *settings.lora_target, dora=settings.dora, whole=head)
+    if bare:
+        del model.hf_device_map
+    integers = (torch.int8, torch.uint8)
+    left = [p for p, m in model.named_modules() if any(b.ndim > 1 and b.dtype in integers for b in m.buffers(False))]
+    if left:
+        notes.append(f"{', '.join(left[:3])} hold integers and get no adapter: generate again with --quantized float")
+    return adapter, notes
 
 
 def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Goal]:
