@@ -162,7 +162,7 @@ def _adapted(model: nn.Module, file: Path | None, settings: Settings) -> tuple[A
     if settings.dora and any(packed_layers(model)):
         notes.append("DoRA beside integers can't be exported as an adapter: train with --lora alone for that")
     if bare := next(model.parameters(), None) is None:  # peft would ask the first parameter for its device
-        model.hf_device_map = {"": next(model.buffers()).device}
+        model.hf_device_map = {"": next(model.buffers()).device}  # type: ignore[assignment]
     adapter = add_adapter(model, settings.lora, *settings.lora_target, dora=settings.dora, whole=head)
     if bare:
         del model.hf_device_map
