@@ -43,7 +43,7 @@ SYNONYMS = {  # words of other programs for an option, besides those that its na
     "--loss": "criterion",
     "--lr": "learningrate rate",
     "--max-steps": "iterations steps",
-    "--monitor": "metric",
+    "--monitor": "watch best-metric",
     "--optimizer-arg": "momentum betas eps",
     "--out": "output output-dir save-dir",
     "--output": "out save",
