@@ -233,7 +233,8 @@ def test_the_option(text: str, value: tuple[str, ...]) -> None:
     ("classes", "what"),
     [
         (("cat", "cat"), "classes has 'cat' twice"),
-        (("cat", " "), "classes has an empty name"),
+        (("cat", ""), "classes has an empty name"),
+        (("cat", "\t"), "classes has an empty name"),
         ("cat,dog", "classes must be a list of names, not the text 'cat,dog' -> give it like classes=('cat', 'dog')"),
     ],
 )

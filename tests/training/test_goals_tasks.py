@@ -116,12 +116,12 @@ def test_a_reader_is_trained_evaluated_asked_and_exported(first: bool, tmp_path:
     assert {"val_loss", "val_character_error", "val_exact_match"} <= result.history[0].keys()
     learner = load(tmp_path / "run", device="cpu")
     assert learner.settings.classes == ("a", "b", "c", "d") and learner.settings.blank == 0
-    again = learner.evaluate({"x": x, "y": words})
+    again = learner.evaluate({"x": x[:20], "y": words[:20]})  # of its own data, it would take the part held back
     logs = learner.model(torch.from_numpy(x))
     logs = logs if first else logs.transpose(0, 1)
     by_hand = ["".join("abcd"[i - 1] for i in torch.unique_consecutive(row).tolist() if i) for row in logs.argmax(2)]
     assert [one.label for one in learner.predict({"x": x})] == by_hand
-    assert again["exact_match"] == pytest.approx(np.mean(np.array(by_hand) == words))
+    assert again["exact_match"] == pytest.approx(np.mean((np.array(by_hand) == words)[:20]))
     assert run(["export", str(tmp_path / "run"), "-o", str(tmp_path / "out.onnx"), "-q"]) == 0
     (made,) = onnxruntime.InferenceSession(tmp_path / "out.onnx").run(None, {"x": x})
     np.testing.assert_allclose(made if first else made.swapaxes(0, 1), logs.detach().numpy(), atol=1e-5)

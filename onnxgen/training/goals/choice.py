@@ -79,7 +79,7 @@ def _made_by(module: str) -> Callable[[Situation], Sequence[Goal]]:
 LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher")
 TASKS: dict[str, TaskKind] = {
     "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
-    "detection": TaskKind("target", _made_by("detection.goal"), columns=("boxes",), classes="some"),
+    "detection": TaskKind("target", _made_by("detection.goal"), columns=("boxes",)),
     "embedding": TaskKind("target", _made_by("embedding"), takes=("loss",), classes="some"),
     "keypoints": TaskKind("target", _made_by("keypoints"), columns=("keypoints",), takes=("loss",)),
     "language-model": TaskKind("labels", next_token, labels="next"),
