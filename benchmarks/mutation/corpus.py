@@ -150,7 +150,7 @@ def _entry(place: Path) -> Entry | str:
         check = Check(place / "net.onnx", options, rtol=1e-3, atol=1e-5)
         with imported(out[1] / "model.py") as file:
             check._begun(from_pretrained(file, place), vars(file), "")
-            inputs = list(check._inputs(RUNS, 0, None))
+            inputs = list(check.answers(RUNS, 0, None))
         feeds = [answer.feeds for answer in inputs]
         right = meaning(out[1] / "model.py", feeds)
         if right.unclean or any(isinstance(outputs, str) for outputs in right.outputs):

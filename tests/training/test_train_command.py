@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Replace `fit`. Return the list of its calls."""
     found: list[tuple[Any, ...]] = []
 
-    def fit(model: str, data: str, *, settings: Settings, show: str) -> Any:
-        found.append((model, data, settings, show))
+    def fit(model: str, data: str, *, settings: Settings, show: str, **given: Any) -> Any:
+        found.append((model, data, replace(settings, **given), show))
         raise OnnxgenError("asked")
 
     monkeypatch.setattr("onnxgen.cli.training._fit", lambda: fit)
