@@ -7,6 +7,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
@@ -185,7 +186,9 @@ def run(
 def _finish(plan: Plan, facts: Facts, outcome: Outcome, whole: nn.Module, trainer: lightning.Trainer) -> None:
     """Write the report, with examples of what the model says."""
     if trainer.is_global_zero:
-        report.finish(plan.settings, facts, replace(outcome, examples=examples(plan, whole)))
+        with suppress(RuntimeError):  # the CPU may lack an operator for the model's type: no reason to lose the report
+            outcome = replace(outcome, examples=examples(plan, whole))
+        report.finish(plan.settings, facts, outcome)
 
 
 def _task(plan: Plan, network: nn.Module) -> Task:

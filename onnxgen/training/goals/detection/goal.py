@@ -25,6 +25,7 @@ from onnxgen.training.goals.detection.loss import DetectionLoss
 from onnxgen.training.goals.detection.metrics import FIGURES, MeanAveragePrecision
 from onnxgen.training.goals.detection.targets import COLUMN, refuse_wrong
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
+from onnxgen.training.report.facts import file_of
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import read_record
 
@@ -104,9 +105,8 @@ def make(found: Situation) -> list[Goal]:
 
 def _module(model: nn.Module) -> Path:
     """Return the generated file of a model; of a run, the file that was trained, beside which its ONNX file is."""
-    file = getattr(sys.modules.get(type(model).__module__), "__file__", None)
-    if file is None:
+    if (file := file_of(model)) is None:
         what = f"{type(model).__name__} is of no generated file, which would say how its boxes are decoded"
         raise OnnxgenError(what, help="give the path of the module that onnxgen generated")
-    folder = Path(file).parent
-    return read_record(folder).place_of_origin(folder) if (folder / RECORD).is_file() else Path(file)
+    folder = file.parent
+    return read_record(folder).place_of_origin(folder) if (folder / RECORD).is_file() else file
