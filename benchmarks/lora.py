@@ -11,7 +11,7 @@ BERT, ViT and Llama of `transformers`, small, are trained on scikit-learn's digi
     best       size of `best.safetensors`
     accuracy   of the validation part, the mean of the seeds (and the lowest and the highest)
     equal      the largest difference in onnxruntime between base with adapter and the merged module, over its largest
-               output; the base's bytes are the same for all seeds and ways
+               output; the base's bytes are the same for all seeds
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def difference(folder: Path, run: Path, x: np.ndarray) -> float:
     module, given = of_run(run, {**EXPORT, "out": base})
     report = export_apart(module, **given)
     assert report.verified is not None
-    first = folder / "base.onnx"
+    first = folder / f"base-{run.name.rstrip('0123456789')}.onnx"
     if not first.exists():
         first.write_bytes(base.read_bytes())
     assert base.read_bytes() == first.read_bytes(), "the base has other bytes"

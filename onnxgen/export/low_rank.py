@@ -26,6 +26,7 @@ from onnxgen.verify.oracle import Refused
 
 SUFFIX = ".onnx_adapter"
 FIRST_RANK = 4  # tried first; doubled until the product is exact
+SPARE = 8  # columns drawn beyond the rank, so that the rank that is found does not depend on what was drawn
 OLDEST_OPSET = 7  # before, an Add of two shapes needs attributes
 EXACT = "session.qdq_matmulnbits_accuracy_level", "1"  # else products with dequantised matrices are of 8 bits
 EXTERNAL = 1 << 30  # bytes of tensors, from which on they are written to a file of their own
@@ -202,15 +203,25 @@ def _factors(before: Array, after: Array, eps: float) -> tuple[Array, Array] | N
     allowed = 4 * eps * max(np.abs(after).max(), np.abs(before).max())
     rank = FIRST_RANK
     while rank * (rows + columns) < rows * columns:
-        drawn = np.random.default_rng(0).normal(size=(columns, min(rank, rows, columns)))
+        drawn = np.random.default_rng(0).normal(size=(columns, min(rank + SPARE, rows, columns)))
         basis = np.linalg.qr(difference @ drawn)[0]
-        rest = basis.T @ difference
-        if np.abs(basis @ rest - difference).max() <= allowed:
-            left, sizes, right = np.linalg.svd(rest, full_matrices=False)
-            kept = max(1, int((sizes > allowed).sum()))
-            root = np.sqrt(sizes[:kept])
-            return (basis @ left[:, :kept]) * root, root[:, None] * right[:kept]
+        left, sizes, right = np.linalg.svd(basis.T @ difference, full_matrices=False)
+        root = np.sqrt(sizes)
+        first, second = basis @ left * root, root[:, None] * right
+        kept = _terms(difference, first, second, allowed)
+        if kept is not None:
+            return (first[:, :kept], second[:kept]) if kept * (rows + columns) < rows * columns else None
         rank *= 2
+    return None
+
+
+def _terms(whole: Array, left: Array, right: Array, allowed: float) -> int | None:
+    """Return how many columns and rows of a product, at least one, are enough for a matrix; None if all are not."""
+    rest = whole.copy()
+    for n in range(len(right)):
+        rest -= np.outer(left[:, n], right[n])
+        if np.abs(rest).max() <= allowed:
+            return n + 1
     return None
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from onnxgen import generate
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.low_rank import write_adapter
+from onnxgen.export.low_rank import _factors_of, write_adapter
 from onnxgen.training import evaluate, fit, open_model
 from onnxgen.training.finetune.adapters import add_adapter, attach, load_adapter, merge, trained_names
 from tests.training.test_fit_options import CPU
@@ -158,6 +158,19 @@ def test_a_run_keeps_the_adapter_alone_and_exports_it_both_ways(here: Path) -> N
         found = scores("base1.onnx", x, f"base{number}.onnx_adapter")
         np.testing.assert_allclose(found, scores(f"merged{number}.onnx", x), rtol=1e-4, atol=1e-5)
         assert abs(found - scores("net.onnx", x)).max() > 0.05
+
+
+@pytest.mark.parametrize(("rows", "columns", "rank"), [(10, 64, 8), (64, 10, 8), (48, 80, 3), (64, 64, 13)])
+def test_the_rank_of_a_change_does_not_depend_on_its_numbers(rows: int, columns: int, rank: int) -> None:
+    """Adapters of one kind fit one base only if each has the rank that it was trained with."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        before = rng.normal(size=(rows, columns)).astype(np.float32)
+        change = rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns)) * rng.choice((0.01, 0.3))
+        after = before + change.astype(np.float32)
+        found = _factors_of(before, after)
+        assert found is not None and found[0].shape == (rows, rank) and found[1].shape == (rank, columns)
+        np.testing.assert_allclose(before + found[0] @ found[1], after, atol=4e-6)
 
 
 def test_an_older_file_declares_an_input_once(here: Path) -> None:
