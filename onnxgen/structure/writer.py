@@ -150,11 +150,21 @@ class ClassWriter:
 
     def _forward(self) -> list[ast.stmt]:
         """Return the body of `forward`."""
+        *before, last = self.scope.body or [None]
+        if isinstance(last, Assign) and self._is_result(last):
+            returned = self._remarked(ast.Return(self._final(last.value)), (*last.nodes, *self.scope.nodes))
+            return [*self._block(before), returned]
         results = [self._final(output) for output in self.scope.outputs]
         value: ast.expr | None = ast.Tuple(results, ast.Load()) if results else None
         if len(results) == 1 and not isinstance(results[0], ast.Starred):
             value = results[0]
         return [*self._block(self.scope.body), self._remarked(ast.Return(value), self.scope.nodes)]
+
+    def _is_result(self, last: Assign) -> bool:
+        """True if a submodule returns all that `forward` returns, as one flat tuple."""
+        found = [output.value if isinstance(output, Ref) else None for output in self.scope.outputs]
+        flat = len(found) > 1 and not last.form and found == list(last.targets)
+        return flat and isinstance(last.value, ast.Call) and isinstance(last.value.func, (MemberRef, ast.Subscript))
 
     def _block(self, block: list[Statement]) -> list[ast.stmt]:
         made: list[ast.stmt] = []
