@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from onnxgen.code.allowed import MODULES, Refused
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import Definition, defined_name
+from onnxgen.code.digest import is_docstring, without_docstring
 
 # names that the templates define
 FUNCTIONS = {"constant", "load_weights"}
@@ -91,7 +92,7 @@ def _same_method(meant: ast.FunctionDef, found: ast.FunctionDef, is_ours: bool) 
 def _hold_frame(tree: ast.Module, meant: Meant) -> None:
     """Check that a file has, besides classes and copies, only a docstring, imports, and names of the templates."""
     names = {*meant.copied, *(each.name for each in meant.classes)}
-    if not tree.body or not _is_docstring(tree.body[0]):
+    if not tree.body or not is_docstring(tree.body[0]):
         raise Refused("the file does not begin with its docstring")
     for node in tree.body[1:]:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -109,15 +110,6 @@ def _hold_parts(node: ast.Import | ast.ImportFrom, meant: Meant) -> None:
     parts = PARTS.get(node.module or "") if isinstance(node, ast.ImportFrom) else None
     if parts is not None and not meant.modules and not {alias.name for alias in node.names} <= parts:
         raise Refused(f"the file has {ast.unparse(node)!a}, and the module has no such name")
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def without_docstring(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return a body without its docstring, if any."""
-    return list(body[1:] if body and _is_docstring(body[0]) else body)
 
 
 def same(meant: object, found: object) -> bool:

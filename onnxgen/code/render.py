@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import base64
-import hashlib
 import re
 import sys
 import textwrap
@@ -20,7 +19,8 @@ from onnxgen.code.allowed import Refused
 from onnxgen.code.class_source import code_of
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import Import, copied, imported
-from onnxgen.code.meant import Meant, hold, without_docstring
+from onnxgen.code.digest import FINGERPRINT
+from onnxgen.code.meant import Meant, hold
 from onnxgen.code.own_code import OwnCode
 from onnxgen.code.printer import LINE_LENGTH, between_quotes, comment
 from onnxgen.code.settled import MAX_BLACK_LINES, Settled, formatted_apart
@@ -292,9 +292,6 @@ def _imports(frame: Frame, text: str, own: list[str], own_imports: Mapping[str, 
     return {"stdlib": standard, "packages": [line for line in lines if line not in standard]}
 
 
-_FINGERPRINT = re.compile(r'^FINGERPRINT = "[0-9a-f]*"', re.MULTILINE)
-
-
 def with_fingerprint(source: str, fingerprint: str) -> str:
     """Set the `FINGERPRINT` of a source.
 
@@ -302,34 +299,10 @@ def with_fingerprint(source: str, fingerprint: str) -> str:
         Refused: there is no such line, so the file would not load its weights.
     """
     line = f'FINGERPRINT = "{fingerprint}"'
-    made = _FINGERPRINT.sub(line, source, count=1)
+    made = FINGERPRINT.sub(line, source, count=1)
     if line not in made.split("\n"):
         raise Refused("the file does not have its fingerprint")
     return made
-
-
-def code_digest(source: str) -> str:
-    """Return a digest of what a module does: of its AST without docstrings and `FINGERPRINT`.
-
-    Reformatting, comments and line ends do not change it. It is the same on every Python version, unlike `ast.dump`.
-
-    Raises:
-        SyntaxError: the source is not Python.
-    """
-    return tree_digest(ast.parse(_FINGERPRINT.sub('FINGERPRINT = ""', source.replace("\r\n", "\n"))))
-
-
-def tree_digest(tree: ast.Module) -> str:
-    """Return the `code_digest` of a tree whose `FINGERPRINT` is empty. Removes the docstrings from the tree."""
-    blocks: list[ast.AST] = [tree]  # of statements: no expression holds a definition
-    while blocks:
-        node = blocks.pop()
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            node.body = without_docstring(node.body)
-        blocks += [
-            n for n in ast.iter_child_nodes(node) if isinstance(n, (ast.stmt, ast.ExceptHandler, ast.match_case))
-        ]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
 
 
 def aligned(rows: Mapping[str, list[tuple[str, str, str]]]) -> list[str]:

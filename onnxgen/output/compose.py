@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from onnxgen._version import __version__
 from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.digest import tree_digest
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.printer import is_quotable
 from onnxgen.code.quote import TORCH_DTYPES
-from onnxgen.code.render import Frame, aligned, render, tree_digest, with_fingerprint
+from onnxgen.code.render import Frame, aligned, render, with_fingerprint
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RESTORED, TRAINABLE

@@ -15,7 +15,8 @@ from contextlib import suppress
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from onnxgen.code.render import code_digest, formatted
+from onnxgen.code.digest import is_digest
+from onnxgen.code.render import formatted
 from onnxgen.common.limits import Limits
 from onnxgen.weights.sidecar import INDEX, entries
 from onnxgen.weights.streamed import embedded_header
@@ -83,7 +84,7 @@ def base_of(text: str, entry: str) -> str | None:
     weights = _EMBEDDED.search(text)
     whole = _EMBEDDED.sub(lambda _: re.sub(r"[ \t]+\n", "\n", weights[0]), base) if weights else base
     try:
-        return base if recorded.startswith(code_digest(whole)) else None
+        return base if is_digest(recorded, whole) else None
     except UNREADABLE:
         return None
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxgen.code.render import code_digest
+from onnxgen.code.digest import is_digest
 from onnxgen.common.atomic import is_same_file, tidy
 from onnxgen.errors import EditedError, OnnxgenError
 from onnxgen.options import Options
@@ -76,7 +76,7 @@ class Output:
         """Return True if a person changed the module's AST (except docstrings) since it was generated."""
         recorded = fingerprint(text)
         try:
-            return recorded is None or not recorded.startswith(code_digest(text))
+            return recorded is None or not is_digest(recorded, text)
         except UNREADABLE:
             return True
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -211,8 +212,13 @@ class Record:
         """Return the module that was trained, as it is named from the current folder; the run's own if that is gone, or
         was changed since.
         """
+        from onnxgen.code.digest import is_digest
+
         found = self.place_of_origin(run)
-        return found if code_of(found) == self.code else run / self.module
+        with suppress(OSError, SyntaxError, ValueError):
+            if is_digest(self.code, found.read_text(encoding="utf-8")):
+                return found
+        return run / self.module
 
     def place_of_origin(self, run: Path) -> Path:
         """Return where the module that was trained was, as it is named from the current folder."""
@@ -221,7 +227,7 @@ class Record:
 
 def code_of(module: Path) -> str | None:
     """Return a digest of what a module does (see `code_digest`); None if it can't be read."""
-    from onnxgen.code.render import code_digest
+    from onnxgen.code.digest import code_digest
 
     try:
         return code_digest(module.read_text(encoding="utf-8"))

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from onnxgen.code.render import code_digest, with_fingerprint
+from onnxgen.code.digest import LENGTH, code_digest, is_digest
+from onnxgen.code.render import with_fingerprint
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
 from onnxgen.training.runs.folder import BEST
@@ -53,13 +54,13 @@ def source_of(text: str, space: ModuleType, model: nn.Module, ports: Ports) -> s
     """
     if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(ast.parse(text))):
         raise OnnxgenError("the module imports modules beside it, so it can't be copied alone")
-    unedited = code_digest(text) == str(getattr(space, "FINGERPRINT", ""))[:16]
+    unedited = is_digest(str(getattr(space, "FINGERPRINT", "")), text)
     wanted, has = shapes_of(model), _shapes_in(text, space)
     if has != wanted:
         text = _resized(text, space, has, wanted, ports)
     text = _with_weights(text)
     if unedited:  # it is again what onnxgen would call its own
-        text = with_fingerprint(text, code_digest(text) + str(space.FINGERPRINT)[16:])
+        text = with_fingerprint(text, code_digest(text) + str(space.FINGERPRINT)[LENGTH:])
     return text
 
 
