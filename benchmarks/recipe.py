@@ -1,6 +1,6 @@
 """`--recipe fine-tune` against the defaults, on six small data sets: test accuracy after the same number of epochs.
 
-    python -m benchmarks.recipe [--others] [--seeds 3] [--epochs 10] [--shared FOLDER] [--json FILE]
+    python -m benchmarks.recipe [--others] [--seeds 3] [--first-seed 0] [--epochs 10] [--shared FOLDER] [--json FILE]
 
 A small network is trained on one task with many samples, gets a new head, and is tuned on another task with few. Both
 ways begin with the same weights and the same head, train on the same samples, and keep their best weights. A row has
@@ -205,12 +205,12 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--others", action="store_true", help="six tasks that had no part in choosing the recipe")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each (default: 3)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first run (default: 0)")
     parser.add_argument("--epochs", type=int, default=10, help="epochs of both (default: 10)")
     parser.add_argument("--shared", type=Path, default=Path(os.environ.get("ONNXGEN_SHARED", "shared")))
     asked = parser.parse_args()
     found = (others if asked.others else tasks)(asked.shared)
-    first = 100 if asked.others else 0
-    seeds = range(first, first + asked.seeds)
+    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     finish([measure(name, made(), n, seeds, asked.epochs) for name, (made, n) in found.items()], asked.json)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import html
 import math
 import random
 from pathlib import Path
@@ -104,6 +105,17 @@ def test_the_suggestion_is_a_tenth_of_the_rate_where_the_loss_is_lowest(lowest: 
     losses[3], losses[60], losses[-1] = 0.1, math.nan, math.inf  # a chance of the first steps, and a lost step
     found = find_lr.suggested(rates.tolist(), losses.tolist())
     assert found == pytest.approx(lowest / 10, rel=0.2)  # a step of the rates
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 0.01), ("nadam", 0.02), ("sgd", 0.5)])
+def test_an_adam_gets_ten_times_its_own_rate_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str, rate: float
+) -> None:
+    monkeypatch.setattr(find_lr, "suggested", lambda *_: 0.5)
+    fit(net(), learnable(), find_lr=True, out=tmp_path, **GIVEN | {"optimizer": optimizer}, **CPU)
+    assert read_config(tmp_path / "config.toml")["lr"] == rate
+    report = html.unescape((tmp_path / "report.html").read_text())
+    assert (f"the learning rate is {rate:g}, 10 times the optimizer's own" in report) == (rate < 0.5)
 
 
 def test_a_loss_that_does_not_fall_suggests_nothing(tmp_path: Path) -> None:

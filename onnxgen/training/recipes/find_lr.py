@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import inspect
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from onnxgen.common.atomic import replacing
 from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.store import peek
 from onnxgen.training.devices import trainer_options
+from onnxgen.training.optimizers import optimizer_class
 from onnxgen.training.prepare import Plan
 from onnxgen.training.recipes import CURVE, FIGURES
 from onnxgen.training.report.plots import rates_tried
@@ -32,6 +34,7 @@ DIVERGED = 4.0  # times the best mean loss: the test ends
 SKIPPED, STILL = 10, 30  # the first means are of few steps; until the second step the rate is too low to learn
 FELL = 0.1  # a loss that fell by a smaller share may be chance
 BELOW = 10  # the rate is that of the lowest mean by this
+MOST = 10  # times the default of an Adam: few batches are soon known by heart, and then the loss falls at any rate
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,12 @@ def suggested(rates: Sequence[float], losses: Sequence[float]) -> float | None:
     return rates[lowest] / BELOW if fell else None
 
 
+def _most(optimizer: str) -> float:
+    """Return the highest rate that a test may suggest. A step of an Adam is about as large as its rate."""
+    parameters = inspect.signature(optimizer_class(optimizer)).parameters
+    return MOST * float(parameters["lr"].default) if "betas" in parameters else math.inf
+
+
 def with_rate(
     plan: Plan,
     make_task: Callable[[Plan, nn.Module], Task],
@@ -146,8 +155,11 @@ def with_rate(
     trainer.fit(task, datamodule=make_data(tried))
     generators.restore(state, plan.device.torch_device)
     found = Found(test.rates, test.losses, suggested(test.rates, test.losses))
-    rate = None if found.rate is None else float(f"{found.rate:.3g}")
-    if rate is None:
+    most = _most(settings.optimizer)
+    rate = None if found.rate is None else float(f"{min(found.rate, most):.3g}")
+    if rate == most:
+        note = f"the learning rate is {rate:g}, {MOST} times the optimizer's own; a range test ({CURVE}) suggested more"
+    elif rate is None:
         note = f"the loss fell at no rate of a learning-rate range test ({CURVE}), so it is the optimizer's own"
     else:
         note = f"the learning rate is {rate:g}: at {BELOW} times that, the loss was lowest in a range test ({CURVE})"
