@@ -5,7 +5,7 @@
 A small network is trained on one task with many samples, gets a new head, and is tuned on another task with few. Both
 ways begin with the same weights and the same head, train on the same samples, and keep their best weights. A row has
 the mean over the seeds (of the samples that are drawn, the head and the run), and the deviation of the differences.
-The recipe's settings were chosen on these six. `--others` takes six that had no part in it, with other seeds.
+The recipe was chosen on these six. `--others` takes six more.
 MNIST and Fashion-MNIST are read from FOLDER/data (default: $ONNXGEN_SHARED); without it, their four rows are left out.
 """
 
@@ -203,7 +203,7 @@ def measure(name: str, task: Task, count: int, seeds: range, epochs: int) -> dic
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--others", action="store_true", help="six tasks that had no part in choosing the recipe")
+    parser.add_argument("--others", action="store_true", help="six other tasks")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first run (default: 0)")
     parser.add_argument("--epochs", type=int, default=10, help="epochs of both (default: 10)")
