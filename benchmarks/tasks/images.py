@@ -162,7 +162,7 @@ ROWS = (
         lambda: lambda made, batch: F.mse_loss(made, batch["y"]), squares, {"table": "auto"},
     ),
     Row("words", "auto", "accuracy", 20, 0.01, make.Words, arrays("words", "y"), cross_entropy, accuracy),
-    Row("masks", "auto", "mean_iou", 10, 0.01, make.Masks, arrays("masks", "y"), cross_entropy, mean_iou, batch=8),
+    Row("masks", "auto", "mean_iou", 3, 0.01, make.Masks, arrays("masks", "y"), cross_entropy, mean_iou, batch=8),
     Row("scenes", "auto", "mean_iou", 20, 0.02, make.Scenes, scenes, cross_entropy, mean_iou, batch=8),
     Row(
         "labels", "auto", "average_precision", 30, 0.005, make.Labels, arrays("labels", "y"),

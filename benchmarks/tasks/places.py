@@ -164,9 +164,9 @@ TEACHER = ROOT / "samples" / "mnist" / "mnist.onnx"
 OWN = {"monitor": "val_right"}
 ROWS: Sequence[Row] = (
     Row("lines", "ctc", "character_error", 20, 0.005, goals.Lines, lines, _plain(ctc), character_error),
-    Row("vectors", "embedding", "recall_at_1", 10, 0.003, goals.Vectors, vectors, Arc, recall),
+    Row("vectors", "embedding", "recall_at_1", 4, 0.003, goals.Vectors, vectors, Arc, recall),
     Row(
-        "triplets", "embedding", "recall_at_1", 10, 0.003, goals.Vectors, vectors, _plain(triplets), recall,
+        "triplets", "embedding", "recall_at_1", 4, 0.003, goals.Vectors, vectors, _plain(triplets), recall,
         {"loss": "triplet"}, batch=64,
     ),
     Row("corners", "keypoints", "keypoint_error", 15, 0.005, goals.Corners, corners, _plain(heatmaps), keypoint_error),

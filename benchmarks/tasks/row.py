@@ -83,8 +83,8 @@ class Row:
     measured: Callable[[Tensor, Batch], float]
     options: Mapping[str, Any] = field(default_factory=dict)
     batch: int = 32
-    begun: Callable[[nn.Module], object] = bool
-    drawn: Callable[[Batch], Batch] = dict
+    begun: Callable[[nn.Module], None] = lambda network: None
+    drawn: Callable[[Batch], Batch] = lambda batch: batch
 
     def as_good(self, ours: float, theirs: float, spread: float) -> bool:
         """Return False if our mean is worse than theirs by more than the spread and rounding."""
