@@ -1,6 +1,7 @@
 """One epoch with onnxgen computes what a loop by hand computes, from the same weights on the same batches.
 
-The networks, data and loops are those of `python -m benchmarks.tasks`, which trains them to the end, with several seeds.
+The networks, data and loops are those of `python -m benchmarks.tasks`, which trains them to the end with several
+seeds.
 """
 
 from __future__ import annotations
