@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -92,8 +93,10 @@ def corners(count: int, rng: np.random.Generator) -> tuple[NDArray[np.uint8], ND
     return np.stack(images), places / SIDE
 
 
-def export(folder: Path) -> None:
-    for name, (kind, made, example, batch) in INPUTS.items():
+def export(folder: Path, names: Iterable[str] = INPUTS) -> None:
+    """Write the networks, with the weights that the seed 0 makes."""
+    for name in names:
+        kind, made, example, batch = INPUTS[name]
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the legacy exporter says that it is the legacy exporter

@@ -1,10 +1,11 @@
-"""Make five small networks as ONNX files, untrained, and data for each: python -m samples.tasks.make [FOLDER]"""
+"""Make seven small networks as ONNX files, untrained, and data for each: python -m samples.tasks.make [FOLDER]"""
 
 from __future__ import annotations
 
 import csv
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_iris
+from sklearn.datasets import load_diabetes, load_iris
 from torch import Tensor, nn
+
+from samples.tasks.scenes import draw_scenes, write_masks
 
 SHAPES = ("circle", "cross", "square")
 SIDE, LENGTH, WORDS = 24, 12, 40
@@ -44,6 +47,17 @@ class Flowers(nn.Module):
         return self.fc2(torch.tanh(self.fc1(measures)))
 
 
+class Progress(nn.Module):
+    """Ten measures [batch, 10] -> a number [batch, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(10, 32), nn.Linear(32, 1)
+
+    def forward(self, measures: Tensor) -> Tensor:
+        return self.fc2(F.relu(self.fc1(measures)))
+
+
 class Words(nn.Module):
     """Word numbers [batch, 12] -> scores of two classes."""
 
@@ -66,6 +80,17 @@ class Masks(nn.Module):
         return self.conv2(F.relu(self.conv1(image)))
 
 
+class Scenes(nn.Module):
+    """An image [batch, 3, 48, 64] -> scores of four classes at each position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.conv2(F.relu(self.conv1(image)))
+
+
 class Labels(nn.Module):
     """An image [batch, 1, 24, 24] -> the probability of each of three labels, of which several may hold."""
 
@@ -80,8 +105,10 @@ class Labels(nn.Module):
 INPUTS = {
     "shapes": (Shapes, "image", "scores", torch.zeros(2, 3, SIDE, SIDE)),
     "flowers": (Flowers, "measures", "scores", torch.zeros(2, 4)),
+    "progress": (Progress, "measures", "progress", torch.zeros(2, 10)),
     "words": (Words, "ids", "scores", torch.zeros(2, LENGTH, dtype=torch.int64)),
     "masks": (Masks, "image", "mask", torch.zeros(2, 1, SIDE, SIDE)),
+    "scenes": (Scenes, "image", "mask", torch.zeros(2, 3, 48, 64)),
     "labels": (Labels, "image", "labels", torch.zeros(2, 1, SIDE, SIDE)),
 }
 
@@ -110,8 +137,8 @@ def make_images(folder: Path, rng: np.random.Generator) -> None:
     image.save(folder / "new.png")
 
 
-def make_table(folder: Path) -> None:
-    """Write `flowers.csv` with the species by name, and `new.csv` without."""
+def make_tables(folder: Path) -> None:
+    """Write `flowers.csv` with the species by name, and `new.csv` without; and `progress.csv` of diabetes."""
     iris = load_iris()
     names = ["sepal_length", "sepal_width", "petal_length", "petal_width"]
     with open(folder / "flowers.csv", "w", newline="") as file:
@@ -119,6 +146,12 @@ def make_table(folder: Path) -> None:
         csv.writer(file).writerows([[*names, "target"], *rows])
     with open(folder / "new.csv", "w", newline="") as file:
         csv.writer(file).writerows([names, *iris.data[::30]])
+    diabetes = load_diabetes(scaled=False)
+    with open(folder / "progress.csv", "w", newline="") as file:
+        rows = [[*row, target / 100] for row, target in zip(diabetes.data, diabetes.target)]
+        csv.writer(file).writerows([[*diabetes.feature_names, "progress"], *rows])
+    with open(folder / "new_progress.csv", "w", newline="") as file:
+        csv.writer(file).writerows([diabetes.feature_names, *diabetes.data[::100]])
 
 
 def make_arrays(folder: Path, rng: np.random.Generator) -> None:
@@ -137,8 +170,17 @@ def make_arrays(folder: Path, rng: np.random.Generator) -> None:
         np.savez(folder / f"new_{name}.npz", x=x[:5])
 
 
-def export(folder: Path) -> None:
-    for name, (kind, given, made, example) in INPUTS.items():
+def make_scenes(folder: Path) -> None:
+    """Write `scenes/images/PART/N.png` beside `scenes/masks/PART/N.png`, and `new_scene.png`."""
+    scenes = draw_scenes(100)
+    write_masks(folder / "scenes", {"train": scenes[:60], "val": scenes[60:80], "test": scenes[80:]})
+    Image.fromarray(draw_scenes(1, seed=1)[0].pixels).save(folder / "new_scene.png")
+
+
+def export(folder: Path, names: Iterable[str] = INPUTS) -> None:
+    """Write the networks, with the weights that the seed 0 makes."""
+    for name in names:
+        kind, given, made, example = INPUTS[name]
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the legacy exporter says that it is the legacy exporter
@@ -154,8 +196,9 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     make_images(folder, rng)
-    make_table(folder)
+    make_tables(folder)
     make_arrays(folder, rng)
+    make_scenes(folder)
     export(folder)
 
 

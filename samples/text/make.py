@@ -7,6 +7,7 @@ import json
 import keyword
 import tokenize
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -60,15 +61,19 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
-def language(folder: Path, characters: int = 120_000) -> None:
-    """Write `topics.txt`, Python's own documentation, and a tokenizer of pieces of words (byte-level BPE)."""
+def language(folder: Path, characters: int = 120_000, special: Sequence[str] = ()) -> None:
+    """Write `topics.txt`, Python's own documentation, and a tokenizer of pieces of words (byte-level BPE).
+
+    `special` are tokens that are no text.
+    """
     text = "\n".join(topics[name] for name in sorted(topics))[:characters]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "topics.txt").write_text(text, encoding="utf-8")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     letters = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([text], trainers.BpeTrainer(vocab_size=SIZE, initial_alphabet=letters))
+    trainer = trainers.BpeTrainer(vocab_size=SIZE, initial_alphabet=letters, special_tokens=[*special])
+    tokenizer.train_from_iterator([text], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
@@ -117,11 +122,16 @@ def network(folder: Path, classes: int, causal: bool) -> Transformer:
     """Export a new network to `network.onnx`, and return it."""
     torch.manual_seed(0)
     made = Transformer(classes, causal)
-    names, ones = ["input_ids", "attention_mask"], torch.ones(2, LENGTH, dtype=torch.int64)
+    export(made, folder / "network.onnx", input_ids=LENGTH, attention_mask=LENGTH)
+    return made
+
+
+def export(net: nn.Module, path: Path, **lengths: int) -> None:
+    """Export a network whose inputs have a number for each token. `lengths` are those of the inputs, by name."""
+    ones = tuple(torch.ones(2, length, dtype=torch.int64) for length in lengths.values())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the legacy exporter says that it is the legacy exporter
         torch.onnx.export(
-            made.eval(), (ones, ones), folder / "network.onnx", dynamo=False, opset_version=17, input_names=names,
-            output_names=["logits"], dynamic_axes={name: {0: "batch"} for name in (*names, "logits")},
+            net.eval(), ones, path, dynamo=False, opset_version=17, input_names=[*lengths], output_names=["logits"],
+            dynamic_axes={name: {0: "batch"} for name in (*lengths, "logits")},
         )  # fmt: skip
-    return made

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
@@ -126,6 +127,14 @@ def of_text(path: Path) -> None:
         texts.table(path, ["premise", "hypothesis", "label"], rows)
     else:
         texts.table(path, ["review", "label"], [(" ".join(row), i % 2) for i, row in enumerate(words)])
+
+
+def text_to_text(path: Path) -> None:
+    """The networks of `samples/text/tasks.py`."""
+    pytest.importorskip("tokenizers")
+    from samples.text import tasks
+
+    tasks.make(path)
 
 
 def acme(path: Path) -> None:
@@ -257,6 +266,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     **dict.fromkeys(DIGITS, digit),
     "tasks": make,
     "goals": goals.make,
+    "texts": text_to_text,
     "text.npz": text,
     "boxes.npz": boxes,
     "digits": trained,

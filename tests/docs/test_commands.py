@@ -62,9 +62,10 @@ GIVEN = {
     "samples/mnist/README.md": "samples",
     "samples/plugin/README.md": "samples",
     "samples/tasks/README.md": "tasks",
+    "samples/text/README.md": "texts",
 }
 TYPED_IN = {f"samples/{name}/README.md": f"samples/{name}" for name in ("lightning_module", "mnist")}
-TYPED_IN |= {"samples/tasks/README.md": "tasks", "docs/TASKS.md": "goals"}
+TYPED_IN |= {"samples/tasks/README.md": "tasks", "samples/text/README.md": "texts", "docs/TASKS.md": "goals"}
 
 # What is not run: a pattern of a command, or of a block that is no shell, and why.
 NOT_RUN = {

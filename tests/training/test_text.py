@@ -210,6 +210,20 @@ def test_sequence_to_sequence(file: Path, tmp_path: Path) -> None:
     assert evaluate(texts.WithDecoder(net), path, **{**given, "tokenizer": folder}) == found
 
 
+def test_a_run_keeps_the_name_of_the_start(tmp_path: Path) -> None:
+    """The start is number 3, and there is a token that is called 3."""
+    library = pytest.importorskip("tokenizers")
+    names = [*texts.SPECIAL, "1", "2", "3"]
+    library.Tokenizer(library.models.WordLevel({n: i for i, n in enumerate(names)}, "[UNK]")).save(str(tmp_path / "t"))
+    path = texts.table(tmp_path / "x.csv", ["source", "other"], [["three", "one"]])
+    model = texts.WithDecoder(texts.bart(len(names)))
+    settings = Settings(task="seq2seq", target="other", tokenizer=tmp_path / "t", val=0, decoder_start="[SEP]")
+    first = open_data(path, model, settings)
+    assert first.text is not None
+    again = open_data(path, model, first.text.kept(settings))
+    assert whole(first)["decoder_input_ids"].tolist() == whole(again)["decoder_input_ids"].tolist() == [[3]]
+
+
 class WithPast(nn.Module):
     """A past of length 0 goes before the tokens."""
 

@@ -70,7 +70,9 @@ class Text:
         """Return the settings with what was found, so that other data is treated in the same way."""
         if self.tokenizing is None:
             return settings
-        start = settings.decoder_start if self.start is None else str(self.start)
+        start = settings.decoder_start
+        if self.start is not None:  # by its name: another token may be called like its number
+            start = self.tokenizing.tokenizer.id_to_token(self.start) or str(self.start)
         return replace(settings, tokenizer=self.tokenizing.path, max_length=self.limit, decoder_start=start)
 
     def masked(self, steps: Mapping[str, Any], part: str) -> dict[str, Masked]:
