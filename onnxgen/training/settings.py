@@ -39,7 +39,10 @@ class Settings:
     """
 
     task: str = _task(
-        "auto", "NAME", "What the model is trained for; auto: a loss for each output with a target. Or module:function."
+        "auto",
+        "NAME",
+        "What the model is trained for; outputs: a loss for each output with a target; auto: what the network is for "
+        "if the data has what that needs, else outputs. Or module:function.",
     )
     metric: tuple[str, ...] = _task(
         (), "NAME", "Also compute this metric of torchmetrics in evaluations (F1Score); may be repeated."

@@ -38,6 +38,7 @@ from onnxgen.training.data.stacking import stack, text_input
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
 from onnxgen.training.goals.choice import AUTO, names_of_classes
+from onnxgen.training.goals.deciding import decide
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
 
@@ -89,7 +90,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
     ports = signature_of(model)
-    task = source.task if settings.task == AUTO else ""
+    task = (decide(source, model, settings) if targets else source.task) if settings.task == AUTO else ""
     settings = replace(settings, task=task) if task else settings
     text = fit_text(source, model, settings, targets)
     settings = text.applied(settings) if text is not None else settings

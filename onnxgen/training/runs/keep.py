@@ -115,6 +115,8 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     own = signature_of(plan.model)
     ports = tuple(_resized(port, tuple(made.shape)) for port, made in zip(own.outputs, outputs))
     signature = replace(own, outputs=ports) if own.outputs else own
+    if plan.settings.replace_head is not None or ports != own.outputs:
+        signature = replace(signature, purpose=None)  # with another head it may be for something else
     record = _record(plan, named, signature)
     tokenizing = plan.data.text.tokenizing if plan.data.text is not None else None
     found = Kept(record, tokenizer=tokenizing.text if tokenizing is not None else "")

@@ -21,6 +21,7 @@ from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
 FORMAT = 1  # of the file; a newer one is refused
 _PLACES = ("out", "name", "weights", "resume", "replace_head")  # settings that only the run itself could use
+UNDECIDED: Mapping[str, Any] = MappingProxyType({"task": "outputs"})  # of a run that names no task
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -197,7 +198,7 @@ class Record:
             values |= self.taught_by(run)
         except (KeyError, ValueError) as error:
             raise OnnxgenError(f"{run / RECORD}: settings: {error}") from None
-        return Settings(**values)
+        return Settings(**{**UNDECIDED, **values})
 
     def taught_by(self, run: Path) -> dict[str, Any]:
         """Return the setting `teacher`, as it is named from the current folder; {} if there was none."""
@@ -269,7 +270,7 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
     """
     record = read_record(run)
     kept = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in record.settings.items()}
-    kept |= record.taught_by(run)
+    kept = {**UNDECIDED, **kept, **record.taught_by(run)}
     if data is None or is_same(data, record.data_for(run)):
         return kept
     found: dict[str, Any] = {
