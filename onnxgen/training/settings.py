@@ -50,6 +50,9 @@ class Settings:
     blank: int | None = _task(
         None, "N", "Of --task ctc: the class that stands for no character. Default: the one that no target has."
     )
+    noise: float | None = _task(
+        None, "X", "Train on clean images to remove normal noise of this deviation, a share of white (0.1: 25 of 255)."
+    )
     teacher: Path | None = _task(
         None, "FILE", "Learn the outputs of this network: an ONNX file, a generated module, or the folder of a run."
     )
@@ -225,7 +228,7 @@ class Settings:
                 value = getattr(self, name)
                 if value is not None and value < least:
                     raise OnnxgenError(f"{name} must be {words}, not {value}")
-        for name in ("lr", "max_hours", "layer_decay", "temperature"):
+        for name in ("lr", "max_hours", "layer_decay", "temperature", "noise"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OnnxgenError(f"{name} must be more than 0, not {value}")

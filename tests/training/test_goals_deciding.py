@@ -120,8 +120,8 @@ def test_data_or_settings_for_something_else_are_told(
 def test_losses_of_a_task_are_no_reason_against_it() -> None:
     for name, kind in TASKS.items():
         for loss in kind.losses:
-            data = {"embedding": {"x": X, "label": NAMES}, "keypoints": {"x": X, "keypoints": KEYPOINTS}}[name]
-            assert decided(network(name, VECTOR), data, loss=loss)[0] == name
+            fitting = {"embedding": NAMES, "keypoints": KEYPOINTS, "image-to-image": np.zeros((6, 8, 8), np.uint8)}
+            assert decided(network(name, VECTOR), {"x": X, "target": fitting[name]}, loss=loss)[0] == name
     assert {*PLACE_LOSSES} == {*keypoints.NAMES}
 
 

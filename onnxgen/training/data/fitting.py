@@ -19,6 +19,8 @@ from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.encoding import encode
 from onnxgen.training.data.feeding import matched
+from onnxgen.training.data.image_pairs import TASK
+from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, image_target, with_clean_target
 from onnxgen.training.data.images import (
     CHANNELS,
     ToInput,
@@ -90,6 +92,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
     ports = signature_of(model)
+    if settings.noise is not None and targets:
+        with_clean_target(source, ports, settings)
     task = (decide(source, model, settings) if targets else source.task) if settings.task == AUTO else ""
     settings = replace(settings, task=task) if task else settings
     text = fit_text(source, model, settings, targets)
@@ -98,9 +102,9 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
     if texts := [column for column in feeding.inputs if column in source.text]:
         raise OnnxgenError(*map(text_input, texts))
-    asked = by_input(settings.normalize, [port.name for port in ports.inputs])
+    asked = _asked(settings, ports, model)
     images = _image_steps(source, ports, feeding, settings, asked)
-    placed = _placed(source, ports, feeding, images, model, recipes(settings.augment, source.glyphs))
+    placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
     target = next(iter(feeding.aims), "")
     named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
     if targets:
@@ -108,7 +112,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     table = encode(source, ports, feeding, settings)
     fields = next(iter(source.parts.values())).fields
     steps = _steps(ports, feeding, fields, placed)
-    source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in images}, fields)
+    source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in {*images, *placed}}, fields)
     joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
     found.text, found.task = text, task
@@ -120,16 +124,26 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     augment = _augment(source, settings, found, bool(images))
     for part, samples in source.parts.items():
         drawn = augment if part == "train" and targets else None  # not in `predict`
-        here = steps | {c: replace(step, augment=drawn) for c, step in scaled.items()}
-        here |= {c: replace(step, augment=drawn) for c, step in steps.items() if isinstance(step, OnImage)}
+        noise = settings.noise if settings.noise is not None and targets else 0.0
+        here = _of_part(steps, scaled, drawn, noise, part)
         here |= text.masked(here, part) if text is not None and targets else {}
         made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
         setattr(found, part, Prepared(samples, here, made))
     return found
 
 
+def _of_part(
+    steps: Mapping[str, Step], scaled: Mapping[str, ToInput], augment: Augment | None, noise: float, part: str
+) -> dict[str, Step]:
+    """Return the steps of a part: `scaled` are those of the inputs' images."""
+    frozen = part != "train"
+    images = {c: replace(step, augment=augment, noise=noise, frozen=frozen) for c, step in scaled.items()}
+    beside = {c: replace(s, augment=augment) for c, s in steps.items() if isinstance(s, (OnImage, ToTarget))}
+    return {**steps, **images, **beside}
+
+
 def _steps(
-    ports: Signature, feeding: Feeding, fields: Mapping[str, Field], placed: Mapping[str, OnImage]
+    ports: Signature, feeding: Feeding, fields: Mapping[str, Field], placed: Mapping[str, OnImage | ToTarget]
 ) -> dict[str, Step]:
     """Return the step of each column; those of images come later."""
     steps: dict[str, Step] = {c: _plain(fields[c], port) for port, c in zip(ports.inputs, feeding.inputs)}
@@ -163,7 +177,8 @@ def _white(source: DataSource, column: str, port: Port, settings: Settings, norm
         return 0.0
     if field.dtype == torch.uint8 and (port.dtype in (None, "uint8") or "float" in (port.dtype or "")):
         return 255.0
-    asked = normalize[port.name] not in ("auto", "none") or settings.augment != "none"
+    asked = normalize[port.name] not in ("auto", "none", FROM_0_TO_1) or settings.augment != "none"
+    asked |= settings.noise is not None
     if asked and rank == 4 and field.dtype.is_floating_point:
         with suppress(OnnxgenError):  # the input takes no images
             made = frame(port, size)
@@ -178,6 +193,14 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
         return None
     sizes = dict(zip(axes, shape))
     return sizes.get("C", 1), sizes["H"], sizes["W"]
+
+
+def _asked(settings: Settings, ports: Signature, model: nn.Module) -> dict[str, str]:
+    """Return the normalisation that is asked for, by input; for images of images it only divides by white."""
+    asked = by_input(settings.normalize, [port.name for port in ports.inputs])
+    if settings.task != TASK or scale_of(model):
+        return asked
+    return {name: FROM_0_TO_1 if how == "auto" else how for name, how in asked.items()}
 
 
 def _image_steps(
@@ -229,6 +252,9 @@ def _scaled(source: DataSource, column: str, step: ToInput, asked: str, known: s
     if not step.dtype.is_floating_point or "none" in (asked, known if asked == "auto" else ""):
         source.notes.append(f"{column} is fed as it is stored, from 0 to {step.white:g}")
         return step
+    if asked == FROM_0_TO_1:
+        source.notes.append(f"{column} goes from 0 to 1, which is white; --normalize mean,std gives another scale")
+        return replace(step, scale=parse_scale(asked, step.frame.channels))
     if asked != "auto":
         scale = parse_scale(asked, step.frame.channels)
         source.notes.append(f"{column} is normalised by --normalize {scale_text(scale)}")
@@ -251,10 +277,12 @@ def _placed(
     feeding: Feeding,
     images: Mapping[str, ToInput],
     model: nn.Module,
-    names: tuple[str, ...],
-) -> dict[str, OnImage]:
-    """Return a step for each target that lies on an image, augmented with these recipes."""
-    found = {}
+    settings: Settings,
+) -> Mapping[str, OnImage | ToTarget]:
+    """Return a step for each target that lies on an image, augmented as the settings say."""
+    if settings.task == TASK:
+        return image_target(source, ports, feeding, images, settings)
+    found, names = {}, recipes(settings.augment, source.glyphs)
     of_output = {column: output for output, column in feeding.targets.items()}
     for column in feeding.aims:
         output = of_output.get(column, len(ports.outputs))
@@ -277,6 +305,7 @@ def _augment(source: DataSource, settings: Settings, data: Data, images: bool) -
             data.notes.append("not augmented: the data has no images")
             return None
         raise OnnxgenError(f"--augment {settings.augment}: the data has no images", help="--augment none")
+    names = tuple(name for name in names if name != "light" or settings.task != TASK)
     mirrored = "; not mirrored, since these are characters" if settings.augment == "auto" and source.glyphs else ""
     data.notes.append(f"augmented with {', '.join(names)}{mirrored}")
     return Augment(names)

@@ -17,17 +17,20 @@ from onnxgen.training.data.columns import from_columns, from_parts, open_digits,
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.idx import is_idx, open_idx
+from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
 from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.source import DataSource, part_called
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.data.text.lines import read_jsonl, read_txt
+from onnxgen.training.goals.choice import AUTO
 from onnxgen.training.settings import Settings
 
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
 _TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".jsonl": read_jsonl, ".txt": read_txt}
 _FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
+PAIRS = "images beside images"
 # What is beside the images, whether it is there, and what reads it.
 _LABELLED: dict[str, tuple[Callable[[Path], bool], Callable[..., DataSource]]]
 _LABELLED = {
@@ -35,8 +38,11 @@ _LABELLED = {
     "boxes of YOLO (name its data.yaml or labels)": (is_yolo, open_yolo),
     "boxes of Pascal VOC (name Annotations)": (is_voc, open_voc),
     "masks (name their folder)": (is_masks, open_masks),
+    PAIRS: (is_pairs, open_pairs),
 }
-KINDS = f"data is a folder of images, boxes of COCO, YOLO or VOC, masks, idx files, {', '.join(_FILES)}, "
+KINDS = (
+    f"data is a folder of images, boxes of COCO, YOLO or VOC, masks, pairs of images, idx files, {', '.join(_FILES)}, "
+)
 KINDS += "the word digits, or module:function"
 
 
@@ -80,12 +86,16 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
         read.running = kind == ".txt"
         return read
     found = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
+    if settings.task not in (AUTO, TASK) or settings.noise is not None:
+        found = [what for what in found if what != PAIRS]  # folders of classes
     if len(found) > 1:
         raise OnnxgenError(f"{path} has {' and '.join(found)}", help="name the one to train with")
     if found:
         return _LABELLED[found[0]][1](path, strict=settings.strict, labelled=targets)
     if path.is_dir():
-        return open_folder(path, strict=settings.strict, labelled=targets and settings.teacher is None)
+        return open_folder(
+            path, strict=settings.strict, labelled=targets and settings.teacher is None and settings.noise is None
+        )
     raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
 
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Signature
 from onnxgen.purpose import Purpose
 from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.images import axes_of
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource, target_called
 from onnxgen.training.data.stacking import aims_of
@@ -85,6 +87,17 @@ def _two_texts(given: Given, purpose: Purpose) -> str:
     return "the data has two columns of text" if several else ""
 
 
+def _images(given: Given, purpose: Purpose) -> str:
+    """Images, or numbers of each pixel. If it is unsure what the network is for, bytes [H, W] may be classes."""
+    name = given.aim(*TASKS["image-to-image"].columns)
+    field = given.fields[name] if name else None
+    if field is None or axes_of(field.shape) is None:
+        return ""
+    floats = field.dtype.is_floating_point
+    fits = floats or (field.dtype == torch.uint8 and (bool(purpose.kind) or len(field.shape) == 3))
+    return f"column {name!r} has {'numbers of each pixel' if floats else 'an image for each sample'}" if fits else ""
+
+
 @dataclass(frozen=True)
 class Suits:
     """What a task needs, for a kind of network.
@@ -105,6 +118,7 @@ class Suits:
 _CAUSAL = Suits("language-model", _plain, "text alone, without a target")
 _SUITS = {  # by kind (see `purpose.KINDS`); other kinds are trained with a loss of each output
     "ctc": Suits("ctc", _texts, "text for each sample", alone=True),
+    "image-to-image": Suits("image-to-image", _images, "image as a target"),
     "keypoints": Suits("keypoints", _keypoints, "places for each sample"),
     "embedding": Suits("embedding", _classes, "class for each sample"),
     "language-model": _CAUSAL,

@@ -76,6 +76,8 @@ class Target:
             the blank.
         batch: the output's batch axis.
         blank: the class that stands for no character, of a text (loss "ctc_loss").
+        scale: of an image (loss "image"), mean and deviation as in `Settings.normalize`: the output is the image, of
+            values from 0 to 1, minus the mean, by the deviation.
     """
 
     output: int
@@ -88,6 +90,7 @@ class Target:
     names: tuple[str, ...]
     batch: int = 0
     blank: int = 0
+    scale: str = ""
 
     @property
     def all_names(self) -> tuple[str, ...]:
