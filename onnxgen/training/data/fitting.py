@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.encoding import encode
@@ -33,12 +32,15 @@ from onnxgen.training.data.images import (
     scale_text,
 )
 from onnxgen.training.data.placed import OnImage, lies_on, on_image
-from onnxgen.training.data.samples import PARTS, Batch, Data, Feeding, Field, Samples
+from onnxgen.training.data.prepared import PAIR, ROLE, Prepared, Tuples
+from onnxgen.training.data.samples import PARTS, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
+from onnxgen.training.data.tuples import TASK as TUPLES
+from onnxgen.training.data.tuples import member_columns, refuse_fixed_batch
 from onnxgen.training.goals.choice import AUTO, names_of_classes
 from onnxgen.training.goals.deciding import decide
 from onnxgen.training.model import fixed_batch, scale_of
@@ -61,30 +63,6 @@ class Plain:
 Step: TypeAlias = Plain | ToInput | OnImage | Masked
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Samples whose columns are converted by a step each. Other columns are left out."""
-
-    samples: Samples
-    steps: Mapping[str, Step]
-    fields: Mapping[str, Field]
-
-    @property
-    def in_memory(self) -> bool:
-        return getattr(self.samples, "in_memory", False)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def take(self, indices: Sequence[int], seed: int) -> Batch:
-        batch = self.samples.take(indices, seed)
-        return {name: step(batch[name], indices, seed) for name, step in self.steps.items()}
-
-    def column(self, name: str) -> Tensor | None:
-        """Return the column as it is stored, before the step."""
-        return column_of(self.samples, name)
-
-
 def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targets: bool) -> Data:
     """Split the data, and convert its columns to the model's inputs and targets.
 
@@ -98,8 +76,13 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     settings = replace(settings, task=task) if task else settings
     text = fit_text(source, model, settings, targets)
     settings = text.applied(settings) if text is not None else settings
-    stack(source, ports, settings, targets)
-    feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
+    members = member_columns(source, ports, settings) if settings.task == TUPLES and targets else ()
+    if members:
+        refuse_fixed_batch(ports.inputs)
+        feeding = Feeding(members[:1], {})
+    else:
+        stack(source, ports, settings, targets)
+        feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
     if texts := [column for column in feeding.inputs if column in source.text]:
         raise OnnxgenError(*map(text_input, texts))
     asked = _asked(settings, ports, model)
@@ -116,6 +99,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
     found.text, found.task = text, task
+    found.target = PAIR if members else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
@@ -128,8 +112,15 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         here = _of_part(steps, scaled, drawn, noise, part)
         here |= text.masked(here, part) if text is not None and targets else {}
         made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
-        setattr(found, part, Prepared(samples, here, made))
+        made_of = _as_rows(samples, here[members[0]], members, ports) if members else Prepared(samples, here, made)
+        setattr(found, part, made_of)
     return found
+
+
+def _as_rows(samples: Samples, step: Step, members: tuple[str, ...], ports: Signature) -> Tuples:
+    whole, name = Field(torch.int64), ports.inputs[0].name
+    fields = {name: Field(step.dtype, step.shape), PAIR: whole, ROLE: whole}
+    return Tuples(samples, {name: step}, fields, members)
 
 
 def _of_part(

@@ -24,13 +24,16 @@ from onnxgen.training.data.samples import Data
 from onnxgen.training.data.source import DataSource, part_called
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.data.text.lines import read_jsonl, read_txt
+from onnxgen.training.data.tuples import TASK as TUPLES
+from onnxgen.training.data.tuples import is_tuples, open_tuples
 from onnxgen.training.goals.choice import AUTO
 from onnxgen.training.settings import Settings
 
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
 _TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".jsonl": read_jsonl, ".txt": read_txt}
 _FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
-PAIRS = "images beside images"
+ANCHORS, PAIRS = "images in anchor and positive", "images beside images"
+_OF_TASKS = {ANCHORS: TUPLES, PAIRS: TASK}
 # What is beside the images, whether it is there, and what reads it.
 _LABELLED: dict[str, tuple[Callable[[Path], bool], Callable[..., DataSource]]]
 _LABELLED = {
@@ -38,6 +41,7 @@ _LABELLED = {
     "boxes of YOLO (name its data.yaml or labels)": (is_yolo, open_yolo),
     "boxes of Pascal VOC (name Annotations)": (is_voc, open_voc),
     "masks (name their folder)": (is_masks, open_masks),
+    ANCHORS: (is_tuples, open_tuples),
     PAIRS: (is_pairs, open_pairs),
 }
 KINDS = (
@@ -86,8 +90,8 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
         read.running = kind == ".txt"
         return read
     found = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
-    if settings.task not in (AUTO, TASK) or settings.noise is not None:
-        found = [what for what in found if what != PAIRS]  # folders of classes
+    if settings.task != AUTO:  # folders of classes, unless it is this task
+        found = [what for what in found if _OF_TASKS.get(what, settings.task) == settings.task]
     if len(found) > 1:
         raise OnnxgenError(f"{path} has {' and '.join(found)}", help="name the one to train with")
     if found:

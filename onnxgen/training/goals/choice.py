@@ -82,7 +82,7 @@ LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "me
 TASKS: dict[str, TaskKind] = {
     "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
     "detection": TaskKind("target", _made_by("detection.goal"), columns=("boxes",)),
-    "embedding": TaskKind("target", _made_by("embedding"), losses=("arcface", "triplet"), classes="some"),
+    "embedding": TaskKind("target", _made_by("embedding"), losses=("arcface", "triplet", "info_nce"), classes="some"),
     "image-to-image": TaskKind("target", _made_by("images"), columns=("target", "clean"), losses=PLACE_LOSSES),
     "keypoints": TaskKind("target", _made_by("keypoints"), columns=("keypoints",), losses=PLACE_LOSSES),
     "language-model": TaskKind("labels", next_token, labels="next"),

@@ -20,6 +20,7 @@ from onnxgen.training.data.source import DataSource, target_called
 from onnxgen.training.data.stacking import aims_of
 from onnxgen.training.data.text.choosing import text_columns
 from onnxgen.training.data.text.roles import DECODER, roles_of
+from onnxgen.training.data.tuples import member_columns
 from onnxgen.training.goals.choice import LOSS_SETTINGS, OUTPUTS, TASKS
 from onnxgen.training.runs.record import code_of
 from onnxgen.training.settings import Settings
@@ -64,6 +65,12 @@ def _keypoints(given: Given, purpose: Purpose) -> str:
     name = given.aim(*TASKS["keypoints"].columns)
     shape = given.fields[name].shape if name else ()
     return f"column {name!r} has {shape[0]} places" if len(shape) == 2 and shape[1] in (2, 3) else ""
+
+
+def _vectors(given: Given, purpose: Purpose) -> str:
+    """Pairs, or classes, for `embedding`."""
+    members = member_columns(given.source, given.ports, given.settings)
+    return f"columns {' and '.join(members)} belong together" if members else _classes(given, purpose)
 
 
 def _classes(given: Given, purpose: Purpose) -> str:
@@ -120,7 +127,7 @@ _SUITS = {  # by kind (see `purpose.KINDS`); other kinds are trained with a loss
     "ctc": Suits("ctc", _texts, "text for each sample", alone=True),
     "image-to-image": Suits("image-to-image", _images, "image as a target"),
     "keypoints": Suits("keypoints", _keypoints, "places for each sample"),
-    "embedding": Suits("embedding", _classes, "class for each sample"),
+    "embedding": Suits("embedding", _vectors, "class for each sample"),
     "language-model": _CAUSAL,
     "seq2seq": Suits("seq2seq", _two_texts, "second column of text"),
 }

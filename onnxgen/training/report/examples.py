@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from onnxgen.common.names import visible
 from onnxgen.surgery.example import evaluating
 from onnxgen.training.data.arrays import spread
-from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.goals.goal import Shown
 from onnxgen.training.goals.measured import IGNORED_CLASS

@@ -26,8 +26,8 @@ from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
-from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.finetune.adapters import KEY
 from onnxgen.training.goals.distil import DistilGoal
