@@ -34,6 +34,7 @@ from onnxgen.training.data.images import (
 from onnxgen.training.data.placed import OnImage, lies_on, on_image
 from onnxgen.training.data.prepared import PAIR, ROLE, Prepared, Tuples
 from onnxgen.training.data.samples import PARTS, Data, Feeding, Field, Samples
+from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
@@ -70,21 +71,13 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
     ports = signature_of(model)
-    if settings.noise is not None and targets:
-        with_clean_target(source, ports, settings)
-    task = (decide(source, model, settings) if targets else source.task) if settings.task == AUTO else ""
+    task = _task(source, model, ports, settings, targets)
     settings = replace(settings, task=task) if task else settings
     text = fit_text(source, model, settings, targets)
     settings = text.applied(settings) if text is not None else settings
     members = member_columns(source, ports, settings) if settings.task == TUPLES and targets else ()
-    if members:
-        refuse_fixed_batch(ports.inputs)
-        feeding = Feeding(members[:1], {})
-    else:
-        stack(source, ports, settings, targets)
-        feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
-    if texts := [column for column in feeding.inputs if column in source.text]:
-        raise OnnxgenError(*map(text_input, texts))
+    feeding = _fed(source, ports, settings, targets, members)
+    fit_sounds(source, ports, feeding)
     asked = _asked(settings, ports, model)
     images = _image_steps(source, ports, feeding, settings, asked)
     placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
@@ -98,7 +91,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in {*images, *placed}}, fields)
     joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
-    found.text, found.task = text, task
+    found.text, found.task, found.rate = text, task, source.rate
     found.target = PAIR if members else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
@@ -111,16 +104,39 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         noise = settings.noise if settings.noise is not None and targets else 0.0
         here = _of_part(steps, scaled, drawn, noise, part)
         here |= text.masked(here, part) if text is not None and targets else {}
-        made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
-        made_of = _as_rows(samples, here[members[0]], members, ports) if members else Prepared(samples, here, made)
-        setattr(found, part, made_of)
+        setattr(found, part, _prepared(samples, here, members, ports))
     return found
 
 
-def _as_rows(samples: Samples, step: Step, members: tuple[str, ...], ports: Signature) -> Tuples:
-    whole, name = Field(torch.int64), ports.inputs[0].name
-    fields = {name: Field(step.dtype, step.shape), PAIR: whole, ROLE: whole}
-    return Tuples(samples, {name: step}, fields, members)
+def _task(source: DataSource, model: nn.Module, ports: Signature, settings: Settings, targets: bool) -> str:
+    """Return what `--task auto` means; "" if the settings name a task. Clean images get themselves as the target."""
+    if settings.noise is not None and targets:
+        with_clean_target(source, ports, settings)
+    if settings.task != AUTO:
+        return ""
+    return decide(source, model, settings) if targets else source.task
+
+
+def _fed(source: DataSource, ports: Signature, settings: Settings, targets: bool, members: tuple[str, ...]) -> Feeding:
+    """Return the columns of inputs and targets; of `members` of tuples the first one."""
+    if members:
+        refuse_fixed_batch(ports.inputs)
+        return Feeding(members[:1], {})
+    stack(source, ports, settings, targets)
+    feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
+    if texts := [column for column in feeding.inputs if column in source.text]:
+        raise OnnxgenError(*map(text_input, texts))
+    return feeding
+
+
+def _prepared(samples: Samples, steps: Mapping[str, Step], members: tuple[str, ...], ports: Signature) -> Prepared:
+    """Return samples with their steps; `members` of tuples become rows of the only input."""
+    if members:
+        step, whole, name = steps[members[0]], Field(torch.int64), ports.inputs[0].name
+        fields = {name: Field(step.dtype, step.shape), PAIR: whole, ROLE: whole}
+        return Tuples(samples, {name: step}, fields, members)
+    made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
+    return Prepared(samples, steps, made)
 
 
 def _of_part(

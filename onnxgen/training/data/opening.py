@@ -21,6 +21,7 @@ from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
 from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.samples import Data
+from onnxgen.training.data.sounds import is_sounds, open_sounds, with_sounds
 from onnxgen.training.data.source import DataSource, part_called
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.data.text.lines import read_jsonl, read_txt
@@ -44,10 +45,8 @@ _LABELLED = {
     ANCHORS: (is_tuples, open_tuples),
     PAIRS: (is_pairs, open_pairs),
 }
-KINDS = (
-    f"data is a folder of images, boxes of COCO, YOLO or VOC, masks, pairs of images, idx files, {', '.join(_FILES)}, "
-)
-KINDS += "the word digits, or module:function"
+KINDS = "data is a folder of images or sounds, boxes of COCO, YOLO or VOC, masks, pairs of images, idx files, "
+KINDS += f"{', '.join(_FILES)}, the word digits, or module:function"
 
 
 def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool = True) -> Data:
@@ -88,7 +87,11 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
         columns, table = {part: _FILES[kind](file) for part, file in files.items()}, kind in _TABLES
         read = from_columns(columns[""], path.name, table) if "" in columns else from_parts(columns, path.name, table)
         read.running = kind == ".txt"
+        if table:
+            with_sounds(read, path if path.is_dir() else path.parent, settings)
         return read
+    if is_sounds(path):
+        return open_sounds(path, settings, targets and settings.teacher is None)
     found = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
     if settings.task != AUTO:  # folders of classes, unless it is this task
         found = [what for what in found if _OF_TASKS.get(what, settings.task) == settings.task]
