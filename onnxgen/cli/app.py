@@ -245,7 +245,14 @@ _asked = add_all(
 @_run
 @click.argument("files", nargs=-1, required=True)
 @option("--top", metavar="N", type=click.IntRange(min=1), default=1, group="Answers", help="Show the N best classes.")
-@_file("-o", "--output", "out", metavar="FILE", type=_path, help="Write a table (.csv) or whole outputs (.npz).")
+@_file(
+    "-o",
+    "--output",
+    "out",
+    metavar="FILE",
+    type=_path,
+    help="Write a table (.csv), whole outputs (.npz), or images (a folder).",
+)
 @_asked
 @saying_options
 def predict(run: Path, files: tuple[str, ...], **given: Any) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.runs.record import read_record
 
@@ -27,8 +28,9 @@ def predict_command(
 ) -> int:
     """Predict for files, and print a table, or write it to `out` (.csv or .npz). Returns the exit code."""
     read_record(run)  # an error about the folder comes before PyTorch is loaded
-    if out is not None and out.suffix not in (".csv", ".npz"):
-        raise OnnxgenError(f"can't write {out}", help="name a file that ends in .csv, or in .npz for whole outputs")
+    if out is not None and out.suffix not in (".csv", ".npz", ""):
+        way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
+        raise OnnxgenError(f"can't write {out}", help=way)
     names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
     if not names:
         raise OnnxgenError(
@@ -39,7 +41,9 @@ def predict_command(
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
         found = learner.predict([Path(name) for name in names])  # a text would be another thing to predict for
-    if out is not None:
+    if out is not None and not out.suffix:
+        _write_images(out, found)
+    elif out is not None:
         _write(out, found, top)
     if as_json:
         tell_json([_plain(one, top) for one in found])
@@ -118,7 +122,8 @@ def _cells(answer: Answer, top: int) -> tuple[str, str]:
         return ", ".join(answer.label) or "none", "  ".join(f"{name} {p:.1%}" for name, p in shown)
     if answer.value.size <= MAX_SHOWN:
         return " ".join(f"{v:.6g}" for v in answer.value.flatten().tolist()), ""
-    return f"{answer.value.dtype} {list(answer.value.shape)}", "write them with -o FILE.npz"
+    way = "write it with -o FOLDER" if answer.is_image else "write them with -o FILE.npz"
+    return f"{answer.value.dtype} {list(answer.value.shape)}", way
 
 
 def _plain(one: Prediction, top: int) -> dict[str, Any]:
@@ -133,6 +138,27 @@ def _write(out: Path, found: Sequence[Prediction], top: int) -> None:
     content = _npz(found) if out.suffix == ".npz" else _csv(found)
     with replacing([out.parent]) as files, files.file(out) as file:
         file.write(content)
+
+
+def _write_images(folder: Path, found: Sequence[Prediction]) -> None:
+    """Write an image for each sample as PNG, under the name of its file."""
+    from PIL import Image
+
+    from onnxgen.training.data.folder import SUFFIXES
+
+    images = [(one.source, answer.value) for one in found for answer in one.answers.values() if answer.is_image]
+    names = [Path(source).name.replace(":", "-") for source, _ in images]
+    stems = [Path(name).stem if Path(name).suffix.lower() in SUFFIXES else name for name in names]
+    if not images:
+        raise OnnxgenError(f"the run makes no images for the folder {folder}", help="-o FILE.csv or FILE.npz")
+    if several := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        what = f"several files are called {printable(several[0])}, so their images would have one name in {folder}"
+        raise OnnxgenError(what, help="predict for one folder at a time")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing([folder]) as files:
+        for stem, (_, image) in zip(stems, images):
+            with files.file(folder / f"{stem}.png") as file:
+                Image.fromarray(image).save(file, format="PNG")
 
 
 def _csv(found: Sequence[Prediction]) -> bytes:

@@ -20,6 +20,7 @@ from typing import Any
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError, Problems, did_you_mean
+from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.settings import Settings
 
 if sys.version_info >= (3, 11):
@@ -64,6 +65,8 @@ def read_config(path: Path) -> dict[str, Any]:
         except ValueError as error:
             problems.add(f"{path}: {key} must be {error}, not {value!r}")
     problems.raise_if_any()
+    if values.get("task") == "auto" and (path.parent / RECORD).is_file():  # a run of a version that decided nothing
+        values["task"] = "outputs"
     return values
 
 

@@ -22,6 +22,7 @@ from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
+from onnxgen.training.goals.choice import with_task
 from onnxgen.training.goals.goal import Goal
 from onnxgen.training.goals.own import restore
 from onnxgen.training.goals.teaching import with_teacher
@@ -65,7 +66,7 @@ def evaluate(
     """
     network, settings, opened, samples, feeding, device = _ready(model, data, part, settings, overrides)
     objectives = objectives_of(network, samples, feeding, settings)
-    restore(network, objectives)
+    restore(network, objectives, f"--task {settings.task}")
     refuse_outside(samples, objectives)
     objectives = with_teacher(objectives, network, samples, feeding, settings, opened.normalize)
     _refuse_unordered(opened, samples, objectives, settings)
@@ -148,7 +149,7 @@ def _ready(
     if settings.normalize == "auto" and not scale_of(model) and opened.normalize not in ("", "none"):
         way = "the model may have been trained with others: give them with normalize="
         warnings.warn(f"images are normalised by their own mean and deviation, {opened.normalize}; {way}", stacklevel=3)
-    samples, settings = _part(opened, part), replace(settings, task=opened.task or settings.task)
+    samples, settings = _part(opened, part), with_task(settings, opened)
     feeding = feed(opened, model, settings, targets=targets)
     check(model, opened, feeding, settings)
     fixed = fixed_batch(model)

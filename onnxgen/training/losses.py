@@ -42,8 +42,8 @@ ALIASES = {name.removesuffix("_loss"): name for name in LOSSES} | {
 PROBABILITIES = ("sigmoid", "softmax")  # endings whose values lie between 0 and 1
 _ENDINGS = {"LogSoftmaxBackward0": "log_softmax", "SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
 # Operations that copy, rearrange or select elements. After them the classes may lie along another axis.
-_VIEWS = {*"View UnsafeView Reshape Squeeze Unsqueeze Alias Clone ToCopy Transpose Permute T Cat Stack".split()}
-_VIEWS |= {*"Select Slice Narrow Split SplitWithSizes Unbind Index IndexSelect Expand Flip Roll".split()}
+VIEWS = {*"View UnsafeView Reshape Squeeze Unsqueeze Alias Clone ToCopy Transpose Permute T Cat Stack".split()}
+VIEWS |= {*"Select Slice Narrow Split SplitWithSizes Unbind Index IndexSelect Expand Flip Roll".split()}
 _BOUNDED = {"Clamp", "ClampMin", "ClampMax"}
 
 
@@ -76,9 +76,9 @@ def _ending(step: Any, output: Tensor, moved: bool) -> Ending:
     if name in _ENDINGS:
         return Ending(_ENDINGS[name], None if moved or name == "SigmoidBackward0" else _axis(step, output))
     short = name.rpartition("Backward")[0]
-    if not before or short not in _VIEWS | _BOUNDED:
+    if not before or short not in VIEWS | _BOUNDED:
         return Ending()
-    found = {_ending(inner, output, moved or short in _VIEWS) for inner in before}
+    found = {_ending(inner, output, moved or short in VIEWS) for inner in before}
     return found.pop() if len(found) == 1 else Ending()
 
 

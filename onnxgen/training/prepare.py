@@ -28,7 +28,7 @@ from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.packed import pack, packed_layers
 from onnxgen.training.finetune.scratch import reset
-from onnxgen.training.goals.choice import Situation, output_names, refuse_for_task, task_kind
+from onnxgen.training.goals.choice import Situation, output_names, refuse_for_task, task_kind, with_task
 from onnxgen.training.goals.goal import Goal, suffixed
 from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.launch import launched
@@ -86,7 +86,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     opened = open_data(data, model, settings)
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
-    settings = replace(settings, task=opened.task or settings.task)
+    settings = with_task(settings, opened)
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
     objectives = objectives_of(model, opened.train, feeding, settings)
@@ -129,6 +129,7 @@ def _settled(settings: Settings, opened: Data, feeding: Feeding, objectives: Seq
     table = opened.table.to_json() if opened.table else settings.table
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
+    settings = replace(settings, rate=opened.rate or settings.rate)
     return opened.text.kept(settings) if opened.text is not None else settings
 
 

@@ -39,13 +39,19 @@ class Settings:
     """
 
     task: str = _task(
-        "auto", "NAME", "What the model is trained for; auto: a loss for each output with a target. Or module:function."
+        "auto",
+        "NAME",
+        "What the model is trained for; outputs: a loss for each output with a target; auto: what the network is for "
+        "if the data has what that needs, else outputs. Or module:function.",
     )
     metric: tuple[str, ...] = _task(
         (), "NAME", "Also compute this metric of torchmetrics in evaluations (F1Score); may be repeated."
     )
     blank: int | None = _task(
         None, "N", "Of --task ctc: the class that stands for no character. Default: the one that no target has."
+    )
+    noise: float | None = _task(
+        None, "X", "Train on clean images to remove normal noise of this deviation, a share of white (0.1: 25 of 255)."
     )
     teacher: Path | None = _task(
         None, "FILE", "Learn the outputs of this network: an ONNX file, a generated module, or the folder of a run."
@@ -125,6 +131,7 @@ class Settings:
     decoder_start: str | None = _data(
         None, "TOKEN", "The token with which the decoder starts. Default: as generation_config.json says."
     )
+    rate: int | None = _data(None, "HZ", "Resample sounds to this rate. Default: that of the data, which must be one.")
     device: str = _devices(
         "auto", "DEVICE", "auto, cpu, cuda:1, mps, xpu, directml, or a plug-in's (see: onnxgen devices)."
     )
@@ -213,7 +220,7 @@ class Settings:
     def _check_numbers(self) -> None:
         limits = {
             "at least 1": "epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora"
-            " max_length",
+            " max_length rate",
             "at least 0": "warmup label_smoothing blank head_first mixup cutmix",
         }
         for words, names in limits.items():
@@ -222,7 +229,7 @@ class Settings:
                 value = getattr(self, name)
                 if value is not None and value < least:
                     raise OnnxgenError(f"{name} must be {words}, not {value}")
-        for name in ("lr", "max_hours", "layer_decay", "temperature"):
+        for name in ("lr", "max_hours", "layer_decay", "temperature", "noise"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OnnxgenError(f"{name} must be more than 0, not {value}")

@@ -1,6 +1,6 @@
-"""Make three small networks for `--task`, untrained, and data for them: python -m samples.tasks.goals [FOLDER]
+"""Make four small networks for `--task`, untrained, and data for them: python -m samples.tasks.goals [FOLDER]
 
-Lines of digits to read, vectors of digits, and the corners of triangles.
+Lines of digits to read, vectors of digits, the corners of triangles, and digits in noise.
 """
 
 from __future__ import annotations
@@ -58,10 +58,24 @@ class Corners(nn.Module):
         return self.conv3(F.relu(self.conv2(F.relu(self.conv1(image)))))
 
 
+class Denoiser(nn.Module):
+    """An image [batch, 1, 16, 16] of values from 0 to 1 -> the same without noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.conv3 = nn.Conv2d(16, 1, 3, padding=1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        noise = self.conv3(F.relu(self.conv2(F.relu(self.conv1(image)))))
+        return (image - noise).clamp(0, 1)
+
+
 INPUTS = {
     "lines": (Lines, "scores", torch.zeros(2, 1, 8, WIDTH), 1),
     "vectors": (Vectors, "vector", torch.zeros(2, 1, 8, 8), 0),
     "corners": (Corners, "maps", torch.zeros(2, 1, SIDE, SIDE), 0),
+    "denoiser": (Denoiser, "clean", torch.zeros(2, 1, 16, 16), 0),
 }
 
 
@@ -93,6 +107,16 @@ def corners(count: int, rng: np.random.Generator) -> tuple[NDArray[np.uint8], ND
     return np.stack(images), places / SIDE
 
 
+def noisy(folder: Path, count: int, rng: np.random.Generator) -> None:
+    """Write digits of 16x16 pixels as folder/clean/*.png, and with normal noise (a fifth of white) in folder/noisy."""
+    clean = (load_digits().images[:count] * 15.9).astype(np.uint8).repeat(2, 1).repeat(2, 2)
+    spoilt = (clean + rng.normal(0, 51, clean.shape)).clip(0, 255).astype(np.uint8)
+    for name, images in (("clean", clean), ("noisy", spoilt)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number, image in enumerate(images):
+            Image.fromarray(image).save(folder / name / f"{number:03}.png")
+
+
 def export(folder: Path, names: Iterable[str] = INPUTS) -> None:
     """Write the networks, with the weights that the seed 0 makes."""
     for name in names:
@@ -117,6 +141,7 @@ def make(folder: Path) -> None:
     images, places = corners(400, rng)
     np.savez(folder / "corners.npz", image=images, keypoints=places)
     np.savez(folder / "new_corners.npz", image=images[:5])
+    noisy(folder / "scans", 300, rng)
     export(folder)
 
 

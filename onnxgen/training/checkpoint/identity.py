@@ -55,7 +55,13 @@ def _of_model(model: nn.Module) -> Identity:
 
 
 def compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise `OnnxgenError` if a checkpoint's identity differs from this run's."""
+    """Raise `OnnxgenError` if a checkpoint's identity differs from this run's.
+
+    A setting that the checkpoint's version did not have counts as its default. What nothing decided is "outputs".
+    """
+    default = Settings()
+    then = {**{name: _shown(getattr(default, name)) for name in SETTINGS if name in now}, **then}
+    then, now = ({**found, "task": "outputs"} if found.get("task") == "auto" else found for found in (then, now))
     differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     tensors = [name for name in differing if name.startswith(TENSOR)]
     others = [name for name in differing if name not in (MODEL, *tensors)]  # the class's name may differ

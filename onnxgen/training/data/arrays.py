@@ -87,6 +87,7 @@ def row_of(samples: Samples, index: int) -> int:
     if isinstance(samples, Arrays):
         return index if samples.rows is None else int(samples.rows[index])
     inner = getattr(samples, "samples", None)
+    index //= getattr(samples, "rows_of_each", 1)
     if isinstance(samples, Subset):
         index = int(samples.indices[index])
     return index if inner is None else row_of(inner, index)

@@ -31,7 +31,7 @@ RECIPES = {
 FOR_GLYPHS, FOR_PHOTOS = ("rotate", "shift"), ("flip", "crop", "light")  # what "auto" means
 MAX_DEGREES, MAX_SHIFT, MAX_CROP, MAX_LIGHT, NOISE, MAX_ERASED = 10.0, 0.1, 0.3, 0.2, 0.02, 1 / 3
 _NUMBERS_PER_IMAGE = 16
-_MOVING = {"flip", "vflip", "rotate", "shift", "crop"}
+MOVING = {"flip", "vflip", "rotate", "shift", "crop"}
 
 
 def recipes(text: str, glyphs: bool) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class Augment:
     @property
     def moves(self) -> bool:
         """True if pixels are moved, so that what lies on the image must move, too."""
-        return bool(_MOVING & {*self.names})
+        return bool(MOVING & {*self.names})
 
     def maps(self, indices: Sequence[int], seed: int, aspect: float) -> NDArray[np.float64]:
         """Return affine maps [n, 2, 3] from a place in the result to a place in the image, both from -1 to 1.

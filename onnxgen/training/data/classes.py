@@ -11,6 +11,7 @@ from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.samples import Data, Feeding, Field
+from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.source import DataSource, listed
 
 
@@ -40,7 +41,7 @@ def number_classes(
             raise OnnxgenError(what, help="remove these samples, or add the class to classes=")
         places = torch.tensor([classes.index(name) for name in has])
         for part, samples in source.parts.items():
-            assert isinstance(samples, (Arrays, Files))  # only these have columns of text
+            assert isinstance(samples, (Arrays, Files, Sounds))  # only these have columns of text
             source.parts[part] = samples.renumbered(column, places, classes)
     return frozenset(named)
 

@@ -9,7 +9,7 @@ from onnxgen.common.names import sentence
 from onnxgen.errors import OnnxgenError, counted
 
 NAMED = 5
-_WAY = "repair or remove them; training without --strict skips these images"
+_WAY = "repair or remove them; training without --strict skips these {}s"
 
 
 class Faults:
@@ -17,11 +17,12 @@ class Faults:
 
     Attributes:
         folder: paths in places are relative to it.
+        thing: what a sample is ("image").
         found: the faults.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, thing: str = "image") -> None:
+        self.folder, self.thing = folder, thing
         self.found: list[str] = []
 
     def add(self, where: str, what: str) -> None:
@@ -37,19 +38,19 @@ class Faults:
         return f"{counted(len(self.found), 'fault')} in {self.folder}: {named}{more}"
 
     def notes(self, left: Mapping[str, int], strict: bool, skipped: int) -> list[str]:
-        """Return the note that so many images are skipped, if there are faults.
+        """Return the note that so many samples are skipped, if there are faults.
 
         Args:
-            left: the number of images without a fault in each part.
+            left: the number of samples without a fault in each part.
 
         Raises:
-            OnnxgenError: a part has no image left; or there are faults, and `strict` is set.
+            OnnxgenError: a part has no sample left; or there are faults, and `strict` is set.
         """
         for part, count in left.items():
             if not count:
                 why = str(self) if self.found else f"{self.folder} has none"
-                raise OnnxgenError(f"no image of the {part} part can be used: {why}", help="repair the data")
+                raise OnnxgenError(f"no {self.thing} of the {part} part can be used: {why}", help="repair the data")
         if self.found and strict:
-            raise OnnxgenError(str(self), help=_WAY)
-        more = f"; {counted(skipped, 'image')} skipped" if skipped else ""
+            raise OnnxgenError(str(self), help=_WAY.format(self.thing))
+        more = f"; {counted(skipped, self.thing)} skipped" if skipped else ""
         return [f"{self}{more}"] if self.found else []

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.encoding import encode
 from onnxgen.training.data.feeding import matched
+from onnxgen.training.data.image_pairs import TASK
+from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, image_target, with_clean_target
 from onnxgen.training.data.images import (
     CHANNELS,
     ToInput,
@@ -31,13 +32,18 @@ from onnxgen.training.data.images import (
     scale_text,
 )
 from onnxgen.training.data.placed import OnImage, lies_on, on_image
-from onnxgen.training.data.samples import PARTS, Batch, Data, Feeding, Field, Samples
+from onnxgen.training.data.prepared import PAIR, ROLE, Prepared, Tuples
+from onnxgen.training.data.samples import PARTS, Data, Feeding, Field, Samples
+from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
+from onnxgen.training.data.tuples import TASK as TUPLES
+from onnxgen.training.data.tuples import member_columns, refuse_fixed_batch
 from onnxgen.training.goals.choice import AUTO, names_of_classes
+from onnxgen.training.goals.deciding import decide
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
 
@@ -58,30 +64,6 @@ class Plain:
 Step: TypeAlias = Plain | ToInput | OnImage | Masked
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Samples whose columns are converted by a step each. Other columns are left out."""
-
-    samples: Samples
-    steps: Mapping[str, Step]
-    fields: Mapping[str, Field]
-
-    @property
-    def in_memory(self) -> bool:
-        return getattr(self.samples, "in_memory", False)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def take(self, indices: Sequence[int], seed: int) -> Batch:
-        batch = self.samples.take(indices, seed)
-        return {name: step(batch[name], indices, seed) for name, step in self.steps.items()}
-
-    def column(self, name: str) -> Tensor | None:
-        """Return the column as it is stored, before the step."""
-        return column_of(self.samples, name)
-
-
 def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targets: bool) -> Data:
     """Split the data, and convert its columns to the model's inputs and targets.
 
@@ -89,17 +71,16 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
     ports = signature_of(model)
-    task = source.task if settings.task == AUTO else ""
+    task = _task(source, model, ports, settings, targets)
     settings = replace(settings, task=task) if task else settings
     text = fit_text(source, model, settings, targets)
     settings = text.applied(settings) if text is not None else settings
-    stack(source, ports, settings, targets)
-    feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
-    if texts := [column for column in feeding.inputs if column in source.text]:
-        raise OnnxgenError(*map(text_input, texts))
-    asked = by_input(settings.normalize, [port.name for port in ports.inputs])
+    members = member_columns(source, ports, settings) if settings.task == TUPLES and targets else ()
+    feeding = _fed(source, ports, settings, targets, members)
+    fit_sounds(source, ports, feeding)
+    asked = _asked(settings, ports, model)
     images = _image_steps(source, ports, feeding, settings, asked)
-    placed = _placed(source, ports, feeding, images, model, recipes(settings.augment, source.glyphs))
+    placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
     target = next(iter(feeding.aims), "")
     named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
     if targets:
@@ -107,10 +88,11 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     table = encode(source, ports, feeding, settings)
     fields = next(iter(source.parts.values())).fields
     steps = _steps(ports, feeding, fields, placed)
-    source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in images}, fields)
+    source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in {*images, *placed}}, fields)
     joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
-    found.text, found.task = text, task
+    found.text, found.task, found.rate = text, task, source.rate
+    found.target = PAIR if members else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
@@ -119,16 +101,56 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     augment = _augment(source, settings, found, bool(images))
     for part, samples in source.parts.items():
         drawn = augment if part == "train" and targets else None  # not in `predict`
-        here = steps | {c: replace(step, augment=drawn) for c, step in scaled.items()}
-        here |= {c: replace(step, augment=drawn) for c, step in steps.items() if isinstance(step, OnImage)}
+        noise = settings.noise if settings.noise is not None and targets else 0.0
+        here = _of_part(steps, scaled, drawn, noise, part)
         here |= text.masked(here, part) if text is not None and targets else {}
-        made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in here.items()}
-        setattr(found, part, Prepared(samples, here, made))
+        setattr(found, part, _prepared(samples, here, members, ports))
     return found
 
 
+def _task(source: DataSource, model: nn.Module, ports: Signature, settings: Settings, targets: bool) -> str:
+    """Return what `--task auto` means; "" if the settings name a task. Clean images get themselves as the target."""
+    if settings.noise is not None and targets:
+        with_clean_target(source, ports, settings)
+    if settings.task != AUTO:
+        return ""
+    return decide(source, model, settings) if targets else source.task
+
+
+def _fed(source: DataSource, ports: Signature, settings: Settings, targets: bool, members: tuple[str, ...]) -> Feeding:
+    """Return the columns of inputs and targets; of `members` of tuples the first one."""
+    if members:
+        refuse_fixed_batch(ports.inputs)
+        return Feeding(members[:1], {})
+    stack(source, ports, settings, targets)
+    feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
+    if texts := [column for column in feeding.inputs if column in source.text]:
+        raise OnnxgenError(*map(text_input, texts))
+    return feeding
+
+
+def _prepared(samples: Samples, steps: Mapping[str, Step], members: tuple[str, ...], ports: Signature) -> Prepared:
+    """Return samples with their steps; `members` of tuples become rows of the only input."""
+    if members:
+        step, whole, name = steps[members[0]], Field(torch.int64), ports.inputs[0].name
+        fields = {name: Field(step.dtype, step.shape), PAIR: whole, ROLE: whole}
+        return Tuples(samples, {name: step}, fields, members)
+    made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
+    return Prepared(samples, steps, made)
+
+
+def _of_part(
+    steps: Mapping[str, Step], scaled: Mapping[str, ToInput], augment: Augment | None, noise: float, part: str
+) -> dict[str, Step]:
+    """Return the steps of a part: `scaled` are those of the inputs' images."""
+    frozen = part != "train"
+    images = {c: replace(step, augment=augment, noise=noise, frozen=frozen) for c, step in scaled.items()}
+    beside = {c: replace(s, augment=augment) for c, s in steps.items() if isinstance(s, (OnImage, ToTarget))}
+    return {**steps, **images, **beside}
+
+
 def _steps(
-    ports: Signature, feeding: Feeding, fields: Mapping[str, Field], placed: Mapping[str, OnImage]
+    ports: Signature, feeding: Feeding, fields: Mapping[str, Field], placed: Mapping[str, OnImage | ToTarget]
 ) -> dict[str, Step]:
     """Return the step of each column; those of images come later."""
     steps: dict[str, Step] = {c: _plain(fields[c], port) for port, c in zip(ports.inputs, feeding.inputs)}
@@ -162,7 +184,8 @@ def _white(source: DataSource, column: str, port: Port, settings: Settings, norm
         return 0.0
     if field.dtype == torch.uint8 and (port.dtype in (None, "uint8") or "float" in (port.dtype or "")):
         return 255.0
-    asked = normalize[port.name] not in ("auto", "none") or settings.augment != "none"
+    asked = normalize[port.name] not in ("auto", "none", FROM_0_TO_1) or settings.augment != "none"
+    asked |= settings.noise is not None
     if asked and rank == 4 and field.dtype.is_floating_point:
         with suppress(OnnxgenError):  # the input takes no images
             made = frame(port, size)
@@ -177,6 +200,14 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
         return None
     sizes = dict(zip(axes, shape))
     return sizes.get("C", 1), sizes["H"], sizes["W"]
+
+
+def _asked(settings: Settings, ports: Signature, model: nn.Module) -> dict[str, str]:
+    """Return the normalisation that is asked for, by input; for images of images it only divides by white."""
+    asked = by_input(settings.normalize, [port.name for port in ports.inputs])
+    if settings.task != TASK or scale_of(model):
+        return asked
+    return {name: FROM_0_TO_1 if how == "auto" else how for name, how in asked.items()}
 
 
 def _image_steps(
@@ -228,6 +259,9 @@ def _scaled(source: DataSource, column: str, step: ToInput, asked: str, known: s
     if not step.dtype.is_floating_point or "none" in (asked, known if asked == "auto" else ""):
         source.notes.append(f"{column} is fed as it is stored, from 0 to {step.white:g}")
         return step
+    if asked == FROM_0_TO_1:
+        source.notes.append(f"{column} goes from 0 to 1, which is white; --normalize mean,std gives another scale")
+        return replace(step, scale=parse_scale(asked, step.frame.channels))
     if asked != "auto":
         scale = parse_scale(asked, step.frame.channels)
         source.notes.append(f"{column} is normalised by --normalize {scale_text(scale)}")
@@ -250,10 +284,12 @@ def _placed(
     feeding: Feeding,
     images: Mapping[str, ToInput],
     model: nn.Module,
-    names: tuple[str, ...],
-) -> dict[str, OnImage]:
-    """Return a step for each target that lies on an image, augmented with these recipes."""
-    found = {}
+    settings: Settings,
+) -> Mapping[str, OnImage | ToTarget]:
+    """Return a step for each target that lies on an image, augmented as the settings say."""
+    if settings.task == TASK:
+        return image_target(source, ports, feeding, images, settings)
+    found, names = {}, recipes(settings.augment, source.glyphs)
     of_output = {column: output for output, column in feeding.targets.items()}
     for column in feeding.aims:
         output = of_output.get(column, len(ports.outputs))
@@ -276,6 +312,7 @@ def _augment(source: DataSource, settings: Settings, data: Data, images: bool) -
             data.notes.append("not augmented: the data has no images")
             return None
         raise OnnxgenError(f"--augment {settings.augment}: the data has no images", help="--augment none")
+    names = tuple(name for name in names if name != "light" or settings.task != TASK)
     mirrored = "; not mirrored, since these are characters" if settings.augment == "auto" and source.glyphs else ""
     data.notes.append(f"augmented with {', '.join(names)}{mirrored}")
     return Augment(names)

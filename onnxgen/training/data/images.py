@@ -15,12 +15,14 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.augment import Augment
+from onnxgen.training.data.draw import normal
 from onnxgen.training.data.samples import Samples
 
 CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 MAX_MEASURED = 10_000  # images from which mean and deviation are computed
 _MEASURED_AT_ONCE = 500
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL converts to gray
+_NOISE = 2  # the stream of random numbers of `ToInput.noise`; augmentation has 0 and 1
 _GIVE_ARRAYS = "give floating-point arrays of exactly that shape (.npz)"
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel, of values 0 to 1
@@ -52,7 +54,7 @@ def axes_of(shape: Sequence[int], port: Port | None = None) -> str | None:
         return None
     first, last = shape[0] in CHANNELS, shape[2] in CHANNELS
     if first and last:
-        wanted = "CHW" if port is None else _wanted_axes(port)
+        wanted = "CHW" if port is None else wanted_axes(port)
         if wanted in ("CHW", "HWC") and port is not None and port.dims is not None:
             channels = port.dims[wanted.index("C") + 1]
             if (shape[0] == channels) != (shape[2] == channels):  # [4, W, 3] is not RGBA if the input is RGB
@@ -61,7 +63,8 @@ def axes_of(shape: Sequence[int], port: Port | None = None) -> str | None:
     return "CHW" if first else "HWC" if last else None
 
 
-def _wanted_axes(port: Port) -> str:
+def wanted_axes(port: Port) -> str:
+    """Return the axes of the images that a port has: "CHW", "HWC", "HW", "flat", or "" if it has none."""
     if port.dims is None:
         return "CHW"
     if len(port.dims) == 4:
@@ -80,7 +83,7 @@ def frame(port: Port, stored: tuple[int, int, int] | None, size: str = "auto") -
     Raises:
         OnnxgenError: the input takes no images, or it takes any size and the images differ in size.
     """
-    axes = _wanted_axes(port)
+    axes = wanted_axes(port)
     dims = list(port.dims or ())[1:]
     if not axes:
         raise OnnxgenError(f"input {port.name!r} is {shown(port)}, which is not an image")
@@ -139,6 +142,8 @@ class ToInput:
         frame: the image that the model takes.
         scale: None leaves values as they are stored.
         augment: augmentation, before images are normalised.
+        noise: the deviation of normal noise that is added, as a share of white.
+        frozen: True to draw the same noise in each epoch (for a validation).
         dtype: of the result.
     """
 
@@ -148,6 +153,8 @@ class ToInput:
     scale: Scale | None = None
     augment: Augment | None = None
     dtype: torch.dtype = torch.float32
+    noise: float = 0.0
+    frozen: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -157,6 +164,9 @@ class ToInput:
         x = self.pixels(x)
         if self.augment is not None:
             x = self.augment(x, indices, seed, self.white)
+        if self.noise:
+            drawn = normal(0 if self.frozen else seed, indices, x[0].numel(), _NOISE).reshape(tuple(x.shape))
+            x = x + torch.from_numpy((drawn * self.noise * self.white).astype(np.float32))
         if self.scale is not None:
             mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in self.scale)
             x = x.div(self.white).sub_(mean).div_(std)

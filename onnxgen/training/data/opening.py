@@ -17,17 +17,24 @@ from onnxgen.training.data.columns import from_columns, from_parts, open_digits,
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.idx import is_idx, open_idx
+from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
 from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.samples import Data
+from onnxgen.training.data.sounds import is_sounds, open_sounds, with_sounds
 from onnxgen.training.data.source import DataSource, part_called
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.data.text.lines import read_jsonl, read_txt
+from onnxgen.training.data.tuples import TASK as TUPLES
+from onnxgen.training.data.tuples import is_tuples, open_tuples
+from onnxgen.training.goals.choice import AUTO
 from onnxgen.training.settings import Settings
 
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
 _TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".jsonl": read_jsonl, ".txt": read_txt}
 _FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
+ANCHORS, PAIRS = "images in anchor and positive", "images beside images"
+_OF_TASKS = {ANCHORS: TUPLES, PAIRS: TASK}
 # What is beside the images, whether it is there, and what reads it.
 _LABELLED: dict[str, tuple[Callable[[Path], bool], Callable[..., DataSource]]]
 _LABELLED = {
@@ -35,9 +42,11 @@ _LABELLED = {
     "boxes of YOLO (name its data.yaml or labels)": (is_yolo, open_yolo),
     "boxes of Pascal VOC (name Annotations)": (is_voc, open_voc),
     "masks (name their folder)": (is_masks, open_masks),
+    ANCHORS: (is_tuples, open_tuples),
+    PAIRS: (is_pairs, open_pairs),
 }
-KINDS = f"data is a folder of images, boxes of COCO, YOLO or VOC, masks, idx files, {', '.join(_FILES)}, "
-KINDS += "the word digits, or module:function"
+KINDS = "data is a folder of images or sounds, boxes of COCO, YOLO or VOC, masks, pairs of images, idx files, "
+KINDS += f"{', '.join(_FILES)}, the word digits, or module:function"
 
 
 def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool = True) -> Data:
@@ -78,14 +87,22 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
         columns, table = {part: _FILES[kind](file) for part, file in files.items()}, kind in _TABLES
         read = from_columns(columns[""], path.name, table) if "" in columns else from_parts(columns, path.name, table)
         read.running = kind == ".txt"
+        if table:
+            with_sounds(read, path if path.is_dir() else path.parent, settings)
         return read
+    if is_sounds(path):
+        return open_sounds(path, settings, targets and settings.teacher is None)
     found = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
+    if settings.task != AUTO:  # folders of classes, unless it is this task
+        found = [what for what in found if _OF_TASKS.get(what, settings.task) == settings.task]
     if len(found) > 1:
         raise OnnxgenError(f"{path} has {' and '.join(found)}", help="name the one to train with")
     if found:
         return _LABELLED[found[0]][1](path, strict=settings.strict, labelled=targets)
     if path.is_dir():
-        return open_folder(path, strict=settings.strict, labelled=targets and settings.teacher is None)
+        return open_folder(
+            path, strict=settings.strict, labelled=targets and settings.teacher is None and settings.noise is None
+        )
     raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
 
 

@@ -35,6 +35,8 @@ class DataSource:
         files: by part, the file and the line of each sample, if it is of a table or of text.
         running: True if the samples are the lines of one text.
         task: the task that data of this kind is for, if it is certain (see `Settings.task`).
+        rate: of sounds, in Hz.
+        enlarged: how many times larger than its input an image is that is a target.
         notes: facts for the user.
     """
 
@@ -52,6 +54,8 @@ class DataSource:
     files: Mapping[str, Rows] = field(default_factory=dict)
     running: bool = False
     task: str = ""
+    rate: int = 0
+    enlarged: int = 1
     notes: list[str] = field(default_factory=list)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -13,13 +13,14 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.byname import by_name, imported
 from onnxgen.training.config import FUNCTION
-from onnxgen.training.data.samples import Batch, Feeding, Samples
+from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.goals.function import WAY, FunctionGoal
 from onnxgen.training.goals.goal import Goal, Outputs
 from onnxgen.training.goals.language import masked_tokens, next_token, other_text
 from onnxgen.training.settings import Settings
 
-AUTO = "auto"  # a loss for each output that has a target
+AUTO = "auto"  # what the network is for, and the data (`deciding.py`)
+OUTPUTS = "outputs"  # a loss for each output that has a target
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class TaskKind:
             columns that no input takes), "labels" (the column that is made of the texts), or "" (none).
         make: returns the goals. It raises `OnnxgenError` if model and data do not suit the task.
         columns: names that the target usually has.
-        takes: settings that it reads of those for losses of single outputs (`LOSS_SETTINGS`).
+        losses: the values of `--loss` beside "auto".
         classes: what `--classes` names: "all" classes of the target, "some" of them (there may be others in other
             data), or "characters" of its texts.
         labels: the tokens that are predicted of texts: "next", "masked", "other" (those of another text), or "".
@@ -61,7 +62,7 @@ class TaskKind:
     reads: str
     make: Callable[[Situation], Sequence[Goal]]
     columns: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
     classes: str = "all"
     labels: str = ""
 
@@ -76,12 +77,14 @@ def _made_by(module: str) -> Callable[[Situation], Sequence[Goal]]:
     return make
 
 
+PLACE_LOSSES = ("l1", "mse", "smooth_l1", "huber", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "mae")
 LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher")
 TASKS: dict[str, TaskKind] = {
     "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
     "detection": TaskKind("target", _made_by("detection.goal"), columns=("boxes",)),
-    "embedding": TaskKind("target", _made_by("embedding"), takes=("loss",), classes="some"),
-    "keypoints": TaskKind("target", _made_by("keypoints"), columns=("keypoints",), takes=("loss",)),
+    "embedding": TaskKind("target", _made_by("embedding"), losses=("arcface", "triplet", "info_nce"), classes="some"),
+    "image-to-image": TaskKind("target", _made_by("images"), columns=("target", "clean"), losses=PLACE_LOSSES),
+    "keypoints": TaskKind("target", _made_by("keypoints"), columns=("keypoints",), losses=PLACE_LOSSES),
     "language-model": TaskKind("labels", next_token, labels="next"),
     "masked-language-model": TaskKind("labels", masked_tokens, labels="masked"),
     "seq2seq": TaskKind("labels", other_text, labels="other"),
@@ -89,16 +92,21 @@ TASKS: dict[str, TaskKind] = {
 
 
 def task_kind(name: str) -> TaskKind | None:
-    """Return the task that `--task` names; None for "auto".
+    """Return the task that `--task` names; None for "outputs", and for "auto" if nothing decided.
 
     Raises:
         OnnxgenError: there is no such task or function.
     """
-    if name == AUTO:
+    if name in (AUTO, OUTPUTS):
         return None
     if FUNCTION.fullmatch(name):
         return TaskKind("rest", lambda found: [_of_function(name, found)])
-    return by_name(name, TASKS, "task")
+    return by_name(name, {OUTPUTS: None, **TASKS}, "task")
+
+
+def with_task(settings: Settings, opened: Data) -> Settings:
+    """Return the settings with the task that was decided for data when it was opened, if they leave it open."""
+    return replace(settings, task=opened.task or OUTPUTS) if settings.task == AUTO else settings
 
 
 def names_of_classes(name: str) -> str:
@@ -111,7 +119,7 @@ def refuse_for_task(kind: TaskKind, settings: Settings) -> None:
     """Refuse settings that the task does not read. Raises `OnnxgenError`."""
     default = Settings()
     for name in LOSS_SETTINGS:
-        if name not in kind.takes and getattr(settings, name) != getattr(default, name):
+        if not (name == "loss" and kind.losses) and getattr(settings, name) != getattr(default, name):
             option = f"--{name.replace('_', '-')}"
             raise OnnxgenError(f"{option} does not go with --task {settings.task}", help=f"leave out {option}")
 

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
+from onnxgen.training.data.prepared import PAIR, ROLE, Tuples
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.data.values import Values
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from onnxgen.training.goals.choice import Situation
 
 SCALE, MARGIN = 64.0, 0.5  # of ArcFace (Deng et al. 1801.07698)
+TEMPERATURE = 0.05  # of InfoNCE
 _AT_ONCE = 1024  # queries that are compared with all samples
 
 
@@ -116,6 +118,75 @@ class BatchHard(Embedding):
         return torch.where(counted, each, 0).sum() / counted.sum().clamp_min(1)
 
 
+class InfoNce(Embedding):
+    """Each anchor is to find its own positive among all positives and negatives of its batch.
+
+    The loss is cross entropy of cosines, divided by a temperature of 0.05 (van den Oord et al. 1807.03748; as "multiple
+    negatives" in Henderson et al. 1705.00652).
+    """
+
+    splits = False
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        return (batch[ROLE] == 0).sum()
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        vectors, pair, role = F.normalize(outputs[self.output].float()), batch[self.column], batch[ROLE]
+        anchors, others = role == 0, role != 0
+        scores = vectors[anchors] @ vectors[others].T / TEMPERATURE
+        own = (pair[anchors][:, None] == pair[others]).to(torch.int8).argmax(1)
+        return F.cross_entropy(scores, own)
+
+    def scores(self) -> Scores:
+        return _of_pairs(self)
+
+
+class PairedBatchHard(BatchHard):
+    """`BatchHard` of pairs: a negative is of no pair."""
+
+    def scores(self) -> Scores:
+        return _of_pairs(self)
+
+
+def _of_pairs(goal: Embedding) -> Scores:
+    def arranged(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        return outputs[goal.output].float(), batch[goal.column], batch[ROLE]
+
+    return Scores({"recall_at_1": PairRecallAt1()}, arranged)
+
+
+class PairRecallAt1(Metric):
+    """The share of anchors whose nearest by cosine, of all positives of the part, is their own."""
+
+    higher_is_better, is_differentiable, full_state_update = True, False, False
+    anchors: list[Tensor]
+    positives: list[Tensor]
+    pairs: list[Tensor]
+    of_positives: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("anchors", "positives", "pairs", "of_positives"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(self, vectors: Tensor, pairs: Tensor, roles: Tensor) -> None:
+        """Add vectors [n, D] with the number of the pair [n] and the role [n] of each (see `Tuples`)."""
+        made = F.normalize(vectors.detach())
+        self.anchors.append(made[roles == 0])
+        self.pairs.append(pairs[roles == 0])
+        self.positives.append(made[roles == 1])
+        self.of_positives.append(pairs[roles == 1])
+
+    def compute(self) -> Tensor:
+        states = (self.anchors, self.positives, self.pairs, self.of_positives)
+        anchors, positives, pairs, others = (torch.cat([*s]) if isinstance(s, list) else s for s in states)
+        right = 0
+        for start in range(0, len(anchors), _AT_ONCE):
+            near = (anchors[start : start + _AT_ONCE] @ positives.T).argmax(1)
+            right += int((others[near] == pairs[start : start + _AT_ONCE]).sum())
+        return torch.tensor(right / max(len(anchors), 1))
+
+
 class RecallAt1(Metric):
     """The share of samples whose nearest neighbour by cosine, in the whole part, has their label.
 
@@ -163,12 +234,31 @@ def make(found: Situation) -> list[Goal]:
     if not isinstance(asked, str):
         raise OnnxgenError("--task embedding trains one output, so --loss is a name", help="--loss arcface or triplet")
     labels = torch.tensor(sorted(Values(found.samples, [column]).distinct(column)), dtype=torch.int64)
+    if isinstance(found.samples, Tuples):
+        return [_of_tuples(found, output, found.samples, "info_nce" if asked == "auto" else asked)]
+    if asked.strip().lower() == "info_nce":
+        what = "InfoNCE (--loss info_nce) needs pairs, but the data has a class for each sample"
+        raise OnnxgenError(what, help="give columns anchor and positive; or --loss arcface or triplet")
     if len(labels) < 2:
         raise OnnxgenError(f"all samples of column {column!r} have one class", help="give samples of two or more")
     name = "arcface" if asked == "auto" else asked
     return [
         by_name(name, {"arcface": _arcface, "triplet": _triplet}, "loss of --task embedding")(found, output, labels)
     ]
+
+
+def _of_tuples(found: Situation, output: int, samples: Tuples, name: str) -> Goal:
+    """Return the goal of pairs or triplets. Raises `OnnxgenError` for a loss that needs classes."""
+    known: dict[str, type[Embedding]] = {"info_nce": InfoNce, "triplet": PairedBatchHard}
+    goal = by_name(name, known, "loss of pairs")(output, PAIR)
+    goal.columns = (PAIR, ROLE)
+    what, size = "pairs" if samples.rows_of_each == 2 else "triplets", found.settings.batch_size
+    columns = " and ".join(samples.members)
+    goal.said = (
+        f"trained with {name.strip().lower()} on {what} of columns {columns}: each anchor is compared with its batch "
+        f"of {size} {what}, so the loss depends on the batches; recall_at_1 compares it with all positives of a part",
+    )
+    return goal
 
 
 def _arcface(found: Situation, output: int, labels: Tensor) -> Goal:

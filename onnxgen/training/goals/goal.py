@@ -28,6 +28,7 @@ class Shown:
         right: whether they agree; None if that is not yes or no.
         maps: class indices [H, W]: the target's and the model's.
         boxes: [n, 4] as (x1, y1, x2, y2), in shares of width and height: the target's and the model's.
+        pictures: uint8 [H, W, 1 or 3]: the target and the model's answer.
         points: [n, 2] as (x, y), in shares of width and height: the target's and the model's.
     """
 
@@ -37,6 +38,7 @@ class Shown:
     maps: tuple[Tensor, Tensor] | None = None
     boxes: tuple[Tensor, Tensor] | None = None
     points: tuple[Tensor, Tensor] | None = None
+    pictures: tuple[Tensor, Tensor] | None = None
 
 
 class Scores:

@@ -23,7 +23,7 @@ def keep_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     _STATES[model] = dict(state)
 
 
-def restore(model: nn.Module, goals: Sequence[Goal]) -> None:
+def restore(model: nn.Module, goals: Sequence[Goal], task: str = "this run") -> None:
     """Give goals the tensors that they had when this model object was trained.
 
     Raises:
@@ -33,8 +33,8 @@ def restore(model: nn.Module, goals: Sequence[Goal]) -> None:
     if not any(module.state_dict() for module in modules):
         return
     if (state := _STATES.get(model)) is None:
-        what = "the task has parameters of its own, which only a run knows: without them its loss means nothing"
-        raise OnnxgenError(what, help="evaluate the folder of the run")
+        what = f"{task}: the loss has parameters of its own, which only a run knows, and means nothing without them"
+        raise OnnxgenError(what, help="evaluate the folder of the run; for a loss of each output, --task outputs")
     for number, module in enumerate(modules):
         own = {n.removeprefix(f"{number}."): t for n, t in state.items() if n.startswith(f"{number}.")}
         try:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.goals.goal import Made
 from onnxgen.training.loader import epoch_seed

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from onnxgen.common.names import visible
 from onnxgen.surgery.example import evaluating
 from onnxgen.training.data.arrays import spread
-from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.goals.goal import Shown
 from onnxgen.training.goals.measured import IGNORED_CLASS
@@ -84,8 +84,8 @@ def _tile(image: np.ndarray, shown: Shown) -> Any:
     scale = SIDE / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     filter = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR
-    panels = [Image.fromarray(image[..., 0] if image.shape[2] == 1 else image[..., :3]).convert("RGB")]
-    panels = [panel.resize(size, filter) for panel in panels]
+    panels = [_picture(image).resize(size, filter)]
+    panels += [_picture(np.asarray(found)).resize(size, filter) for found in shown.pictures or ()]
     panels += [coloured(found).resize(size, Image.Resampling.NEAREST) for found in shown.maps or ()]
     for found, colour in zip(shown.boxes or (), (TRUTH, WRONG)):
         for x1, y1, x2, y2 in (found.clamp(0, 1) * torch.tensor([*size, *size])).tolist():
@@ -104,6 +104,13 @@ def _tile(image: np.ndarray, shown: Shown) -> Any:
         text = short.encode("latin-1", "replace").decode("latin-1")  # Pillow's own font has no other letters
         ImageDraw.Draw(tile).text((1, size[1] + 2 + number * LINE), text, fill=colour)
     return tile
+
+
+def _picture(image: np.ndarray) -> Any:
+    """Return a PIL image of bytes [H, W, 1, 3 or 4]."""
+    from PIL import Image
+
+    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image[..., :3]).convert("RGB")
 
 
 def coloured(classes: Tensor) -> Any:

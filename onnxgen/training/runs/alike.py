@@ -9,8 +9,8 @@ import torch
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.runs.record import Record

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onnxgen.training.data.images import parse_scale
 from onnxgen.training.goals.decoding import greedy, peaks, spelled
 from onnxgen.training.losses import BINARY_LOSSES
 from onnxgen.training.runs.record import Target
@@ -29,12 +30,17 @@ class Answer:
             for numbers and maps.
         probabilities: of each class or label, in the model's order; empty for numbers and maps.
         value: for a map of classes, the class index at each position; for heatmaps, x, y (as shares of width and
-            height) and the peak of each keypoint [K, 3]; else the output as it is.
+            height) and the peak of each keypoint [K, 3]; for an image, bytes [H, W] or [H, W, C]; else the output as it
+            is.
     """
 
     label: str | tuple[str, ...] | None
     probabilities: Probabilities
     value: NDArray[Any]
+
+    @property
+    def is_image(self) -> bool:
+        return self.value.dtype == np.uint8 and self.value.ndim in (2, 3)
 
     def top(self, count: int) -> list[tuple[str, float]]:
         """Return the most probable classes, the first one first."""
@@ -141,4 +147,12 @@ def _peaks(output: Tensor, target: Target) -> Answer:
     return Answer(None, {}, peaks(output)[0].numpy())
 
 
-READERS = {"ctc_loss": _text, "heatmaps": _peaks}
+def _picture(output: Tensor, target: Target) -> Answer:
+    """Return an image of bytes, [H, W] or [H, W, C]."""
+    x = output.movedim(target.axis, 3) if target.axis > 0 else output[..., None]
+    mean, deviation = (x.new_tensor(values) for values in parse_scale(target.scale, x.shape[3]))
+    image = (x * deviation + mean).clamp(0, 1).mul(255).round().to(torch.uint8)[0].numpy()
+    return Answer(None, {}, image[..., 0] if image.shape[2] == 1 else image)
+
+
+READERS = {"ctc_loss": _text, "heatmaps": _peaks, "image": _picture}

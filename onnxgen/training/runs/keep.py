@@ -26,8 +26,8 @@ from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
-from onnxgen.training.data.fitting import Prepared
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.finetune.adapters import KEY
 from onnxgen.training.goals.distil import DistilGoal
@@ -115,6 +115,8 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     own = signature_of(plan.model)
     ports = tuple(_resized(port, tuple(made.shape)) for port, made in zip(own.outputs, outputs))
     signature = replace(own, outputs=ports) if own.outputs else own
+    if plan.settings.replace_head is not None or ports != own.outputs:
+        signature = replace(signature, purpose=None)  # with another head it may be for something else
     record = _record(plan, named, signature)
     tokenizing = plan.data.text.tokenizing if plan.data.text is not None else None
     found = Kept(record, tokenizer=tokenizing.text if tokenizing is not None else "")

@@ -20,6 +20,7 @@ from onnxgen.training.data.folder import SUFFIXES, open_images
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.samples import Data
+from onnxgen.training.data.sounds import SUFFIXES as SOUNDS
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.text.choosing import rename_text
 from onnxgen.training.data.text.roles import IDS, roles_of
@@ -194,7 +195,8 @@ class Learner:
             else:
                 found = self._fitted(open_source(path, replace(self.settings, strict=True), targets=False))
                 rows = len(next(iter(found.parts.values())))
-                yield found, [f"{path}:{row}" for row in range(rows)]
+                whole = path.suffix.lower() in SOUNDS
+                yield found, [str(path)] if whole else [f"{path}:{row}" for row in range(rows)]
 
     def _of_texts(self, data: Sequence[Any]) -> Named:
         """Open a list of texts, or of pairs of texts."""
@@ -273,9 +275,12 @@ def _paths(item: Path | str) -> list[Path]:
     """
     path = Path(item)
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        known = (*SUFFIXES, *SOUNDS)
+        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and not p.name.startswith("."))
         if not found:
-            raise OnnxgenError(f"the folder {path} has no images", help=f"their names end in {', '.join(SUFFIXES)}")
+            raise OnnxgenError(
+                f"the folder {path} has no images or sounds", help=f"their names end in {', '.join(known)}"
+            )
         return found
     if path.exists():
         return [path]

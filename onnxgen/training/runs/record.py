@@ -22,6 +22,7 @@ from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
 FORMAT = 1  # of the file; a newer one is refused
 _PLACES = ("out", "name", "weights", "resume", "replace_head")  # settings that only the run itself could use
+UNDECIDED: Mapping[str, Any] = MappingProxyType({"task": "outputs"})  # of a run that names no task
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -76,6 +77,8 @@ class Target:
             the blank.
         batch: the output's batch axis.
         blank: the class that stands for no character, of a text (loss "ctc_loss").
+        scale: of an image (loss "image"), mean and deviation as in `Settings.normalize`: the output is the image, of
+            values from 0 to 1, minus the mean, by the deviation.
     """
 
     output: int
@@ -88,6 +91,7 @@ class Target:
     names: tuple[str, ...]
     batch: int = 0
     blank: int = 0
+    scale: str = ""
 
     @property
     def all_names(self) -> tuple[str, ...]:
@@ -198,7 +202,7 @@ class Record:
             values |= self.taught_by(run)
         except (KeyError, ValueError) as error:
             raise OnnxgenError(f"{run / RECORD}: settings: {error}") from None
-        return Settings(**values)
+        return Settings(**{**UNDECIDED, **values})
 
     def taught_by(self, run: Path) -> dict[str, Any]:
         """Return the setting `teacher`, as it is named from the current folder; {} if there was none."""
@@ -275,7 +279,7 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
     """
     record = read_record(run)
     kept = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in record.settings.items()}
-    kept |= record.taught_by(run)
+    kept = {**UNDECIDED, **kept, **record.taught_by(run)}
     if data is None or is_same(data, record.data_for(run)):
         return kept
     found: dict[str, Any] = {

@@ -1,0 +1,245 @@
+"""Sounds in files: a folder for each class, or a table with a column of paths. They are decoded when they are taken."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onnxgen.common.names import printable
+from onnxgen.common.paths import need
+from onnxgen.errors import OnnxgenError, counted, one_line
+from onnxgen.output.signature import Signature
+from onnxgen.training.data.arrays import Arrays, subset
+from onnxgen.training.data.faults import Faults
+from onnxgen.training.data.folder import SUFFIXES as IMAGES
+from onnxgen.training.data.folder import Seen, folders, looked
+from onnxgen.training.data.samples import Batch, Feeding, Field, Samples
+from onnxgen.training.data.source import DataSource, part_called
+from onnxgen.training.settings import Settings
+
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+SOUND = "sound"  # the column of a folder
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """Sound files, mono: float32 [length], filled up with zeros at the end, or cut; and other columns.
+
+    Attributes:
+        frames: the samples of each file at `rate`.
+        rate: of the result, in Hz.
+        length: samples that every sound gets; None until `fit_sounds`.
+    """
+
+    paths: tuple[Path, ...]
+    frames: tuple[int, ...]
+    rate: int
+    others: Arrays
+    name: str = SOUND
+    length: int | None = field(default=None)
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        shape = () if self.length is None else (self.length,)
+        return {self.name: Field(torch.float32, shape), **self.others.fields}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        assert self.length is not None, "sounds of several lengths"
+        made = np.zeros((len(indices), self.length), np.float32)
+        for row, index in zip(made, indices):
+            found = heard(self.paths[index], self.rate)[: self.length]
+            row[: len(found)] = found
+        return {self.name: torch.from_numpy(made), **self.others.take(indices, seed)}
+
+    def column(self, name: str) -> Tensor | None:
+        return self.others.columns.get(name)
+
+    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Sounds:
+        """See `Arrays.renumbered`."""
+        return replace(self, others=self.others.renumbered(column, places, classes))
+
+
+def heard(path: Path, rate: int) -> NDArray[np.float32]:
+    """Return the mean of a file's channels, from -1 to 1, at a rate in Hz (`scipy.signal.resample_poly`).
+
+    Raises:
+        OnnxgenError: it can't be read.
+    """
+    import soundfile
+    from scipy.signal import resample_poly
+
+    try:
+        found, own = soundfile.read(path, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}") from None
+    mono: NDArray[np.float32] = found.mean(1, dtype=np.float32)
+    if own == rate:
+        return mono
+    divisor = math.gcd(own, rate)
+    return np.asarray(resample_poly(mono, rate // divisor, own // divisor), dtype=np.float32)
+
+
+def _look(path: Path) -> Seen:
+    """Return rate and number of samples of a file, or why it can't be used. The whole file is decoded."""
+    import soundfile
+
+    try:
+        found, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError) as error:
+        return one_line(error, 100).removeprefix(f"Error opening '{path}': ")
+    if not len(found):
+        return "it has no samples"
+    return (int(rate), len(found)) if np.isfinite(found).all() else "it has numbers that are not finite"
+
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+
+
+def is_sounds(path: Path) -> bool:
+    """Return True for a sound file, and for a folder whose first image or sound is a sound."""
+    if not path.is_dir():
+        return path.suffix.lower() in SUFFIXES
+    known = (*SUFFIXES, *IMAGES)
+    first = next((file for file in path.rglob("*") if file.suffix.lower() in known and _is_shown(file)), None)
+    return first is not None and first.suffix.lower() in SUFFIXES
+
+
+def _is_shown(file: Path) -> bool:
+    return file.is_file() and not file.name.startswith(".")
+
+
+def _sounds_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and _is_shown(file))
+
+
+def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:
+    """Open `folder/class/*.wav`, or `folder/train/class/*.wav` beside `val` and `test`; or one file, or files without
+    classes.
+
+    Raises:
+        OnnxgenError: no sound can be used, or soundfile is missing.
+    """
+    inner = folders(path) if path.is_dir() else []
+    parts = {part: folder for folder in inner if (part := part_called(folder.name)) and folders(folder)}
+    parts = parts if "train" in parts else {"train": path}
+    classes = tuple(sorted({one.name for root in parts.values() if root.is_dir() for one in folders(root)}))
+    if labelled and not classes:
+        what = f"{path} has sounds, but no folder for each class"
+        raise OnnxgenError(what, help="lay it out as folder/class_name/*.wav, or give a table with a column of paths")
+    found: dict[str, tuple[list[tuple[Path, str]], Arrays]] = {}
+    for part, root in parts.items():
+        files = _sounds_in(root) if root.is_dir() else [root]
+        files = [file for file in files if not classes or file.parent != root]
+        columns = {}
+        if classes:
+            columns["label"] = torch.tensor([classes.index(file.relative_to(root).parts[0]) for file in files])
+        others = Arrays(columns, {"label": classes} if classes else {}, torch.arange(len(files)))
+        found[part] = [(file, "") for file in files], others
+    faults = Faults(path if path.is_dir() else path.parent, "sound")
+    source = DataSource({}, path.name, "label" if classes else "", text=frozenset({"label"} if classes else ()))
+    _fill(source, found, SOUND, faults, settings)
+    return source
+
+
+def with_sounds(source: DataSource, folder: Path, settings: Settings) -> None:
+    """Replace the column of a table whose texts are names of sound files, seen from `folder`; if there is one."""
+    first = next(iter(source.raw.values()), {})
+    named = [name for name in first if name in source.text and all(map(_is_name, first[name]))]
+    if len(named) != 1:
+        return
+    (name,) = named
+    found: dict[str, tuple[list[tuple[Path, str]], Arrays]] = {}
+    for part, samples in source.parts.items():
+        assert isinstance(samples, Arrays)
+        rows = source.files.get(part)
+        lines = [f"{rows.path.name}, line {line}: " for line in rows.lines] if rows is not None else [""] * len(samples)
+        columns = {column: values for column, values in samples.columns.items() if column != name}
+        classes = {column: names for column, names in samples.classes.items() if column != name}
+        others = Arrays(columns, classes, samples.rows if samples.rows is not None else torch.arange(len(samples)))
+        found[part] = [(folder / text, line) for text, line in zip(source.raw[part][name], lines)], others
+    source.raw = {part: {n: c for n, c in columns.items() if n != name} for part, columns in source.raw.items()}
+    source.text, source.table = source.text - {name}, False
+    _fill(source, found, name, Faults(folder, "sound"), settings)
+
+
+def _is_name(text: Any) -> bool:
+    return isinstance(text, str) and text.lower().endswith(SUFFIXES)
+
+
+def _fill(
+    source: DataSource,
+    found: Mapping[str, tuple[list[tuple[Path, str]], Arrays]],
+    name: str,
+    faults: Faults,
+    settings: Settings,
+) -> None:
+    """Give the source the sounds that can be used, of one rate, with a note of all others."""
+    need(["soundfile"])
+    files = [path for pairs, _ in found.values() for path, _ in pairs]
+    seen = looked(faults.folder, [path for path in files if path.is_file()], _look, "sounds")
+    rates = Counter(facts[0] for path in files if not isinstance(facts := seen.get(path, ""), str))
+    rate = settings.rate or (rates.most_common(1)[0][0] if rates else 0)
+    made: dict[str, Samples] = {}
+    left, skipped, rows = {}, 0, dict(source.raw)
+    for part, (pairs, others) in found.items():
+        kept = [i for i, (path, line) in enumerate(pairs) if _is_sound(path, line, seen, rate, settings, faults)]
+        left[part], skipped = len(kept), skipped + len(pairs) - len(kept)
+        heard_of = [known for i in kept if not isinstance(known := seen[pairs[i][0]], str)]
+        frames = tuple(math.ceil(count * rate / own) for own, count in heard_of)
+        some = subset(others, kept)
+        assert isinstance(some, Arrays)
+        made[part] = Sounds(tuple(pairs[i][0] for i in kept), frames, rate, some, name)
+        if part in rows:
+            rows[part] = {column: np.asarray(values, dtype=object)[kept] for column, values in rows[part].items()}
+    source.notes += faults.notes(left, settings.strict, skipped)
+    source.parts, source.raw, source.rate = made, rows, rate
+    if other := sum(count for own, count in rates.items() if own != rate) if settings.rate else 0:
+        source.notes.append(f"{counted(other, 'sound')} of another rate: resampled to {rate} Hz")
+
+
+def _is_sound(path: Path, line: str, seen: Mapping[Path, Seen], rate: int, settings: Settings, faults: Faults) -> bool:
+    """Return False and add a fault if a file can't be used."""
+    facts, place = seen.get(path), f"{line}{faults.place(path)}"
+    if facts is None:
+        faults.add(place, "there is no such file")
+    elif isinstance(facts, str):
+        faults.add(place, f"can't be read: {facts}")
+    elif facts[0] != rate and settings.rate is None:
+        faults.add(place, f"it has {facts[0]} Hz, but most files {rate} Hz; --rate {rate} would resample it")
+    else:
+        return True
+    return False
+
+
+# ---- fitting ---------------------------------------------------------------------------------------------------------
+
+
+def fit_sounds(source: DataSource, ports: Signature, feeding: Feeding) -> None:
+    """Give all sounds the length of their input; if that is open, the length of the longest one. A note counts."""
+    parts = {part: samples for part, samples in source.parts.items() if isinstance(samples, Sounds)}
+    if not parts:
+        return
+    name = next(iter(parts.values())).name
+    dims = next((port.dims for port, column in zip(ports.inputs, feeding.inputs) if column == name), None)
+    frames = [count for samples in parts.values() for count in samples.frames]
+    fixed = dims[-1] if dims is not None and len(dims) > 1 else None
+    length = fixed if isinstance(fixed, int) else max(frames)
+    for part, samples in parts.items():
+        source.parts[part] = replace(samples, length=length)
+    cut, filled = sum(count > length for count in frames), sum(count < length for count in frames)
+    said = [f"{cut} of {len(frames)} are longer and are cut"] * bool(cut)
+    said += [f"{filled} of {len(frames)} are shorter and end in zeros"] * bool(filled)
+    what = f"{printable(name)} has {length} samples at {source.rate} Hz, mono"
+    source.notes.append("; ".join([what, *said]))

@@ -1,0 +1,130 @@
+"""Finds the columns of pairs and triplets for `--task embedding`, and reads them from folders of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from onnxgen.common.names import printable
+from onnxgen.errors import OnnxgenError
+from onnxgen.output.signature import Port, Signature
+from onnxgen.training.data.faults import Faults
+from onnxgen.training.data.folder import SUFFIXES, Files, looked
+from onnxgen.training.data.pairs import laid_out, paired
+from onnxgen.training.data.samples import Batch, Field
+from onnxgen.training.data.source import DataSource
+from onnxgen.training.settings import Settings
+
+ANCHOR, POSITIVE, NEGATIVE = MEMBERS = ("anchor", "positive", "negative")
+TASK = "embedding"
+
+
+def member_columns(source: DataSource, ports: Signature, settings: Settings) -> tuple[str, ...]:
+    """Return the columns "anchor", "positive" and perhaps "negative"; () if the data has no tuples.
+
+    Raises:
+        OnnxgenError: they have different shapes.
+    """
+    fields = next(iter(source.parts.values())).fields
+    if settings.target is not None or len(ports.inputs) != 1:
+        return ()
+    named = tuple(name for name in MEMBERS if name in fields)
+    if named[:2] != MEMBERS[:2] or not all(fields[name].shape or name in source.whites for name in named):
+        return ()
+    first = fields[named[0]]
+    for name in named[1:]:
+        if (fields[name].shape, fields[name].dtype) != (first.shape, first.dtype):
+            shapes = f"{list(first.shape)} and {list(fields[name].shape)}"
+            what = f"columns {printable(named[0])!r} and {printable(name)!r} are for one input, but differ: {shapes}"
+            raise OnnxgenError(what, help="give both in one shape and dtype")
+    return named
+
+
+def refuse_fixed_batch(ports: Sequence[Port]) -> None:
+    """Raise `OnnxgenError` if the batch size is fixed: a tuple is two or three rows of a batch."""
+    if any(port.dims and isinstance(port.dims[0], int) for port in ports):
+        what = "a pair is two rows of a batch, and the model takes batches of one size"
+        raise OnnxgenError(what, help="generate it again with --dynamic-batch")
+
+
+@dataclass(frozen=True)
+class Together:
+    """Image files in a column for each member of a tuple."""
+
+    files: Mapping[str, Files]
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return {name: files.fields["image"] for name, files in self.files.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.files.values())))
+
+    def sized(self, channels: int, height: int, width: int) -> Together:
+        """See `Files.sized`."""
+        return Together({name: files.sized(channels, height, width) for name, files in self.files.items()})
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        return {name: files.take(indices, seed)["image"] for name, files in self.files.items()}
+
+    def column(self, name: str) -> Tensor | None:
+        return None
+
+
+def is_tuples(path: Path) -> bool:
+    """Return True for a folder with images in `anchor/` beside `positive/`."""
+    return path.is_dir() and bool(laid_out(path, POSITIVE, ANCHOR))
+
+
+def open_tuples(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
+    """Open `anchor/` beside `positive/` and perhaps `negative/`: columns of these names. Files have the same names.
+
+    Raises:
+        OnnxgenError: no tuple can be used.
+    """
+    layouts = {name: laid_out(path, name, ANCHOR) for name in MEMBERS[1:]}
+    layouts = {name: found for name, found in layouts.items() if found}
+    faults, parts, lost = Faults(path), {}, 0
+    for part in layouts[POSITIVE]:
+        rows: dict[Path, dict[str, Path]] = {}
+        for name, layout in layouts.items():
+            images, others = layout.get(part, (layouts[POSITIVE][part][0], path / name))
+            found, shared = paired(images, others, SUFFIXES, faults, name)
+            lost += shared
+            for image, other in found.items():
+                if other is None:
+                    faults.add(faults.place(image), f"the image has no {name}")
+                else:
+                    rows.setdefault(image, {ANCHOR: image})[name] = other
+        parts[part] = [row for row in rows.values() if len(row) == len(layouts) + 1]
+        lost += len(rows) - len(parts[part])
+    return _opened(path, parts, faults, strict, lost, (ANCHOR, *layouts))
+
+
+def _opened(
+    root: Path,
+    parts: dict[str, list[dict[str, Path]]],
+    faults: Faults,
+    strict: bool,
+    lost: int,
+    members: tuple[str, ...],
+) -> DataSource:
+    seen = looked(root, [file for rows in parts.values() for row in rows for file in row.values()])
+    for path, facts in seen.items():
+        if isinstance(facts, str):
+            faults.add(faults.place(path), f"can't be read: {facts}")
+    kept = {part: [row for row in rows if not any(isinstance(seen[f], str) for f in row.values())]
+            for part, rows in parts.items()}  # fmt: skip
+    skipped = lost + sum(map(len, parts.values())) - sum(map(len, kept.values()))
+    notes = faults.notes({part: len(rows) for part, rows in kept.items()}, strict, skipped)
+    sizes = {seen[file] for rows in kept.values() for row in rows for file in row.values()}
+    size = sizes.pop() if len(sizes) == 1 else None
+    assert not isinstance(size, str)
+    made = {
+        part: Together({name: Files(tuple(row[name] for row in rows), None, (), size) for name in members})  # type: ignore[arg-type]
+        for part, rows in kept.items()
+    }
+    return DataSource(dict(made), root.name, "", dict.fromkeys(members, 255.0), notes=notes, task=TASK)
