@@ -28,7 +28,7 @@ from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.packed import pack, packed_layers
 from onnxgen.training.finetune.scratch import reset
-from onnxgen.training.goals.choice import Situation, output_names, refuse_for_task, task_kind
+from onnxgen.training.goals.choice import DETECTION, Situation, output_names, refuse_for_task, task_kind
 from onnxgen.training.goals.goal import Goal, suffixed
 from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.launch import launched
@@ -82,11 +82,18 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     """
     settings = launched(settings)
     device = choose(settings.device, settings.imports)
-    model, adapter, notes = _changed(model, settings)
+    file = None if isinstance(model, nn.Module) else Path(model)
+    model, said = _begun(model, settings)
+    notes = [said] if said else []
     opened = open_data(data, model, settings)
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
     settings = replace(settings, task=opened.task or settings.task)
+    if settings.task == DETECTION and file is not None and (part := _trained_part(model)) is not None:
+        (file, said), model = part, _begun(part[0], settings)[0]
+        notes.append(said)
+    model, adapter, more = _changed(model, file, settings)
+    notes += more
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
     objectives = objectives_of(model, opened.train, feeding, settings)
@@ -106,10 +113,16 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
 
 
-def _changed(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module, Adapter | None, list[str]]:
+def _trained_part(model: nn.Module) -> tuple[Path, str] | None:
+    from onnxgen.training.goals.detection.part import trained_part  # imported here: it imports the whole pipeline
+
+    return trained_part(model)
+
+
+def _changed(
+    model: nn.Module, file: Path | None, settings: Settings
+) -> tuple[nn.Module, Adapter | None, list[str]]:
     """Return the model with a new head, an adapter and frozen layers as the settings say, the adapter, and notes."""
-    file = None if isinstance(model, nn.Module) else Path(model)
-    model, said = _begun(model, settings)
     if settings.replace_head is not None:
         replace_head(model, settings.replace_head)
     adapter, kept = _adapted(model, file, settings) if settings.lora else (None, [])
@@ -119,7 +132,7 @@ def _changed(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Modu
         freeze(model, *settings.freeze)
     if not any(p.requires_grad for p in model.parameters()):
         raise OnnxgenError("the model has no parameter to train", help="unfreeze some, or train another model")
-    return model, adapter, [*filter(None, [said]), *kept]
+    return model, adapter, kept
 
 
 def _settled(settings: Settings, opened: Data, feeding: Feeding, objectives: Sequence[Goal]) -> Settings:
