@@ -14,6 +14,7 @@ from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.goals.detection.boxes import suppress
 from onnxgen.training.goals.detection.decoder import Decoder
+from onnxgen.training.goals.detection.head import tail_of_model
 from onnxgen.training.goals.detection.loss import DetectionLoss
 from onnxgen.training.goals.detection.metrics import FIGURES, MeanAveragePrecision
 from onnxgen.training.goals.detection.part import detector_of
@@ -81,11 +82,11 @@ def make(found: Situation) -> list[Goal]:
     """
     detector = detector_of(found.model)
     detector.refuse_whole()
-    tail = detector.tail
+    places = tuple(found.names.index(name) for name in detector.tail.maps)
+    tail = tail_of_model(detector.tail, [found.outputs[place].shape for place in places])
     boxes = column_of(found.samples, COLUMN)
     if boxes is not None:
         refuse_wrong(boxes, tail.classes)
     said = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
     said += [f"assumed: {tail.assumed}"] if tail.assumed else []
-    return [Detection(tail, tuple(found.names.index(name) for name in tail.maps), said=tuple(said))]
-
+    return [Detection(tail, places, said=tuple(said))]

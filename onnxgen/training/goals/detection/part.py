@@ -33,11 +33,13 @@ class Detector:
         module: its file.
         onnx: the whole network.
         tail: what the raw maps of the ONNX file mean.
+        options: the sizes of the inputs that the module was generated for.
         missing: raw maps that are no outputs of the module.
     """
 
     module: Path
     onnx: Path
+    options: Options
     tail: Tail
     missing: tuple[str, ...]
 
@@ -48,7 +50,7 @@ class Detector:
     def refuse_whole(self) -> None:
         """Raise `OnnxgenError` if the module has the decoding of boxes inside."""
         if self.missing:
-            what = f"{self.module} decodes boxes, and what is trained are the raw maps before: {self.missing[0]}"
+            what = f"{self.module} does not end in the raw maps of the detector: {self.missing[0]} is no output"
             raise OnnxgenError(what, help=self.way_out)
 
 
@@ -61,9 +63,12 @@ def detector_of(model: nn.Module) -> Detector:
     """
     module, signature = _module(model), signature_of(model)
     onnx = origin_of(module, vars(sys.modules[type(model).__module__]), None).onnx
-    tail = _tail(onnx.resolve(), signature.sha256, _fixed(signature))
+    shapes = _fixed(signature)
+    tail = _tail(onnx.resolve(), signature.sha256, shapes)
     names = [port.name for port in signature.outputs]
-    return Detector(module, onnx, tail, tuple(name for name in tail.maps if name not in names))
+    return Detector(
+        module, onnx, Options(input_shapes=dict(shapes)), tail, tuple(name for name in tail.maps if name not in names)
+    )
 
 
 def trained_part(model: nn.Module) -> tuple[Path, str] | None:
@@ -85,7 +90,7 @@ def trained_part(model: nn.Module) -> tuple[Path, str] | None:
         found.refuse_whole()
     part = found.module.with_name(f"{found.module.stem}_maps.py")
     generate(found.onnx, part, Options(task="detection"))
-    return part, f"{found.module} decodes boxes, which has no weights: {part} is trained, up to the raw maps before it"
+    return part, f"{found.module} goes on behind the raw maps, where no weights are: {part} is trained, which ends in them"
 
 
 def _module(model: nn.Module) -> Path:
