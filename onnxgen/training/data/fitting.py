@@ -37,7 +37,7 @@ from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
-from onnxgen.training.goals.choice import AUTO, names_of_classes
+from onnxgen.training.goals.choice import AUTO, DETECTION, KEYPOINTS, names_of_classes
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
 
@@ -99,7 +99,9 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         raise OnnxgenError(*map(text_input, texts))
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
     images = _image_steps(source, ports, feeding, settings, asked)
-    placed = _placed(source, ports, feeding, images, model, recipes(settings.augment, source.glyphs))
+    placed = _placed(
+        source, ports, feeding, images, model, recipes(settings.augment, source.glyphs), settings.task == DETECTION
+    )
     target = next(iter(feeding.aims), "")
     named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
     if targets:
@@ -186,24 +188,27 @@ def _image_steps(
     sizes = by_input(settings.size, [port.name for port in ports.inputs])
     pairs = list(zip(ports.inputs, feeding.inputs))
     whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
-    return {c: _image_step(source, c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
+    letterbox = settings.resize == "letterbox" or (settings.resize == "auto" and settings.task == DETECTION)
+    if letterbox and settings.task == KEYPOINTS:
+        raise OnnxgenError("--resize letterbox would not move the keypoints", help="--resize stretch")
+    return {c: _image_step(source, c, port, whites[c], sizes[port.name], letterbox) for port, c in pairs if whites[c]}
 
 
-def _image_step(source: DataSource, column: str, port: Port, white: float, size: str) -> ToInput:
+def _image_step(source: DataSource, column: str, port: Port, white: float, size: str, letterbox: bool) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
     wanted = frame(port, _size(shape, port), size)
     for part, samples in source.parts.items():  # files are decoded in the wanted size
-        sized: Callable[[int, int, int], Samples] | None = getattr(samples, "sized", None)
+        sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
         if sized is not None:
-            source.parts[part] = sized(wanted.channels, wanted.height, wanted.width)
+            source.parts[part] = sized(wanted.channels, wanted.height, wanted.width, *[True] * letterbox)
     shape = next(iter(source.parts.values())).fields[column].shape
     axes = axes_of(shape, port)
     if axes is None:
         what = f"column {column!r} has shape {list(shape)}, which is not an image"
         raise OnnxgenError(what, help="images are [H, W], [C, H, W] or [H, W, C]")
     dtype = torch.float32 if port.dtype is None else getattr(torch, port.dtype)
-    return ToInput(axes, white, wanted, dtype=dtype)
+    return ToInput(axes, white, wanted, dtype=dtype, letterbox=letterbox)
 
 
 def _normalised(
@@ -251,8 +256,9 @@ def _placed(
     images: Mapping[str, ToInput],
     model: nn.Module,
     names: tuple[str, ...],
+    boxes: bool,
 ) -> dict[str, OnImage]:
-    """Return a step for each target that lies on an image, augmented with these recipes."""
+    """Return a step for each target that lies on an image, augmented with these recipes. `boxes`: all are boxes."""
     found = {}
     of_output = {column: output for output, column in feeding.targets.items()}
     for column in feeding.aims:
@@ -261,8 +267,9 @@ def _placed(
         for name, image in images.items():
             fields = next(iter(source.parts.values())).fields
             sizes = dict(zip(image.axes, fields[name].shape))
-            if column in source.placed or lies_on(fields[column], (sizes["H"], sizes["W"]), column, Augment(names)):
-                found[column] = on_image(source, column, image, wanted, model)
+            size = sizes["H"], sizes["W"]
+            if boxes or column in source.placed or lies_on(fields[column], size, column, Augment(names)):
+                found[column] = on_image(source, column, image, size, wanted, model)
                 break
     return found
 

@@ -20,7 +20,7 @@ from onnxgen.training.goals.language import masked_tokens, next_token, other_tex
 from onnxgen.training.settings import Settings
 
 AUTO = "auto"  # a loss for each output that has a target
-DETECTION = "detection"
+DETECTION, KEYPOINTS = "detection", "keypoints"
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,10 @@ def trained_part(model: nn.Module) -> tuple[Path, str] | None:
         found.refuse_whole()
     part = found.module.with_name(f"{found.module.stem}_maps.py")
     generate(found.onnx, part, Options(task="detection"))
-    return part, f"{found.module} goes on behind the raw maps, where no weights are: {part} is trained, which ends in them"
+    return (
+        part,
+        f"{found.module} goes on behind the raw maps, where no weights are: {part} is trained, which ends in them",
+    )
 
 
 def _module(model: nn.Module) -> Path:
