@@ -239,13 +239,24 @@ _asked = add_all(
         ("onnxgen predict runs/digits-1 photo.png", "Print the class and its probability."),
         ("onnxgen predict runs/digits-1 photos/ --top 3", "Print the three best of each image."),
         ("onnxgen predict runs/digits-1 new.csv -o out.csv", "Write a table."),
+        ("onnxgen predict runs/yolov8n-1 photos/ -o found", "Find boxes, and draw them into pictures in found/."),
         ("onnxgen predict runs/digits-1 -", "Read the names of the files from stdin."),
     ],
 )
 @_run
 @click.argument("files", nargs=-1, required=True)
 @option("--top", metavar="N", type=click.IntRange(min=1), default=1, group="Answers", help="Show the N best classes.")
-@_file("-o", "--output", "out", metavar="FILE", type=_path, help="Write a table (.csv) or whole outputs (.npz).")
+@option(
+    "--min-score", metavar="X", type=float, group="Answers", help="Leave out boxes with a lower score. Default: 0.25."
+)
+@_file(
+    "-o",
+    "--output",
+    "out",
+    metavar="FILE",
+    type=_path,
+    help="Write a table (.csv), whole outputs (.npz), or pictures with boxes (a folder).",
+)
 @_asked
 @saying_options
 def predict(run: Path, files: tuple[str, ...], **given: Any) -> int:

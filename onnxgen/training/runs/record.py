@@ -21,6 +21,7 @@ from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
 FORMAT = 1  # of the file; a newer one is refused
 _PLACES = ("out", "name", "weights", "resume", "replace_head")  # settings that only the run itself could use
+BOXES = "boxes"  # the loss of a `Target` whose answers are boxes
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -75,6 +76,7 @@ class Target:
             the blank.
         batch: the output's batch axis.
         blank: the class that stands for no character, of a text (loss "ctc_loss").
+        head: of boxes (loss "boxes"), `places` of the raw maps among the outputs, and what they mean (`tail`).
     """
 
     output: int
@@ -87,6 +89,7 @@ class Target:
     names: tuple[str, ...]
     batch: int = 0
     blank: int = 0
+    head: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def all_names(self) -> tuple[str, ...]:

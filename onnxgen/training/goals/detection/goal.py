@@ -20,6 +20,7 @@ from onnxgen.training.goals.detection.metrics import FIGURES, MeanAveragePrecisi
 from onnxgen.training.goals.detection.part import detector_of
 from onnxgen.training.goals.detection.targets import COLUMN, refuse_wrong
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
+from onnxgen.training.runs.record import BOXES, Target
 
 if TYPE_CHECKING:
     from onnxgen.training.goals.choice import Situation
@@ -34,10 +35,12 @@ class Detection(Goal):
     Attributes:
         tail: what the raw maps mean.
         places: the index of each raw map among the outputs.
+        names: of the classes.
     """
 
     tail: Tail
     places: tuple[int, ...]
+    names: tuple[str, ...] = ()
     name: str = ""
     classes: int = 0
     monitor: str = "map"
@@ -57,6 +60,10 @@ class Detection(Goal):
 
     def weight(self, batch: Batch) -> Tensor | int:
         return DetectionLoss(self.decoder).count(batch)
+
+    def target(self) -> Target:
+        head = {"places": self.places, "tail": self.tail.record()}
+        return Target(self.places[0], COLUMN, COLUMN, BOXES, "", self.tail.classes, 1, self.names, head=head)
 
     def scores(self) -> Scores:
         metric = MeanAveragePrecision(self.decoder)
@@ -89,4 +96,5 @@ def make(found: Situation) -> list[Goal]:
         refuse_wrong(boxes, tail.classes)
     said = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
     said += [f"assumed: {tail.assumed}"] if tail.assumed else []
-    return [Detection(tail, places, said=tuple(said))]
+    names = found.samples.fields[COLUMN].classes
+    return [Detection(tail, places, names, said=tuple(said))]
