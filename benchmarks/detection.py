@@ -162,7 +162,9 @@ def bits(folder: Path) -> Iterator[str]:
         out.parent.mkdir(exist_ok=True)
         generate(file, module, Options(task="detection"))
         export(module, out=out)
-        first, second = (onnxruntime.InferenceSession(path) for path in (file, out))
+        quiet = onnxruntime.SessionOptions()
+        quiet.log_severity_level = 3
+        first, second = (onnxruntime.InferenceSession(path, quiet) for path in (file, out))
         given = first.get_inputs()[0]
         shape = [size if isinstance(size, int) else 2 for size in given.shape]
         x = {given.name: np.random.default_rng(0).random(shape, np.float32)}

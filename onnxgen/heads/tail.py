@@ -107,7 +107,7 @@ class Tail:
                 if part is not None and part.map == level.classes.map:
                     first = part.first + (more if part.first > level.classes.first else 0)
                     found[name] = replace(part, step=step, first=first)
-            levels.append(replace(level, **found))
+            levels.append(replace(level, **found))  # type: ignore[arg-type]
         return replace(self, levels=tuple(levels), classes=classes)
 
     def of_size(self, old: int, new: int) -> int:

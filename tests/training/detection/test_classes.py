@@ -88,8 +88,10 @@ def decoded(name: str, whole: list[Array], tail: Tail) -> tuple[Tensor, Tensor] 
     return (found[0], found[1] * found[2]) if name == "fcos" else None
 
 
-@pytest.mark.parametrize("name", ["yolov8", "yolov5", "yolov10", "yolox", "yolov3", "ssd", "fcos"])
-@pytest.mark.parametrize("classes", [1, 5])
+@pytest.mark.parametrize(
+    "name, classes",
+    [(n, 5) for n in ("yolov8", "yolov5", "yolov10", "yolox", "yolov3", "fcos")] + [("ssd", 1)],
+)
 def test_the_whole_graph_decodes_the_new_classes(folder: Path, tmp_path: Path, name: str, classes: int) -> None:
     model, before = generated(folder, name)
     x = np.random.default_rng(0).random((1, 3, *small.IMAGE), np.float32)
@@ -98,7 +100,7 @@ def test_the_whole_graph_decodes_the_new_classes(folder: Path, tmp_path: Path, n
     torch.manual_seed(1)
     for parameter in model.parameters():  # "trained"
         parameter.data += 0.1 * torch.randn_like(parameter)
-    report = onnxgen.export(folder / f"{name}.py", weights=model, out=tmp_path / "new.onnx")
+    report = onnxgen.export(folder / f"{name}.py", weights=model, out=tmp_path / "new.onnx", runs=1)
     assert report.method == "written back" and not report.verified.differs  # type: ignore[union-attr]
     maps = model(torch.from_numpy(x))
     tail = tail_of_model(before, [m.shape for m in maps])
@@ -135,32 +137,18 @@ def test_boxes_keep_their_weights_and_classes_begin_rare(folder: Path, name: str
     before = Decoder(tail)(model(x))
     replace_classes(model, tail, range(len(tail.maps)), 4)
     after = Decoder(tail.of_classes(4))(model(x))
-    assert torch.equal(before.boxes, after.boxes)
+    torch.testing.assert_close(before.boxes, after.boxes)  # of a layer of another size: other last digits
     if before.objectness is not None:
-        assert after.objectness is not None and torch.equal(before.objectness, after.objectness)
+        assert after.objectness is not None
+        torch.testing.assert_close(before.objectness, after.objectness)
     odds = PRIOR / (1 - PRIOR)
     wanted = odds / (1 + 4 * odds) if tail.background else PRIOR
     torch.testing.assert_close(after.classes.sigmoid().mean().item(), wanted, rtol=0.1, atol=0)
 
 
-class Offset(nn.Module):
-    """YOLOX's head, with a number of its own for each class behind the raw maps."""
-
-    several = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = small.Small((4, 1, 3), small.yolox)
-        self.register_buffer("scale", torch.tensor([1.0] * 5 + [1.0, 0.5, 0.25]))
-
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.net(images)
-        return found if not self.several else found * self.scale
-
-
 def test_a_number_for_each_class_is_refused_before_training(tmp_path: Path) -> None:
-    net = Offset()
-    small.export(net, tmp_path / "net.onnx")
+    """YOLOX's head, with a number of its own for each class behind the raw maps."""
+    small.export(small.Small((4, 1, 3), small.yolox), tmp_path / "net.onnx")
     need_decoding(tmp_path / "net.onnx", Options(), tail_in(tmp_path / "net.onnx"), 5)
     model = onnx.load(tmp_path / "net.onnx")
     last = model.graph.node[-1]
