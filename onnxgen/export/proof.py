@@ -115,8 +115,8 @@ def _run(model: onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, Array
     if importlib.util.find_spec("onnxruntime") is None:
         from onnx.reference import ReferenceEvaluator
 
-        found: Sequence[Array] = ReferenceEvaluator(model).run(list(names), dict(feeds))
-        return found
+        found: Any = ReferenceEvaluator(model).run(list(names), dict(feeds))
+        return list(found)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from onnxgen.cli import run
 from samples.tasks import goals
 from samples.tasks.make import make
+from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.conftest import ROOT
 from tests.docs.blocks import blocks
+from tests.heads import small
 from tests.training import texts
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
@@ -126,6 +128,15 @@ def of_text(path: Path) -> None:
         texts.table(path, ["premise", "hypothesis", "label"], rows)
     else:
         texts.table(path, ["review", "label"], [(" ".join(row), i % 2) for i, row in enumerate(words)])
+
+
+def yolov8n(path: Path) -> None:
+    """A small detector of five classes, with its decoding."""
+    small.export(small.Small((4, 1, 5), small.yolox), path)
+
+
+def shapes(path: Path) -> None:
+    write_yolo(path, {"train": draw_scenes(8, seed=0), "val": draw_scenes(2, seed=1)})
 
 
 def acme(path: Path) -> None:
@@ -240,6 +251,8 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "bert.onnx": bert,
     "llm.onnx": bert,
     "detector.onnx": detector,
+    "yolov8n.onnx": yolov8n,
+    "shapes": shapes,
     "waves.onnx": waves,
     "people.onnx": people,
     "people.csv": people_csv,
