@@ -71,8 +71,7 @@ def build(
     report.progress = progress
     with plugged(options), uncollected():
         with timed(report, "read"):
-            options = of_task(path, options)
-            model = read(path, options)
+            model = read(path, options := of_task(path, options))
         with timed(report, "validate"):
             stored = stored_by(model.graph)
         with timed(report, "simplify"):
