@@ -17,6 +17,7 @@ from onnxgen.errors import OnnxgenError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 QUANTIZED = ("keep", "float", "qat", "qat-learned")
+TASKS = ("detection",)
 
 _source = partial(declared, group="Source")
 _inputs = partial(declared, group="Inputs, shapes and types")
@@ -71,6 +72,12 @@ class Options:
         "Give the whole network this floating point type. Values that only sizes are computed from keep their type.",
         Kind(text, choices=DTYPES),
     )
+    task: str | None = _training(
+        None,
+        "",
+        "Generate only the part that this task trains; detection: up to the raw maps, before boxes are decoded.",
+        Kind(text, choices=TASKS),
+    )
     trainable: str | None = _training(
         None, "REGEX", "Train the tensors whose ONNX name matches, whatever the rules say.", TEXT
     )
@@ -122,7 +129,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", DTYPES), ("quantized", QUANTIZED)):
+        for name, known in (("dtype", DTYPES), ("quantized", QUANTIZED), ("task", TASKS)):
             if (given := getattr(self, name)) is not None and given not in known:
                 raise OnnxgenError(f"--{name} must be one of {', '.join(known)}, not {given!r}")
         for name in ("trainable", "frozen"):
@@ -136,6 +143,8 @@ class Options:
                 raise OnnxgenError(f"{name} must be a list: [{os.fspath(given)!r}]")
         if self.nchwc_block not in (None, 8, 16):
             raise OnnxgenError(f"--nchwc-block must be 8 or 16, not {self.nchwc_block}")
+        if self.task and (self.inputs or self.outputs):
+            raise OnnxgenError(f"--task {self.task} finds the outputs itself", help="leave out --inputs and --outputs")
         if self.batch_axes and not self.dynamic_batch:
             raise OnnxgenError("--batch-axis needs --dynamic-batch")
         for scope, p in self.dropout.items():

@@ -22,6 +22,7 @@ from onnxgen.common.paths import python_file, refuse_hiding
 from onnxgen.common.timing import recorded, stage, uncollected
 from onnxgen.errors import OnnxgenError
 from onnxgen.graph.annotations import CHECKED, CLASSES
+from onnxgen.heads.trained import of_task
 from onnxgen.lowering.dropout import add_dropout
 from onnxgen.lowering.lower import lower
 from onnxgen.options import Options
@@ -52,6 +53,7 @@ Progress = Callable[[str], None]  # called with the name of each stage (`common.
 def read_and_simplify(path: Path, options: Options) -> ir.Model:
     """Read a file and run all passes. Raises `OnnxgenError` (see `reader.read`)."""
     with plugged(options):
+        options = of_task(path, options)
         model = read(path, options)
         simplify(model, options)
     return model
@@ -69,7 +71,7 @@ def build(
     report.progress = progress
     with plugged(options), uncollected():
         with timed(report, "read"):
-            model = read(path, options)
+            model = read(path, options := of_task(path, options))
         with timed(report, "validate"):
             stored = stored_by(model.graph)
         with timed(report, "simplify"):

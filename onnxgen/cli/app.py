@@ -239,12 +239,16 @@ _asked = add_all(
         ("onnxgen predict runs/digits-1 photo.png", "Print the class and its probability."),
         ("onnxgen predict runs/digits-1 photos/ --top 3", "Print the three best of each image."),
         ("onnxgen predict runs/digits-1 new.csv -o out.csv", "Write a table."),
+        ("onnxgen predict runs/yolov8n-1 photos/ -o found", "Find boxes, and draw them into pictures in found/."),
         ("onnxgen predict runs/digits-1 -", "Read the names of the files from stdin."),
     ],
 )
 @_run
 @click.argument("files", nargs=-1, required=True)
 @option("--top", metavar="N", type=click.IntRange(min=1), default=1, group="Answers", help="Show the N best classes.")
+@option(
+    "--min-score", metavar="X", type=float, group="Answers", help="Leave out boxes with a lower score. Default: 0.25."
+)
 @_file(
     "-o",
     "--output",

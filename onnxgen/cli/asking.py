@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxgen.cli.boxes import COLUMNS, cells, draw, found_boxes, plain
+from onnxgen.cli.boxes import rows as box_rows
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.runs.record import read_record
+from onnxgen.training.runs.record import BOXES, read_record
 
 if TYPE_CHECKING:
     from onnxgen.training.runs.answers import Answer, Prediction
@@ -24,13 +26,26 @@ STDIN = "-"
 
 
 def predict_command(
-    run: Path, files: tuple[str, ...], *, top: int, out: Path | None, device: str, weights: Path | None, **say: Any
+    run: Path,
+    files: tuple[str, ...],
+    *,
+    top: int,
+    min_score: float | None,
+    out: Path | None,
+    device: str,
+    weights: Path | None,
+    **say: Any,
 ) -> int:
-    """Predict for files, and print a table, or write it to `out` (.csv or .npz). Returns the exit code."""
-    read_record(run)  # an error about the folder comes before PyTorch is loaded
+    """Predict for files, and print a table, or write it to `out` (.csv or .npz, or a folder for images).
+
+    Returns the exit code.
+    """
+    record = read_record(run)  # an error about the folder comes before PyTorch is loaded
     if out is not None and out.suffix not in (".csv", ".npz", ""):
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
+    if min_score is not None and all(target.loss != BOXES for target in record.targets):
+        raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
     names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
     if not names:
         raise OnnxgenError(
@@ -40,9 +55,10 @@ def predict_command(
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
-        found = learner.predict([Path(name) for name in names])  # a text would be another thing to predict for
+        given = {} if min_score is None else {"min_score": min_score}
+        found = learner.predict([Path(name) for name in names], **given)  # a text would be another thing to predict for
     if out is not None and not out.suffix:
-        _write_images(out, found)
+        _write_images(out, found, top)
     elif out is not None:
         _write(out, found, top)
     if as_json:
@@ -102,6 +118,10 @@ def _learner(run: Path, device: str, weights: Path | None) -> Learner:
 
 
 def _print(found: Sequence[Prediction], top: int) -> None:
+    if found[0].answer.boxes is not None:
+        count = counted(sum(len(found_boxes(one, top) or ()) for one in found), "object")
+        table(f"{count} in {counted(len(found), 'image')}", ["file", *COLUMNS[1:]], cells(found, top))
+        return
     several = len(found[0].answers) > 1
     rows = [
         [one.source, *([name] if several else []), *_cells(answer, top)]
@@ -127,25 +147,31 @@ def _cells(answer: Answer, top: int) -> tuple[str, str]:
 
 
 def _plain(one: Prediction, top: int) -> dict[str, Any]:
-    answers = {}
+    answers: dict[str, Any] = {}
     for name, answer in one.answers.items():
+        if answer.boxes is not None:
+            answers[name] = {"boxes": plain(answer, top)}
+            continue
         probabilities = dict(answer.top(top) if top > 1 else answer.probabilities.items())
         answers[name] = {"label": answer.label, "probabilities": probabilities, "value": answer.value.tolist()}
     return {"source": one.source, "outputs": answers}
 
 
 def _write(out: Path, found: Sequence[Prediction], top: int) -> None:
-    content = _npz(found) if out.suffix == ".npz" else _csv(found)
+    content = _npz(found) if out.suffix == ".npz" else _csv(found, top)
     with replacing([out.parent]) as files, files.file(out) as file:
         file.write(content)
 
 
-def _write_images(folder: Path, found: Sequence[Prediction]) -> None:
-    """Write an image for each sample as PNG, under the name of its file."""
+def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
+    """Write an image for each sample as PNG, under the name of its file: the answer, or the sample with its boxes."""
     from PIL import Image
 
     from onnxgen.training.data.folder import SUFFIXES
 
+    if found[0].answer.boxes is not None:
+        draw(found, folder, top)
+        return
     images = [(one.source, answer.value) for one in found for answer in one.answers.values() if answer.is_image]
     names = [Path(source).name.replace(":", "-") for source, _ in images]
     stems = [Path(name).stem if Path(name).suffix.lower() in SUFFIXES else name for name in names]
@@ -161,8 +187,10 @@ def _write_images(folder: Path, found: Sequence[Prediction]) -> None:
                 Image.fromarray(image).save(file, format="PNG")
 
 
-def _csv(found: Sequence[Prediction]) -> bytes:
-    """Return a row for each sample: label and probabilities of each class, or numbers."""
+def _csv(found: Sequence[Prediction], top: int) -> bytes:
+    """Return a row for each sample: label and probabilities of each class, or numbers. Each box has a row."""
+    if found[0].answer.boxes is not None:
+        return _table(COLUMNS, box_rows(found, top))
     rows = []
     for one in found:
         row: dict[str, Any] = {"source": one.source}
@@ -178,18 +206,27 @@ def _csv(found: Sequence[Prediction]) -> bytes:
                 values = answer.value.flatten().tolist()
                 row |= {f"{before}value{n if len(values) > 1 else ''}": value for n, value in enumerate(values)}
         rows.append(row)
+    return _table(list(dict.fromkeys(name for row in rows for name in row)), rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> bytes:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode("utf-8", "surrogateescape")  # a name of a file that is not UTF-8 stays as it is
 
 
 def _npz(found: Sequence[Prediction]) -> bytes:
-    """Return the values of each output, stacked, and the sources."""
+    """Return the values of each output, stacked, and the sources. Boxes are joined; `image` is the source of each."""
     import numpy as np
 
     content = io.BytesIO()
-    arrays: dict[str, Any] = {n: np.stack([one.answers[n].value for one in found]) for n in found[0].answers}
+    values = {n: [one.answers[n].value for one in found] for n in found[0].answers}
+    if found[0].answer.boxes is not None:
+        arrays: dict[str, Any] = {n: np.concatenate(parts) for n, parts in values.items()}
+        arrays["image"] = np.repeat(np.arange(len(found)), [len(one.answer.value) for one in found])
+    else:
+        arrays = {n: np.stack(parts) for n, parts in values.items()}
     np.savez(content, source=np.array([one.source for one in found]), **arrays)
     return content.getvalue()

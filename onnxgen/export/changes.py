@@ -12,6 +12,7 @@ import onnx
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export import files
 from onnxgen.export.back import write_back
+from onnxgen.export.decoding import fit_decoding
 from onnxgen.export.freed import fix_sizes, free_batch
 from onnxgen.export.heads import Head
 from onnxgen.export.norms import Norms
@@ -21,9 +22,12 @@ from onnxgen.export.report import ExportReport
 from onnxgen.export.resized import fit_sizes
 from onnxgen.export.retyped import retyped_file
 from onnxgen.export.shared import CannotWriteBack
+from onnxgen.heads.reading import find_tail
+from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import DTYPES, KEY
+from onnxgen.reader import read
 from onnxgen.reader.cut import cut_of
 from onnxgen.verify.integrity import approximation_of, metadata_of
 from onnxgen.verify.stacked import freed_of
@@ -93,12 +97,37 @@ class Changed:
             done |= {NORMS} if self._normed(made, report, norms) else set()
         if self.head is not None:
             model = onnx.load(made, load_external_data=False)
-            resized |= {
-                key: (self.head.old,) for key in self.head.axes if key in report.added
-            }  # of restored BatchNorms
-            report.resized = [*resized, *fit_sizes(model, made.parent, resized, self.head.old)]
+            new = {key: (self.head.sizes[key][0],) for key in self.head.axes if key in report.added}  # of BatchNorms
+            report.resized = [*resized, *self._fitted(model, made.parent, resized | new)]
             files.save(model, made, report.out)
         return frozenset(done)
+
+    def _fitted(self, model: onnx.ModelProto, folder: Path, resized: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Fit the graph to a head with another number of classes. Returns the names of the constants that changed."""
+        assert self.head is not None
+        tail, pairs = self._tail(), self.head.pairs
+        if tail is not None:
+            counts = {tail.of_size(*pair) for pair in pairs}
+            if len(counts) == 1 and (classes := counts.pop()):
+                return fit_decoding(model, self.origin.onnx, self._whole, tail, classes)
+        if len(pairs) > 1:
+            raise CannotWriteBack(f"{counted(len(pairs), 'size')} were changed")
+        return fit_sizes(model, folder, resized, pairs[0][0])
+
+    @property
+    def _whole(self) -> Options:
+        """The sizes that the module was generated for, and the whole network."""
+        return replace(self.options, inputs=(), outputs=())
+
+    def _tail(self) -> Tail | None:
+        """Return the tail of a detector, if the module ends in its raw maps; else None."""
+        if not self.options.outputs:
+            return None
+        try:
+            tail = find_tail(read(self.origin.onnx, self._whole))
+        except OnnxgenError:
+            return None
+        return tail if set(tail.maps) <= set(self.options.outputs) else None
 
     def _resized(self, made: Path, report: ExportReport, change: str, source: Path) -> bool:
         """Give the file the sizes that the module was generated for, or its free batch. Returns True if it changed."""

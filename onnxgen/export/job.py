@@ -154,7 +154,7 @@ class _Attempt:
             report.forget()
             report.method, report.why = BACK, "the network has not changed since it was generated"
             if head is not None:
-                report.why = f"only one size was changed, from {head.old} to {head.new}: {', '.join(head.axes)}"
+                report.why = f"{head.told}: {', '.join(head.axes)}"
             try:
                 done = changed.write(self.made, report, changes)
             except CannotWriteBack as reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 KINDS = {
@@ -95,6 +95,28 @@ class Tail:
     def points(self) -> int:
         """Return the number of points of an image of the recorded size."""
         return sum(level.height * level.width * len(level.anchors) for level in self.levels)
+
+    def of_classes(self, classes: int) -> Tail:
+        """Return the tail of a head that has another number of classes, and is the same otherwise."""
+        levels, more = [], classes - self.classes
+        for level in self.levels:
+            step, count = level.classes.step + more, level.classes.count + more
+            found = {"classes": replace(level.classes, count=count, step=step)}
+            for name in ("boxes", "objectness"):
+                part: Channels | None = getattr(level, name)
+                if part is not None and part.map == level.classes.map:
+                    first = part.first + (more if part.first > level.classes.first else 0)
+                    found[name] = replace(part, step=step, first=first)
+            levels.append(replace(level, **found))  # type: ignore[arg-type]
+        return replace(self, levels=tuple(levels), classes=classes)
+
+    def of_size(self, old: int, new: int) -> int:
+        """Return the classes of a head whose maps of classes have `new` channels where they have `old`; 0 for none."""
+        for level in self.levels:
+            more, rest = divmod(new, len(level.anchors))
+            if old == level.classes.step * len(level.anchors) and not rest:
+                return max(0, self.classes + more - level.classes.step)
+        return 0
 
     def record(self) -> dict[str, Any]:
         """Return what `json.dumps` takes and `tail_of` reads."""

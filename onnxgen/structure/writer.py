@@ -150,8 +150,9 @@ class ClassWriter:
 
     def _forward(self) -> list[ast.stmt]:
         """Return the body of `forward`."""
-        *before, last = self.scope.body or [None]
+        last = self.scope.body[-1] if self.scope.body else None
         if isinstance(last, Assign) and self._is_result(last):
+            before = self.scope.body[:-1]
             returned = self._remarked(ast.Return(self._final(last.value)), (*last.nodes, *self.scope.nodes))
             return [*self._block(before), returned]
         results = [self._final(output) for output in self.scope.outputs]

@@ -7,6 +7,7 @@ between, the network does not end in a classifier.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -75,6 +76,23 @@ def find_head(
         OnnxgenError: the network does not end in a classifier, or in several; the candidates are listed.
     """
     return find(model, example_for(model, example), head=head, output=output).head
+
+
+def layers_of_maps(model: nn.Module, example: Example, outputs: Sequence[int]) -> list[Found]:
+    """Return the layers that compute the channels of maps, with their tensors. Maps may share a layer.
+
+    Args:
+        outputs: the numbers of these outputs.
+
+    Raises:
+        OnnxgenError: no layer computes one of them, or its weight is also used for something else.
+    """
+    search = _Search(model, trace(model, example))
+    try:
+        made = [search.last_product(search.traced.outputs[index]) for index in outputs]
+        return [search.checked(product, index) for product, index in zip(made, outputs)]
+    except _NoHead as why:
+        raise search.refusal(f"the layer of a raw map was not found: {why}") from None
 
 
 def last_layers(model: nn.Module, example: Example) -> tuple[str, ...]:
@@ -146,8 +164,8 @@ class _Search:
     def behind(self, index: int, any_size: bool = False) -> Found:
         """Find the classifier that computes an output. `any_size`: no axis of the output need have the class count."""
         shape = self.traced.outputs[index].shape
-        made = self._last_product(self.traced.outputs[index])
-        found = self._checked(made, index, any_size)
+        made = self.last_product(self.traced.outputs[index])
+        found = self.checked(made, index, any_size)
         if made.name == "convolution" and prod(shape[2:]) > 1:
             raise _NoHead(f"{found.head.path} gives scores for every position of a map ({_sizes(shape)})")
         if self._projects_attention(made):
@@ -163,7 +181,7 @@ class _Search:
         reasons = []
         for index in chosen:
             try:
-                return self._checked(below[-1], index)
+                return self.checked(below[-1], index)
             except _NoHead as why:
                 reasons.append(str(why))
         raise self.refusal(reasons[0])
@@ -174,7 +192,7 @@ class _Search:
         shown = ", ".join(last[:MAX_CANDIDATES_SHOWN]) + (", ..." if len(last) > MAX_CANDIDATES_SHOWN else "")
         return OnnxgenError(what, help=f"name it with {other}head=; there are {shown}" if last else "")
 
-    def _last_product(self, value: Value) -> Operation:
+    def last_product(self, value: Value) -> Operation:
         """Return the product that computes a value, skipping operations that may follow a classifier."""
         # True if pooling or softmax follows: a ReLU is then part of the head (SqueezeNet), not the end of an encoder.
         final = False
@@ -190,7 +208,7 @@ class _Search:
             value = varying[0]
         raise _NoHead("no layer with weights computes it")
 
-    def _checked(self, made: Operation, index: int, any_size: bool = False) -> Found:
+    def checked(self, made: Operation, index: int, any_size: bool = False) -> Found:
         """Return the head for a product. Its classes must be an axis of the output; its weight must not be shared."""
         parts = self.parts.of(made)
         path, weight, shape = self._path(made), _tensor(parts[0]), self.traced.outputs[index].shape

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError, typed
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import Example, call, example_for, outputs, undisturbed
-from onnxgen.surgery.head import Found, find
+from onnxgen.surgery.head import Found, find, layers_of_maps
 from onnxgen.surgery.parts import LAYERS, ClassTensor
+from onnxgen.surgery.ports import signature_of
 
 Keep: TypeAlias = Mapping[int, int] | Sequence[int | None]
 Init: TypeAlias = str | Callable[[Tensor], object]
@@ -58,23 +59,46 @@ def replace_head(
     found = find(model, example, head=head, output=output)
     kept = _kept(keep, classes, found.head.classes)
     expected = _shapes(model, example)
-    with _kept_on_error(found) as (before, counts):
-        for part, tensor in before:
-            setattr(part.owner.module, part.owner.name, _resized(part, tensor, before[0], classes, kept, init))
-        for module, name in counts:
-            setattr(module, name, classes)
+    with _kept_on_error(found):
+        put_rows(found, classes, kept, init)
         _check(model, example, expected, found, classes)
     set_classes(model, ())  # its outputs no longer have these labels
     return model
 
 
+def put_rows(found: Found, rows: int, kept: Mapping[int, int], init: Init) -> list[Tensor]:
+    """Give the tensors of a head another number of rows, in place.
+
+    Args:
+        kept: the old row of each new one that stays.
+        init: see `replace_head`.
+
+    Returns:
+        the new tensors, in the order of `found.parts`.
+    """
+    before, counts = _before(found)
+    made = [_resized(part, tensor, before[0], rows, kept, init) for part, tensor in before]
+    for (part, _), tensor in zip(before, made):
+        setattr(part.owner.module, part.owner.name, tensor)
+    for module, name in counts:
+        setattr(module, name, rows)
+    return made
+
+
+_Before: TypeAlias = tuple[list[tuple[ClassTensor, Tensor]], list[tuple[nn.Module, str]]]
+
+
+def _before(found: Found) -> _Before:
+    """Return a head's tensors, and the attributes with their number of rows."""
+    return [(part, getattr(part.owner.module, part.owner.name)) for part in found.parts], _counts(found)
+
+
 @contextmanager
-def _kept_on_error(found: Found) -> Iterator[tuple[list[tuple[ClassTensor, Tensor]], list[tuple[nn.Module, str]]]]:
-    """Yield a head's tensors and the attributes with the number of classes; restore all on an error in the block."""
-    before = [(part, getattr(part.owner.module, part.owner.name)) for part in found.parts]
-    counts = _counts(found)
+def _kept_on_error(found: Found) -> Iterator[None]:
+    """Restore a head's tensors and the attributes with the number of classes on an error in the block."""
+    before, counts = _before(found)
     try:
-        yield before, counts
+        yield
     except BaseException:
         for part, tensor in before:
             setattr(part.owner.module, part.owner.name, tensor)
@@ -103,7 +127,23 @@ def resize_head(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool
                 break
         except (OnnxgenError, LookupError):
             continue
+    else:
+        _resize_maps(model, shapes, differing)
     return all(tuple(value.shape) == shapes.get(key) for key, value in model.state_dict().items())
+
+
+def _resize_maps(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], differing: set[str]) -> None:
+    """Give the layers that compute a detector's raw maps the shapes of a checkpoint, if only their rows differ."""
+    count = len(signature_of(model).outputs)
+    try:
+        found = layers_of_maps(model, example_for(model), range(count)) if differing else []
+    except OnnxgenError:
+        return
+    layers = [layer for layer in found if {part.owner.path for part in layer.parts} & differing]
+    if differing <= {part.owner.path for layer in layers for part in layer.parts}:
+        for layer in layers:
+            if rows := shapes.get(layer.parts[0].owner.path, ())[layer.parts[0].axis :][:1]:
+                put_rows(layer, rows[0], {}, "zeros")
 
 
 def _kept(keep: Keep | None, classes: int, old: int) -> dict[int, int]:

@@ -28,7 +28,14 @@ from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.packed import pack, packed_layers
 from onnxgen.training.finetune.scratch import reset
-from onnxgen.training.goals.choice import Situation, output_names, refuse_for_task, task_kind, with_task
+from onnxgen.training.goals.choice import (
+    DETECTION,
+    Situation,
+    output_names,
+    refuse_for_task,
+    task_kind,
+    with_task,
+)
 from onnxgen.training.goals.goal import Goal, suffixed
 from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.launch import launched
@@ -82,11 +89,22 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     """
     settings = launched(settings)
     device = choose(settings.device, settings.imports)
-    model, adapter, notes = _changed(model, settings)
+    file = None if isinstance(model, nn.Module) else Path(model)
+    model, said = _begun(model, settings)
+    notes = [said] if said else []
     opened = open_data(data, model, settings)
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
     settings = with_task(settings, opened)
+    head: tuple[str, ...] = ()
+    if settings.task == DETECTION:
+        model, file, head, more = _detector(model, file, opened, settings)
+        notes += more
+    elif settings.replace_head is not None:
+        replace_head(model, settings.replace_head)
+        head = (find_head(model).path,) if settings.lora else ()
+    adapter, more = _changed(model, file, head, settings)
+    notes += more
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
     objectives = objectives_of(model, opened.train, feeding, settings)
@@ -106,20 +124,36 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
 
 
-def _changed(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module, Adapter | None, list[str]]:
-    """Return the model with a new head, an adapter and frozen layers as the settings say, the adapter, and notes."""
-    file = None if isinstance(model, nn.Module) else Path(model)
-    model, said = _begun(model, settings)
-    if settings.replace_head is not None:
-        replace_head(model, settings.replace_head)
-    adapter, kept = _adapted(model, file, settings) if settings.lora else (None, [])
+def _detector(
+    model: nn.Module, file: Path | None, opened: Data, settings: Settings
+) -> tuple[nn.Module, Path | None, tuple[str, ...], list[str]]:
+    """Return a detector up to its raw maps with a head for the classes of the data, its file, new layers and notes."""
+    from onnxgen.training.goals.detection.head import fit_head  # imported here: it imports the whole pipeline
+    from onnxgen.training.goals.detection.part import trained_part
+
+    notes = []
+    if file is not None and (part := trained_part(model)) is not None:
+        file, said = part
+        model, notes = _begun(file, settings)[0], [said]
+    head, more = fit_head(model, opened, settings.replace_head)
+    return model, file, head, notes + more
+
+
+def _changed(
+    model: nn.Module, file: Path | None, head: tuple[str, ...], settings: Settings
+) -> tuple[Adapter | None, list[str]]:
+    """Put an adapter on a model, and freeze layers, as the settings say. Returns the adapter, and notes.
+
+    `head`: paths of layers that are new.
+    """
+    adapter, notes = _adapted(model, file, head, settings) if settings.lora else (None, [])
     if settings.resume and (found := peek(settings.out / CHECKPOINTS)):
         compare_model(found["identity"], model)
     if settings.freeze:
         freeze(model, *settings.freeze)
     if not any(p.requires_grad for p in model.parameters()):
         raise OnnxgenError("the model has no parameter to train", help="unfreeze some, or train another model")
-    return model, adapter, [*filter(None, [said]), *kept]
+    return adapter, notes
 
 
 def _settled(settings: Settings, opened: Data, feeding: Feeding, objectives: Sequence[Goal]) -> Settings:
@@ -150,7 +184,9 @@ def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module
     return model, ""
 
 
-def _adapted(model: nn.Module, file: Path | None, settings: Settings) -> tuple[Adapter, list[str]]:
+def _adapted(
+    model: nn.Module, file: Path | None, head: tuple[str, ...], settings: Settings
+) -> tuple[Adapter, list[str]]:
     """Put the adapter that the settings ask for on a model. A new head is trained as a whole.
 
     Weights that the file of a generated module stores as integers become these integers. Returns also notes of that.
@@ -158,7 +194,6 @@ def _adapted(model: nn.Module, file: Path | None, settings: Settings) -> tuple[A
     assert settings.lora is not None
     if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1:
         raise OnnxgenError("lora and the strategy fsdp exclude each other", help="--strategy ddp: the base is frozen")
-    head = (find_head(model).path,) if settings.replace_head else ()
     notes = pack(model, file, head) if file is not None and file.is_file() else []
     if settings.dora and any(packed_layers(model)):
         notes.append("DoRA beside integers can't be exported as an adapter: train with --lora alone for that")

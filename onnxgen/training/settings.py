@@ -15,6 +15,7 @@ from onnxgen.training.runs.folder import RUNS
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 LOGGERS = ("tensorboard", "csv", "wandb", "mlflow")
+RESIZES = ("auto", "stretch", "letterbox")
 SAMPLERS = ("shuffle", "balanced")
 RECIPES = ("fine-tune",)
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true")
@@ -168,6 +169,12 @@ class Settings:
         "none", "HOW", "Columns of a table as inputs: none (as stored), auto, or COLUMN=HOW,... (age=median+scale)."
     )
     size: str = _data("auto", "HxW", "Size of the images, for a model that takes any size; auto: that of the data.")
+    resize: str = _data(
+        "auto",
+        "HOW",
+        "How images get the model's size: stretch, or letterbox (in their proportions, with gray beside them). auto: "
+        "letterbox for boxes, else stretch.",
+    )
     normalize: str = _data("auto", "HOW", "auto, none, or MEAN,STD (for several channels: joined by /).")
     augment: str = _data("none", "HOW", "none, auto, or some of flip,vflip,rotate,shift,crop,light,noise,erase.")
     strict: bool = _data(False, "", "End with an error if a sample can't be read. Otherwise it is skipped.")
@@ -209,7 +216,7 @@ class Settings:
             raise OnnxgenError(what, help="give it like cat=1,dog=2.5")
 
     def _check_words(self) -> None:
-        known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS}
+        known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS, "resize": RESIZES}
         found = [(name, getattr(self, name), words) for name, words in known.items()]
         found += [("loggers", name, (*LOGGERS, "none")) for name in self.loggers]
         found += [] if self.recipe is None else [("recipe", self.recipe, RECIPES)]

@@ -57,7 +57,7 @@ def _words(lines: Callable[[str], str], change: Callable[[Problem], Problem]) ->
 
 def in_python(text: str) -> str:
     """Return a text with arguments in place of the options of settings: `val=0` for `--val 0`."""
-    return _OPTION.sub(_argument, text)
+    return text if text.startswith("onnxgen ") else _OPTION.sub(_argument, text)  # a whole command stays one
 
 
 def _argument(found: re.Match[str]) -> str:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, FREED
+from onnxgen.heads.trained import of_task
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import DTYPES
@@ -66,7 +67,7 @@ class Check:
     def __init__(
         self, path: Path, options: Options, *, rtol: float, atol: float, sizes: Mapping[str, int] | None = None
     ) -> None:
-        self.path, self.sizes = path, sizes or {}
+        self.path, self.sizes, options = path, sizes or {}, of_task(path, options)
         self.given, self.options = options, replace(options, dtype=None)
         self.new_ops = evaluators(options.plugins)
         self.freed: Freed | None = None

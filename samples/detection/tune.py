@@ -44,8 +44,8 @@ def main(out: Path, epochs: int, count: int) -> None:
     (data / "data.yaml").write_text(f"train: images/train\nval: images/val\nnames: [{', '.join(CLASSES)}]\n")
     make(out / "shapes.onnx")
     tail = find_tail(read(out / "shapes.onnx", onnxgen.Options()))
-    # On the command line: onnxgen shapes.onnx --restore-batchnorm --outputs NAME --outputs NAME ...
-    options = onnxgen.Options(outputs=tail.maps, restore_batchnorm=True)
+    # On the command line: onnxgen shapes.onnx --task detection --restore-batchnorm
+    options = onnxgen.Options(task="detection", restore_batchnorm=True)
     onnxgen.generate(out / "shapes.onnx", out / "shapes.py", options)
     settings = {"batch_size": 32, "lr": 4e-3, "schedule": "OneCycleLR", "normalize": "0,1"}
     found = fit(out / "shapes.py", data, epochs=epochs, out=out / "run", **settings)

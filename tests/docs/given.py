@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from onnxgen.cli import run
 from samples.tasks import goals
 from samples.tasks.make import make
+from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.conftest import ROOT
 from tests.docs.blocks import blocks
+from tests.heads import small
 from tests.training import texts
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
@@ -137,6 +139,15 @@ def text_to_text(path: Path) -> None:
     tasks.make(path)
 
 
+def yolov8n(path: Path) -> None:
+    """A small detector of five classes, with its decoding."""
+    small.export(small.Small((4, 1, 5), small.yolox), path)
+
+
+def shapes(path: Path) -> None:
+    write_yolo(path, {"train": draw_scenes(8, seed=0), "val": draw_scenes(2, seed=1)})
+
+
 def acme(path: Path) -> None:
     """Two nodes of an operator that no standard has, with one stored tensor for both."""
     beta = numpy_helper.from_array(np.linspace(0.5, 1.7, 8, dtype=np.float32) ** 2, "beta")
@@ -249,6 +260,8 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "bert.onnx": bert,
     "llm.onnx": bert,
     "detector.onnx": detector,
+    "yolov8n.onnx": yolov8n,
+    "shapes": shapes,
     "waves.onnx": waves,
     "people.onnx": people,
     "people.csv": people_csv,

@@ -42,7 +42,7 @@ from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
 from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.data.tuples import member_columns, refuse_fixed_batch
-from onnxgen.training.goals.choice import AUTO, names_of_classes
+from onnxgen.training.goals.choice import AUTO, DETECTION, KEYPOINTS, names_of_classes
 from onnxgen.training.goals.deciding import decide
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
@@ -217,24 +217,27 @@ def _image_steps(
     sizes = by_input(settings.size, [port.name for port in ports.inputs])
     pairs = list(zip(ports.inputs, feeding.inputs))
     whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
-    return {c: _image_step(source, c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
+    letterbox = settings.resize == "letterbox" or (settings.resize == "auto" and settings.task == DETECTION)
+    if letterbox and settings.task == KEYPOINTS:
+        raise OnnxgenError("--resize letterbox would not move the keypoints", help="--resize stretch")
+    return {c: _image_step(source, c, port, whites[c], sizes[port.name], letterbox) for port, c in pairs if whites[c]}
 
 
-def _image_step(source: DataSource, column: str, port: Port, white: float, size: str) -> ToInput:
+def _image_step(source: DataSource, column: str, port: Port, white: float, size: str, letterbox: bool) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
     wanted = frame(port, _size(shape, port), size)
     for part, samples in source.parts.items():  # files are decoded in the wanted size
-        sized: Callable[[int, int, int], Samples] | None = getattr(samples, "sized", None)
+        sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
         if sized is not None:
-            source.parts[part] = sized(wanted.channels, wanted.height, wanted.width)
+            source.parts[part] = sized(wanted.channels, wanted.height, wanted.width, *[True] * letterbox)
     shape = next(iter(source.parts.values())).fields[column].shape
     axes = axes_of(shape, port)
     if axes is None:
         what = f"column {column!r} has shape {list(shape)}, which is not an image"
         raise OnnxgenError(what, help="images are [H, W], [C, H, W] or [H, W, C]")
     dtype = torch.float32 if port.dtype is None else getattr(torch, port.dtype)
-    return ToInput(axes, white, wanted, dtype=dtype)
+    return ToInput(axes, white, wanted, dtype=dtype, letterbox=letterbox)
 
 
 def _normalised(
@@ -289,7 +292,8 @@ def _placed(
     """Return a step for each target that lies on an image, augmented as the settings say."""
     if settings.task == TASK:
         return image_target(source, ports, feeding, images, settings)
-    found, names = {}, recipes(settings.augment, source.glyphs)
+    found, augment = {}, Augment(recipes(settings.augment, source.glyphs))
+    boxes = settings.task == DETECTION
     of_output = {column: output for output, column in feeding.targets.items()}
     for column in feeding.aims:
         output = of_output.get(column, len(ports.outputs))
@@ -297,8 +301,9 @@ def _placed(
         for name, image in images.items():
             fields = next(iter(source.parts.values())).fields
             sizes = dict(zip(image.axes, fields[name].shape))
-            if column in source.placed or lies_on(fields[column], (sizes["H"], sizes["W"]), column, Augment(names)):
-                found[column] = on_image(source, column, image, wanted, model)
+            size = sizes["H"], sizes["W"]
+            if boxes or column in source.placed or lies_on(fields[column], size, column, augment):
+                found[column] = on_image(source, column, image, size, wanted, model)
                 break
     return found
 

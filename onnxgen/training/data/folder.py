@@ -18,6 +18,7 @@ from onnxgen.common.cache import Cache
 from onnxgen.common.names import printable
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.training.data.letterbox import GRAY, fit_of
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource, listed, part_called
 
@@ -41,6 +42,7 @@ class Files:
         labels: the target of each image [n, ...].
         size: channels, height and width that every image gets; None if the files differ and no size is set.
         target: the column of the labels.
+        letterbox: images keep their proportions in this size.
     """
 
     paths: tuple[Path | Image.Image, ...]
@@ -48,6 +50,7 @@ class Files:
     classes: tuple[str, ...]
     size: tuple[int, int, int] | None
     target: str = "label"
+    letterbox: bool = False
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -61,15 +64,15 @@ class Files:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def sized(self, channels: int, height: int, width: int) -> Files:
-        """Return the same images, stretched to another size."""
-        return replace(self, size=(channels, height, width))
+    def sized(self, channels: int, height: int, width: int, letterbox: bool = False) -> Files:
+        """Return the same images, stretched to another size, or letterboxed in it."""
+        return replace(self, size=(channels, height, width), letterbox=letterbox)
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
         assert self.size is not None, "images of several sizes"
         images = np.empty((len(indices), *self.fields["image"].shape), np.uint8)
         for place, index in enumerate(indices):
-            images[place] = decoded(self.paths[index], self.size)
+            images[place] = decoded(self.paths[index], self.size, self.letterbox)
         batch = {"image": torch.from_numpy(images)}
         return batch if self.labels is None else batch | {self.target: self.labels[torch.as_tensor(indices)]}
 
@@ -82,8 +85,12 @@ class Files:
         return replace(self, labels=places[self.labels], classes=classes)
 
 
-def decoded(path: Path | Image.Image, size: tuple[int, int, int]) -> NDArray[np.uint8]:
+def decoded(path: Path | Image.Image, size: tuple[int, int, int], letterbox: bool = False) -> NDArray[np.uint8]:
     """Decode the first frame of a file, or take a PIL image, as uint8 [H, W] or [H, W, C], upright.
+
+    Args:
+        size: channels, height and width of the result.
+        letterbox: keep the proportions, and fill up with gray.
 
     Raises:
         OnnxgenError: it can't be read.
@@ -96,11 +103,25 @@ def decoded(path: Path | Image.Image, size: tuple[int, int, int]) -> NDArray[np.
             _need_range(image)
             image.draft(None, (2 * width, 2 * height))  # a JPEG of more than twice the size is decoded smaller
             upright = _eight_bits(ImageOps.exif_transpose(image)).convert(_MODES[channels])
-            if upright.size != (width, height):
-                upright = upright.resize((width, height), Image.Resampling.BILINEAR)
+            fit = fit_of((upright.height, upright.width), (height, width), letterbox)
+            if upright.size != fit.inner[::-1]:
+                upright = upright.resize(fit.inner[::-1], Image.Resampling.BILINEAR)
+            if fit.moves:
+                whole = Image.new(upright.mode, (width, height), (GRAY,) * min(channels, 3) + (255,) * (channels == 4))
+                whole.paste(upright, (fit.left, fit.top))
+                upright = whole
             return np.asarray(upright)
     except Exception as error:  # PIL's plug-ins raise any exception
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}") from None
+
+
+def size_of(path: Path | Image.Image) -> tuple[int, int]:
+    """Return height and width of an image, upright, in pixels."""
+    from PIL import Image
+
+    with nullcontext(path) if isinstance(path, Image.Image) else Image.open(path) as image:
+        turned = image.getexif().get(_ORIENTATION, 1) >= 5
+        return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def _need_range(image: Image.Image) -> None:

@@ -16,6 +16,7 @@ from onnxgen.output.signature import Port
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.draw import normal
+from onnxgen.training.data.letterbox import GRAY, Fit, fit_of
 from onnxgen.training.data.samples import Samples
 
 CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
@@ -145,6 +146,7 @@ class ToInput:
         noise: the deviation of normal noise that is added, as a share of white.
         frozen: True to draw the same noise in each epoch (for a validation).
         dtype: of the result.
+        letterbox: images keep their proportions in the frame, and gray fills it up.
     """
 
     axes: str
@@ -155,6 +157,7 @@ class ToInput:
     dtype: torch.dtype = torch.float32
     noise: float = 0.0
     frozen: bool = False
+    letterbox: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -180,10 +183,18 @@ class ToInput:
         x = x.to(torch.float32)
         x = x.unsqueeze(1) if self.axes == "HW" else x.permute(0, 3, 1, 2) if self.axes == "HWC" else x
         x = _channels(x, self.frame.channels, self.white)
-        size = (self.frame.height, self.frame.width)
-        if x.shape[2:] != size:
-            x = F.interpolate(x.contiguous(), size, mode="bilinear", align_corners=False, antialias=True)
+        fit = self.fit((x.shape[2], x.shape[3]))
+        if x.shape[2:] != fit.inner:
+            x = F.interpolate(x.contiguous(), fit.inner, mode="bilinear", align_corners=False, antialias=True)
+        if fit.moves:
+            whole = x.new_full((*x.shape[:2], *fit.frame), self.white * GRAY / 255)
+            whole[:, :, fit.top : fit.top + fit.inner[0], fit.left : fit.left + fit.inner[1]] = x
+            x = whole
         return x
+
+    def fit(self, size: tuple[int, int]) -> Fit:
+        """Return where an image of this height and width lies in the frame."""
+        return fit_of(size, (self.frame.height, self.frame.width), self.letterbox)
 
 
 def _channels(x: Tensor, count: int, white: float) -> Tensor:

@@ -16,6 +16,7 @@ from onnxgen.output.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
 from onnxgen.training.data.augment import Augment, grid
 from onnxgen.training.data.images import Frame, ToInput
+from onnxgen.training.data.letterbox import Fit
 from onnxgen.training.data.masks import Masked
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource
@@ -33,6 +34,7 @@ class OnImage:
         aspect: width of the image by its height.
         boxes: True for boxes.
         augment: what moves the images.
+        fit: where the images lie in the frame.
     """
 
     dtype: torch.dtype
@@ -40,9 +42,13 @@ class OnImage:
     aspect: float
     boxes: bool
     augment: Augment | None = None
+    fit: Fit | None = None
 
     def __call__(self, x: Tensor, indices: Sequence[int], seed: int) -> Tensor:
         x = x.to(self.dtype)
+        if self.boxes and self.fit is not None and self.fit.moves:
+            inside = torch.cat((x[..., :1], self.fit.into_frame(x[..., 1:])), -1)
+            x = torch.where(x[..., :1] >= 0, inside, x)
         if self.augment is None or not self.augment.moves:
             return x
         maps = self.augment.maps(indices, seed, self.aspect)
@@ -90,11 +96,14 @@ def moved_boxes(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
 # ---- fitting ---------------------------------------------------------------------------------------------------------
 
 
-def on_image(source: DataSource, column: str, image: ToInput, output: Port | None, model: nn.Module) -> OnImage:
+def on_image(
+    source: DataSource, column: str, image: ToInput, size: tuple[int, int], output: Port | None, model: nn.Module
+) -> OnImage:
     """Return the step for a column of `DataSource.placed`. Masks in files get the size of the output's map.
 
     Args:
         image: the step of the image that the column lies on.
+        size: height and width of the stored image.
         output: the model's output for this target.
     """
     frame = image.frame
@@ -104,7 +113,11 @@ def on_image(source: DataSource, column: str, image: ToInput, output: Port | Non
             source.parts[part] = samples.mapped(height, width) if isinstance(samples, Masked) else samples
     field = next(iter(source.parts.values())).fields[column]
     dtype = field.dtype if field.dtype.is_floating_point or field.dtype == torch.bool else torch.int64
-    return OnImage(dtype, field.shape, frame.width / frame.height, field.dtype.is_floating_point)
+    is_boxes = field.dtype.is_floating_point
+    if image.letterbox and not is_boxes:
+        raise OnnxgenError(f"--resize letterbox would not move the masks of {column!r}", help="--resize stretch")
+    fit = image.fit(size) if is_boxes else None
+    return OnImage(dtype, field.shape, frame.width / frame.height, is_boxes, fit=fit)
 
 
 def lies_on(field: Field, image: tuple[int, int], column: str, augment: Augment) -> bool:

@@ -21,6 +21,7 @@ from onnxgen.training.settings import Settings
 
 AUTO = "auto"  # what the network is for, and the data (`deciding.py`)
 OUTPUTS = "outputs"  # a loss for each output that has a target
+DETECTION, KEYPOINTS = "detection", "keypoints"
 
 
 @dataclass(frozen=True)

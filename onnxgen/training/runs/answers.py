@@ -18,7 +18,17 @@ from onnxgen.training.runs.record import Target
 
 Probabilities: TypeAlias = Mapping[str, float]
 LIKELY = 0.5  # a label with at least this probability holds
+LIKELY_BOX = 0.25  # a box with at least this score is found
 _HALF = (torch.float16, torch.bfloat16)  # float32 has the same numbers, numpy knows it, and its probabilities sum to 1
+
+
+@dataclass(frozen=True)
+class Box:
+    """An object that was found: its class, how sure that is (0 to 1), and x1, y1, x2, y2 in pixels of the image."""
+
+    label: str
+    score: float
+    corners: tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -26,17 +36,19 @@ class Answer:
     """What one output says about one sample.
 
     Attributes:
-        label: the most probable class; the labels that hold, if there may be several; the text of a CTC output; None
-            for numbers and maps.
+        label: the most probable class; the labels that hold, if there may be several; those of the boxes; the text of
+            a CTC output; None for numbers and maps.
         probabilities: of each class or label, in the model's order; empty for numbers and maps.
         value: for a map of classes, the class index at each position; for heatmaps, x, y (as shares of width and
-            height) and the peak of each keypoint [K, 3]; for an image, bytes [H, W] or [H, W, C]; else the output as it
-            is.
+            height) and the peak of each keypoint [K, 3]; for an image, bytes [H, W] or [H, W, C]; for boxes, class
+            index, score, x1, y1, x2, y2 [n, 6]; else the output as it is.
+        boxes: the objects in an image, the surest first; None for other answers.
     """
 
     label: str | tuple[str, ...] | None
     probabilities: Probabilities
     value: NDArray[Any]
+    boxes: tuple[Box, ...] | None = None
 
     @property
     def is_image(self) -> bool:

@@ -16,9 +16,11 @@ from onnxgen.training.config import is_path
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.columns import from_columns, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
-from onnxgen.training.data.folder import SUFFIXES, open_images
+from onnxgen.training.data.folder import SUFFIXES, Files, open_images, size_of
+from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
+from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.sounds import SUFFIXES as SOUNDS
 from onnxgen.training.data.source import DataSource, listed
@@ -27,9 +29,9 @@ from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.evaluate import evaluate, predict
 from onnxgen.training.model import open_model
 from onnxgen.training.runs.alike import as_in_training, need_alike
-from onnxgen.training.runs.answers import Prediction, answer
+from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
 from onnxgen.training.runs.keep import part as described
-from onnxgen.training.runs.record import Input, Part, going_on, is_same, read_record
+from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import run_words
 
@@ -79,19 +81,20 @@ class Learner:
         outputs = ", ".join(t.name + (f" of {t.classes} classes" if t.classes else "") for t in self.record.targets)
         return f"<run {self.record.name}: {self.record.model}, {inputs} -> {outputs}>"
 
-    def predict(self, data: Any) -> list[Prediction]:
+    def predict(self, data: Any, *, min_score: float = LIKELY_BOX) -> list[Prediction]:
         """Return a prediction for each sample, in order. Images and tables are prepared as in training.
 
         Args:
             data: a file (an image, a table, text, arrays), a folder, a pattern ("photos/*.jpg"), or a list of them; a
                 PIL image or a list of them; an array, of one sample or of several; a DataFrame; a dict of columns, by
                 input or by column. If the run reads text, a list of texts or of pairs of them.
+            min_score: boxes with a lower score are left out.
 
         Raises:
             OnnxgenError: there is no such data, it can't be read, or it does not fit the model.
         """
         with run_words(self._takes):
-            return [one for made, names in self._opened(data) for one in self._predicted(made, names)]
+            return [one for made, names in self._opened(data) for one in self._predicted(made, names, min_score)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
         """Return losses and metrics.
@@ -163,15 +166,34 @@ class Learner:
             raise OnnxgenError(what, help="evaluate other data by naming it")
         return found
 
-    def _predicted(self, data: Data, names: Sequence[str]) -> Iterator[Prediction]:
+    def _predicted(self, data: Data, names: Sequence[str], min_score: float) -> Iterator[Prediction]:
         outputs = predict(self.model, data, settings=self.settings)
         made = outputs if isinstance(outputs, tuple) else (outputs,)
+        if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None:
+            yield from self._boxes(data, names, target, made, min_score)
+            return
         ports = [port.name for port in signature_of(self.model).outputs] or [f"output{n}" for n in range(len(made))]
         by_output = {target.output: target for target in self.record.targets}
         shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
         for row, name in enumerate(names):
             of_row = {n: made[n].narrow(by_output[n].batch if n in by_output else 0, row, 1) for n in shown}
             yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n)) for n in shown})
+
+    def _boxes(
+        self, data: Data, names: Sequence[str], target: Target, outputs: Sequence[Tensor], min_score: float
+    ) -> Iterator[Prediction]:
+        """Yield the boxes of each image."""
+        from onnxgen.training.goals.detection.found import boxes_of  # imported here: it imports the whole pipeline
+
+        samples = next(iter(data.parts.values()))
+        assert isinstance(samples, Prepared)
+        column, step = next((name, s) for name, s in samples.steps.items() if isinstance(s, ToInput))
+        files = samples.samples.paths if isinstance(samples.samples, Files) else ()
+        shape = dict(zip(step.axes, samples.samples.fields[column].shape))
+        for row, name in enumerate(names):
+            size = size_of(files[row]) if files else (shape["H"], shape["W"])
+            maps = [outputs[place][row : row + 1] for place in target.head["places"]]
+            yield Prediction(name, {BOXES: boxes_of(maps, target, step.fit(size), size, min_score)})
 
     # Opening data.
 

@@ -23,6 +23,7 @@ from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 FORMAT = 1  # of the file; a newer one is refused
 _PLACES = ("out", "name", "weights", "resume", "replace_head")  # settings that only the run itself could use
 UNDECIDED: Mapping[str, Any] = MappingProxyType({"task": "outputs"})  # of a run that names no task
+BOXES = "boxes"  # the loss of a `Target` whose answers are boxes
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -79,6 +80,7 @@ class Target:
         blank: the class that stands for no character, of a text (loss "ctc_loss").
         scale: of an image (loss "image"), mean and deviation as in `Settings.normalize`: the output is the image, of
             values from 0 to 1, minus the mean, by the deviation.
+        head: of boxes (loss "boxes"), `places` of the raw maps among the outputs, and what they mean (`tail`).
     """
 
     output: int
@@ -92,6 +94,7 @@ class Target:
     batch: int = 0
     blank: int = 0
     scale: str = ""
+    head: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def all_names(self) -> tuple[str, ...]:

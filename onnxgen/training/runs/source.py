@@ -110,25 +110,25 @@ def _resized(text: str, space: ModuleType, has: Shapes, wanted: Shapes, ports: P
         for old, new in zip(has[key], wanted[key])
         if old != new
     }
-    if has.keys() != wanted.keys() or len(pairs) != 1:
+    if has.keys() != wanted.keys() or not pairs:
         raise OnnxgenError(reason)
-    old, new = pairs.pop()
     differing = {key for key in has if has[key] != wanted[key]}
-    chosen = []
-    for place in list(_numbers(text, old))[:MAX_TRIED]:
-        try:
-            alone = _shapes_in(_replaced(text, [place], new), space)
-        except Exception:  # the number is that of other features too
-            continue
-        changed = {key for key in has if alone.get(key) != has[key]}
-        if changed and alone.keys() == has.keys() and all(alone[key] == wanted[key] for key in changed & differing):
-            chosen += [place] if changed <= differing else []
-    made = _replaced(text, chosen, new)
+    chosen: dict[Place, int] = {}
+    for old, new in pairs:
+        for place in list(_numbers(text, old))[:MAX_TRIED]:
+            try:
+                alone = _shapes_in(_replaced(text, {place: new}), space)
+            except Exception:  # the number is that of other features too
+                continue
+            changed = {key for key in has if alone.get(key) != has[key]}
+            if changed and alone.keys() == has.keys() and all(alone[key] == wanted[key] for key in changed & differing):
+                chosen |= {place: new} if changed <= differing else {}
+    made = _replaced(text, chosen)
     if not chosen or _shapes_in(made, space) != wanted:
         raise OnnxgenError(reason)
     statistics = ("running_mean", "running_var")
     more = sum(prod(wanted[key]) - prod(has[key]) for key in differing if not key.endswith(statistics))
-    return _described(made, old, more, ports)
+    return _described(made, {old for old, _ in pairs}, more, ports)
 
 
 def _numbers(text: str, value: int) -> Iterator[Place]:
@@ -142,23 +142,24 @@ def _numbers(text: str, value: int) -> Iterator[Place]:
                         yield node.lineno - 1, node.col_offset, node.end_col_offset
 
 
-def _replaced(text: str, places: list[Place], new: int) -> str:
+def _replaced(text: str, numbers: Mapping[Place, int]) -> str:
+    """Put new numbers at these places."""
     lines = text.encode().split(b"\n")
-    for line, start, end in sorted(places, reverse=True):
+    for (line, start, end), new in sorted(numbers.items(), reverse=True):
         lines[line] = lines[line][:start] + str(new).encode() + lines[line][end:]
     return b"\n".join(lines).decode()
 
 
-def _described(text: str, old: int, more: int, ports: Ports) -> str:
+def _described(text: str, old: set[int], more: int, ports: Ports) -> str:
     """Correct the module's docstring. A shape in a comment that may be wrong now is removed.
 
     Args:
-        old: the former number of classes.
+        old: the sizes that changed, as they were.
         more: how many parameters the model has more than before.
         ports: the outputs before and after.
     """
     lines = text.split("\n")
-    dims = re.compile(rf"(?<=[\[ ]){old}(?=[,\]])")
+    dims = re.compile(rf"(?<=[\[ ])({'|'.join(map(str, old))})(?=[,\]])")
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and re.fullmatch(r"# \[.*\]", token.string) and dims.search(token.string):
             row, column = token.start

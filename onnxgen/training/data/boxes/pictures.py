@@ -20,6 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.boxes.clipping import share_of
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files, Seen, looked
+from onnxgen.training.data.letterbox import fit_of
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
 
@@ -57,10 +58,23 @@ class Picture:
 class Boxed(Files):
     """Image files with "boxes": float32 [most, 5] of class index and corners x1, y1, x2, y2 as shares of 0 to 1.
 
-    Rows of -1 fill up to the most boxes of any image.
+    Rows of -1 fill up to the most boxes of any image. In letterboxed images corners are shares of the whole frame.
+
+    Attributes:
+        sizes: height and width of each image in its file.
     """
 
     target: str = BOXES
+    sizes: tuple[tuple[int, int], ...] = ()
+
+    def sized(self, channels: int, height: int, width: int, letterbox: bool = False) -> Boxed:
+        """See `Files.sized`."""
+        assert self.labels is not None and not self.letterbox
+        labels = self.labels.clone()
+        for rows, size in zip(labels, self.sizes) if letterbox else ():
+            real = rows[:, 0] >= 0
+            rows[real, 1:] = fit_of(size, (height, width), True).into_frame(rows[real, 1:].double()).float()
+        return replace(self, size=(channels, height, width), labels=labels, letterbox=letterbox)
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Boxed:
         """See `Arrays.renumbered`."""
@@ -109,7 +123,8 @@ def opened(
     made: dict[str, Samples] = {}
     for part, pictures in kept.items():
         boxes = _stacked([rows[id(p)] for p in pictures], max(most, 1))
-        made[part] = Boxed(tuple(p.path for p in pictures), boxes, classes, size)  # type: ignore[arg-type]
+        shapes = tuple(seen[p.path][-2:] for p in pictures)
+        made[part] = Boxed(tuple(p.path for p in pictures), boxes, classes, size, sizes=shapes)  # type: ignore[arg-type]
     return DataSource(
         made,
         faults.folder.name,

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from onnxgen.errors import OnnxgenError
-from onnxgen.export.origin import origin_of
-from onnxgen.heads.reading import find_tail
 from onnxgen.heads.tail import Tail
-from onnxgen.options import Options
-from onnxgen.reader import read
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.goals.detection.boxes import suppress
 from onnxgen.training.goals.detection.decoder import Decoder
+from onnxgen.training.goals.detection.head import tail_of_model
 from onnxgen.training.goals.detection.loss import DetectionLoss
 from onnxgen.training.goals.detection.metrics import FIGURES, MeanAveragePrecision
+from onnxgen.training.goals.detection.part import detector_of
 from onnxgen.training.goals.detection.targets import COLUMN, refuse_wrong
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
-from onnxgen.training.report.facts import file_of
-from onnxgen.training.runs.folder import RECORD
-from onnxgen.training.runs.record import read_record
+from onnxgen.training.runs.record import BOXES, Target
 
 if TYPE_CHECKING:
     from onnxgen.training.goals.choice import Situation
@@ -42,10 +35,12 @@ class Detection(Goal):
     Attributes:
         tail: what the raw maps mean.
         places: the index of each raw map among the outputs.
+        names: of the classes.
     """
 
     tail: Tail
     places: tuple[int, ...]
+    names: tuple[str, ...] = ()
     name: str = ""
     classes: int = 0
     monitor: str = "map"
@@ -65,6 +60,10 @@ class Detection(Goal):
 
     def weight(self, batch: Batch) -> Tensor | int:
         return DetectionLoss(self.decoder).count(batch)
+
+    def target(self) -> Target:
+        head = {"places": self.places, "tail": self.tail.record()}
+        return Target(self.places[0], COLUMN, COLUMN, BOXES, "", self.tail.classes, 1, self.names, head=head)
 
     def scores(self) -> Scores:
         metric = MeanAveragePrecision(self.decoder)
@@ -88,25 +87,14 @@ def make(found: Situation) -> list[Goal]:
         OnnxgenError: the ONNX file is not there or is no detector that can be read, the outputs are not its raw maps,
             or a box can't be learned.
     """
-    module = _module(found.model)
-    onnx = origin_of(module, vars(sys.modules[type(found.model).__module__]), None).onnx
-    tail = find_tail(read(onnx, Options()))
-    if missing := [name for name in tail.maps if name not in found.names]:
-        what = f"{module} has not the raw maps of the detector as outputs: {missing[0]} is missing"
-        way = f"onnxgen {onnx} -o {module} --force {' '.join(f'--outputs {name}' for name in tail.maps)}"
-        raise OnnxgenError(what, help=way)
+    detector = detector_of(found.model)
+    detector.refuse_whole()
+    places = tuple(found.names.index(name) for name in detector.tail.maps)
+    tail = tail_of_model(detector.tail, [found.outputs[place].shape for place in places])
     boxes = column_of(found.samples, COLUMN)
     if boxes is not None:
         refuse_wrong(boxes, tail.classes)
     said = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
     said += [f"assumed: {tail.assumed}"] if tail.assumed else []
-    return [Detection(tail, tuple(found.names.index(name) for name in tail.maps), said=tuple(said))]
-
-
-def _module(model: nn.Module) -> Path:
-    """Return the generated file of a model; of a run, the file that was trained, beside which its ONNX file is."""
-    if (file := file_of(model)) is None:
-        what = f"{type(model).__name__} is of no generated file, which would say how its boxes are decoded"
-        raise OnnxgenError(what, help="give the path of the module that onnxgen generated")
-    folder = file.parent
-    return read_record(folder).place_of_origin(folder) if (folder / RECORD).is_file() else file
+    names = found.samples.fields[COLUMN].classes
+    return [Detection(tail, places, names, said=tuple(said))]

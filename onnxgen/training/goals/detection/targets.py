@@ -35,4 +35,10 @@ def refuse_wrong(boxes: Tensor, classes: int, column: str = COLUMN) -> None:
             image, row = places[0].tolist()
             shown = ", ".join(f"{number:g}" for number in boxes[image, row].tolist())
             more = f" ({len(places)} such boxes)" if len(places) > 1 else ""
-            raise OnnxgenError(f"column {column!r}: box ({shown}) of image {image} {told}{more}")
+            more_classes = labels[(labels >= classes) & (labels % 1 == 0)]
+            way = (
+                f"--replace-head {int(more_classes.max()) + 1} makes a head of more classes"
+                if len(more_classes)
+                else ""
+            )
+            raise OnnxgenError(f"column {column!r}: box ({shown}) of image {image} {told}{more}", help=way)

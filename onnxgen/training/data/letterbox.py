@@ -1,0 +1,55 @@
+"""Where an image lies in the frame that a model takes: stretched to it, or with its proportions and gray beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GRAY = 114  # of 255: what is beside the image, as Ultralytics pads it (`LetterBox` in `data/augment.py`)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The place of an image in a frame, in pixels.
+
+    Attributes:
+        frame: height and width of the frame.
+        inner: height and width of the image in it.
+        top, left: where the image begins.
+    """
+
+    frame: tuple[int, int]
+    inner: tuple[int, int]
+    top: int = 0
+    left: int = 0
+
+    @property
+    def moves(self) -> bool:
+        """Return False if the image fills the frame."""
+        return self.inner != self.frame
+
+    def into_frame(self, corners: Tensor) -> Tensor:
+        """Return corners [..., 4] (x1, y1, x2, y2), given as shares of the image, as shares of the frame."""
+        scale, start, whole = self._numbers(corners)
+        return (corners * scale + start) / whole
+
+    def out_of_frame(self, corners: Tensor) -> Tensor:
+        """Return corners [..., 4], given in pixels of the frame, as shares of the image, cut off at its edges."""
+        scale, start, _ = self._numbers(corners)
+        return ((corners - start) / scale).clamp(0, 1)
+
+    def _numbers(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pairs = (self.inner[1], self.inner[0]), (self.left, self.top), (self.frame[1], self.frame[0])
+        scale, start, whole = (torch.tensor(pair * 2, dtype=like.dtype, device=like.device) for pair in pairs)
+        return scale, start, whole
+
+
+def fit_of(size: tuple[int, int], frame: tuple[int, int], letterbox: bool) -> Fit:
+    """Return where an image of this height and width lies in a frame. A letterboxed image is in its middle."""
+    if not letterbox:
+        return Fit(frame, frame)
+    ratio = min(frame[0] / size[0], frame[1] / size[1])
+    height, width = (max(1, min(round(side * ratio), most)) for side, most in zip(size, frame))
+    return Fit(frame, (height, width), (frame[0] - height) // 2, (frame[1] - width) // 2)

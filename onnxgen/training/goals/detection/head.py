@@ -1,0 +1,134 @@
+"""Another number of classes for the head of a detector: its layers of classes are new, all others stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.export.decoding import need_decoding
+from onnxgen.heads.tail import Channels, Level, Tail
+from onnxgen.surgery.example import example_for
+from onnxgen.surgery.head import layers_of_maps
+from onnxgen.surgery.ports import signature_of
+from onnxgen.surgery.replacing import put_rows
+from onnxgen.training.data.samples import Data
+from onnxgen.training.goals.detection.part import detector_of
+from onnxgen.training.goals.detection.targets import COLUMN
+
+PRIOR = 0.01  # probability of each class in the beginning, and ...
+DEVIATION = 0.01  # ... of the weights: those of RetinaNet (Lin et al., 1708.02002)
+
+
+def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[str, ...], list[str]]:
+    """Give a detector a new head for so many classes, in place; by default for those that the data names.
+
+    Returns:
+        the paths of the new layers, and notes; nothing if the head has the classes of the data.
+
+    Raises:
+        OnnxgenError: the whole graph could not decode boxes of so many classes, or the head can't be replaced.
+    """
+    detector = detector_of(model)
+    detector.refuse_whole()
+    ports = signature_of(model).outputs
+    places = [next(n for n, port in enumerate(ports) if port.name == name) for name in detector.tail.maps]
+    tail = tail_of_model(detector.tail, [ports[place].dims or () for place in places])
+    named = len(next(iter(data.parts.values())).fields[COLUMN].classes) if COLUMN in data.named else tail.classes
+    if classes is None and named == tail.classes:
+        return (), []
+    wanted = classes or named
+    need_decoding(detector.onnx, detector.options, detector.tail, wanted)
+    paths = replace_classes(model, tail, places, wanted)
+    return paths, [f"a new head for {wanted} classes, in place of {tail.classes}: {', '.join(paths)}"]
+
+
+def tail_of_model(tail: Tail, shapes: Sequence[Sequence[Any]]) -> Tail:
+    """Return the tail with the number of classes that a model has.
+
+    Args:
+        shapes: of its raw maps, in the order of `Tail.maps`.
+
+    Raises:
+        OnnxgenError: the maps do not have the channels of the head with any number of classes.
+    """
+    level = tail.levels[0]
+    more, rest = divmod(shapes[level.classes.map][1], len(level.anchors))
+    found = tail.of_classes(tail.classes + more - level.classes.step)
+    wrong = [n for n, channels in channels_of(found).items() if shapes[n][1] != channels]
+    if rest or wrong or found.classes < 1:
+        what = f"the raw maps have {', '.join(str(shape[1]) for shape in shapes)} channels, and the head of the file"
+        has = ", ".join(map(str, channels_of(tail).values()))
+        raise OnnxgenError(f"{what} has {has}", help="change only the number of classes")
+    return found
+
+
+def channels_of(tail: Tail) -> dict[int, int]:
+    """Return the number of channels of each raw map, by its index."""
+    parts = [(level, p) for level in tail.levels for p in (level.boxes, level.classes, level.objectness) if p]
+    return {part.map: part.step * len(level.anchors) for level, part in sorted(parts, key=lambda pair: pair[1].map)}
+
+
+def replace_classes(model: nn.Module, tail: Tail, places: Sequence[int], classes: int) -> tuple[str, ...]:
+    """Give the head of a detector another number of classes, in place.
+
+    Weights of classes are drawn from a normal distribution, and biases give each class a small probability. Channels of
+    boxes and objects in the same layer stay. A background is new, too.
+
+    Args:
+        tail: the head as it is.
+        places: the output of each raw map.
+
+    Returns:
+        the paths of the layers.
+
+    Raises:
+        OnnxgenError: a layer was not found, or its weight is also used for something else.
+    """
+    levels = tail.levels
+    layers = layers_of_maps(model, example_for(model), [places[level.classes.map] for level in levels])
+    wanted = tail.of_classes(classes)
+    done = set[tuple[int, str]]()
+    for level, after, found in zip(levels, wanted.levels, layers):
+        weight = found.parts[0].owner
+        if (id(weight.module), weight.name) in done:  # levels share the layer
+            continue
+        done.add((id(weight.module), weight.name))
+        kept = _kept(level.classes, after.classes, len(level.anchors))
+        made = put_rows(found, after.classes.step * len(level.anchors), kept, _drawn)
+        fills = [part.fill for part in found.parts]
+        for fill in ("bias", "zeros"):
+            if fill in fills:
+                _begin(made[fills.index(fill)], after, wanted.background)
+                break
+    return tuple(dict.fromkeys(found.head.path for found in layers))
+
+
+def _drawn(weight: Tensor) -> None:
+    nn.init.normal_(weight, 0.0, DEVIATION)
+
+
+def _kept(before: Channels, after: Channels, anchors: int) -> dict[int, int]:
+    """Return the old row of each new row that is of no class."""
+    rows = {}
+    for anchor in range(anchors):
+        for row in range(before.step):
+            if not before.first <= row < before.first + before.count:
+                moved = row + (after.count - before.count if row >= before.first else 0)
+                rows[anchor * after.step + moved] = anchor * before.step + row
+    return rows
+
+
+@torch.no_grad()
+def _begin(bias: Tensor, level: Level, background: bool) -> None:
+    """Set biases: of classes to the logarithm of their odds, of a background to 0."""
+    part = level.classes
+    for anchor in range(len(level.anchors)):
+        start = anchor * part.step + part.first
+        bias.flatten()[start : start + part.count] = -math.log((1 - PRIOR) / PRIOR)
+        if background:
+            bias.flatten()[start] = 0.0
