@@ -155,7 +155,7 @@ def _adapted(model: nn.Module, file: Path | None, settings: Settings) -> tuple[A
     Weights that the file of a generated module stores as integers become these integers. Returns also notes of that.
     """
     assert settings.lora is not None
-    if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1:
+    if settings.strategy == "fsdp":
         raise OnnxgenError("lora and the strategy fsdp exclude each other", help="--strategy ddp: the base is frozen")
     head = (find_head(model).path,) if settings.replace_head else ()
     notes = pack(model, file, head) if file is not None and file.is_file() else []

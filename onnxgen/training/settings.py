@@ -252,7 +252,7 @@ class Settings:
             (self.find_lr and several, "find_lr and several processes", "find --lr with one, then give it to all"),
             (self.head_first and several, "head_first and several processes", "they agree on what is trained once"),
             (self.head_first and self.lora, "head_first and lora", "an adapter begins without an effect"),
-            (self.ema and several and self.strategy == "fsdp", "ema and fsdp", "no process has the whole weights"),
+            (self.ema and self.strategy == "fsdp", "ema and fsdp", "no process has the whole weights"),
             (
                 self.sampler == self.class_weights == "balanced",
                 "sampler and class_weights",
