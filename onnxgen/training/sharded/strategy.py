@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from onnxgen.errors import OnnxgenError, typed
+from onnxgen.errors import OnnxgenError, one_line, typed
 from onnxgen.training.checkpoint.store import PREVIOUS, Store, reason
-from onnxgen.training.sharded.folder import begin, put_in_place, read_shards, remove
+from onnxgen.training.sharded.folder import begin, check, put_in_place, read_rest, read_shards, remove
 from onnxgen.training.sharded.rows import agreed
 
 
@@ -58,9 +58,7 @@ class Sharded(ModelParallelStrategy):
         new = store.folder / f".{store.last.name}.new"
 
         def put(writing: Future[Any] | None) -> None:
-            _as_system(
-                writing.result if writing is not None else lambda: dcp.save(state, storage_writer=writer)
-            )
+            _as_system(writing.result if writing is not None else lambda: dcp.save(state, storage_writer=writer))
             if first:  # it ends when all have written
                 put_in_place(new, store.last, store.folder / PREVIOUS)
 
@@ -91,14 +89,18 @@ class Sharded(ModelParallelStrategy):
             remove(self._store.folder / f".{self._store.last.name}.new")
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load the checkpoint that `Store.read` found. Returns what is not sharded.
+        """Load the checkpoint that `Store.read` found, or the one before it if that is damaged.
+
+        Returns:
+            what is not sharded.
 
         Raises:
-            OnnxgenError: a shard can't be read. All processes raise it.
+            OnnxgenError: no checkpoint is whole. All processes raise it.
         """
         path = Path(self.broadcast(checkpoint_path))
         if path.is_file():  # of a run that was not sharded
             return super().load_checkpoint(path, weights_only)
+        path = self._whole(path)
         assert self.model is not None
         state: dict[str, Any] = {"state_dict": get_model_state_dict(self.model)}
         for number, optimizer in enumerate(self.optimizers):
@@ -107,17 +109,39 @@ class Sharded(ModelParallelStrategy):
             read_shards(state, path)
         except CheckpointException as error:
             what = f"{path} can't be read: {typed(_first(error), 120)}"
-            raise OnnxgenError(what, help=f"remove it to go on from {PREVIOUS}, or start a new run") from None
+            raise OnnxgenError(what, help="start a new run without --resume") from None
         self.model.load_state_dict(state["state_dict"])
         options = StateDictOptions(cpu_offload=True)
         for number, optimizer in enumerate(self.optimizers):
             set_optimizer_state_dict(self.model, optimizer, state[f"optimizer_{number}"], options=options)
-        return self._store.load_checkpoint(path)
+        return read_rest(path)
+
+    def _whole(self, path: Path) -> Path:
+        """Return the checkpoint at a path, or the one before it if any process finds it damaged."""
+        previous, damaged = self._store.folder / PREVIOUS, list[str]()
+        for one in dict.fromkeys((path, previous) if previous.is_dir() else (path,)):
+            found: list[str] = [""] * self.world_size
+            dist.all_gather_object(found, _damage(one, self.global_rank, self.world_size))
+            if not any(found):
+                if damaged and self.global_rank == 0:
+                    self._store.say(f"{damaged[0]}; continuing from {one.name}")
+                return one
+            damaged.append(next(filter(None, found)))
+        raise OnnxgenError("; ".join(damaged), help="start a new run without --resume")
 
     def teardown(self) -> None:
         if dist.is_initialized():
             self.finish()
         super().teardown()
+
+
+def _damage(path: Path, rank: int, processes: int) -> str:
+    """Say what is wrong with the part of a checkpoint that a process looks at; "" if nothing is."""
+    try:
+        check(path, rank, processes)
+    except Exception as error:  # for a damaged file torch and pickle raise any exception
+        return f"{path} is damaged ({one_line(error, 120)})"
+    return ""
 
 
 def _as_system(action: Callable[[], Any]) -> None:

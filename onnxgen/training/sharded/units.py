@@ -76,7 +76,7 @@ def shard(model: nn.Module, mesh: Any) -> None:
     whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
     for path in (*units(model), ""):
         try:
-            fully_shard(model.get_submodule(path), mesh=mesh, ignored_params=whole)
+            fully_shard(model.get_submodule(path), mesh=mesh, reshard_after_forward=True, ignored_params=whole)
         except (AssertionError, NotImplementedError, ValueError) as error:
             raise OnnxgenError(f"{path or 'the network'} can't be sharded: {one_line(error)}", help=_DDP) from error
 
