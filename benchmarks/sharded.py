@@ -5,9 +5,9 @@
 Linux only. The network is random numbers in equal Linear layers, exported with external data. The weights are three
 files. `fit` makes a step and a checkpoint; then it is resumed for one more; then the best weights are exported.
 
-Memory is anonymous memory (RssAnon of /proc/PID/status) at its peak, over that of a process that has imported torch,
-Lightning and onnxgen: pages of mapped files can be dropped at any time. It is read every 5 ms, of each process. The
-share of a process is its part of weights, gradients and the optimizer's state. The folder needs eight times the size.
+Memory is anonymous memory (RssAnon of /proc/PID/status) at its peak, over that of a process that has imported torch:
+pages of mapped files can be dropped at any time. It is read every 5 ms, of each process. The share of a process is its
+part of weights, gradients and the optimizer's state. The folder needs eight times the size of the weights.
 """
 
 from __future__ import annotations
@@ -31,17 +31,8 @@ from benchmarks.common import arguments, environment, finish
 MIB = 1 << 20
 ROWS = 16  # samples
 ALLOWED = 600  # MiB beyond the share
-TRAIN = """
-import sys
-from onnxgen.cli import main
-main(["train", {model!r}, "--data", {data!r}, "--out", {out!r}, "--strategy", "fsdp", "--devices", "{processes}",
-      "--epochs", "{epochs}", "--batch-size", "{batch}", "--device", "cpu", "--normalize", "none", "--optimizer",
-      "{optimizer}", "--lr", "1e-4", "--loss", "mse"{more}])
-"""
-EXPORT = 'from onnxgen.cli import main; main(["export", {out!r}, "-o", {onnx!r}, "--no-verify"])'
 IMPORTS = """
-import torch, lightning, torch.distributed.checkpoint, torch.distributed.fsdp, safetensors.torch, onnx, onnxgen.training
-import onnxgen.training.fit, onnxgen.training.sharded.strategy
+import torch
 torch.ones(3).sum()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("RssAnon")))
 """
@@ -74,18 +65,19 @@ def network(folder: Path, megabytes: int, layers: int) -> Path:
     return path
 
 
-def peaks(code: str, folder: Path) -> tuple[list[float], float]:
-    """Run a process. Returns the peaks of anonymous memory of it and of those that it starts, in MiB, and seconds."""
+def peaks(args: list[str], folder: Path) -> tuple[list[float], float]:
+    """Run the command. Returns the peaks of anonymous memory of its processes, in MiB, and the seconds it took."""
     start, found = time.monotonic(), dict[int, float]()
     log = folder / "log.txt"
     with open(log, "wb") as said:
-        child = subprocess.Popen([sys.executable, "-c", code], env=environment(), cwd=folder, stdout=said, stderr=said)
+        command = [sys.executable, "-m", "onnxgen", *args]
+        child = subprocess.Popen(command, env=environment(), cwd=folder, stdout=said, stderr=said)
         while child.poll() is None:
             for pid in (child.pid, *children(child.pid)):
                 found[pid] = max(found.get(pid, 0.0), resident(pid))
             time.sleep(0.005)
     assert child.returncode == 0, log.read_text()
-    return [size for size in found.values() if size > 100], time.monotonic() - start  # not `uname` and the like
+    return [size for size in found.values() if size > 100], time.monotonic() - start  # no helpers such as `uname`
 
 
 def children(pid: int) -> list[int]:
@@ -111,23 +103,25 @@ def measure(folder: Path, megabytes: int, layers: int, processes: int, optimizer
     base = int(imports.stdout) / 1024
     total = sum(file.stat().st_size for file in folder.glob("large-*.safetensors")) / MIB
     copies = {"sgd": 2, "adamw": 4}[optimizer]
-    given = {"model": str(model), "data": str(folder / "data.npz"), "out": str(out), "processes": processes,
-             "batch": ROWS // processes, "optimizer": optimizer}  # fmt: skip
-    rows = []
-    for what, code, share in (
-        ("train: one step, checkpoint, best", TRAIN.format(**given, epochs=1, more=""), copies * total / processes),
-        ("resume: one more step", TRAIN.format(**given, epochs=2, more=', "--resume"'), copies * total / processes),
-        ("export, one process", EXPORT.format(out=str(out), onnx=str(folder / "out.onnx")), 0.0),
+    train = ["train", str(model), "--data", str(folder / "data.npz"), "--out", str(out), "--strategy", "fsdp"]
+    train += ["--devices", str(processes), "--batch-size", str(ROWS // processes), "--device", "cpu", "--loss", "mse"]
+    train += ["--normalize", "none", "--optimizer", optimizer, "--lr", "1e-4"]
+    export = ["export", str(out), "-o", str(folder / "out.onnx"), "--no-verify"]
+    share, rows = copies * total / processes, []
+    for what, args, held in (
+        ("train: one step, checkpoint, best", [*train, "--epochs", "1"], share),
+        ("resume: one more step", [*train, "--epochs", "2", "--resume"], share),
+        ("export, one process", export, 0.0),
     ):
-        found, seconds = peaks(code, folder)
-        allowed = share + ALLOWED
+        found, seconds = peaks(args, folder)
+        allowed = held + ALLOWED
         rows.append(
             {
                 "what": what,
                 "processes": len(found),
                 "weights MiB": round(total),
-                "share MiB": round(share),
-                "peak MiB over imports": round(max(found) - base),
+                "share MiB": round(held),
+                "peak MiB over torch": round(max(found) - base),
                 "target": f"<= {allowed:.0f}",
                 "": "ok" if max(found) - base <= allowed else "MISSED",
                 "seconds": round(seconds),

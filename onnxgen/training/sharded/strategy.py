@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from onnxgen.training.checkpoint.store import PREVIOUS, Store, reason
 from onnxgen.training.sharded.folder import begin, check, put_in_place, read_rest, read_shards, remove
 from onnxgen.training.sharded.rows import agreed
 
+_M_MMAP_THRESHOLD = -3  # of malloc.h
+
 
 class Sharded(ModelParallelStrategy):
     """Shards the model as `Task.configure_model` says. Each process saves its part, and reads what it holds.
@@ -42,6 +46,11 @@ class Sharded(ModelParallelStrategy):
         self._writing: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1)
         self._group: Any = None
+
+    def setup_environment(self) -> None:
+        if self.root_device.type == "cpu":
+            _give_memory_back()
+        super().setup_environment()
 
     @property
     def _store(self) -> Store:
@@ -133,6 +142,16 @@ class Sharded(ModelParallelStrategy):
         if dist.is_initialized():
             self.finish()
         super().teardown()
+
+
+def _give_memory_back() -> None:
+    """Have glibc's allocator return blocks of a MiB and more to the system once they are freed (mallopt(3)).
+
+    By default it keeps blocks of up to 32 MiB. Each unit that was gathered would stay in memory then. Other allocators
+    lack the function.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _damage(path: Path, rank: int, processes: int) -> str:

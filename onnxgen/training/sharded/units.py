@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, one_line
@@ -82,11 +83,19 @@ def shard(model: nn.Module, mesh: Any) -> None:
 
 
 def refuse_unshardable(model: nn.Module, processes: int) -> None:
-    """Raise `OnnxgenError` if a process would have nothing, or if a number (without an axis) is to be trained."""
+    """Raise `OnnxgenError` if a process would have nothing, a number (without an axis) is to be trained, or a unit has
+    parameters of two types.
+    """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0 and parameter.requires_grad:
             what = f"{name} is a single number, which --strategy fsdp can't divide among processes"
             raise OnnxgenError(what, help=f"--freeze {name}, or {_DDP}")
+    found, types = units(model), dict[str, torch.dtype]()
+    for name, parameter in model.named_parameters():
+        unit = next((path for path in found if name.startswith(f"{path}.")), "")
+        if parameter.requires_grad and types.setdefault(unit, parameter.dtype) != parameter.dtype:
+            what = f"{unit or 'the network'} has parameters of the types {types[unit]} and {parameter.dtype} ({name})"
+            raise OnnxgenError(f"{what}, which --strategy fsdp gathers together", help=_DDP)
     most = max(((p.shape[0], name) for name, p in model.named_parameters() if p.ndim), default=(0, ""))
     if processes > most[0]:
         what = f"{processes} processes can't share this network: {most[1]} has the most rows, and these are {most[0]}"
