@@ -258,6 +258,7 @@ def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoi
         metadata=keeps.metadata,
         only=trained_names(plan.model) if plan.adapter is not None else None,
         shard_size=keeps.shard_size,
+        dtypes={name: tensor.dtype for name, tensor in _tensors(plan.model)},
     )
 
 
@@ -320,7 +321,8 @@ def _refuse_sharded(plan: Plan) -> None:
     """Raise `OnnxgenError` if the strategy is fsdp, which can't train this."""
     if plan.settings.strategy != "fsdp":
         return
-    refuse_unshardable(plan.model, plan.settings.devices * plan.settings.nodes)
+    cast = plan.settings.precision in ("bf16-true", "16-true", "64-true")
+    refuse_unshardable(plan.model, plan.settings.devices * plan.settings.nodes, cast)
     if any(True for module in own_modules(plan.objectives) for _ in module.parameters()):
         what = f"--task {plan.settings.task} has parameters of its own, which --strategy fsdp does not exchange"
         raise OnnxgenError(what, help="--strategy ddp")

@@ -76,8 +76,8 @@ def test_a_compiled_fit_learns(tmp_path: Path) -> None:
 
 def test_fsdp_on_one_device_matches_a_plain_fit(tmp_path: Path) -> None:
     more = {"epochs": 1, "optimizer_args": {"eps": 1e-2}, "device": "cuda"}
-    plain = fit(net().float(), data(), out=tmp_path / "plain", **(GIVEN | more))  # FSDP2 gathers one type at a time
-    sharded = fit(net().float(), data(), out=tmp_path / "fsdp", strategy="fsdp", **(GIVEN | more))
+    plain = fit(net(), data(), out=tmp_path / "plain", **(GIVEN | more))
+    sharded = fit(net(), data(), out=tmp_path / "fsdp", strategy="fsdp", **(GIVEN | more))
     expected = plain.model.state_dict()
     for key, tensor in sharded.model.state_dict().items():
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

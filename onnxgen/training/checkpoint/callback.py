@@ -69,14 +69,16 @@ class Checkpoints(lightning.Callback):
         metadata: Mapping[str, str] | None = None,
         only: Collection[str] | None = None,
         shard_size: int = 0,
+        dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         """`monitor` is the logged metric that decides which epoch is best. `say` prints a line. Each file of weights
         also has `constants` and `metadata`. With `only`, all files have these names of the state dict alone. Weights of
-        a sharded run are divided into files of at most `shard_size` bytes; 0: they are not.
+        a sharded run are divided into files of at most `shard_size` bytes (0: they are not), and have these `dtypes`.
         """
         self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
         self.monitor, self.say = monitor, say
         self.constants, self.metadata, self.only, self.shard_size = constants or {}, metadata, only, shard_size
+        self.dtypes = dtypes
         self.averaged: Callable[[], AbstractContextManager[None]] = nullcontext
         self.best: float | None = None
         self.best_epoch: int | None = None
@@ -242,7 +244,8 @@ class Checkpoints(lightning.Callback):
         self._failed = None
         for name in names:
             try:
-                write_rows({**of_model, **self.constants}, self.out / name, self.metadata or {}, self.shard_size)
+                weights, metadata = {**of_model, **self.constants}, self.metadata or {}
+                write_rows(weights, self.out / name, metadata, self.shard_size, self.dtypes)
             except OSError as error:
                 self._not_written(name, error)
         of_goals = {n.removeprefix(GOALS): t for n, t in state.items() if n.startswith(GOALS)}

@@ -37,8 +37,8 @@ class _Shaped:
     dtype: np.dtype[Any]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _Shaped:
-        return cls(tuple(tensor.shape), to_numpy(torch.empty(0, dtype=tensor.dtype)).dtype)
+    def of(cls, tensor: Tensor, dtype: torch.dtype | None) -> _Shaped:
+        return cls(tuple(tensor.shape), to_numpy(torch.empty(0, dtype=dtype or tensor.dtype)).dtype)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,13 @@ def agreed(action: Callable[[], Made]) -> Made:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def write_rows(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str], shard_size: int) -> None:
+def write_rows(
+    state: Mapping[str, Tensor],
+    path: Path,
+    metadata: Mapping[str, str],
+    shard_size: int = 0,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+) -> None:
     """Write tensors of which each process holds rows. All processes call this with the same names.
 
     The files are replaced together once all processes have written theirs, as in `write_pair`.
@@ -91,23 +97,24 @@ def write_rows(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, s
         state: the first process writes what is not sharded.
         shard_size: in bytes; larger weights become several files and `path`.index.json, as Hugging Face names them. 0:
             always one file; else at least two.
+        dtypes: of the tensors in the files, by name. Default: their own. Each process casts its rows, tensor by tensor.
 
     Raises:
         OSError: any process could not write. All processes raise it, and the former files are kept.
     """
-    first = dist.get_rank() == 0
+    first, dtypes = dist.get_rank() == 0, dtypes or {}
+    shaped = {key: _Shaped.of(value, dtypes.get(key)) for key, value in state.items()}
     with ExitStack() as stack:
-        begun = [agreed(lambda: _begun(stack, state, path, metadata, shard_size) if first else [])]
+        begun = [agreed(lambda: _begun(stack, shaped, path, metadata, shard_size) if first else [])]
         dist.broadcast_object_list(begun)
-        agreed(lambda: _written(state, begun[0], first))
+        agreed(lambda: _written(state, dtypes, begun[0], first))
         agreed(stack.close)  # the first process renames all files
 
 
 def _begun(
-    stack: ExitStack, state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str], shard_size: int
+    stack: ExitStack, shaped: Mapping[str, Any], path: Path, metadata: Mapping[str, str], shard_size: int
 ) -> list[_File]:
     """Make all files in their size, with their headers. The end of the `stack` puts them in place."""
-    shaped: dict[str, Any] = {key: _Shaped.of(value) for key, value in state.items()}
     total = sum(map(stored_size, shaped.values()))
     most = min(shard_size, total - 1) if shard_size else total
     planned = plan(path, shaped, {STAMP: secrets.token_hex(8), **metadata}, most)
@@ -128,7 +135,9 @@ def _begun(
     return found
 
 
-def _written(state: Mapping[str, Tensor], files: Sequence[_File], first: bool) -> None:
+def _written(
+    state: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], files: Sequence[_File], first: bool
+) -> None:
     """Write the rows of this process into files that the first one began."""
     for made in files:
         with open(made.path, "r+b") as file:
@@ -136,6 +145,7 @@ def _written(state: Mapping[str, Tensor], files: Sequence[_File], first: bool) -
                 if not first and not sharded(state[key]):
                     continue
                 row, mine = rows_of(state[key])
+                mine = mine.detach().to(dtypes.get(key, mine.dtype))
                 if mine.numel():
                     file.seek(start + row * mine.nbytes // max(1, len(mine) if mine.ndim else 1))
                     file.write(np.ascontiguousarray(to_numpy(mine)).reshape(-1).view(np.uint8).data)

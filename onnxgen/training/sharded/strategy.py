@@ -139,8 +139,9 @@ class Sharded(ModelParallelStrategy):
         raise OnnxgenError("; ".join(damaged), help="start a new run without --resume")
 
     def teardown(self) -> None:
-        if dist.is_initialized():
-            self.finish()
+        writing, self._writing = self._writing, None
+        if writing is not None and isinstance(error := writing.exception(), OSError):  # the others may have ended
+            self._tell(error)
         super().teardown()
 
 

@@ -82,9 +82,9 @@ def shard(model: nn.Module, mesh: Any) -> None:
             raise OnnxgenError(f"{path or 'the network'} can't be sharded: {one_line(error)}", help=_DDP) from error
 
 
-def refuse_unshardable(model: nn.Module, processes: int) -> None:
+def refuse_unshardable(model: nn.Module, processes: int, cast: bool = False) -> None:
     """Raise `OnnxgenError` if a process would have nothing, a number (without an axis) is to be trained, or a unit has
-    parameters of two types.
+    parameters of two types; with `cast`, all get one type.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0 and parameter.requires_grad:
@@ -93,7 +93,7 @@ def refuse_unshardable(model: nn.Module, processes: int) -> None:
     found, types = units(model), dict[str, torch.dtype]()
     for name, parameter in model.named_parameters():
         unit = next((path for path in found if name.startswith(f"{path}.")), "")
-        if parameter.requires_grad and types.setdefault(unit, parameter.dtype) != parameter.dtype:
+        if parameter.requires_grad and not cast and types.setdefault(unit, parameter.dtype) != parameter.dtype:
             what = f"{unit or 'the network'} has parameters of the types {types[unit]} and {parameter.dtype} ({name})"
             raise OnnxgenError(f"{what}, which --strategy fsdp gathers together", help=_DDP)
     most = max(((p.shape[0], name) for name, p in model.named_parameters() if p.ndim), default=(0, ""))
