@@ -157,7 +157,7 @@ def run(
     first, rest = LogEpoch(), [*used.callbacks, deadline, history, progress, keep]
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
-    go_on_from = keep.start(settings.resume, settings.epochs)  # it may raise: files of an older run are there still
+    go_on_from = keep.start(settings.resume, settings.epochs, settings.strategy)  # it may raise: old files stay
     report.begin(settings, facts, named or {})
     keeps.write(settings.out)
     if tested is not None and trainer.is_global_zero:

@@ -322,7 +322,7 @@ def test_two_processes_train_shards_that_one_goes_on_from(job: Job, tmp_path: Pa
     assert opened.keys() == handed_back.keys()
     assert all(torch.equal(opened[key], handed_back[key]) for key in opened)
     assert evaluate(out, job.data, part="val")["loss"] == pytest.approx(metrics_of(out)[-1][-2], rel=1e-5)
-    done = export(module, weights=best, out=tmp_path / "new.onnx")
+    done = export(module, onnx=job.folder / "vit.onnx", weights=best, out=tmp_path / "new.onnx")
     assert done.verified is not None and not done.verified.differs and len(done.changed) > 10
 
 

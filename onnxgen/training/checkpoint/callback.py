@@ -91,15 +91,15 @@ class Checkpoints(lightning.Callback):
         self._trained = self._cut = False
         self._saved = time.monotonic()
 
-    def start(self, resume: bool, epochs: int | None = None) -> Path | None:
+    def start(self, resume: bool, epochs: int | None = None, strategy: str = "auto") -> Path | None:
         """Return the `ckpt_path` for `Trainer.fit`; None for a new run.
 
         A run that was stopped before its first checkpoint starts again. A new run removes the checkpoints and weights
-        of an earlier run in its folder. `epochs` are those that the run is to have.
+        of an earlier run in its folder. `epochs` are those that the run is to have, `strategy` how it divides work.
 
         Raises:
-            OnnxgenError: there is no run to resume, its model, data or settings differ, it has more epochs already, or
-                all checkpoints are damaged.
+            OnnxgenError: there is no run to resume, its model, data or settings differ, it has more epochs already, it
+                is sharded and this one is not, or all checkpoints are damaged.
         """
         found = self.store.read() if resume else None
         if found is None:
@@ -114,6 +114,9 @@ class Checkpoints(lightning.Callback):
                 path.unlink(missing_ok=True)
             return None
         compare(own_part(found)["identity"], self.identity)
+        if self.store.found is not None and self.store.found.is_dir() and strategy != "fsdp":
+            what = f"the run in {self.out} is sharded, and --strategy is {strategy}"
+            raise OnnxgenError(what, help="--strategy fsdp, also with one process")
         done = found["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
         if epochs is not None and done > epochs:
             what = f"the run in {self.out} has {done} whole epochs already, and --epochs is {epochs}"
