@@ -23,11 +23,13 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import onnxgen
+from onnxgen import cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import export
 from onnxgen.options import Options
 from onnxgen.training import evaluate, open_model
-from onnxgen.training.checkpoint.store import Store, peek
+from onnxgen.training.checkpoint.callback import Checkpoints
+from onnxgen.training.checkpoint.store import KEY, Store, peek
 from onnxgen.training.checkpoint.weights import tied_names
 from onnxgen.training.returned import without_values
 from onnxgen.training.runs.folder import best_of, files_of, holds_a_run
@@ -297,6 +299,33 @@ def test_a_changed_byte_of_a_shard_is_noticed(store: Store) -> None:
     file.write_bytes(content)
     with pytest.raises(ValueError, match="wrong checksum"):
         folder.check(store.last, 0, 1)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher, ended, told", [("torchrun", False, False), ("", True, False), ("", False, True)])
+def test_the_first_process_tells_the_error(
+    launcher: str, ended: bool, told: bool, monkeypatch: Any, capsys: Any
+) -> None:
+    """A further process of Lightning's tells it only if the first one, which started it, goes on."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(cli, "GRACE", 0.1)
+    monkeypatch.setattr(cli, "_PARENT", os.getppid() + ended)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if launcher:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert cli.run(["train", "missing.py"]) == 2
+    assert ("error: " in capsys.readouterr().err) == told
+
+
+def test_a_sharded_run_is_not_resumed_whole(store: Store, tmp_path: Path) -> None:
+    identity = {"model": "Net"}
+    for name in ("last.ckpt", "previous.ckpt"):
+        torch.save({KEY: {"identity": identity}}, store.folder / name / folder.REST)
+    found = Checkpoints(store, identity, out=tmp_path, minutes=1, monitor="val_loss", say=print)
+    with pytest.raises(OnnxgenError, match="is sharded, and --strategy is ddp.*--strategy fsdp"):
+        found.start(True, None, "ddp")
 
 
 # ---- a run of two processes ------------------------------------------------------------------------------------------
