@@ -34,7 +34,7 @@ class End(lightning.Callback):
         found = pl_module.model.state_dict()
         state = {key: t.full_tensor() if hasattr(t, "full_tensor") else t for key, t in found.items()}  # all must call
         if trainer.is_global_zero:
-            save_file({key: value.contiguous() for key, value in state.items()}, self.out / "end.safetensors")
+            save_file({key: value.contiguous().clone() for key, value in state.items()}, self.out / "end.safetensors")
 
 
 class Stop(lightning.Callback):
@@ -67,7 +67,8 @@ def train(model: Path, data: Path, out: Path, given: dict[str, Any]) -> None:
         Sharded.background = True
     stop += [Wait(given.pop("wait_at"))] if "wait_at" in given else []
     result = fit(model, data, callbacks=[End(out), *stop], out=out, **given)
-    save_file(result.model.state_dict(), out / f"result{os.environ.get('LOCAL_RANK', 0)}.safetensors")
+    state = {key: value.clone() for key, value in result.model.state_dict().items()}  # tied weights are kept twice
+    save_file(state, out / f"result{os.environ.get('LOCAL_RANK', 0)}.safetensors")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, Metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
 
 REST = "meta.pt"  # what is not sharded: Lightning's name
 CONTENTS = ".metadata"
@@ -112,7 +112,7 @@ def check(folder: Path, rank: int, processes: int) -> None:
 
 def read_shards(state: dict[str, Any], folder: Path) -> None:
     """Fill the tensors and values of a state from a checkpoint: each process reads what it holds."""
-    dcp.load(state, storage_reader=_Reader(folder), planner=_Planner())
+    load(state, storage_reader=_Reader(folder), planner=_Planner())
 
 
 def begin(folder: Path, rest: Mapping[str, Any]) -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from onnxgen.errors import OnnxgenError, one_line, typed
 from onnxgen.training.checkpoint.store import PREVIOUS, Store, reason
@@ -67,7 +67,7 @@ class Sharded(ModelParallelStrategy):
         new = store.folder / f".{store.last.name}.new"
 
         def put(writing: Future[Any] | None) -> None:
-            _as_system(writing.result if writing is not None else lambda: dcp.save(state, storage_writer=writer))
+            _as_system(writing.result if writing is not None else lambda: save(state, storage_writer=writer))
             if first:  # it ends when all have written
                 put_in_place(new, store.last, store.folder / PREVIOUS)
 
@@ -78,7 +78,7 @@ class Sharded(ModelParallelStrategy):
                 agreed(lambda: put(None))
             else:
                 self._group = self._group or dist.new_group(backend="gloo")
-                writing: Any = dcp.async_save(state, storage_writer=writer, process_group=self._group)
+                writing: Any = async_save(state, storage_writer=writer, process_group=self._group)
                 self._writing = self._thread.submit(put, writing)
         except OSError as error:
             self._tell(error)
