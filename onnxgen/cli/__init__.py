@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ BAD_INPUT = 2
 EDITED = 3
 BUG = 70
 INTERRUPTED = 130
+GRACE = 10.0  # seconds in which the first process of a run ends after the others
+_PARENT = os.getppid()
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -96,8 +99,31 @@ def _commands(args: list[str]) -> click.Group:
     return app
 
 
+def _first_failed() -> bool:
+    """Return True in a further process of a run, if the first one on this machine failed or is about to.
+
+    Lightning starts the others from the first one, and kills that one if one of them ends before it. Of torchrun's
+    processes all raise the same `OnnxgenError`.
+    """
+    from onnxgen.errors import OnnxgenError
+
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return False
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return isinstance(sys.exc_info()[1], OnnxgenError)
+    end = time.monotonic() + GRACE
+    while os.getppid() == _PARENT and time.monotonic() < end:
+        time.sleep(0.05)
+    return os.getppid() != _PARENT
+
+
 def _failed(args: list[str], text: str, code: int, problems: Sequence[Problem] = (), traced: bool = False) -> int:
-    """Print an error, and return the exit code. `traced`: with -v also print the traceback of the current exception."""
+    """Print an error, and return the exit code. `traced`: with -v also print the traceback of the current exception.
+
+    Of the processes of one run on a machine, the first one says what is wrong.
+    """
+    if _first_failed():
+        return code
     if "--json" in args:
         tell_json({"error": text, "problems": [vars(problem) for problem in problems], "exit_code": code})
     for line in map(str, problems) if problems else [text]:

@@ -19,10 +19,11 @@ from onnxgen.export.metadata import record_metadata
 from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
 from onnxgen.export.shared import CannotWriteBack, same
-from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, read_state, state_of, tied
+from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, state_of, tied
 from onnxgen.options import Options
 from onnxgen.output.write import Output
 from onnxgen.reader.cut import recorded_cut
+from onnxgen.runtime.checkpoint import read_weights
 from onnxgen.runtime.load import from_pretrained, imported
 from onnxgen.surgery.replacing import resize_head
 from onnxgen.verify.check import Check
@@ -104,7 +105,7 @@ class ExportJob:
             return bare(self.weights)
         if self.weights is None:
             return from_pretrained(file, self.module)
-        return build(origin, read_state(self.weights), self.weights)
+        return build(origin, read_weights(self.weights), self.weights)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.origin import Origin
 from onnxgen.runtime.checkpoint import is_pickled, read_weights, without_prefix
-from onnxgen.verify.convert import to_numpy, to_torch
+from onnxgen.verify.convert import to_numpy
 from onnxgen.weights.sidecar import read_tensors
 from onnxgen.weights.streamed import Array
 
@@ -62,8 +62,8 @@ def bare_model(origin: Origin, device: str = "meta") -> nn.Module:
     return model
 
 
-def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
-    """Return the generated `Model` with these tensors. Tied parameters may be given once.
+def build(origin: Origin, state: Mapping[str, torch.Tensor], shown: Path) -> nn.Module:
+    """Return the generated `Model` with these tensors themselves: mapped ones stay mapped. Tied ones may be given once.
 
     If only the head has another number of classes, the model's head is replaced.
 
@@ -85,7 +85,7 @@ def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
         resize_head(model := bare_model(origin, "cpu"), shapes)
         wanted = model.state_dict()
     refuse_misfits({k: tuple(v.shape) for k, v in wanted.items()}, shapes, shown)
-    model.load_state_dict({key: to_torch(given[key]) for key in wanted}, assign=True)
+    model.load_state_dict({key: given[key] for key in wanted}, assign=True)
     if callable(tie := getattr(model, "tie_weights", None)):
         tie()
     return model.eval()

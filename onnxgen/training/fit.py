@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import time
@@ -17,45 +16,42 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.profilers import SimpleProfiler
-from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen._callable import callable_module
 from onnxgen.errors import OnnxgenError
-from onnxgen.surgery.classes import classes_of, set_classes
 from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
 from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
-from onnxgen.training.checkpoint.weights import load_weights, sharded
 from onnxgen.training.config import DIGITS
 from onnxgen.training.deadline import Deadline
 from onnxgen.training.devices import prepare_for, trainer_options
-from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
+from onnxgen.training.finetune.adapters import trained_names
 from onnxgen.training.finetune.groups import param_groups
-from onnxgen.training.finetune.packed import packed_layers
 from onnxgen.training.goals.goal import suffixed
-from onnxgen.training.goals.own import keep_state, own_modules, restore
+from onnxgen.training.goals.own import own_modules
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
-from onnxgen.training.model import scale_of, set_scale, table_of
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.recipes.choose import resolved
 from onnxgen.training.recipes.find_lr import with_rate
 from onnxgen.training.recipes.mixing import MixedTask
 from onnxgen.training.recipes.used import recipes
-from onnxgen.training.recompute import keep_all, recompute
+from onnxgen.training.recompute import recompute
 from onnxgen.training.report.examples import examples
 from onnxgen.training.report.facts import Facts, Outcome, file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
-from onnxgen.training.runs.folder import BEST, CHECKPOINTS, GOAL, RUNS, latest
+from onnxgen.training.returned import give_back, without_values
+from onnxgen.training.runs.folder import CHECKPOINTS, RUNS, latest
 from onnxgen.training.runs.keep import Kept, kept, placed
 from onnxgen.training.runs.learner import going_on_with, split_again
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.schedules import make_schedule, make_warmup
 from onnxgen.training.settings import Settings
+from onnxgen.training.sharded.units import refuse_unshardable
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
 from onnxgen.training.words import python_words
@@ -67,7 +63,7 @@ class Result:
 
     Attributes:
         model: with the best weights, in eval mode, on the CPU, in its original dtypes. FSDP leaves the given model
-            sharded; then this is an unsharded copy.
+            sharded; then this is another object, whose weights are mapped from the run's files.
         out: the folder of the run.
         history: the metrics of each epoch, as in `metrics.csv`.
         best_epoch: index of the best epoch in `history`, from 0.
@@ -152,7 +148,7 @@ def run(
     used = recipes(plan)
     plan, tested = with_rate(plan, _task, Loaders, used.mixing) if settings.find_lr else (plan, None)
     settings, keeps = (plan := placed(plan)).settings, kept(plan, named or {})
-    whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
+    whole = without_values(network) if settings.strategy == "fsdp" else plan.model
     task = _task(plan, network)
     history, progress = report.callbacks(settings, facts := report.facts_of(plan), show)
     keep = checkpoints(plan, progress.say, keeps)
@@ -161,7 +157,7 @@ def run(
     first, rest = LogEpoch(), [*used.callbacks, deadline, history, progress, keep]
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
-    go_on_from = keep.start(settings.resume, settings.epochs)  # it may raise: files of an older run are there still
+    go_on_from = keep.start(settings.resume, settings.epochs, settings.strategy)  # it may raise: old files stay
     report.begin(settings, facts, named or {})
     keeps.write(settings.out)
     if tested is not None and trainer.is_global_zero:
@@ -170,7 +166,7 @@ def run(
     stopped = _train(trainer, task, loaders, go_on_from, deadline)
     seconds = time.monotonic() - begun
     used.end()
-    _restore(network, whole, trainer, keep, stopped)
+    give_back(network, whole, trainer, keep, stopped)
     result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
     outcome = Outcome(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
     if plan.data.test is not None and stopped != "interrupted":
@@ -261,6 +257,8 @@ def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoi
         constants=keeps.constants,
         metadata=keeps.metadata,
         only=trained_names(plan.model) if plan.adapter is not None else None,
+        shard_size=keeps.shard_size,
+        dtypes={name: tensor.dtype for name, tensor in _tensors(plan.model)},
     )
 
 
@@ -295,44 +293,6 @@ def _train(
     return "early stop" if trainer.current_epoch < (trainer.max_epochs or 0) else "epochs"
 
 
-def _copy(network: nn.Module) -> nn.Module:
-    """Return a deep copy of the model, with the scales and the class names noted for it."""
-    found = copy.deepcopy(network)
-    set_scale(found, scale_of(network), table_of(network))
-    set_classes(found, classes_of(network))
-    return found
-
-
-def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, keep: Checkpoints, stopped: str) -> None:
-    """Load the best weights into the model. If the run was interrupted, save the latest weights first.
-
-    Process 0 writes files, and every process reads them.
-
-    Args:
-        whole: the model to return. It is `network` unless that is sharded: other processes may have ended by now.
-    """
-    keep_all(network)
-    out = keep.out
-    if stopped == "interrupted":
-        if any(map(sharded, network.parameters())) and (found := keep.store.read()) is not None:
-            state = {key.removeprefix("model."): value for key, value in found["state_dict"].items()}
-            whole.load_state_dict(state, strict=keep.only is None)
-        if trainer.is_global_zero:
-            keep.save_last(whole)
-    else:
-        trainer.strategy.barrier()
-    for model in dict.fromkeys((network, whole)):
-        if (out / BEST).is_file():
-            (load_weights if keep.only is None else load_adapter)(model, out / BEST)
-        if keep.only is not None and not any(packed_layers(model)):
-            merge(model)
-        if (out / GOAL).is_file():
-            keep_state(model, load_file(out / GOAL))
-    task = trainer.lightning_module
-    if isinstance(task, Task) and (out / GOAL).is_file() and stopped != "interrupted":
-        restore(whole, task.objectives)
-
-
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     """Return the optimizer and the schedule for a number of steps, in the form that Lightning takes."""
     settings = plan.settings
@@ -358,8 +318,12 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
 
 
 def _refuse_sharded(plan: Plan) -> None:
-    own = any(True for module in own_modules(plan.objectives) for _ in module.parameters())
-    if own and plan.settings.strategy == "fsdp":
+    """Raise `OnnxgenError` if the strategy is fsdp, which can't train this."""
+    if plan.settings.strategy != "fsdp":
+        return
+    cast = plan.settings.precision in ("bf16-true", "16-true", "64-true")
+    refuse_unshardable(plan.model, plan.settings.devices * plan.settings.nodes, cast)
+    if any(True for module in own_modules(plan.objectives) for _ in module.parameters()):
         what = f"--task {plan.settings.task} has parameters of its own, which --strategy fsdp does not exchange"
         raise OnnxgenError(what, help="--strategy ddp")
 

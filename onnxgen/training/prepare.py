@@ -174,7 +174,7 @@ def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module
         if settings.lora and Path(model).is_dir() and read_record(Path(model)).settings.get("lora"):
             what = f"{model} has an adapter, and a second one can't be put on it"
             raise OnnxgenError(what, help="continue it with --resume, or start from its base with --lora again")
-        return load_model(Path(model), settings.weights, settings.from_scratch, not partial, partial)
+        return _loaded(Path(model), settings)
     if settings.weights is not None or partial:
         what = "weights= and partial= need a model that is given as a file"
         raise OnnxgenError(f"{what}: load the weights into this model yourself")
@@ -182,6 +182,27 @@ def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module
         set_scale(model, "")
         reset(model)
     return model, ""
+
+
+def _loaded(model: Path, settings: Settings) -> tuple[nn.Module, str]:
+    """Return a model as `load_model` does. What a sharded run begins with is mapped from files."""
+
+    def load() -> tuple[nn.Module, str]:
+        partial = settings.partial
+        return load_model(model, settings.weights, settings.from_scratch, not partial, partial)
+
+    if settings.strategy != "fsdp" or not (settings.from_scratch or settings.partial):
+        return load()
+    from onnxgen.training.sharded.outside import built_outside
+
+    said: list[str] = []
+
+    def build() -> nn.Module:
+        made, note = load()
+        said.append(note)
+        return made
+
+    return built_outside(build), said[0]
 
 
 def _adapted(
@@ -192,7 +213,7 @@ def _adapted(
     Weights that the file of a generated module stores as integers become these integers. Returns also notes of that.
     """
     assert settings.lora is not None
-    if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1:
+    if settings.strategy == "fsdp":
         raise OnnxgenError("lora and the strategy fsdp exclude each other", help="--strategy ddp: the base is frozen")
     notes = pack(model, file, head) if file is not None and file.is_file() else []
     if settings.dora and any(packed_layers(model)):

@@ -260,13 +260,15 @@ class Settings:
         for name in ("freeze", "weights", "partial", "from_scratch") if self.lora else ():
             if getattr(self, name):
                 raise OnnxgenError(f"{name} and lora exclude each other: an adapter belongs to the file's own weights")
-        several = self.devices * self.nodes > 1
+        several, shards = self.devices * self.nodes > 1, self.strategy == "fsdp"
         for clash, names, why in (
             (self.find_lr and self.lr is not None and not self.resume, "lr and find_lr", "the second finds the first"),
             (self.find_lr and several, "find_lr and several processes", "find --lr with one, then give it to all"),
             (self.head_first and several, "head_first and several processes", "they agree on what is trained once"),
             (self.head_first and self.lora, "head_first and lora", "an adapter begins without an effect"),
-            (self.ema and several and self.strategy == "fsdp", "ema and fsdp", "no process has the whole weights"),
+            (self.find_lr and shards, "find_lr and fsdp", "find --lr without it, then give it"),
+            (self.head_first and shards, "head_first and fsdp", "units are sharded once, for what is trained then"),
+            (self.ema and shards, "ema and fsdp", "no process has the whole weights"),
             (
                 self.sampler == self.class_weights == "balanced",
                 "sampler and class_weights",

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Batch, Feeding
-from onnxgen.training.finetune.blocks import blocks
 from onnxgen.training.goals.goal import Goal, Made, Outputs
 from onnxgen.training.loader import Loader
 from onnxgen.training.memory import Micro
@@ -79,15 +78,14 @@ class Task(lightning.LightningModule):
         return moved
 
     def configure_model(self) -> None:
-        """Shard the parameters (FSDP2) if the strategy made a mesh of processes: first each block, then the rest.
+        """Shard the parameters (FSDP2) if the strategy made a mesh of processes: first each unit, then the rest.
 
         The keys stay the same. Lightning may call this again.
         """
         if self.device_mesh is not None and not self._sharded:
-            from torch.distributed.fsdp import fully_shard
+            from onnxgen.training.sharded.units import shard
 
-            for part in (*map(self.model.get_submodule, blocks(self.model)), self.model):
-                fully_shard(part, mesh=self.device_mesh["data_parallel"])
+            shard(self.model, self.device_mesh["data_parallel"])
             self._sharded = True
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -140,7 +138,7 @@ class Task(lightning.LightningModule):
     @property
     def _together(self) -> bool:
         """True if a batch may not be split: several processes exchange gradients in each backward pass."""
-        return self.trainer.world_size > 1
+        return self.trainer.world_size > 1 or self._sharded
 
     def _share(self, part: Batch, whole: Batch) -> tuple[Tensor, list[Made]]:
         """Return a part's share of the whole batch's loss, and the results of `compute` for it."""

@@ -70,6 +70,8 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\..*")
+            # Generated code changes no tensor in place.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -66,7 +66,7 @@ def write_pair(
             was changed meanwhile; or, without `force`, the sidecar exists and was not written by onnxgen.
     """
     out = _followed(out)
-    files = [] if weights is None else _plan(_followed(weights), tensors, metadata, shard_size)
+    files = [] if weights is None else plan(_followed(weights), tensors, metadata, shard_size)
     targets = [file.path for file in files]
     if out in targets:
         what = f"the module and the weights would both be written to {out}"
@@ -109,7 +109,7 @@ def _clear_errors(out: Path) -> Iterator[None]:
 
 def sidecar_targets(weights: Path, tensors: Tensors, shard_size: int) -> list[Path]:
     """Return the files that `write_pair` would write for a sidecar at `weights`."""
-    return [file.path for file in _plan(weights, tensors, {}, shard_size)]
+    return [file.path for file in plan(weights, tensors, {}, shard_size)]
 
 
 def is_sharded(tensors: Tensors, shard_size: int) -> bool:
@@ -133,7 +133,7 @@ def same_content(
     try:
         if metadata is None:
             metadata = read_header(sidecar_files(path)[0])[0]
-        files = _plan(path, tensors, metadata, shard_size)
+        files = plan(path, tensors, metadata, shard_size)
         left_over = alone and _stale(path, [file.path for file in files])
         return not left_over and all(_same(file, tensors) for file in files)
     except (OSError, OnnxgenError):
@@ -198,7 +198,7 @@ def read_tensors(path: Path) -> dict[str, Array]:
 
 
 @dataclass(frozen=True)
-class _File:
+class Planned:
     """A file to be written: its first bytes and the tensors that follow (the index has none)."""
 
     path: Path
@@ -206,23 +206,28 @@ class _File:
     keys: tuple[str, ...]
 
 
-def _plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size: int) -> list[_File]:
-    """Plan the files of a sidecar, in the order in which they are written: shards before their index."""
+def plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size: int) -> list[Planned]:
+    """Plan the files of a sidecar, in the order in which they are written: shards before their index.
+
+    If the metadata has no `STAMP`, the shards get one from a few elements of each tensor. Else only types and shapes of
+    the tensors are looked at.
+    """
     metadata = {**MARK, **metadata}
     shards = _shards(tensors, shard_size)
     if len(shards) == 1:
-        return [_File(path, header_of(tensors, metadata), in_order(tensors))]
-    metadata[STAMP] = _stamp(tensors)
-    files: list[_File] = []
+        return [Planned(path, header_of(tensors, metadata), in_order(tensors))]
+    if STAMP not in metadata:
+        metadata[STAMP] = _stamp(tensors)
+    files: list[Planned] = []
     weight_map: dict[str, str] = {}
     for number, keys in enumerate(shards, 1):
         target = path.with_name(f"{path.stem}-{number:05}-of-{len(shards):05}{path.suffix}")
         part = {key: tensors[key] for key in keys}
-        files.append(_File(target, header_of(part, metadata), in_order(part)))
+        files.append(Planned(target, header_of(part, metadata), in_order(part)))
         weight_map |= dict.fromkeys(keys, target.name)
     total = sum(stored_size(value) for value in tensors.values())
     index = {"metadata": {"total_size": total, **metadata}, "weight_map": weight_map}
-    return [*files, _File(index_path(path), json.dumps(index, indent=2, sort_keys=True).encode() + b"\n", ())]
+    return [*files, Planned(index_path(path), json.dumps(index, indent=2, sort_keys=True).encode() + b"\n", ())]
 
 
 def _stamp(tensors: Tensors) -> str:
@@ -250,7 +255,7 @@ def _shards(tensors: Tensors, shard_size: int) -> list[list[str]]:
     return shards
 
 
-def _same(file: _File, tensors: Tensors) -> bool:
+def _same(file: Planned, tensors: Tensors) -> bool:
     """Return True if the file on disk has exactly this content."""
     size = len(file.header) + sum(stored_size(tensors[key]) for key in file.keys)
     with stage(WEIGHTS), open(file.path, "rb") as there:

@@ -2,7 +2,8 @@
 
 The first process writes the weights after the last step to OUT/end.safetensors. Each process writes the weights that
 `fit` returned to OUT/result<rank>.safetensors. In the settings, `stop_at` is the step at which the processes get a
-signal to stop, and `wait_at` the step at which they wait to be killed.
+signal to stop, and `wait_at` the step at which they wait to be killed; with `background`, checkpoints of a sharded run
+are written while it goes on, as on an accelerator.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from onnxgen.training import fit
+from onnxgen.training.sharded.strategy import Sharded
 
 
 class End(lightning.Callback):
@@ -32,7 +34,7 @@ class End(lightning.Callback):
         found = pl_module.model.state_dict()
         state = {key: t.full_tensor() if hasattr(t, "full_tensor") else t for key, t in found.items()}  # all must call
         if trainer.is_global_zero:
-            save_file({key: value.contiguous() for key, value in state.items()}, self.out / "end.safetensors")
+            save_file({key: value.contiguous().clone() for key, value in state.items()}, self.out / "end.safetensors")
 
 
 class Stop(lightning.Callback):
@@ -61,9 +63,12 @@ class Wait(lightning.Callback):
 
 def train(model: Path, data: Path, out: Path, given: dict[str, Any]) -> None:
     stop: list[lightning.Callback] = [Stop(given.pop("stop_at"))] if "stop_at" in given else []
+    if given.pop("background", False):
+        Sharded.background = True
     stop += [Wait(given.pop("wait_at"))] if "wait_at" in given else []
     result = fit(model, data, callbacks=[End(out), *stop], out=out, **given)
-    save_file(result.model.state_dict(), out / f"result{os.environ.get('LOCAL_RANK', 0)}.safetensors")
+    state = {key: value.clone() for key, value in result.model.state_dict().items()}  # tied weights are kept twice
+    save_file(state, out / f"result{os.environ.get('LOCAL_RANK', 0)}.safetensors")
 
 
 if __name__ == "__main__":

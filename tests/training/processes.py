@@ -48,6 +48,13 @@ class Job:
         np.savez(self.data, **{k: v.astype(np.float32 if k[0] == "x" else np.int64) for k, v in parts.items()})
         self.run = cache(self._run)
 
+    @classmethod
+    def of(cls, model: Path, data: Path) -> Job:
+        """Another network, and data for it."""
+        made = object.__new__(cls)
+        made.folder, made.model, made.data = model.parent, model, data
+        return made
+
     def command(self, out: Path, given: dict[str, Any], *launcher: str) -> list[str]:
         """A process that trains, or a launcher of such processes."""
         out.mkdir(exist_ok=True)

@@ -24,7 +24,9 @@ from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import between_batches, resume_loops
 from onnxgen.training.checkpoint.store import KEY, Store, own_part, reason
 from onnxgen.training.checkpoint.weights import COMPILED, finite, plain, save_weights, tied_names, write
-from onnxgen.training.runs.folder import BEST, GOAL, LAST, holds_a_run, need_run
+from onnxgen.training.runs.folder import BEST, GOAL, LAST, files_of, holds_a_run, need_run
+from onnxgen.training.sharded.rows import write_rows
+from onnxgen.training.sharded.strategy import is_sharded
 from onnxgen.training.task import GOALS, Task
 from onnxgen.training.trainer import metrics
 
@@ -66,13 +68,17 @@ class Checkpoints(lightning.Callback):
         constants: Mapping[str, Tensor] | None = None,
         metadata: Mapping[str, str] | None = None,
         only: Collection[str] | None = None,
+        shard_size: int = 0,
+        dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         """`monitor` is the logged metric that decides which epoch is best. `say` prints a line. Each file of weights
-        also has `constants` and `metadata`. With `only`, all files have these names of the state dict alone.
+        also has `constants` and `metadata`. With `only`, all files have these names of the state dict alone. Weights of
+        a sharded run are divided into files of at most `shard_size` bytes (0: they are not), and have these `dtypes`.
         """
         self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
         self.monitor, self.say = monitor, say
-        self.constants, self.metadata, self.only = constants or {}, metadata, only
+        self.constants, self.metadata, self.only, self.shard_size = constants or {}, metadata, only, shard_size
+        self.dtypes = dtypes
         self.averaged: Callable[[], AbstractContextManager[None]] = nullcontext
         self.best: float | None = None
         self.best_epoch: int | None = None
@@ -85,15 +91,15 @@ class Checkpoints(lightning.Callback):
         self._trained = self._cut = False
         self._saved = time.monotonic()
 
-    def start(self, resume: bool, epochs: int | None = None) -> Path | None:
+    def start(self, resume: bool, epochs: int | None = None, strategy: str = "auto") -> Path | None:
         """Return the `ckpt_path` for `Trainer.fit`; None for a new run.
 
         A run that was stopped before its first checkpoint starts again. A new run removes the checkpoints and weights
-        of an earlier run in its folder. `epochs` are those that the run is to have.
+        of an earlier run in its folder. `epochs` are those that the run is to have, `strategy` how it divides work.
 
         Raises:
-            OnnxgenError: there is no run to resume, its model, data or settings differ, it has more epochs already, or
-                all checkpoints are damaged.
+            OnnxgenError: there is no run to resume, its model, data or settings differ, it has more epochs already, it
+                is sharded and this one is not, or all checkpoints are damaged.
         """
         found = self.store.read() if resume else None
         if found is None:
@@ -104,10 +110,13 @@ class Checkpoints(lightning.Callback):
                 way = "to keep a run, give the next one another --out FOLDER"
                 rank_zero_only(self.say)(f"the earlier run in {self.out} is replaced; {way}")
             self.store.clear()
-            for name in (BEST, LAST, GOAL):
-                (self.out / name).unlink(missing_ok=True)
+            for path in (found for name in (BEST, LAST, GOAL) for found in files_of(self.out / name)):
+                path.unlink(missing_ok=True)
             return None
         compare(own_part(found)["identity"], self.identity)
+        if self.store.found is not None and self.store.found.is_dir() and strategy != "fsdp":
+            what = f"the run in {self.out} is sharded, and --strategy is {strategy}"
+            raise OnnxgenError(what, help="--strategy fsdp, also with one process")
         done = found["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
         if epochs is not None and done > epochs:
             what = f"the run in {self.out} has {done} whole epochs already, and --epochs is {epochs}"
@@ -163,6 +172,8 @@ class Checkpoints(lightning.Callback):
             return
         if loop._is_training_done or trainer.fit_loop._should_accumulate():
             return  # the end of an epoch is saved later; a half accumulated step can't be saved
+        if wish == STOP and is_sharded(trainer):  # no process can do it alone when the others have ended
+            self._write_rows(trainer, LAST)
         self._save(trainer, task)
         if wish == STOP:
             raise Stopped(self._signum or signal.SIGTERM)
@@ -207,6 +218,13 @@ class Checkpoints(lightning.Callback):
         better = good is not None and (self._goodness is None or good > self._goodness)
         if better:
             self.best, self.best_epoch, self._goodness = found[self.monitor], trainer.current_epoch - 1, good
+        if is_sharded(trainer):
+            self._write_rows(trainer, LAST, *([BEST] if better else []))
+        else:
+            self._write_whole(trainer, better)
+        self._save(trainer, task)
+
+    def _write_whole(self, trainer: lightning.Trainer, better: bool) -> None:
         with self.averaged():
             state = trainer.strategy.lightning_module_state_dict()
             if trainer.is_global_zero:
@@ -218,7 +236,24 @@ class Checkpoints(lightning.Callback):
                     self._write(weights, BEST)
                     if of_goals:
                         self._write(plain(of_goals), GOAL, {})
-        self._save(trainer, task)
+
+    def _write_rows(self, trainer: lightning.Trainer, *names: str) -> None:
+        """Write the weights of a sharded model under each name. All processes call this."""
+        state = trainer.strategy.lightning_module_state_dict()
+        of_model = {
+            n.removeprefix("model.").replace(COMPILED, ""): t for n, t in state.items() if n.startswith("model.")
+        }
+        of_model = {n: t for n, t in of_model.items() if n not in self._tied_names}
+        self._failed = None
+        for name in names:
+            try:
+                weights, metadata = {**of_model, **self.constants}, self.metadata or {}
+                write_rows(weights, self.out / name, metadata, self.shard_size, self.dtypes)
+            except OSError as error:
+                self._not_written(name, error)
+        of_goals = {n.removeprefix(GOALS): t for n, t in state.items() if n.startswith(GOALS)}
+        if of_goals and BEST in names and trainer.is_global_zero:
+            self._write(plain(of_goals), GOAL, {})
 
     def _kept(self, state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         """Return what is saved of a state dict whose names have a prefix."""
@@ -248,8 +283,11 @@ class Checkpoints(lightning.Callback):
         try:
             write({**found, **constants}, self.out / name, self.metadata)
         except OSError as error:
-            self._failed = error
-            self.say(f"{name} was not written: {reason(error)}; the one before it is kept")
+            self._not_written(name, error)
+
+    def _not_written(self, name: str, error: OSError) -> None:
+        self._failed = error
+        rank_zero_only(self.say)(f"{name} was not written: {reason(error)}; the one before it is kept")
 
     def _check_finite(self, trainer: lightning.Trainer, task: Task | None = None) -> None:
         """Raise `OnnxgenError` if a loss was not finite or, with `task`, a weight is not."""
@@ -264,7 +302,7 @@ class Checkpoints(lightning.Callback):
 
     def _refuse(self, what: str) -> NoReturn:
         kept = (
-            f"the earlier weights are kept in {self.out}" if self.store.last.is_file() else "there are no good weights"
+            f"the earlier weights are kept in {self.out}" if self.store.last.exists() else "there are no good weights"
         )
         raise OnnxgenError(f"{what}; {kept}", help="train with a smaller --lr, or with --clip 1")
 

@@ -1,4 +1,7 @@
-"""Checkpoint files: the last one and the one before it, each of them always complete."""
+"""Checkpoints: the last one and the one before it, each of them always complete.
+
+A checkpoint is a file or, of a sharded run, a folder (`onnxgen.training.sharded.folder`).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from lightning.fabric.plugins import CheckpointIO
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.runtime.checkpoint import load_checked, need_safe_torch
+from onnxgen.training.sharded.folder import REST, read_rest, remove
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 KEY = "onnxgen"  # the key of onnxgen's part in a checkpoint
@@ -43,10 +47,10 @@ class Store(CheckpointIO):
             OnnxgenError: all checkpoints are damaged.
         """
         damaged = []
-        if self.last.is_file():
+        if self.last.exists():
             need_safe_torch()
         for path in (self.last, self.folder / PREVIOUS):
-            if not path.is_file():
+            if not path.exists():
                 continue
             try:
                 found = _load(path)
@@ -64,7 +68,7 @@ class Store(CheckpointIO):
     def clear(self) -> None:
         """Remove all checkpoints."""
         for name in (LAST, PREVIOUS):
-            (self.folder / name).unlink(missing_ok=True)
+            remove(self.folder / name)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write the checkpoint of Lightning's Trainer. It is called on rank 0 only."""
@@ -108,7 +112,9 @@ def peek(folder: Path) -> dict[str, Any]:
     """Return onnxgen's part of the last checkpoint, without reading its tensors; {} if it can't be read."""
     with suppress(Exception):  # for a damaged file torch raises any exception
         need_safe_torch()
-        found: dict[str, Any] = torch.load(folder / LAST, map_location="cpu", weights_only=True, mmap=True)
+        last = folder / LAST
+        last = last / REST if last.is_dir() else last
+        found: dict[str, Any] = torch.load(last, map_location="cpu", weights_only=True, mmap=True)
         return own_part(found)
     return {}
 
@@ -121,6 +127,9 @@ def reason(error: OSError) -> str:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    """Return a checkpoint; of a folder what is not sharded."""
+    if path.is_dir():
+        return read_rest(path)
     found = load_checked(path)
     if not isinstance(found, dict):
         raise ValueError("the file is not a checkpoint")

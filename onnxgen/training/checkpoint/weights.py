@@ -6,17 +6,16 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.export.state import is_constant
+from onnxgen.training.sharded.rows import read_rows, sharded
 from onnxgen.verify.integrity import sidecar_of
 from onnxgen.weights.sidecar import sidecar_files
 from onnxgen.weights.streamed import read_header
@@ -42,30 +41,21 @@ def save_weights(
 
 
 def load_weights(model: nn.Module, path: Path | str) -> None:
-    """Load the weights that `save_weights` wrote into a model of the same class.
+    """Load the weights that `save_weights` or `write_rows` wrote into a model of the same class.
+
+    Of a sharded model, each process reads its own rows.
 
     Raises:
         OnnxgenError: the file has other names or shapes.
     """
     try:
-        state: dict[str, Any] = safetensors.torch.load_file(path)
-        own = model.state_dict()
-        state = {key: tensor for key, tensor in state.items() if key in own or not is_constant(key, own)}
-        if any(sharded(parameter) for parameter in model.parameters()):
-            options = StateDictOptions(full_state_dict=True, strict=False)
-            missing, unexpected = set_model_state_dict(model, state, options=options)
-        else:
-            missing, unexpected = model.load_state_dict(state, strict=False)
+        own = {key.replace(COMPILED, ""): value for key, value in model.state_dict().items()}
+        found = read_rows(own, Path(path))
     except (RuntimeError, safetensors.SafetensorError) as error:
         raise OnnxgenError(f"{path} does not fit the model: {one_line(error)}") from error
-    wrong = [*unexpected, *({*missing} - tied_names(model))]
+    wrong = {key for key in found - own.keys() if not is_constant(key, own)} | (own.keys() - found - tied_names(model))
     if wrong:
-        raise OnnxgenError(f"{path} does not fit the model: {wrong[0]}")
-
-
-def sharded(tensor: Tensor) -> bool:
-    """Return True if other processes hold parts of the tensor."""
-    return hasattr(tensor, "to_local")
+        raise OnnxgenError(f"{path} does not fit the model: {min(wrong)}")
 
 
 def plain(state: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[str, Tensor]:
@@ -86,7 +76,8 @@ def tied_names(model: nn.Module) -> frozenset[str]:
     """Return the names in a `state_dict` that the sidecar lacks, because `from_pretrained` ties them to others."""
     sharing: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        sharing[tensor.data_ptr(), tensor.shape, tensor.stride()].append(name.replace(COMPILED, ""))
+        place = id(tensor) if sharded(tensor) else tensor.data_ptr()
+        sharing[place, tensor.shape, tensor.stride()].append(name.replace(COMPILED, ""))
     groups = [names for names in sharing.values() if len(names) > 1]
     stored = _stored(model) if groups else frozenset()
     return frozenset(name for names in groups if stored & {*names} for name in names if name not in stored)
@@ -94,9 +85,10 @@ def tied_names(model: nn.Module) -> frozenset[str]:
 
 def _stored(model: nn.Module) -> frozenset[str]:
     """Return the keys of a generated model's sidecar; for any other model none."""
-    module = sys.modules.get(type(getattr(model, "_orig_mod", model)).__module__)
+    kinds = type(getattr(model, "_orig_mod", model)).__mro__  # FSDP2 derives a class
+    spaces = [vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules]
     try:
-        sidecar = None if module is None else sidecar_of(vars(module))
+        sidecar = next(filter(None, map(sidecar_of, spaces)), None)
         files = [] if sidecar is None else sidecar_files(sidecar)
         return frozenset(key for file in files for key in read_header(file)[1])
     except OnnxgenError:

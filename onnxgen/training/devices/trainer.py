@@ -59,11 +59,10 @@ def _options_of_lightning(device: Device, settings: Settings, processes: int) ->
 
 
 def _strategy(name: str, processes: int) -> Any:
-    if name == "fsdp" and processes > 1:
-        # `FSDPStrategy`, with torch's older API, needs CUDA.
-        from lightning.pytorch.strategies import ModelParallelStrategy
+    if name == "fsdp":  # also one process: it may go on from several, and several from it
+        from onnxgen.training.sharded.strategy import Sharded
 
-        return ModelParallelStrategy(processes, 1, save_distributed_checkpoint=False)
+        return Sharded(processes)
     return "ddp" if processes > 1 else "auto"
 
 

@@ -30,7 +30,7 @@ from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
 from onnxgen.training.report.progress import Progress
 from onnxgen.training.report.shown import Dashboard, Lines
-from onnxgen.training.runs.folder import BEST, CONFIG, LAST
+from onnxgen.training.runs.folder import BEST, CONFIG, LAST, files_of
 from onnxgen.training.runs.rows import read_rows
 from onnxgen.training.settings import Settings
 
@@ -74,8 +74,13 @@ def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
     """
     out = settings.out
     out.mkdir(parents=True, exist_ok=True)
-    names = ["metrics.csv", "report.html", BEST, LAST, CURVE, FIGURES, *(f"{picture}.png" for picture in PICTURES)]
-    stale = [*map(out.joinpath, names), *(out / TENSORBOARD).glob("events.out.tfevents.*")]
+    names = ["metrics.csv", "report.html", CURVE, FIGURES, *(f"{picture}.png" for picture in PICTURES)]
+    stale = [
+        *map(out.joinpath, names),
+        *files_of(out / BEST),
+        *files_of(out / LAST),
+        *(out / TENSORBOARD).glob("events.out.tfevents.*"),
+    ]
     for path in [] if settings.resume else stale:
         path.unlink(missing_ok=True)
     versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"

@@ -12,13 +12,27 @@ LAST, BEST = "last.safetensors", "best.safetensors"
 GOAL = "goal.safetensors"  # the parameters that the task itself has, in the best epoch
 CHECKPOINTS, CONFIG = "checkpoints", "config.toml"
 MODULE, RECORD, METRICS, TOKENIZER = "model.py", "run.json", "metrics.csv", "tokenizer.json"
+INDEX = ".index.json"  # of weights in several files
 NAME = "name a module that onnxgen generated, or the folder of a run"
 RUNS = Path("runs")  # new runs are numbered in here, if no folder is given
 
 
 def holds_a_run(out: Path) -> bool:
     """Return True if the folder has the weights or checkpoints of a run."""
-    return any(path.exists() for path in (out / BEST, out / LAST, *(out / CHECKPOINTS).glob("*")))
+    return any(path.exists() for path in (*files_of(out / BEST), *files_of(out / LAST), *(out / CHECKPOINTS).glob("*")))
+
+
+def files_of(weights: Path) -> list[Path]:
+    """Return the files of weights that are there: the file itself, the index, the shards."""
+    index, shards = weights.with_name(weights.name + INDEX), weights.parent.glob(
+        f"{weights.stem}-*-of-*{weights.suffix}"
+    )
+    return [path for path in (weights, index, *sorted(shards)) if path.is_file()]
+
+
+def there(weights: Path) -> Path | None:
+    """Return the file to read weights from: one file, or the index of several. None if there is none."""
+    return next((path for path in (weights, weights.with_name(weights.name + INDEX)) if path.is_file()), None)
 
 
 def need_run(out: Path) -> None:
@@ -30,10 +44,10 @@ def need_run(out: Path) -> None:
 
 def best_of(run: Path) -> Path:
     """Return the best weights of a run. Raise `OnnxgenError` if it has none yet."""
-    if not (run / BEST).is_file():
+    if (found := there(run / BEST)) is None:
         way = f"continue it: onnxgen train --resume --out {run}"
         raise OnnxgenError(f"{run} has no {BEST}: it was stopped before the end of its first epoch", help=way)
-    return run / BEST
+    return found
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -44,7 +44,7 @@ from onnxgen.training.runs.source import fingerprint_of, source_of
 from onnxgen.training.settings import Settings
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.integrity import metadata_of, sidecar_of
-from onnxgen.weights.sidecar import read_tensors
+from onnxgen.weights.sidecar import read_tensors, sidecar_files
 
 ADAPTED = "its weights are an adapter of another module's"
 _OUT = "ONNXGEN_OUT"  # tells the folder of a run to the processes that Lightning starts
@@ -60,6 +60,8 @@ class Kept:
         metadata: of the weights' files.
         constants: tensors of the module's own weights file that are in no state dict.
         tokenizer: the text of `tokenizer.json`; "" if there is none.
+        shard_size: the bytes of the largest file of the weights, if a sharded run divides them as the module's own are;
+            0: the weights are one file.
     """
 
     record: Record
@@ -67,6 +69,7 @@ class Kept:
     metadata: dict[str, str] = field(default_factory=dict)
     constants: dict[str, Tensor] = field(default_factory=dict)
     tokenizer: str = ""
+    shard_size: int = 0
 
     @rank_zero_only
     def write(self, out: Path, result: Mapping[str, Any] | None = None) -> None:
@@ -129,6 +132,8 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     except OnnxgenError as error:
         found.record = replace(record, module="", note=str(error))
         return found
+    if plan.settings.strategy == "fsdp":
+        found.shard_size = _shard_size(vars(sys.modules[type(plan.model).__module__]))
     facts = {"classes": json.dumps(record.classes), "preprocessing": record.preprocessing()}
     found.metadata = {**metadata, **facts, "format": "pt", SIGNATURE: signature.to_json()}
     found.metadata["fingerprint"] = fingerprint_of(found.source)
@@ -147,12 +152,20 @@ def _module(plan: Plan, ports: list[tuple[Port, Port]]) -> tuple[str, Mapping[st
         raise OnnxgenError(f"{type(plan.model).__name__} is not the Model of a file that onnxgen generated")
     try:
         text = path.read_text(encoding="utf-8")
-        found = source_of(text, space, plan.model, ports)
+        divided = plan.settings.strategy == "fsdp" and _shard_size(vars(space)) > 0
+        found = source_of(text, space, plan.model, ports, divided=divided)
     except OnnxgenError:
         raise
     except Exception as error:  # the module's code may raise anything
         raise OnnxgenError(f"{path} can't be copied: {one_line(error)}") from error
     return found, metadata_of(vars(space)), _constants(vars(space), plan.model.state_dict())
+
+
+def _shard_size(space: Mapping[str, Any]) -> int:
+    """Return the bytes of the largest file of a module's weights; 0 if they are one file, or in the module."""
+    sidecar = sidecar_of(space)
+    sizes = [] if sidecar is None else [file.stat().st_size for file in sidecar_files(sidecar)]
+    return max(sizes) if len(sizes) > 1 else 0
 
 
 def _constants(space: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from onnxgen.code.digest import LENGTH, code_digest, is_digest
 from onnxgen.code.render import with_fingerprint
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
-from onnxgen.training.runs.folder import BEST
+from onnxgen.training.runs.folder import BEST, INDEX
 
 Ports: TypeAlias = Sequence[tuple[Port, Port]]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -40,7 +40,7 @@ def shapes_of(model: nn.Module) -> Shapes:
     return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
 
 
-def source_of(text: str, space: ModuleType, model: nn.Module, ports: Ports) -> str:
+def source_of(text: str, space: ModuleType, model: nn.Module, ports: Ports, *, divided: bool = False) -> str:
     """Return the text of a module whose `Model()` has the shapes of a trained model, and whose weights are the best.
 
     Args:
@@ -48,6 +48,7 @@ def source_of(text: str, space: ModuleType, model: nn.Module, ports: Ports) -> s
         space: the module itself.
         model: the trained model: an instance of its class, perhaps with another number of classes.
         ports: the model's outputs, as the ONNX file has them and as the trained model has them.
+        divided: the weights of the run are several files, as the module's own.
 
     Raises:
         OnnxgenError: the model was changed in memory in another way, or the text can't be read.
@@ -58,7 +59,7 @@ def source_of(text: str, space: ModuleType, model: nn.Module, ports: Ports) -> s
     wanted, has = shapes_of(model), _shapes_in(text, space)
     if has != wanted:
         text = _resized(text, space, has, wanted, ports)
-    text = _with_weights(text)
+    text = _with_weights(text, divided)
     if unedited:  # it is again what onnxgen would call its own
         text = with_fingerprint(text, code_digest(text) + str(space.FINGERPRINT)[LENGTH:])
     return text
@@ -70,8 +71,10 @@ def fingerprint_of(text: str) -> str:
     return found[1] if found else ""
 
 
-def _with_weights(text: str) -> str:
+def _with_weights(text: str, divided: bool) -> str:
     """Let the module read the weights of the run: one file, also if its own are in itself or in several files.
+
+    `divided`: the weights of the run are several files, too.
 
     Raises:
         OnnxgenError: somebody changed how it reads its own.
@@ -79,6 +82,9 @@ def _with_weights(text: str) -> str:
     line = _EMBEDDED.search(text) or re.search(r"^WEIGHTS = Path\(.*$", text, re.MULTILINE)
     if line is None:
         return text
+    if divided:
+        text = text.replace(line[0], _WEIGHTS.replace(BEST, BEST + INDEX), 1)
+        return re.sub(r"^(Weights +)[^,\n]+", rf"\g<1>{BEST}{INDEX}", text, count=1, flags=re.MULTILINE)
     text = text.replace(line[0], _WEIGHTS, 1)
     for old, new in _READING:
         text = text.replace(old, new)
