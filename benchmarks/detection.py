@@ -138,7 +138,7 @@ def zoo(folder: Path) -> Iterator[str]:
     write(folder / "drawn", "train", COUNT, 0)
     write(folder / "drawn", "val", COUNT // 5, 1)
     generate(folder / "yolov8.onnx", folder / "yolov8.py", Options(task="detection", restore_batchnorm=True))
-    given = {"epochs": EPOCHS, "batch_size": BATCH, "lr": 5e-3, "schedule": "OneCycleLR", "normalize": "0,1"}
+    given = {"epochs": 4 * EPOCHS, "batch_size": BATCH, "lr": 5e-3, "schedule": "OneCycleLR", "normalize": "0,1"}
     yield from trained("yolov8", folder, folder / "drawn", **given)
 
 

@@ -22,7 +22,7 @@ from onnxgen.training.data.text.choosing import text_columns
 from onnxgen.training.data.text.roles import DECODER, roles_of
 from onnxgen.training.data.tuples import member_columns
 from onnxgen.training.goals.choice import LOSS_SETTINGS, OUTPUTS, TASKS
-from onnxgen.training.runs.record import code_of
+from onnxgen.training.runs.record import has_code
 from onnxgen.training.settings import Settings
 from onnxgen.verify.integrity import shapes_of
 
@@ -216,7 +216,7 @@ def recorded_purpose(model: nn.Module) -> Purpose | None:
     purpose = signature_of(model).purpose
     if purpose is None or (file := space.get("__file__")) is None:
         return purpose
-    if (code_of(Path(file)) or "")[:16] != str(space.get("FINGERPRINT", ""))[:16]:
+    if not has_code(Path(file), str(space.get("FINGERPRINT", ""))):
         return None
     known, own = shapes_of(space), {key: tuple(tensor.shape) for key, tensor in model.named_parameters()}
     return purpose if all(known.get(key, shape) == shape for key, shape in own.items()) else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -219,13 +218,8 @@ class Record:
         """Return the module that was trained, as it is named from the current folder; the run's own if that is gone, or
         was changed since.
         """
-        from onnxgen.code.digest import is_digest
-
         found = self.place_of_origin(run)
-        with suppress(OSError, SyntaxError, ValueError):
-            if is_digest(self.code, found.read_text(encoding="utf-8")):
-                return found
-        return run / self.module
+        return found if has_code(found, self.code) else run / self.module
 
     def place_of_origin(self, run: Path) -> Path:
         """Return where the module that was trained was, as it is named from the current folder."""
@@ -240,6 +234,16 @@ def code_of(module: Path) -> str | None:
         return code_digest(module.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return None
+
+
+def has_code(module: Path, recorded: str) -> bool:
+    """Return True if a module does what it did when its digest was recorded (see `is_digest`)."""
+    from onnxgen.code.digest import is_digest
+
+    try:
+        return is_digest(recorded, module.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return False
 
 
 def read_record(run: Path) -> Record:
