@@ -151,7 +151,7 @@ def _factor(part: Dim, whole: Dim, size: int) -> float:
 
 
 def _reads_both_ways(net: Network) -> bool:
-    return any(is_a(n, RECURRENT) and n.attributes.get_int("bidirectional", 0) for n in net.nodes)
+    return any(is_a(n, RECURRENT) and n.attributes.get_int("directions", 1) == 2 for n in net.nodes)
 
 
 def denoising(net: Network) -> Iterator[Vote]:

@@ -44,8 +44,8 @@ def replace_head(
         classes: the new number of classes.
         keep: the old class for each new one: `{0: 7, 1: 3}`, or a sequence with None for new classes. Rows, biases and
             statistics of kept classes stay.
-        init: the initialisation of all other rows: "default" (that of a new layer of torch), "xavier" (biases zero), the
-            name of another function of `torch.nn.init` ("kaiming_normal"), or a function of the weight.
+        init: the initialisation of all other rows: "default" (that of a new layer), "xavier" (biases zero), the name of
+            another function of `torch.nn.init` ("kaiming_normal"), or a function of the weight.
         head, output, example: see `find_head`.
 
     Returns:

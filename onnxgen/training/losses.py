@@ -295,6 +295,10 @@ def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name:
     if ending.kind == "sigmoid":
         return "binary_cross_entropy"
     if not (target.dtype == torch.bool or len(field.classes) == 2):
+        if _holds_classes(target) and output.ndim == 4 and target.ndim > 2:
+            what = f"output {name or 0} is one number for each pixel, but its target holds whole numbers: classes"
+            way = "--replace-head N for N classes; two classes as bool; or numbers as floats (or --loss mse)"
+            raise OnnxgenError(what, help=way)
         return "mse_loss"
     return "binary_cross_entropy" if ending.kind == "softmax" else "binary_cross_entropy_with_logits"
 

@@ -163,7 +163,7 @@ def _settled(settings: Settings, opened: Data, feeding: Feeding, objectives: Seq
     table = opened.table.to_json() if opened.table else settings.table
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
-    settings = replace(settings, rate=opened.rate or settings.rate)
+    settings = replace(settings, sample_rate=opened.rate or settings.sample_rate)
     return opened.text.kept(settings) if opened.text is not None else settings
 
 

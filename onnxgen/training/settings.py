@@ -132,7 +132,9 @@ class Settings:
     decoder_start: str | None = _data(
         None, "TOKEN", "The token with which the decoder starts. Default: as generation_config.json says."
     )
-    rate: int | None = _data(None, "HZ", "Resample sounds to this rate. Default: that of the data, which must be one.")
+    sample_rate: int | None = _data(
+        None, "HZ", "Resample sounds to this rate. Default: that of the data, which must be one."
+    )
     device: str = _devices(
         "auto", "DEVICE", "auto, cpu, cuda:1, mps, xpu, directml, or a plug-in's (see: onnxgen devices)."
     )
@@ -227,7 +229,7 @@ class Settings:
     def _check_numbers(self) -> None:
         limits = {
             "at least 1": "epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora"
-            " max_length rate",
+            " max_length sample_rate",
             "at least 0": "warmup label_smoothing blank head_first mixup cutmix",
         }
         for words, names in limits.items():

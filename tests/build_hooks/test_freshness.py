@@ -121,6 +121,7 @@ CHANGES: dict[str, Callable[[Entry], Entry]] = {
     "where the part ends": with_options(outputs=("h",)),
     "restore batchnorm": with_options(restore_batchnorm=True),
     "quantized": with_options(quantized="float"),
+    "task": with_options(task="detection"),
     "dropout": with_options(dropout={"fc": 0.5}),
     "other dropout": with_options(dropout={"fc": 0.25}),
     "nchwc block": with_options(nchwc_block=8),

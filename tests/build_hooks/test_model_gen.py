@@ -94,6 +94,7 @@ SAID = {
     "class_name": "Net",
     "weights": "w.safetensors",
     "dtype": "float16",
+    "task": "detection",
     "embed": True,
     "input_shapes": {"x": (2, 4)},
     "flat": True,

@@ -341,6 +341,18 @@ HEADS: dict[str, Head] = {
         {},
         {"vocabulary": 40, "causal": False},
     ),
+    "words_between": Head(
+        lambda: Of(
+            lambda m, t: m["out"](m["rnn"](m["table"](t))[0]),
+            table=nn.Embedding(30, 8),
+            rnn=nn.GRU(8, 8, batch_first=True, bidirectional=True),
+            out=nn.Linear(16, 30),
+        ),
+        ids(7),
+        ("language-model",),
+        {},
+        {"vocabulary": 30, "axis": 2, "causal": False},
+    ),
     "words_next": Head(
         lambda: Of(
             lambda m, t: m["out"](m["rnn"](m["table"](t))[0][:, -1]),

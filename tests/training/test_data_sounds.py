@@ -97,12 +97,12 @@ def test_another_rate_is_a_fault_or_resampled(tmp_path: Path) -> None:
     write(tmp_path / "b/other.wav", other, 2000)
     found = source_of(tmp_path)
     (note,) = found.notes
-    assert "b/other.wav: it has 2000 Hz, but most files 800 Hz; --rate 800 would resample it; 1 sound skipped" in note
+    assert "b/other.wav: it has 2000 Hz, but most files 800 Hz; --sample-rate 800 would resample it; 1 sound skipped" in note
     with pytest.raises(OnnxgenError, match="b/other.wav: it has 2000 Hz"):
         source_of(tmp_path, strict=True)
-    found = source_of(tmp_path, rate=800)
+    found = source_of(tmp_path, sample_rate=800)
     assert found.notes == ["1 sound of another rate: resampled to 800 Hz"]
-    opened = open_data(tmp_path, Listener(), Settings(rate=800, val=0.0))
+    opened = open_data(tmp_path, Listener(), Settings(sample_rate=800, val=0.0))
     assert opened.train is not None
     batch = opened.train.take([3], 0)["sound"]
     read, _ = soundfile.read(tmp_path / "b/other.wav", dtype="float32")

@@ -132,6 +132,14 @@ def test_other_purposes_and_new_heads_are_as_before(kind: str) -> None:
     assert decided(nn.Linear(4, 16), {"x": X, "label": NAMES}) == ("outputs", [])
 
 
+def test_a_column_of_keypoints_settles_an_unsure_purpose() -> None:
+    unsure = network("", Port("y", "float32", ("batch", 6)), candidates=("ctc", "regression", "keypoints"))
+    found, (note,) = decided(unsure, {"x": X, "keypoints": KEYPOINTS})
+    assert found == "keypoints" and note.startswith("trained with --task keypoints: the network may be for ctc or")
+    found, (note,) = decided(unsure, {"x": X, "target": KEYPOINTS})
+    assert found == "outputs" and "the data also suits --task keypoints" in note
+
+
 def test_an_unsure_purpose_names_what_else_the_data_suits() -> None:
     unsure = network("", VECTOR, candidates=("classification", "embedding"))
     found, (note,) = decided(unsure, {"x": X, "label": NAMES})

@@ -190,7 +190,7 @@ def _fill(
     files = [path for pairs, _ in found.values() for path, _ in pairs]
     seen = looked(faults.folder, [path for path in files if path.is_file()], _look, "sounds")
     rates = Counter(facts[0] for path in files if not isinstance(facts := seen.get(path, ""), str))
-    rate = settings.rate or (rates.most_common(1)[0][0] if rates else 0)
+    rate = settings.sample_rate or (rates.most_common(1)[0][0] if rates else 0)
     made: dict[str, Samples] = {}
     left, skipped, rows = {}, 0, dict(source.raw)
     for part, (pairs, others) in found.items():
@@ -205,7 +205,7 @@ def _fill(
             rows[part] = {column: np.asarray(values, dtype=object)[kept] for column, values in rows[part].items()}
     source.notes += faults.notes(left, settings.strict, skipped)
     source.parts, source.raw, source.rate = made, rows, rate
-    if other := sum(count for own, count in rates.items() if own != rate) if settings.rate else 0:
+    if other := sum(count for own, count in rates.items() if own != rate) if settings.sample_rate else 0:
         source.notes.append(f"{counted(other, 'sound')} of another rate: resampled to {rate} Hz")
 
 
@@ -216,8 +216,8 @@ def _is_sound(path: Path, line: str, seen: Mapping[Path, Seen], rate: int, setti
         faults.add(place, "there is no such file")
     elif isinstance(facts, str):
         faults.add(place, f"can't be read: {facts}")
-    elif facts[0] != rate and settings.rate is None:
-        faults.add(place, f"it has {facts[0]} Hz, but most files {rate} Hz; --rate {rate} would resample it")
+    elif facts[0] != rate and settings.sample_rate is None:
+        faults.add(place, f"it has {facts[0]} Hz, but most files {rate} Hz; --sample-rate {rate} would resample it")
     else:
         return True
     return False

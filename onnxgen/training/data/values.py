@@ -25,7 +25,9 @@ class Values:
         self.samples = samples
         stored = getattr(samples, "samples", samples).fields  # of bytes (images in files) every value is valid
         self._read: dict[str, list[tuple[Sequence[int], Tensor]]] = {
-            c: [] for c in columns if column_of(samples, c) is None and stored[c].dtype != torch.uint8
+            c: []
+            for c in columns
+            if column_of(samples, c) is None and stored.get(c, samples.fields[c]).dtype != torch.uint8
         }
         some = spread(samples, MAX_SAMPLES_READ) if self._read else []
         for start in range(0, len(some), _READ_AT_ONCE):

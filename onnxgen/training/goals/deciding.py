@@ -113,20 +113,24 @@ class Suits:
         task: its name.
         has: returns what the data has for it, as a sentence; "" if it lacks that.
         needs: what that is.
-        alone: True if data that has it can't be meant for a loss of each output.
+        alone: the names of a column that can't be meant for a loss of each output; `True` for any column.
     """
 
     task: str
     has: Callable[[Given, Purpose], str]
     needs: str
-    alone: bool = False
+    alone: tuple[str, ...] | bool = ()
+
+    def is_certain(self, given: Given) -> bool:
+        """Return True if the data can't be meant for a loss of each output."""
+        return self.alone if isinstance(self.alone, bool) else any(name in given.fields for name in self.alone)
 
 
 _CAUSAL = Suits("language-model", _plain, "text alone, without a target")
 _SUITS = {  # by kind (see `purpose.KINDS`); other kinds are trained with a loss of each output
     "ctc": Suits("ctc", _texts, "text for each sample", alone=True),
     "image-to-image": Suits("image-to-image", _images, "image as a target"),
-    "keypoints": Suits("keypoints", _keypoints, "places for each sample"),
+    "keypoints": Suits("keypoints", _keypoints, "places for each sample", alone=TASKS["keypoints"].columns),
     "embedding": Suits("embedding", _vectors, "class for each sample"),
     "language-model": _CAUSAL,
     "seq2seq": Suits("seq2seq", _two_texts, "second column of text"),
@@ -173,7 +177,7 @@ def _of_candidates(given: Given, purpose: Purpose) -> str:
     tasks = list(dict.fromkeys(suits.task for suits in found.values()))
     if not tasks:
         return OUTPUTS
-    if len(tasks) == 1 and all(suits.alone for suits in found.values()):
+    if len(tasks) == 1 and all(suits.is_certain(given) for suits in found.values()):
         has = next(iter(found.values())).has(given, purpose)
         said = f"the network may be for {' or '.join(purpose.candidates)}, and {has}"
         given.source.notes.append(f"trained with --task {tasks[0]}: {said}; {_EACH}")

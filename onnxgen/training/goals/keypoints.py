@@ -42,8 +42,9 @@ class Keypoints(Goal):
         output: the index of the output [n, 2K], [n, K, 2] or [n, K, 3], or of heatmaps [n, K, H, W]. The third number
             of a keypoint is the logit (or, after a sigmoid, the probability) that it is visible.
         shape: of one sample's output.
-        size: width and height of the image; only their ratio counts if places are shares.
-        pixels: True if places of targets and outputs are pixels of the image.
+        size: width and height of the input's image; only their ratio counts if places are shares.
+        pixels: width and height of the image as it is stored, if places of targets are its pixels, and those of outputs
+            pixels of the input; None if they are shares.
         loss: "l1" and so on, of shares; of heatmaps always "mse".
     """
 
@@ -53,7 +54,7 @@ class Keypoints(Goal):
     shape: tuple[int, ...]
     size: tuple[float, float]
     loss: str = "l1"
-    pixels: bool = False
+    pixels: tuple[float, float] | None = None
     ending: Ending = Ending()
     name: str = ""
     classes: int = 0
@@ -72,17 +73,15 @@ class Keypoints(Goal):
         """Return the places as shares [n, K, 2], and whether they are visible [n, K]."""
         given = batch[self.column].float()
         visible = given[..., 2] > 0 if given.shape[2] == 3 else torch.ones_like(given[..., 0], dtype=torch.bool)
-        return self._shares(given[..., :2]), visible
+        return _shares(given[..., :2], self.pixels), visible
 
     def places(self, outputs: Outputs) -> Tensor:
         """Return the places that are predicted, as shares [n, K, 2]."""
         made = outputs[self.output].float()
         if self.of_maps:
             return peaks(made)[..., :2]
-        return self._shares(made.reshape(len(made), -1, self.shape[-1] if len(self.shape) == 2 else 2)[..., :2])
-
-    def _shares(self, places: Tensor) -> Tensor:
-        return places / places.new_tensor(self.size) if self.pixels else places
+        places = made.reshape(len(made), -1, self.shape[-1] if len(self.shape) == 2 else 2)[..., :2]
+        return _shares(places, self.size if self.pixels else None)
 
     def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
         places, visible = self.wanted(batch)
@@ -128,6 +127,10 @@ class _Distances(Scores):
             self.metrics["pck"].update((distances[visible] <= NEAR).float())
 
 
+def _shares(places: Tensor, pixels: tuple[float, float] | None) -> Tensor:
+    return places if pixels is None else places / places.new_tensor(pixels)
+
+
 def gaussians(places: Tensor, height: int, width: int) -> Tensor:
     """Return heatmaps [n, K, height, width] with a peak of 1 at each of the places [n, K, 2], shares of the sides."""
     deviation = max(max(height, width) / WIDEST, 1.0)
@@ -156,10 +159,11 @@ def make(found: Situation) -> list[Goal]:
         f"an output for {count} keypoints, [N, {2 * count}], [N, {count}, 2 or 3] or [N, {count}, H, W]",
     )
     made = found.outputs[output]
-    size, of_image = _size(found)
-    pixels = _pixels(found.samples, column, size if of_image else None)
+    size, stored = _sizes(found)
+    pixels = stored if _pixels(found.samples, column, stored) else None
     loss = _loss(asked, made.ndim == 4)
-    said = f"places in {column} are {'pixels' if pixels else 'shares of width and height'}"
+    of_image = "" if pixels is None else f"pixels of an image of {pixels[0]:.0f}x{pixels[1]:.0f}"
+    said = f"places in {column} are {of_image or 'shares of width and height'}"
     said += f"; trained with {loss} of " + ("heatmaps" if made.ndim == 4 else "shares, without keypoints not visible")
     shape = tuple(made.shape[1:])
     ending = ending_of(made)
@@ -179,14 +183,16 @@ def _loss(asked: Any, of_maps: bool) -> str:
     return name.strip().lower()
 
 
-def _size(found: Situation) -> tuple[tuple[float, float], bool]:
-    """Return width and height of the first input's image, and True; without an image 1, 1 and False."""
+def _sizes(found: Situation) -> tuple[tuple[float, float], tuple[float, float] | None]:
+    """Return width and height of the first input's image, and of the image as stored; without one 1, 1 and None."""
     column = found.feeding.inputs[0]
     step = getattr(found.samples, "steps", {}).get(column)
     if isinstance(step, ToInput):
-        return (float(step.frame.width), float(step.frame.height)), True
+        stored = dict(zip(step.axes, getattr(found.samples, "samples", found.samples).fields[column].shape))
+        return (float(step.frame.width), float(step.frame.height)), (float(stored["W"]), float(stored["H"]))
     shape = found.batch[column].shape
-    return ((float(shape[3]), float(shape[2])), True) if len(shape) == 4 else ((1.0, 1.0), False)
+    size = (float(shape[3]), float(shape[2])) if len(shape) == 4 else None
+    return size or (1.0, 1.0), size
 
 
 def _pixels(samples: Samples, column: str, size: tuple[float, float] | None) -> bool:
