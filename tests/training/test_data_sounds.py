@@ -97,7 +97,10 @@ def test_another_rate_is_a_fault_or_resampled(tmp_path: Path) -> None:
     write(tmp_path / "b/other.wav", other, 2000)
     found = source_of(tmp_path)
     (note,) = found.notes
-    assert "b/other.wav: it has 2000 Hz, but most files 800 Hz; --sample-rate 800 would resample it; 1 sound skipped" in note
+    assert (
+        "b/other.wav: it has 2000 Hz, but most files 800 Hz; --sample-rate 800 would resample it; 1 sound skipped"
+        in note
+    )
     with pytest.raises(OnnxgenError, match="b/other.wav: it has 2000 Hz"):
         source_of(tmp_path, strict=True)
     found = source_of(tmp_path, sample_rate=800)

@@ -152,6 +152,8 @@ def test_folders_of_images(tmp_path: Path) -> None:
     moved = open_data(tmp_path, Flat(64), Settings(val=0.0, normalize="0,1", augment="shift"))
     twice = [moved.train.take([3], seed)["image"] for seed in (1, 1, 2)] if moved.train is not None else []
     assert torch.equal(twice[0], twice[1]) and not torch.equal(twice[0], twice[2])
+    result = fit(Flat(64), tmp_path, val=0.25, out=tmp_path / "run", **QUIET)
+    assert result.history[0]["val_recall_at_1"] in (0, 0.5, 1)
     (tmp_path / "positive/0.png").unlink()
     (tmp_path / "negative/1.png").write_bytes(b"none")
     (tmp_path / "anchor/2.png").unlink()

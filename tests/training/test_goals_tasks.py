@@ -257,7 +257,7 @@ def test_keypoints_that_are_not_visible_do_not_count() -> None:
     # 0.1 of 30 is 3 pixels, 0.3 of 40 is 12, and the diagonal is 50
     expected = {"keypoint_error": pytest.approx((3 / 50 + 12 / 50 + 0) / 3), "pck": pytest.approx(1 / 3)}
     assert scores.compute(torch.device("cpu")) == expected
-    pixels = Keypoints(0, "y", "t", (4,), (40.0, 30.0), pixels=True)
+    pixels = Keypoints(0, "y", "t", (4,), (40.0, 30.0), pixels=(40.0, 30.0))
     larger = target * torch.tensor([40, 30, 1])
     loss = pixels.mean_loss((made * torch.tensor([40, 30, 40, 30]),), {"t": larger}, True)
     assert loss.item() == pytest.approx((0.05 + 0.15) / 4)
@@ -294,6 +294,20 @@ class Corners(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x)  # type: ignore[no-any-return]
+
+
+def test_pixels_are_those_of_the_stored_image(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x, shares = random.integers(0, 256, (16, 32, 36), dtype=np.uint8), random.random((16, 2, 2), np.float32)
+    path = module(Corners(), torch.zeros(2, 1, 16, 12), "maps", tmp_path)
+    results = []
+    for name, places in (("shares", shares), ("pixels", shares * np.array([36, 32], np.float32))):
+        data = {"x": x, "keypoints": places}
+        results.append(fit(path, data, task="keypoints", val=0.25, out=tmp_path / name, **QUIET).history[0])
+    assert results[0] == pytest.approx({**results[1], "seconds": results[0]["seconds"]}, rel=1e-5)
+    assert "places in keypoints are pixels of an image of 36x32;" in (tmp_path / "pixels/report.html").read_text()
+    with pytest.raises(OnnxgenError, match="nor pixels of an image 36x32"):
+        fit(path, {"x": x, "keypoints": shares * 100}, task="keypoints", out=tmp_path / "other", **QUIET)
 
 
 def test_keypoints_are_trained_evaluated_asked_and_exported(tmp_path: Path) -> None:

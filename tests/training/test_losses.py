@@ -197,3 +197,9 @@ def test_binary_predictions_of_a_softmax_use_the_threshold_one_half() -> None:
 def test_class_indices_stored_as_floats_are_refused() -> None:
     with pytest.raises(OnnxgenError, match="store them as whole numbers"):
         objective(0, "", scores(2, 3), "y", FLOAT, torch.tensor([0.0, 2.0]), "auto")
+
+
+def test_classes_for_each_pixel_are_no_numbers() -> None:
+    output = torch.zeros(2, 1, 4, 4, requires_grad=True) * 1
+    with pytest.raises(OnnxgenError, match="output 0 is one number for each pixel, but its target holds whole numbers"):
+        objective(0, "", output, "mask", INT, torch.full((2, 4, 4), 2), "auto")
