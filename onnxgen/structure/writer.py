@@ -162,10 +162,11 @@ class ClassWriter:
         return [*self._block(self.scope.body), self._remarked(ast.Return(value), self.scope.nodes)]
 
     def _is_result(self, last: Assign) -> bool:
-        """True if a submodule returns all that `forward` returns, as one flat tuple."""
+        """True if a submodule of our own returns all that `forward` returns, as one flat tuple."""
         found = [output.value if isinstance(output, Ref) else None for output in self.scope.outputs]
-        flat = len(found) > 1 and not last.form and found == list(last.targets)
-        return flat and isinstance(last.value, ast.Call) and isinstance(last.value.func, (MemberRef, ast.Subscript))
+        if len(found) < 2 or last.form or found != list(last.targets) or not isinstance(last.value, ast.Call):
+            return False
+        return isinstance(last.value.func, MemberRef) and isinstance(last.value.func.member.build, ClassRef)
 
     def _block(self, block: list[Statement]) -> list[ast.stmt]:
         made: list[ast.stmt] = []
