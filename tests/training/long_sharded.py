@@ -10,15 +10,23 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import onnxgen
 from onnxgen.errors import OnnxgenError
+from onnxgen.export import export as write_back
+from onnxgen.options import Options
 from onnxgen.pipeline import generate
+from onnxgen.training import evaluate, open_model
 from onnxgen.training.checkpoint.store import Store
+from onnxgen.training.runs.folder import best_of, files_of, holds_a_run
 from onnxgen.training.sharded import folder
 from tests.training.processes import Job, difference, environment, finish, free_port, rows
 from tests.zoo import ZOO
@@ -26,6 +34,36 @@ from tests.zoo.export import export
 from tests.zoo.pairs import still
 
 FSDP = {"strategy": "fsdp"}
+
+
+def test_two_processes_train_shards_that_one_goes_on_from(job: Job, tmp_path: Path) -> None:
+    """The run ends with the weights of one process, and its shards are evaluated, opened and exported."""
+    module, out = tmp_path / "vit.py", tmp_path / "out"
+    onnxgen.generate(job.folder / "vit.onnx", module, Options(shard_size=30_000))
+    job = _with(job, module)
+    fsdp = {"strategy": "fsdp", "metric": ()}
+    finish(job.command(out, {"batch_size": 8, "devices": 2, "epochs": 1, **fsdp}), tmp_path)
+    finish(job.command(out, {"batch_size": 16, "resume": True, **fsdp}), tmp_path)
+    one = job.run("one")
+    assert difference(out, one) < 1e-5
+    np.testing.assert_allclose(rows(out), rows(one), rtol=1e-4)
+    best = best_of(out)
+    assert (
+        best.name == "best.safetensors.index.json" and holds_a_run(out) and len(files_of(out / "best.safetensors")) > 2
+    )
+    handed_back = load_file(out / "result0.safetensors")
+    opened = open_model(out).state_dict()
+    assert opened.keys() == handed_back.keys()
+    assert all(torch.equal(opened[key], handed_back[key]) for key in opened)
+    assert evaluate(out, job.data, part="val")["loss"] == pytest.approx(rows(out)[-1][-2], rel=1e-5)
+    done = write_back(module, onnx=job.folder / "vit.onnx", weights=best, out=tmp_path / "new.onnx")
+    assert done.verified is not None and not done.verified.differs and len(done.changed) > 10
+
+
+def _with(job: Job, module: Path) -> Job:
+    made = copy(job)
+    made.model = module
+    return made
 
 
 def test_2_4_and_1_processes_continue_each_other(job: Job, tmp_path: Path) -> None:

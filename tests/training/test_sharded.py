@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,22 +21,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import onnxgen
 from onnxgen import cli
 from onnxgen.errors import OnnxgenError
-from onnxgen.export import export
-from onnxgen.options import Options
-from onnxgen.training import evaluate, open_model
 from onnxgen.training.checkpoint.callback import Checkpoints
 from onnxgen.training.checkpoint.store import KEY, Store, peek
 from onnxgen.training.checkpoint.weights import tied_names
 from onnxgen.training.returned import without_values
-from onnxgen.training.runs.folder import best_of, files_of, holds_a_run
+from onnxgen.training.runs.folder import files_of
 from onnxgen.training.sharded import folder, rows
 from onnxgen.training.sharded.outside import built_outside
 from onnxgen.training.sharded.units import refuse_unshardable, shard, units
-from tests.training.processes import Job, difference, finish
-from tests.training.processes import rows as metrics_of
 
 
 class Block(nn.Module):
@@ -326,38 +319,3 @@ def test_a_sharded_run_is_not_resumed_whole(store: Store, tmp_path: Path) -> Non
     found = Checkpoints(store, identity, out=tmp_path, minutes=1, monitor="val_loss", say=print)
     with pytest.raises(OnnxgenError, match="is sharded, and --strategy is ddp.*--strategy fsdp"):
         found.start(True, None, "ddp")
-
-
-# ---- a run of two processes ------------------------------------------------------------------------------------------
-
-
-def test_two_processes_train_shards_that_one_goes_on_from(job: Job, tmp_path: Path) -> None:
-    """The run ends with the weights of one process, and its shards are evaluated, opened and exported."""
-    module, out = tmp_path / "vit.py", tmp_path / "out"
-    onnxgen.generate(job.folder / "vit.onnx", module, Options(shard_size=30_000))
-    job = _with(job, module)
-    fsdp = {"strategy": "fsdp", "metric": ()}
-    finish(job.command(out, {"batch_size": 8, "devices": 2, "epochs": 1, **fsdp}), tmp_path)
-    finish(job.command(out, {"batch_size": 16, "resume": True, **fsdp}), tmp_path)
-    one = job.run("one")
-    assert difference(out, one) < 1e-5
-    np.testing.assert_allclose(metrics_of(out), metrics_of(one), rtol=1e-4)
-    best = best_of(out)
-    assert (
-        best.name == "best.safetensors.index.json" and holds_a_run(out) and len(files_of(out / "best.safetensors")) > 2
-    )
-    handed_back = load_file(out / "result0.safetensors")
-    opened = open_model(out).state_dict()
-    assert opened.keys() == handed_back.keys()
-    assert all(torch.equal(opened[key], handed_back[key]) for key in opened)
-    assert evaluate(out, job.data, part="val")["loss"] == pytest.approx(metrics_of(out)[-1][-2], rel=1e-5)
-    done = export(module, onnx=job.folder / "vit.onnx", weights=best, out=tmp_path / "new.onnx")
-    assert done.verified is not None and not done.verified.differs and len(done.changed) > 10
-
-
-def _with(job: Job, module: Path) -> Job:
-    import copy
-
-    made = copy.copy(job)
-    made.model = module
-    return made
