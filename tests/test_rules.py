@@ -344,8 +344,7 @@ def guesses(module: ast.Module) -> Iterator[str]:
 def test_what_a_tree_is_is_not_guessed_from_its_text() -> None:
     """`code/torch_api.py` tells which layer or function a tree calls, and `Member.layer` which layer a member is."""
     found = {name(path): list(guesses(tree(path))) for path in OURS}
-    texts = {"onnxgen/code/render.py": ["ast.unparse(tree).encode"]}  # the digest of a file's code
-    assert {path: lines for path, lines in found.items() if lines} == texts
+    assert not {path: lines for path, lines in found.items() if lines}
     code = "ast.unparse(b).startswith('nn.'), ast.unparse(b) == '1', re.match('1', ast.unparse(b))"
     assert len(list(guesses(ast.parse(f"{code}, ast.unparse(a) == ast.unparse(b)")))) == 3
 

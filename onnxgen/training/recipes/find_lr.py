@@ -157,11 +157,13 @@ def with_rate(
     found = Found(test.rates, test.losses, suggested(test.rates, test.losses))
     most = _most(settings.optimizer)
     rate = None if found.rate is None else float(f"{min(found.rate, most):.3g}")
-    if rate == most:
-        note = f"the learning rate is {rate:g}, {MOST} times the optimizer's own; a range test ({CURVE}) suggested more"
-    elif rate is None:
-        note = f"the loss fell at no rate of a learning-rate range test ({CURVE}), so it is the optimizer's own"
-    else:
-        note = f"the learning rate is {rate:g}: at {BELOW} times that, the loss was lowest in a range test ({CURVE})"
     settings = replace(settings, lr=rate, find_lr=False)
-    return replace(plan, settings=settings, notes=[*plan.notes, note]), replace(found, rate=rate)
+    return replace(plan, settings=settings, notes=[*plan.notes, _note(rate, most)]), replace(found, rate=rate)
+
+
+def _note(rate: float | None, most: float) -> str:
+    if rate is None:
+        return f"the loss fell at no rate of a learning-rate range test ({CURVE}), so it is the optimizer's own"
+    if rate == most:
+        return f"the learning rate is {rate:g}, {MOST} times the optimizer's own; a range test ({CURVE}) suggested more"
+    return f"the learning rate is {rate:g}: at {BELOW} times that, the loss was lowest in a range test ({CURVE})"
