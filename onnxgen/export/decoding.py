@@ -20,6 +20,8 @@ from onnxgen.export.places import Array
 from onnxgen.export.proof import same_boxes
 from onnxgen.export.shared import CannotWriteBack, drop_unused
 from onnxgen.export.sizes import Sizes, numbers_of, position_of, title_of
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import ADDS, SCALES
 from onnxgen.heads.labels import Axis, Labels, labels_of
 from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
@@ -28,7 +30,7 @@ from onnxgen.reader.cut import cut_graph
 from onnxgen.reader.protos import uses
 
 SIZED = {"Reshape": 1, "Expand": 1, "Tile": 1, "ConstantOfShape": 0}  # by operator: the input that holds sizes
-COUNTED = ("Div", "Mod", "Mul", "Sub", "Add", "OneHot", "Expand", "Tile", "Reshape")  # may take the number of classes
+COUNTED = ("Mod", "OneHot")  # may take the number of classes; with SIZED, sums and products
 
 
 def fit_decoding(model: onnx.ModelProto, source: Path, options: Options, tail: Tail, classes: int) -> list[str]:
@@ -132,10 +134,15 @@ class _Fitting:
             place = made.axis + (len(numbers) - made.rank if node.op_type == "Expand" else 0)
             if 0 <= place < len(numbers) and numbers[place] == size:
                 yield index, place, made.size
-        elif node.op_type in COUNTED and self.labels.early.isdisjoint(str(v.name) for v in node.outputs):
+        elif self._may_count(node):
             for index in range(len(node.inputs)):
                 numbers = numbers_of(node, index)
                 yield from ((index, at, self.classes) for at, n in enumerate(numbers) if n == self.tail.classes)
+
+    def _may_count(self, node: ir.Node) -> bool:
+        """Return True if a node behind the maps may take the number of classes as a number."""
+        kind = node.op_type in (*COUNTED, *SIZED) or is_a(node, ADDS, SCALES)
+        return kind and self.labels.early.isdisjoint(str(v.name) for v in node.outputs)
 
     def _axis(self, value: ir.Value | None) -> Axis | None:
         return None if value is None else self.labels.axes.get(value.name or "")

@@ -15,14 +15,12 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.export.shared import CannotWriteBack, drop_unused
-from onnxgen.export.sizes import Shapes, Sizes, numbers_of, position_of, title_of
+from onnxgen.export.sizes import SIZES, Shapes, Sizes, numbers_of, position_of, title_of
 from onnxgen.passes.batch.layout import placed
 from onnxgen.passes.batch.stack import Stack
 from onnxgen.reader.protos import inner_graphs, uses
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import Shape, info
-
-SIZES = {"Reshape": 1, "Expand": 1, "Slice": 2, "Split": 1, "Resize": 3}  # by operator: the input that holds sizes
 
 
 def fit_sizes(model: onnx.ModelProto, folder: Path, before: Shapes, classes: int) -> list[str]:

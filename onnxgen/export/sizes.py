@@ -12,13 +12,15 @@ import onnx_ir as ir
 from onnxgen.common.names import Namer, printable
 from onnxgen.export.places import Array, places
 from onnxgen.export.shared import CannotWriteBack, declare, used_names
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import JOINS, RESHAPE, SAME
 from onnxgen.options import Options
 from onnxgen.reader.protos import with_inner
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import info
 
-IN_ORDER = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Concat")  # keep the order of elements
+SIZES = {"Reshape": 1, "Expand": 1, "Slice": 2, "Split": 1, "Resize": 3}  # by operator: the input that holds sizes
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -63,10 +65,10 @@ class Sizes:
         """Write an element of an input: in the constant that it is, or that it is made of."""
         title, value = title_of(node), node.inputs[index]
         while value is not None and len(value.uses()) == 1 and (maker := value.producer()) is not None:
-            if maker.op_type not in IN_ORDER:
+            if not is_a(maker, RESHAPE, SAME, JOINS):  # another order of the elements
                 break
             node, index = maker, 0
-            while maker.op_type == "Concat" and position >= (count := len(numbers_of(maker, index))):
+            while is_a(maker, JOINS) and position >= (count := len(numbers_of(maker, index))):
                 index, position = index + 1, position - count
             value = node.inputs[index]
         facts = info(value)
@@ -98,7 +100,7 @@ def position_of(node: ir.Node, rank: int, axis: int, count: int) -> int | None:
         axes = [node.attributes.get_int("axis", 0) % rank] if count == 1 else []
     elif node.op_type == "Slice" and len(node.inputs) > 3:
         axes = [found % rank for found in numbers_of(node, 3) if isinstance(found, int)]
-    elif node.op_type == "Resize" and "axes" in node.attributes:
+    elif "axes" in node.attributes:  # of a Resize
         axes = [found % rank for found in node.attributes["axes"].as_ints()]
     axis += count - rank if node.op_type == "Expand" else 0
     return axes.index(axis) if axis in axes else None
