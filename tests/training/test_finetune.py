@@ -171,8 +171,8 @@ def test_a_norm_over_the_classes_is_replaced_with_the_head(mnist: Callable[[], n
         net(x)
         hook.remove()
     torch.testing.assert_close(scores[0][:, [0, 2]], scores[1][:, [7, 1]])
-    bound = (6 / (32 + 3)) ** 0.5  # Glorot & Bengio 2010
-    assert not model.fc2.bias[1] and 0 < model.fc2.weight[1].abs().max() <= bound
+    bound = 32**-0.5  # that of a new nn.Linear
+    assert 0 < abs(model.fc2.bias[1]) <= bound and 0.5 * bound < model.fc2.weight[1].abs().max() <= bound
     assert (model.norm2.running_mean[1], model.norm2.running_var[1], model.norm2.weight[1]) == (0, 1, 1)
 
 
