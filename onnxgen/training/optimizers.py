@@ -81,7 +81,7 @@ def check_half(settings: Settings, device: Device, own: bool) -> None:
         return
     name, eps = optimizer_class(settings.optimizer).__name__, optimizer.defaults.get("eps")
     why = "" if eps is None else f": its eps of {eps:g} is 0 there"
-    other = "generate the module without --dtype float16"
+    other = "generate the module with --dtype float32"
     ways = [other if own else f"--precision {'bf16-mixed' if device.kind == 'cpu' else '16-mixed'}", "--optimizer sgd"]
     ways += [] if eps is None else ["--optimizer-arg eps=1e-4"]
     raise OnnxgenError(f"{name} makes weights of float16 NaN{why}", help=", or ".join(ways))

@@ -125,7 +125,8 @@ def _fed(source: DataSource, ports: Signature, settings: Settings, targets: bool
     stack(source, ports, settings, targets)
     feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
     if texts := [column for column in feeding.inputs if column in source.text]:
-        raise OnnxgenError(*map(text_input, texts))
+        fields = next(iter(source.parts.values())).fields
+        raise OnnxgenError(*(text_input(column, fields[column].classes) for column in texts))
     return feeding
 
 

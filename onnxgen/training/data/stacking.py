@@ -12,6 +12,7 @@ from onnxgen.errors import Problem, Problems, counted
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.feeding import no_target
+from onnxgen.training.data.folder import SUFFIXES
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.source import DataSource, Gaps, listed, target_called
 from onnxgen.training.settings import Settings
@@ -86,7 +87,7 @@ def _join(source: DataSource, name: str, members: Sequence[str], singles: Sequen
             option = "--table" if singles else "--inputs"
             problems.add(f"{option}: the data has no column {printable(member)!r} (it has {listed(fields)})")
         elif member in source.text:
-            problems.add(text_input(member))
+            problems.add(text_input(member, fields[member].classes))
         elif fields[member].shape:
             has = f"column {printable(member)!r} has {list(fields[member].shape)} numbers per sample"
             problems.add(f"{has}, but only single numbers can be joined")
@@ -99,8 +100,11 @@ def _join(source: DataSource, name: str, members: Sequence[str], singles: Sequen
         source.parts[part] = Arrays({**samples.columns, name: stacked}, classes, samples.rows)
 
 
-def text_input(column: str) -> Problem:
-    """Return the problem that an input takes numbers, but its column holds text."""
+def text_input(column: str, texts: Sequence[str] = ()) -> Problem:
+    """Return the problem that an input takes numbers, but its column holds text. `texts`: some of it, if known."""
+    if texts and all(text.lower().endswith(SUFFIXES) for text in texts):
+        what = f"column {printable(column)!r} names images, which a table can't hold"
+        return Problem(what, help="sort the images into a folder for each class, or save pixels and targets as an .npz")
     return Problem(
         f"column {printable(column)!r} holds text, but an input takes numbers",
         help=f"encode it: --table auto, or --table {printable(column)}=onehot or ordinal; "
