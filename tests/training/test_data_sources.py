@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch.utils.data import Dataset, TensorDataset
 
+from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings
 from onnxgen.training.data import Data, check, feed, open_data
 from onnxgen.training.data.augment import RECIPES
@@ -186,6 +187,16 @@ def test_the_columns_of_a_table_can_be_named(vector: torch.nn.Module, tmp_path: 
     (tmp_path / "t.csv").write_text("id,a,city,b,label\n7,1,x,,0\n8,2,y,4,1\n".replace("x,,", "x,3,"))
     settings = Settings(val=0, inputs={"x": "b+a"}, batch_size=2)
     assert all_of(opened(tmp_path / "t.csv", vector, settings).train)["b+a"].tolist() == [[3, 1], [4, 2]]
+
+
+def test_several_labels_of_a_table(vector: torch.nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("rain,a,snow,b\n1,10,0,20\n0,30,0,40\n")
+    found = opened(tmp_path / "t.csv", vector, Settings(val=0, target="rain+snow", batch_size=2))
+    batch = all_of(found.train)
+    assert batch["rain+snow"].tolist() == [[1, 0], [0, 0]] and batch["x"].tolist() == [[10, 20], [30, 40]]
+    assert "the target gets 2 columns: rain, snow" in found.notes
+    with pytest.raises(OnnxgenError, match="--target: the data has no column 'hail'"):
+        opened(tmp_path / "t.csv", vector, Settings(val=0, target="rain+hail", batch_size=2))
 
 
 def test_missing_values_of_a_column_that_is_not_used(vector: torch.nn.Module, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from onnxgen.training.settings import Settings
 
 
 def stack(source: DataSource, ports: Signature, settings: Settings, targets: bool) -> None:
-    """Add a column [n, k] for each input that takes k columns, in their order.
+    """Add a column [n, k] for each input or target that takes k columns, in their order.
 
-    An input takes several columns if the settings say so. If it is the only input without a column of a table, it takes
-    all columns except the targets.
+    It takes several columns if the settings say so (`a+b`). The only input without a column of a table takes all that
+    are no targets.
 
     Raises:
         OnnxgenError: a column is text, has missing values, or has several numbers per sample; or no column of a table
@@ -38,7 +38,8 @@ def stack(source: DataSource, ports: Signature, settings: Settings, targets: boo
     problems.raise_if_any()
     table = fitted(settings.table)
     joined = {settings.inputs.get(n, n): list(members) for n, members in table.inputs.items()} if table else {}
-    joined |= {c: c.split("+") for c in settings.inputs.values() if "+" in c and c not in columns}
+    sums = (*settings.inputs.values(), *(aims if targets else ()))
+    joined |= {c: c.split("+") for c in sums if "+" in c and c not in columns}
     own = {settings.inputs.get(p.name, p.name): p for p in ports.inputs}
     joined |= {c: [c] for c, p in own.items() if c in singles and c not in (*aims, *joined) and p.dtype != "bool"}
     open_inputs = [p.name for p in ports.inputs if p.name not in (*settings.inputs, *columns, *joined)]
@@ -50,13 +51,16 @@ def stack(source: DataSource, ports: Signature, settings: Settings, targets: boo
         left = [c for c in dict.fromkeys((*singles, *columns, *source.unfit)) if c not in used]
         joined |= {open_inputs[0]: left} if len(left) > 1 or {*left} & {*source.unfit, *singles} else {}
     for name, members in joined.items():
-        _join(source, name, members, singles, problems)
+        option = "--target" if name in aims else "--table" if singles else "--inputs"
+        _join(source, name, members, singles, problems, option)
     problems.raise_if_any()
-    source.joined, source.text = joined, source.text - ({*joined} & {*singles})
+    source.joined = {name: members for name, members in joined.items() if name not in aims}
+    source.text -= {*joined} & {*singles}
     for name, members in joined.items():
         inputs = [p.name for p in ports.inputs if settings.inputs.get(p.name, p.name) == name]
         if members != [name]:
-            source.notes.append(f"{', '.join(inputs)} gets {counted(len(members), 'column')}: {listed(members)}")
+            who = ", ".join(inputs) or "the target"
+            source.notes.append(f"{who} gets {counted(len(members), 'column')}: {listed(members)}")
 
 
 def aims_of(source: DataSource, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
@@ -75,7 +79,9 @@ def _singles(source: DataSource) -> list[str]:
     return [name for name, values in first.items() if name not in unusable and np.ndim(values) == 1]
 
 
-def _join(source: DataSource, name: str, members: Sequence[str], singles: Sequence[str], problems: Problems) -> None:
+def _join(
+    source: DataSource, name: str, members: Sequence[str], singles: Sequence[str], problems: Problems, option: str
+) -> None:
     """Add the joined column; for a table (which has `singles`) zeros, in whose place `encode` puts its numbers."""
     fields = next(iter(source.parts.values())).fields
     for member in members:
@@ -84,7 +90,6 @@ def _join(source: DataSource, name: str, members: Sequence[str], singles: Sequen
         if member in source.unfit:
             problems.add(source.unfit[member])
         elif member not in fields:
-            option = "--table" if singles else "--inputs"
             problems.add(f"{option}: the data has no column {printable(member)!r} (it has {listed(fields)})")
         elif member in source.text:
             problems.add(text_input(member, fields[member].classes))
