@@ -1,4 +1,4 @@
-"""Rows whose outputs have a loss of their own, without `--task`: classes, labels, maps of classes, numbers."""
+"""Rows of tables and images: classes, labels, maps of classes, numbers, and images without noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from benchmarks.tasks.row import Batch, Given, Loss, Row
-from samples.tasks import make
+from samples.tasks import goals, make
 
 EACH = 5  # every fifth sample is for validation
 
@@ -96,6 +96,23 @@ def scenes(folder: Path) -> Given:
     return Given(folder / "scenes.onnx", folder / "scenes", *parts)
 
 
+def denoiser(folder: Path) -> Given:
+    """Digits in noise, and without."""
+    goals.export(folder, ["denoiser"])
+    goals.noisy(folder / "scans", 300, np.random.default_rng(0))
+    files = {name: sorted((folder / "scans" / name).iterdir()) for name in ("noisy", "clean")}
+    columns = {key: np.stack([np.asarray(Image.open(f)) for f in found]) for key, found in files.items()}
+    both = halved({"image": columns["noisy"], "target": columns["clean"]}, 300)
+    parts = [{k: torch.from_numpy(v)[:, None].float() / 255 for k, v in part.items()} for part in both]
+    return Given(folder / "denoiser.onnx", dict(zip(("train", "val"), both)), *parts, inputs=("image",))
+
+
+def psnr(made: Tensor, batch: Batch) -> float:
+    """Of each image, in mean over them."""
+    squared = (made.clamp(0, 1) - batch["target"]).double().square().mean((1, 2, 3))
+    return float((-10 * squared.log10()).mean())
+
+
 def table(name: str, target: str) -> Any:
     """Return how a table of numbers is made."""
 
@@ -162,6 +179,10 @@ ROWS = (
     Row("words", "auto", "accuracy", 20, 0.01, make.Words, arrays("words", "y"), cross_entropy, accuracy),
     Row("masks", "auto", "mean_iou", 3, 0.01, make.Masks, arrays("masks", "y"), cross_entropy, mean_iou, batch=8),
     Row("scenes", "auto", "mean_iou", 20, 0.02, make.Scenes, scenes, cross_entropy, mean_iou, batch=8),
+    Row(
+        "denoiser", "image-to-image", "psnr", 15, 0.003, goals.Denoiser, denoiser,
+        lambda: lambda made, batch: F.l1_loss(made, batch["target"]), psnr,
+    ),
     Row(
         "labels", "auto", "average_precision", 30, 0.005, make.Labels, arrays("labels", "y"),
         lambda: lambda made, batch: F.binary_cross_entropy(made, batch["y"].float()), precision,
