@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
-FINGERPRINT = "0e868f487a379c13a37c6bb4dc594420"
+FINGERPRINT = "d940ae0ac4d99ce7a37c6bb4dc594420"
 
 
 class Decoder(nn.Module):
