@@ -137,6 +137,8 @@ def _cells(answer: Answer, top: int) -> tuple[str, str]:
         rest = answer.top(top)[1:] if answer.probabilities else []
         sure = f"{answer.probabilities[answer.label]:.1%}" if answer.probabilities else ""
         return answer.label, "  ".join([sure, *(f"{name} {p:.1%}" for name, p in rest)])
+    if answer.label is not None and not answer.probabilities:  # the class of each position
+        return " ".join(answer.label), ""
     if answer.label is not None:
         shown = answer.top(top) if top > 1 else [(name, answer.probabilities[name]) for name in answer.label]
         return ", ".join(answer.label) or "none", "  ".join(f"{name} {p:.1%}" for name, p in shown)

@@ -36,8 +36,8 @@ class Answer:
     """What one output says about one sample.
 
     Attributes:
-        label: the most probable class; the labels that hold, if there may be several; those of the boxes; the text of
-            a CTC output; None for numbers and maps.
+        label: the most probable class; the labels that hold, if there may be several; the class of each position of a
+            sequence, if classes have names; those of the boxes; the text of a CTC output; None for numbers and maps.
         probabilities: of each class or label, in the model's order; empty for numbers and maps.
         value: for a map of classes, the class index at each position; for heatmaps, x, y (as shares of width and
             height) and the peak of each keypoint [K, 3]; for an image, bytes [H, W] or [H, W, C]; for boxes, class
@@ -96,7 +96,7 @@ def _shown(answer: Answer) -> str:
     if isinstance(answer.label, str):
         return f"{answer.label} {answer.probabilities[answer.label]:.1%}" if answer.probabilities else answer.label
     if answer.label is not None:
-        return ", ".join(answer.label) or "no label"
+        return (", " if answer.probabilities or answer.boxes else " ").join(answer.label) or "no label"
     value = answer.value
     return f"{value.item():.6g}" if value.size == 1 else f"{value.dtype} {list(value.shape)}"
 
@@ -117,7 +117,9 @@ def answer(output: Tensor, target: Target | None) -> Answer:
     if target.loss in BINARY_LOSSES:
         return _labels(output, target)
     if output.ndim > 2:
-        return Answer(None, {}, output.argmax(target.axis)[0].numpy())
+        best = output.argmax(target.axis)[0].numpy()
+        named = best.ndim == 1 and bool(target.names)  # a class for each position of a sequence
+        return Answer(tuple(target.all_names[i] for i in best) if named else None, {}, best)
     names = target.all_names
     label = names[int(output[0].argmax())]
     if target.loss == "multi_margin_loss":  # scores, which are no probabilities
