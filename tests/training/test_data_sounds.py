@@ -148,7 +148,7 @@ def test_a_classifier_is_trained_evaluated_and_asked(tmp_path: Path, listener: P
     result = fit(listener, tmp_path / "data", out=tmp_path / "run", **QUIET)
     assert "val_accuracy" in result.history[0]
     learner = load(tmp_path / "run", device="cpu")
-    assert learner.settings.rate == RATE and learner.settings.classes == ("no", "up", "yes")
+    assert learner.settings.sample_rate == RATE and learner.settings.classes == ("no", "up", "yes")
     assert learner.evaluate()["accuracy"] == pytest.approx(result.history[0]["val_accuracy"])
     file = tmp_path / "data/val/up/2.wav"
     (made,) = learner.predict(file)

@@ -115,7 +115,7 @@ def test_float16_that_becomes_nan_is_refused(here: Path, capsys: Out) -> None:
     assert cli(["small.onnx", "-o", "half.py", "--dtype", "float16", "-q"]) == 0
     given = ("train", "half.py", "--data", "t.csv", "--target", "kind", *SHORT)
     assert cli([*given]) == 2
-    assert "makes weights of float16 NaN: its eps of 1e-08 is 0 there -> generate the module without --dtype" in (
+    assert "makes weights of float16 NaN: its eps of 1e-08 is 0 there -> generate the module with --dtype" in (
         capsys.readouterr().err
     )
     assert cli([*given, "--optimizer", "sgd"]) == 0
