@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.cli.boxes import COLUMNS, cells, draw, found_boxes, plain
+from onnxgen.cli.boxes import COLUMNS, cells, drawn, found_boxes, plain
 from onnxgen.cli.boxes import rows as box_rows
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
@@ -171,14 +172,17 @@ def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
 
     from onnxgen.training.data.folder import SUFFIXES
 
+    images: list[tuple[str, Callable[[], Image.Image]]]
     if found[0].answer.boxes is not None:
-        draw(found, folder, top)
-        return
-    images = [(one.source, answer.value) for one in found for answer in one.answers.values() if answer.is_image]
-    names = [Path(source).name.replace(":", "-") for source, _ in images]
-    stems = [Path(name).stem if Path(name).suffix.lower() in SUFFIXES else name for name in names]
+        labels = sorted({box.label for one in found for box in one.answer.boxes or ()})
+        images = [(one.source, partial(drawn, one, labels, top)) for one in found]
+    else:
+        answers = [(one.source, a.value) for one in found for a in one.answers.values() if a.is_image]
+        images = [(source, partial(Image.fromarray, value)) for source, value in answers]
     if not images:
         raise OnnxgenError(f"the run makes no images for the folder {folder}", help="-o FILE.csv or FILE.npz")
+    names = [Path(source).name.replace(":", "-") for source, _ in images]
+    stems = [Path(name).stem if Path(name).suffix.lower() in SUFFIXES else name for name in names]
     if several := sorted({stem for stem in stems if stems.count(stem) > 1}):
         what = f"several files are called {printable(several[0])}, so their images would have one name in {folder}"
         raise OnnxgenError(what, help="predict for one folder at a time")
@@ -186,7 +190,7 @@ def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
     with replacing([folder]) as files:
         for stem, (_, image) in zip(stems, images):
             with files.file(folder / f"{stem}.png") as file:
-                Image.fromarray(image).save(file, format="PNG")
+                image().save(file, format="PNG")
 
 
 def _csv(found: Sequence[Prediction], top: int) -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.errors import OnnxgenError
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from onnxgen.training.runs.answers import Answer, Box, Prediction
 
 COLUMNS = ("source", "label", "score", "x1", "y1", "x2", "y2")
@@ -44,28 +45,22 @@ def plain(answer: Answer, top: int) -> list[dict[str, Any]]:
     return [{"label": b.label, "score": b.score, "box": list(b.corners)} for b in (boxes[:top] if top > 1 else boxes)]
 
 
-def draw(found: Sequence[Prediction], folder: Path, top: int) -> None:
-    """Write each picture with its boxes into a folder, under its own name, as PNG.
+def drawn(one: Prediction, labels: Sequence[str], top: int) -> Image.Image:
+    """Return the picture of a prediction with its boxes; the place of a label in `labels` decides its colour.
 
     Raises:
-        OnnxgenError: the predictions are of no image files, two files have one name, or a file can't be written.
+        OnnxgenError: the prediction is of no image file.
     """
     from PIL import Image, ImageDraw, ImageOps
 
-    names = [f"{Path(one.source).stem}.png" for one in found]
-    if len({*names}) < len(names):
-        raise OnnxgenError(f"two of the images have one name, so they can't be written to {folder}", help="-o FILE.csv")
-    labels = sorted({box.label for one in found for box in one.answer.boxes or ()})
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for one, name in zip(found, names):
-            with Image.open(one.source) as image:
-                picture = ImageOps.exif_transpose(image).convert("RGB")
-            pen = ImageDraw.Draw(picture)
-            for box in reversed(found_boxes(one, top) or ()):
-                colour = COLOURS[labels.index(box.label) % len(COLOURS)]
-                pen.rectangle(box.corners, outline=colour, width=max(1, min(picture.size) // 200))
-                pen.text(box.corners[:2], f"{box.label} {box.score:.2f}", fill=colour)
-            picture.save(folder / name)
+        with Image.open(one.source) as image:
+            picture = ImageOps.exif_transpose(image).convert("RGB")
     except OSError as error:
-        raise OnnxgenError(f"can't draw boxes into {folder}: {error}") from None
+        raise OnnxgenError(f"can't draw boxes into {one.source}: {error}", help="-o FILE.csv") from None
+    pen = ImageDraw.Draw(picture)
+    for box in reversed(found_boxes(one, top) or ()):
+        colour = COLOURS[labels.index(box.label) % len(COLOURS)]
+        pen.rectangle(box.corners, outline=colour, width=max(1, min(picture.size) // 200))
+        pen.text(box.corners[:2], f"{box.label} {box.score:.2f}", fill=colour)
+    return picture
