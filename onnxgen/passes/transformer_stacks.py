@@ -7,6 +7,7 @@ both with a norm, are `nn.Transformer`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -39,18 +40,32 @@ class Layer:
 def join(layers: list[Layer], views: Views, finder: Finder, classes: Mapping[ModulePath, str]) -> None:
     """Join the layers of each stack, and the stacks of each `nn.Transformer`."""
     by_scope = {layer.scope: layer for layer in layers}
+    listed = _all_listed(layers)
     stacks = []
     for layer in layers:
         if len(layer.scope) > 2 and layer.scope[-2:] == ("layers", "0"):
             kind = "TransformerDecoder" if layer.node.attributes["decoders"].as_int() else "TransformerEncoder"
             module = layer.scope[:-2]
-            if classes.get(module, kind) == kind:
-                stacks.append(_stacked(_chain(layer, by_scope), module, views, finder))
+            chain = _chain(layer, by_scope)
+            if classes.get(module, kind) == kind and len(listed[module]) == len(chain):
+                stacks.append(_stacked(chain, module, views, finder))
     decoders = {s.scope: s for s in stacks if s.scope[1:][-1:] == ("decoder",)}
     for encoder in stacks:
         decoder = decoders.get((*encoder.scope[:-1], "decoder")) if encoder.scope[1:][-1:] == ("encoder",) else None
         if decoder is not None and classes.get(encoder.scope[:-1], "Transformer") == "Transformer":
             _whole(encoder.node, decoder.node, encoder.scope[:-1])
+
+
+def _all_listed(layers: Sequence[Layer]) -> Mapping[ModulePath, Set[str]]:
+    """Return the items of the list `layers` of each module that has one: all of them must be of a stack."""
+    found: dict[ModulePath, set[str]] = defaultdict(set)
+    graphs = dict.fromkeys(layer.node.graph for layer in layers)
+    for node in (node for graph in graphs for node in graph or ()):
+        scope = SCOPE.get(node) or ()
+        for i, name in enumerate(scope[:-1]):
+            if name == "layers":
+                found[scope[:i]].add(scope[i + 1])
+    return found
 
 
 def _chain(first: Layer, by_scope: Mapping[ModulePath, Layer]) -> list[ir.Node]:

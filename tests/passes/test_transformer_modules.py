@@ -143,3 +143,25 @@ def test_a_layer_that_differs_stays_written_out(what: str) -> None:
     ran = held(trained(Own(what)), [X], "legacy-17")
     assert ("nn.TransformerEncoderLayer(" in ran.source) == (what == "nothing")
     assert "nn.MultiheadAttention(" in ran.source or what == "nothing"
+
+
+class Mixed(nn.Module):
+    """A list that begins with a layer, and goes on with something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Module()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 20, 0.0, batch_first=True)
+        self.body.layers = nn.ModuleList([layer, nn.Linear(WIDTH, WIDTH, bias=False)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.body.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("case", ["legacy-17", "dynamo-18"])
+def test_a_list_with_other_layers_is_no_encoder(case: str) -> None:
+    """Keys are those of the original: an `nn.TransformerEncoder` would take the list for its own."""
+    ran = held(trained(Mixed()), [X], case)
+    assert "nn.TransformerEncoder(" not in ran.source
