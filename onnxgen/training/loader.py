@@ -19,8 +19,9 @@ from onnxgen.training.data.streaming.spans import Order, Spans, Window
 from onnxgen.training.data.streaming.stream import Unreadable, stream_of
 from onnxgen.training.recipes.balanced import balanced_order
 
-# All that a batch depends on: the seed of the epoch, the indices of the samples, and of a stream what is read for them.
-Ticket = tuple[int, list[int], list[Window]]
+# All that a batch depends on: the seed of the epoch, the indices of the samples, and of a stream the windows that they
+# are in, and the one that this reader needs after them.
+Ticket = tuple[int, list[int], list[Window], Window | None]
 Taken = tuple[Batch, list[str]]  # a batch, and which of its samples were skipped and why
 MAX_WORKERS = 8
 TOLD = 5  # samples that can't be read, of which each is told
@@ -222,7 +223,7 @@ class BatchPlan:
             order = random.permutation(self.count)
         for number in range(first, self.batches):
             begin, end = self.share(number)
-            yield seed, order[begin:end].tolist(), []
+            yield seed, order[begin:end].tolist(), [], None
 
     def share(self, number: int) -> tuple[int, int]:
         """Return begin and end of this rank's part of a batch."""
@@ -265,8 +266,11 @@ class StreamPlan(BatchPlan):
         seed = epoch_seed(self.seed, epoch)
         order = Order(self.spans, self.window, seed if self.shuffle else None)
         for number in range(first, self.batches):
-            indices, windows = order.taken(*self.run(number))
-            yield seed, indices, windows
+            begin, end = self.run(number)
+            indices, windows = order.taken(begin, end)
+            last = number + (self.batches - 1 - number) // self.readers * self.readers  # batch of this reader
+            later = -(-end // self.window) * self.window
+            yield seed, indices, windows, order.window(later) if later < self.run(last)[1] else None
 
     def run(self, number: int) -> tuple[int, int]:
         """Return the begin and the end of a batch of this rank, in the order of the epoch."""
@@ -317,9 +321,9 @@ def taken(samples: Samples, ticket: Ticket) -> Taken:
     Raises:
         OnnxgenError: none of them can be read, or anything else is wrong.
     """
-    seed, indices, windows = ticket
+    seed, indices, windows, ahead = ticket
     if windows and (stream := stream_of(samples)) is not None:
-        stream.hold(windows)
+        stream.hold(windows, ahead)
     try:
         return samples.take(indices, seed), []
     except Unreadable as found:

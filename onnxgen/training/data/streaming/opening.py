@@ -27,12 +27,12 @@ from onnxgen.training.data.streaming.parquet import (
     is_picture,
     picture_bytes,
     row_groups,
+    values_of,
 )
 from onnxgen.training.data.streaming.spans import Spans, spans_of
 from onnxgen.training.data.streaming.stream import HEAD, Stream
 from onnxgen.training.data.streaming.tar import PICTURE, Fault, Member, Record, TarReader, records, sizes_of, stored
-from onnxgen.training.data.streaming.tokens import TASK, TokenReader, dtype_of
-from onnxgen.training.data.table import arrow_column
+from onnxgen.training.data.streaming.tokens import TASK, TokenReader, file_of
 from onnxgen.training.settings import Settings
 
 LARGE = 1 << 30  # bytes; from this size on, a single Parquet file is streamed
@@ -317,7 +317,7 @@ def _parquet_reader(
     names = class_names(schema)
     aims = _named_columns(settings) - {*settings.inputs.values()} or {target_called(table.column_names)}
     for column in (n for n in table.column_names if n not in pictures):
-        found = arrow_column(path, column, table.column(column))
+        found = values_of(path, column, table.column(column))
         if isinstance(found, Problem):
             unfit[column] = found
         elif found.dtype == object and column not in aims:
@@ -341,10 +341,9 @@ def _parquet_reader(
 def _open_tokens(parts: Mapping[str, list[Path]], name: str, settings: Settings) -> DataSource:
     source = DataSource({}, name, task=TASK)
     for part, paths in parts.items():
-        dtypes = tuple(map(dtype_of, paths))
-        reader = TokenReader(tuple(paths), dtypes)
+        reader = TokenReader(tuple(map(file_of, paths)))
         source.parts[part] = Stream(reader, spans_of([0], [0], [1]), settings.shuffle_window)
-        shown = listed(dict.fromkeys(np.dtype(d).name for d in dtypes))
+        shown = listed(dict.fromkeys(np.dtype(file.dtype).name for file in reader.files))
         source.notes.append(f"the tokens of the {part} part are {shown}, in {counted(len(paths), 'file')}")
     return source
 

@@ -23,7 +23,7 @@ from onnxgen.training.data.streaming.stream import Columns, Run
 from onnxgen.training.data.streaming.tar import Member
 from onnxgen.training.data.table import arrow_column
 
-_AT_ONCE = 256  # rows
+_AT_ONCE, PICTURES_AT_ONCE = 1024, 64  # rows
 _PLACE = "\0place"  # beside the columns of what was read: (shard, row of the file) of each sample
 
 
@@ -54,11 +54,14 @@ class ParquetReader:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     size: tuple[int, int, int] | None = None
     letterbox: bool = False
-    in_memory = False
     _open: _Open = field(default_factory=_Open, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": _Open()}
+
+    @property
+    def in_memory(self) -> bool:
+        return not self.pictures
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -113,7 +116,9 @@ class ParquetReader:
         try:
             with parquet.ParquetFile(path, pre_buffer=False) as file:
                 names = [*self.types, *self.pictures]
-                for batch in file.iter_batches(_AT_ONCE, [group], names, use_threads=False):
+                for batch in file.iter_batches(
+                    PICTURES_AT_ONCE if self.pictures else _AT_ONCE, [group], names, use_threads=False
+                ):
                     left = batch.slice(min(skip, len(batch)))
                     skip -= len(batch) - len(left)
                     if len(left):
@@ -128,7 +133,7 @@ class ParquetReader:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
             what = f"{self.name(*places[row])}: column {printable(name)!r} has no value"
             raise OnnxgenError(what, help="fill it in, or remove the row")
-        found = arrow_column(path, name, column)
+        found = values_of(path, name, column)
         if isinstance(found, Problem):
             raise OnnxgenError(found)
         if field.classes and found.dtype == object:
@@ -162,6 +167,19 @@ class ParquetReader:
                     faults[place] = f"{self.name(*columns[_PLACE][place])}: {error}"
             made[name] = torch.from_numpy(images)
         return made, faults
+
+
+def values_of(path: Path, name: str, column: Any) -> Any:
+    """Like `arrow_column`, without a Python object for each number of a list."""
+    from pyarrow import compute, types
+
+    kind = column.type
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if lists and not column.null_count and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
+        lengths, flat = compute.list_value_length(column).unique().to_pylist(), compute.list_flatten(column)
+        if len(lengths) == 1 and not flat.null_count:
+            return flat.to_numpy().reshape(len(column), lengths[0])
+    return arrow_column(path, name, column)
 
 
 def picture_bytes(column: Any) -> list[bytes | None]:

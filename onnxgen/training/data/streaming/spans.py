@@ -107,6 +107,10 @@ class Order:
             windows.append(window)
         return indices, windows
 
+    def window(self, place: int) -> Window:
+        """Return the window of a place of the order."""
+        return self._window(place // self.size)[1]
+
     def _made(self, number: int) -> tuple[Ints, Window]:
         begin, end = number * self.size, min((number + 1) * self.size, len(self.spans))
         intervals: list[Interval] = []

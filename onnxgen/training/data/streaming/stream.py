@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Batch, Field, Samples
@@ -68,6 +69,8 @@ class _Held:
 
     pid: int = 0
     windows: dict[Window, tuple[dict[int, int], Columns]] = field(default_factory=dict)
+    ahead: tuple[Window, Future[tuple[dict[int, int], Columns]]] | None = None
+    reading: ThreadPoolExecutor | None = None
 
 
 @dataclass(frozen=True)
@@ -104,42 +107,56 @@ class Stream:
     def __len__(self) -> int:
         return len(self.spans)
 
-    def hold(self, windows: Sequence[Window]) -> None:
-        """Read windows of samples, and forget all others."""
+    def hold(self, windows: Sequence[Window], ahead: Window | None = None) -> None:
+        """Read windows of samples, and forget all others. A worker process reads the one `ahead` in the background."""
         held = self._held
         if held.pid != os.getpid():  # a fork has those of its parent
-            held.pid, held.windows = os.getpid(), {}
+            held.pid, held.windows, held.ahead = os.getpid(), {}, None
         held.windows = {key: held.windows[key] for key in windows if key in held.windows}
         for key in windows:
             if key not in held.windows:
-                indices = [i for interval in key for i in range(*interval)]
-                columns = self.reader.read([run for interval in key for run in self.spans.runs(interval)])
-                held.windows[key] = {index: place for place, index in enumerate(indices)}, columns
+                coming, held.ahead = held.ahead, None
+                found = coming[1].result() if coming is not None else None  # also of another: one reads at a time
+                held.windows[key] = found if found is not None and coming and coming[0] == key else self._read(key)
+        if ahead is not None and held.ahead is None and len(windows) == 1 and get_worker_info() is not None:
+            held.reading = held.reading or ThreadPoolExecutor(1)
+            held.ahead = ahead, held.reading.submit(self._read, ahead)
+
+    def _read(self, window: Window) -> tuple[dict[int, int], Columns]:
+        indices = [i for interval in window for i in range(*interval)]
+        columns = self.reader.read([run for interval in window for run in self.spans.runs(interval)])
+        return {index: place for place, index in enumerate(indices)}, columns
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
         """Raises `Unreadable` for samples that can't be read, `OnnxgenError` for a damaged shard or a wrong number."""
         indices = [int(index) for index in indices]
-        windows = self._held.windows.values() if self._held.pid == os.getpid() else ()
-        if not all(any(index in places for places, _ in windows) for index in indices):
+        if (groups := self._grouped(indices)) is None:
             self.hold([tuple(_intervals(indices))])
+            groups = self._grouped(indices) or []
         parts: list[Batch] = []
-        order: list[int] = []
         faults: dict[int, str] = {}
-        for places, columns in self._held.windows.values():
-            here = [i for i, index in enumerate(indices) if index in places]
-            if not here:
-                continue
+        for here, places, columns in groups:
             made, why = self.reader.batch(columns, [places[indices[i]] for i in here])
-            back = {places[indices[i]]: indices[i] for i in here}
-            faults |= {back[place]: reason for place, reason in why.items()}
+            index_of = {places[indices[i]]: indices[i] for i in here} if why else {}
+            faults |= {index_of[place]: reason for place, reason in why.items()}
             parts.append(made)
-            order += here
         if faults:
             raise OnnxgenError(*faults.values(), help="repair it") if self.strict else Unreadable(faults)
-        back_again = torch.from_numpy(np.argsort(order, kind="stable"))
-        batch = {n: torch.cat([p[n] for p in parts]).index_select(0, back_again) for n in self.fields}
+        batch = parts[0]
+        if len(parts) > 1:
+            order = torch.tensor([i for here, _, _ in groups for i in here]).argsort()
+            batch = {name: torch.cat([part[name] for part in parts]).index_select(0, order) for name in batch}
         self._check(batch, indices)
         return batch
+
+    def _grouped(self, indices: Sequence[int]) -> list[tuple[list[int], dict[int, int], Columns]] | None:
+        """Return which of these samples are in each window that is held, with its places; None if one is in none."""
+        found, left = [], list(range(len(indices)))
+        for places, columns in self._held.windows.values() if self._held.pid == os.getpid() else ():
+            here = [i for i in left if indices[i] in places]
+            left = [i for i in left if indices[i] not in places] if len(here) < len(left) else []
+            found += [(here, places, columns)] if here else []
+        return None if left else found
 
     def name(self, index: int) -> str:
         """Return the file of a sample and its place there."""
@@ -187,15 +204,12 @@ class Stream:
         return self
 
     def _check(self, batch: Batch, indices: Sequence[int]) -> None:
-        for name, values in batch.items():
-            if values.is_floating_point() and not (good := values.flatten(1).isfinite().all(1)).all():
-                where = self.name(indices[int((~good).nonzero()[0])])
-                raise OnnxgenError(f"{where}: column {name!r} is not finite", help="remove or repair the sample")
-            for highest, what, places in self.limits.get(name, ()):
-                flat = values.reshape(len(values), -1)
+        for name, limits in self.limits.items():
+            for highest, what, places in limits if name in batch else ():
+                flat = batch[name].reshape(len(batch[name]), -1)
                 flat = flat if places is None else flat[:, places]
-                wrong = (flat < 0) | (flat > highest)
-                if wrong.any():
+                if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) <= highest:
+                    wrong = (flat < 0) | (flat > highest)
                     row = int(wrong.any(1).nonzero()[0])
                     found = flat[row][wrong[row]][0].item()
                     raise OnnxgenError(f"{self.name(indices[row])}: {name} has {found}, but {what}")

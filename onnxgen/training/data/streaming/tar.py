@@ -8,6 +8,7 @@ import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from onnxgen.training.data.streaming.stream import Columns, Run
 SIZES = "sizes.json"  # beside the shards: {"train-000.tar": 1000, ...}, as WebDataset's tools write it
 PICTURE = "picture"  # in place of the ending of a picture
 _BUFFER = 1 << 16
+_NPY_BEFORE = 10  # bytes of an `.npy` before its header, in format 1
 _CUT = "download or write it again"
 
 
@@ -244,13 +246,34 @@ class Fault(Exception):
     """Why a sample can't be read."""
 
 
+def _array(content: bytes) -> NDArray[Any]:
+    """Return the array of an `.npy`, without copying it. Raises `ValueError`."""
+    begin = _NPY_BEFORE + int.from_bytes(content[8:10] if content[6:7] == b"\1" else content[8:12], "little")
+    begin += 2 * (content[6:7] != b"\1")
+    shape, by_columns, dtype = _header(content[:begin])
+    found = np.frombuffer(content, dtype, offset=begin)
+    return found.reshape(shape[::-1]).T if by_columns else found.reshape(shape)
+
+
+@lru_cache(256)
+def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order and type by the header of an `.npy`; those of a shard are mostly the same."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    found = read(file)
+    if found[2].hasobject:
+        raise ValueError("it holds Python objects, and reading them would run code")
+    return found
+
+
 def stored(member: Member, ending: str, entry: str) -> Any:
     """Return what a file of a sample holds: a number, a text, or an array. Raises `Fault`."""
     member.seek(0)
     kind = ending.rpartition(".")[2]
     try:
         if kind == "npy":
-            return np.lib.format.read_array(member, allow_pickle=False)
+            return _array(member.getvalue())
         text = member.read().decode("utf-8").strip()
         if kind == "json":
             found = json.loads(text)

@@ -1,15 +1,13 @@
-"""Files of tokens: one long run of token ids, mapped into memory, and cut into blocks for a language model."""
+"""Files of tokens: one long run of token ids, which is cut into blocks for a language model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted, one_line
@@ -24,7 +22,6 @@ from onnxgen.training.data.text.roles import (
     MASK,
     PAST,
     POSITIONS,
-    TYPES,
     fixed_length,
     past_shape,
     roles_of,
@@ -38,15 +35,24 @@ _PIECE = 64  # blocks of a span: they are read together
 
 
 @dataclass(frozen=True)
+class TokenFile:
+    """A file, the type and number of its tokens, and the bytes before them."""
+
+    path: Path
+    dtype: str
+    count: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class TokenReader:
     """Attributes:
-    paths, dtypes: the files, and the type of their numbers.
+    files: the shards.
     length: tokens of a block; 0 before the model is known.
     roles: what each column is, as `roles_of` names it; of a past its shape.
     """
 
-    paths: tuple[Path, ...]
-    dtypes: tuple[str, ...]
+    files: tuple[TokenFile, ...]
     length: int = 0
     roles: Mapping[str, str | tuple[int, ...]] | None = None
     in_memory = True
@@ -60,56 +66,52 @@ class TokenReader:
         return made
 
     def name(self, shard: int, place: int) -> str:
-        return f"{self.paths[shard]}, tokens from {place * self.length:,}"
+        return f"{self.files[shard].path}, tokens from {place * self.length:,}"
 
     def read(self, runs: Sequence[Run]) -> Columns:
         found = []
         for shard, start, stop in runs:
-            tokens = mapped(self.paths[shard], self.dtypes[shard])[start * self.length : stop * self.length]
-            found.append(tokens.reshape(stop - start, self.length).astype(np.int64))
-        return {LABELS: torch.from_numpy(np.concatenate(found))}
+            file, count = self.files[shard], (stop - start) * self.length
+            place = file.offset + start * self.length * np.dtype(file.dtype).itemsize
+            tokens = np.fromfile(file.path, file.dtype, count, offset=place)
+            if len(tokens) < count:
+                raise OnnxgenError(f"{file.path} has become shorter", help="write it again, and leave it unchanged")
+            found.append(tokens.reshape(stop - start, self.length))
+        return {LABELS: np.concatenate(found)}
 
     def batch(self, columns: Columns, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
-        ids = columns[LABELS].index_select(0, torch.tensor(places))
-        made = {MASK: torch.ones_like(ids), TYPES: torch.zeros_like(ids), IDS: ids}
-        made[POSITIONS] = torch.arange(self.length).expand(len(ids), -1)
-        roles = self.roles or {LABELS: IDS}
-        return {
-            name: torch.zeros(len(ids), *role) if isinstance(role, tuple) else made[role]
-            for name, role in roles.items()
-        }, {}
+        ids, made = torch.from_numpy(columns[LABELS][places].astype(np.int64)), {}
+        for name, role in (self.roles or {LABELS: IDS}).items():
+            if isinstance(role, tuple):
+                made[name] = torch.zeros(len(ids), *role)
+            elif role == POSITIONS:
+                made[name] = torch.arange(self.length).expand(len(ids), -1)
+            else:
+                made[name] = ids if role == IDS else torch.full_like(ids, role == MASK)
+        return made, {}
 
 
-@lru_cache(64)
-def mapped(path: Path, dtype: str) -> NDArray[np.integer]:
-    """Return the numbers of a file, which are read when they are used. Raises `OnnxgenError`."""
-    try:
-        if path.suffix == ".npy":
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        return np.memmap(path, dtype, "r")
-    except (ValueError, OSError) as error:
-        raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help="write it again") from None
-
-
-def dtype_of(path: Path) -> str:
-    """Return the type of the numbers in a file of tokens: of a `.bin` uint16, or uint32 if every second one is small.
+def file_of(path: Path) -> TokenFile:
+    """Return what is in a file: of a `.bin` uint16, or uint32 if every second number of 16 bits is small.
 
     Raises:
         OnnxgenError: it is empty, or does not hold one run of whole numbers.
     """
     if path.suffix == ".npy":
-        tokens = mapped(path, "")
+        try:
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help="write it again") from None
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
             what = f"{path} is {tokens.dtype} {list(tokens.shape)}, and tokens are one run of whole numbers"
             raise OnnxgenError(what, help="save it flattened; for other arrays, use .npz")
-        return str(tokens.dtype)
+        return TokenFile(path, tokens.dtype.str, len(tokens), tokens.offset)
     size = path.stat().st_size
     if not size or size % 2:
         raise OnnxgenError(f"{path} has {size:,} bytes, which are no tokens of 16 or 32 bits", help="write it again")
-    first = mapped(path, "<u2")[:_SEEN]
-    if size % 4 or int(first[1::2].max(initial=0)) >= _MOST >> 16:
-        return "<u2"
-    return "<u4" if first[::2].any() else "<u2"
+    first = np.fromfile(path, "<u2", _SEEN)
+    wide = not size % 4 and int(first[1::2].max(initial=0)) < _MOST >> 16 and bool(first[::2].any())
+    return TokenFile(path, "<u4" if wide else "<u2", size // (4 if wide else 2))
 
 
 def fit_tokens(source: DataSource, ports: Signature, settings: Settings) -> None:
@@ -130,7 +132,7 @@ def fit_tokens(source: DataSource, ports: Signature, settings: Settings) -> None
     for part, samples in source.parts.items():
         assert isinstance(samples, Stream) and isinstance(samples.reader, TokenReader)
         reader = replace(samples.reader, length=length, roles=columns)
-        counts = [len(mapped(*pair)) // length for pair in zip(reader.paths, reader.dtypes)]
+        counts = [file.count // length for file in reader.files]
         if not sum(counts):
             raise OnnxgenError(f"the {part} part of {source.name} has less than {counted(length, 'token')}")
         pieces = [(i, first, min(_PIECE, n - first)) for i, n in enumerate(counts) for first in range(0, n, _PIECE)]
