@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.training.processes import Job, difference, environment, finish, rows
-from tests.training.test_data_streaming import npy, shard
+from tests.training.shards import npy, shard
 
 # Two processes agree at every 16th batch whether to stop: an epoch has 18.
 GIVEN = {"batch_size": 1, "devices": 2, "shuffle_window": 6, "workers": 1, "loggers": "none"}

@@ -7,9 +7,8 @@ import json
 import os
 import shutil
 import signal
-import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from onnxgen.training.fit import fit
 from onnxgen.training.loader import Loader
 from onnxgen.training.settings import Settings
 from tests.training.runs import state
+from tests.training.shards import npy, png, shard
 from tests.training.texts import WithPositions
 
 GIVEN = {"normalize": "none", "shuffle_window": 10, "val": 0.0}
@@ -57,35 +57,15 @@ class Rows(nn.Module):
         return self.layer(x)
 
 
-def png(seed: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8)).save(file, "PNG")
-    return file.getvalue()
-
-
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def shard(path: Path, samples: Iterable[dict[str, bytes]], first: int = 0) -> Path:
-    """Write samples, with their files by ending, as Python's own tarfile does."""
-    path.parent.mkdir(exist_ok=True, parents=True)
-    with tarfile.open(path, "w") as tar:
-        for number, sample in enumerate(samples, first):
-            for ending, content in sample.items():
-                member = tarfile.TarInfo(f"s/{number:04}.{ending}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-    return path
+def picture(seed: int) -> bytes:
+    return png(np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8))
 
 
 def pictures(folder: Path, sizes: tuple[int, ...] = (13, 4, 20, 7), part: str = "train") -> Path:
     """Shards of pictures whose class is their number's, as a name."""
     first = 0
     for number, size in enumerate(sizes):
-        found = ({"png": png(i), "cls": COLOURS[i % 3].encode()} for i in range(first, first + size))
+        found = ({"png": picture(i), "cls": COLOURS[i % 3].encode()} for i in range(first, first + size))
         shard(folder / f"{part}-{number:03}.tar", found, first)
         first += size
     (folder / "classes.txt").write_text("\n".join(COLOURS))
@@ -167,7 +147,7 @@ def test_tar_shards_give_what_a_folder_of_the_same_files_gives(tmp_path: Path) -
     shards, folder = pictures(tmp_path / "shards"), tmp_path / "folder"
     for i in range(44):
         (folder / COLOURS[i % 3]).mkdir(parents=True, exist_ok=True)
-        (folder / COLOURS[i % 3] / f"{i:04}.png").write_bytes(png(i))
+        (folder / COLOURS[i % 3] / f"{i:04}.png").write_bytes(picture(i))
     given = Settings(**{**GIVEN, "normalize": "auto"})
     ours, theirs = (open_data(str(path), Pixels(), given) for path in (shards, folder))
     assert ours.train is not None and theirs.train is not None and ours.normalize == theirs.normalize
@@ -181,7 +161,7 @@ def test_tar_shards_give_what_a_folder_of_the_same_files_gives(tmp_path: Path) -
     assert alike[0] == pytest.approx(alike[1])
     found = predict(model, str(shards), normalize="none", workers=2, batch_size=5)
     with torch.no_grad():
-        wanted = model(torch.stack([torch.from_numpy(np.array(Image.open(io.BytesIO(png(i))))) for i in range(44)])
+        wanted = model(torch.stack([torch.from_numpy(np.array(Image.open(io.BytesIO(picture(i))))) for i in range(44)])
                        .permute(0, 3, 1, 2).float())  # fmt: skip
     assert torch.allclose(torch.as_tensor(found), wanted, atol=1e-4)
 
@@ -216,6 +196,15 @@ def test_parts_are_named_by_files_folders_and_patterns(tmp_path: Path) -> None:
     assert {part: len(samples) for part, samples in found.parts.items()} == {"train": 5, "test": 5}
 
 
+def test_archives_beside_other_data_are_no_shards(tmp_path: Path) -> None:
+    for name in COLOURS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").write_bytes(picture(0))
+    pictures(tmp_path, (5,))
+    opened = open_data(str(tmp_path), Pixels(), Settings(**GIVEN)).train
+    assert opened is not None and len(opened) == 3 and stream_of(opened) is None
+
+
 @pytest.mark.parametrize("count", [1, 40])
 def test_a_share_is_held_back(count: int) -> None:
     spans = spans_of(range(count), [0] * count, [10] * count)
@@ -246,8 +235,9 @@ def test_a_stopped_run_ends_like_a_whole_one(tmp_path: Path, workers: int) -> No
     def train(out: str, workers: int = workers, step: int | None = None, resume: bool = False) -> str:
         torch.manual_seed(0)
         more = [] if step is None else [Ask(step)]
-        return fit(Pixels(), str(tmp_path / "s"), out=tmp_path / out, epochs=2, batch_size=4, lr=0.01, augment="flip",
-                   workers=workers, resume=resume, callbacks=more, show="nothing", loggers="none", **GIVEN).stopped  # fmt: skip
+        given = {"epochs": 2, "batch_size": 4, "lr": 0.01, "augment": "flip", "loggers": "none", **GIVEN}
+        given |= {"out": tmp_path / out, "workers": workers, "resume": resume, "show": "nothing", "callbacks": more}
+        return fit(Pixels(), str(tmp_path / "s"), **given).stopped
 
     assert train("whole") == "epochs"
     assert train("parts", step=4) == "interrupted"
@@ -299,7 +289,7 @@ def test_parquet_gives_the_rows_of_the_same_table_in_memory(tmp_path: Path) -> N
 def test_pictures_and_class_names_of_parquet_are_those_of_hugging_face(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for number in range(2):
-        rows = [{"bytes": png(i), "path": None} for i in range(12 * number, 12 * number + 12)]
+        rows = [{"bytes": picture(i), "path": None} for i in range(12 * number, 12 * number + 12)]
         facts = {"info": {"features": {"label": {"names": list(COLOURS), "_type": "ClassLabel"}}}}
         table = pyarrow.table({"image": rows, "label": np.arange(12) % 3})
         table = table.replace_schema_metadata({"huggingface": json.dumps(facts)})
@@ -308,7 +298,7 @@ def test_pictures_and_class_names_of_parquet_are_those_of_hugging_face(tmp_path:
     assert train is not None and train.fields["label"].classes == COLOURS
     found = train.take([3, 20], 0)["image"].permute(0, 2, 3, 1)
     for image, number in zip(found, (3, 20)):
-        assert np.array_equal(image.numpy(), np.asarray(Image.open(io.BytesIO(png(number)))))
+        assert np.array_equal(image.numpy(), np.asarray(Image.open(io.BytesIO(picture(number)))))
 
 
 class Causal(nn.Module):
@@ -371,7 +361,7 @@ def test_sizes_that_are_wrong_are_an_error(tmp_path: Path, tells: int) -> None:
 
 BROKEN: dict[str, tuple[dict[str, bytes], str]] = {
     "a picture": ({"png": b"junk", "cls": b"red"}, r"train-000\.tar, sample s/0600: 0600\.png can't be read"),
-    "no label": ({"png": png(0)}, r"train-000\.tar, sample s/0600: it has no \.cls"),
+    "no label": ({"png": picture(0)}, r"train-000\.tar, sample s/0600: it has no \.cls"),
     "no picture": ({"cls": b"red"}, r"train-000\.tar, sample s/0600: it has no picture"),
 }
 
@@ -380,7 +370,7 @@ BROKEN: dict[str, tuple[dict[str, bytes], str]] = {
 def test_a_broken_sample_is_skipped_and_told(tmp_path: Path, kind: str) -> None:
     """Also beyond the first samples, which are read before training."""
     broken, told = BROKEN[kind]
-    good = [{"png": png(i % 5), "cls": b"red"} for i in range(600)]
+    good = [{"png": picture(i % 5), "cls": b"red"} for i in range(600)]
     shard(tmp_path / "train-000.tar", [*good, broken, *good[:9]])
     train = open_data(str(tmp_path), Pixels(), Settings(**{**GIVEN, "shuffle_window": 100}, classes=COLOURS)).train
     assert train is not None
@@ -395,7 +385,7 @@ def test_a_broken_sample_is_skipped_and_told(tmp_path: Path, kind: str) -> None:
 
 LATER: dict[str, tuple[Callable[[Path], Any], Callable[[], nn.Module], str]] = {
     "another class": (
-        lambda path: shard(path / "a.tar", [{"png": png(i), "cls": b"red" if i < 600 else b"pink"} for i in range(601)]),
+        lambda path: shard(path / "a.tar", ({"png": picture(0), "cls": name} for name in [b"red"] * 600 + [b"pink"])),
         Pixels, "a.tar, sample s/0600: 'pink' is none of the 3 known classes",
     ),
     "a class beyond the model's": (

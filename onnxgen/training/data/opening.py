@@ -85,7 +85,7 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
         raise OnnxgenError(f"no file or folder {path}", help=KINDS)
     if is_idx(path):
         return open_idx(path)
-    if shards := shards_of(path):
+    if shards := shards_of(path) if targets or path.suffix.lower() != ".npy" else []:
         return open_stream(shards, path.name, settings)
     files = _parts(path) if path.is_dir() else {"": path}
     kind = next(iter(files.values())).suffix.lower() if files else ""

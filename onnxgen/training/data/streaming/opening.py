@@ -18,7 +18,7 @@ from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.columns import MAX_NUMBERED_CLASSES, tensor_of
 from onnxgen.training.data.faults import NAMED
-from onnxgen.training.data.folder import look_at
+from onnxgen.training.data.folder import SUFFIXES, look_at
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource, listed, part_called, target_called
 from onnxgen.training.data.streaming.parquet import (
@@ -38,6 +38,7 @@ from onnxgen.training.settings import Settings
 LARGE = 1 << 30  # bytes; from this size on, a single Parquet file is streamed
 CLASSES = "classes.txt"  # beside the shards: a name in each line, in the order of the model's outputs
 _KINDS = (".tar", ".parquet", ".bin", ".npy")
+_OTHERS = (*SUFFIXES, ".csv", ".tsv", ".jsonl", ".npz", ".safetensors", ".wav", ".flac", ".mp3", ".ogg")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _LABELS = ("cls", "json", "txt")
 
@@ -74,7 +75,9 @@ def shards_of(path: Path) -> list[Path]:
     if path.is_file():
         large = path.suffix.lower() == ".parquet" and path.stat().st_size >= LARGE
         return [path] if large or path.suffix.lower() in (".tar", ".bin") or _is_run(path) else []
-    inner = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and part_called(folder.name)]
+    inner = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
+    if any(file.suffix.lower() in _OTHERS for file in path.iterdir()) or not all(map(_is_part, inner)):
+        return []  # data of another kind, beside which there may be archives
     for kind in _KINDS[:3]:
         files = [file for folder in (path, *inner) for file in sorted(folder.glob(f"*{kind}"))]
         small = all(file.stat().st_size < LARGE and part_called(file.stem) and file.parent == path for file in files)
@@ -82,6 +85,10 @@ def shards_of(path: Path) -> list[Path]:
             return files
     files = sorted(path.glob("*.npy"))
     return files if files and all(map(_is_run, files)) else []
+
+
+def _is_part(folder: Path) -> bool:
+    return bool(part_called(folder.name)) and any(file.suffix.lower() in _KINDS for file in folder.iterdir())
 
 
 def _is_run(path: Path) -> bool:
