@@ -30,9 +30,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from benchmarks.common import arguments, environment, finish
 from benchmarks.fit import Turns, keep_memory, now
-from onnxgen.runtime.load import load
+from onnxgen.pipeline import generate
 from onnxgen.training import choose, fit
 from onnxgen.training.sharded.units import LISTS
+from tests.support.real import imported
 from tests.zoo import ZOO
 from tests.zoo.export import export
 from tests.zoo.gpt2 import GPT2LMHeadModel
@@ -44,8 +45,8 @@ TARGET, VOCABULARY, RATE = 0.97, 8000, 1e-4
 class Hand:
     """Steps with FSDP2 as one writes them by hand."""
 
-    def __init__(self, file: Path, tokens: Tensor, given: Any, device: torch.device) -> None:
-        model = load(file).to(device).train()
+    def __init__(self, module: Any, tokens: Tensor, given: Any, device: torch.device) -> None:
+        model = module.Model.from_pretrained().to(device).train()
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if given.precision == "bf16-mixed" else None
         more = {} if policy is None else {"mp_policy": policy}
         for block in blocks(model):
@@ -86,28 +87,28 @@ class Begun(Turns):
         self.end = now(self.device)[0] - self.began[0]
 
 
-def turns(file: Path, tokens: Tensor, given: Any, out: Path) -> Turns:
+def turns(module: Any, tokens: Tensor, given: Any, out: Path) -> Turns:
     device = choose(given.device).torch_device
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    made = Begun(lambda: Hand(file, tokens, given, device), device)
+    made = Begun(lambda: Hand(module, tokens, given, device), device)
     more: dict[str, Any] = {"epochs": 1, "val": 0.0, "batch_size": given.batch, "lr": RATE, "optimizer": "adamw"}
     more |= {"device": given.device, "devices": given.processes, "precision": given.precision, "metric": ()}
     data = {"train": (tokens, tokens)}
-    fit(load(file), data, strategy="fsdp", callbacks=[made], show="nothing", out=out, **more)
+    fit(module.Model.from_pretrained(), data, strategy="fsdp", callbacks=[made], show="nothing", out=out, **more)
     return made
 
 
 def process(given: Any, folder: Path) -> None:
     """What each process does; the first one writes seconds of both to `folder`."""
     keep_memory()
-    file, generator = folder / "gpt2.onnx", torch.Generator().manual_seed(0)
+    module, generator = imported(folder / "gpt2.py"), torch.Generator().manual_seed(0)
     found = []
     for turn in range(given.rounds + 1):
         steps = given.steps if turn else 3  # the first round warms up
         number = steps * given.batch * given.processes
         tokens = torch.randint(0, VOCABULARY, (number, given.length), generator=generator)
-        made = turns(file, tokens, given, folder / f"run{turn}")
+        made = turns(module, tokens, given, folder / f"run{turn}")
         if turn:
             found.append((made.ours[0], made.theirs[0], made.end))
     if os.environ["RANK"] == "0":
@@ -119,9 +120,11 @@ def measure(given: Any) -> dict[str, Any]:
         folder = Path(name)
         build = partial(GPT2LMHeadModel, VOCABULARY, given.width, given.width // 64, given.layers, given.length)
         export(still(replace(ZOO["gpt2"], build=build)), folder / "gpt2.onnx", "legacy", 17, training=True)
+        generate(folder / "gpt2.onnx", folder / "gpt2.py")
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={given.processes}"]
         command += ["--standalone", "-m", "benchmarks.fsdp", *sys.argv[1:], "--inside", name]
-        subprocess.run(command, check=True, env=environment() | {"OMP_NUM_THREADS": "1"})
+        threads = "1" if given.device == "cpu" else "8"
+        subprocess.run(command, check=True, env=environment() | {"OMP_NUM_THREADS": threads})
         found = json.loads((folder / "found.json").read_text())
     total = given.steps * given.batch * given.processes * given.length
     speed = statistics.median(theirs / ours for ours, theirs, _ in found)
