@@ -22,6 +22,7 @@ from onnxgen.training.data.folder import SUFFIXES, look_at
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource, listed, part_called, target_called
 from onnxgen.training.data.streaming.parquet import (
+    PICTURES_AT_ONCE,
     ParquetReader,
     class_names,
     is_picture,
@@ -40,7 +41,7 @@ CLASSES = "classes.txt"  # beside the shards: a name in each line, in the order 
 _KINDS = (".tar", ".parquet", ".bin", ".npy")
 _OTHERS = (*SUFFIXES, ".csv", ".tsv", ".jsonl", ".npz", ".safetensors", ".wav", ".flac", ".mp3", ".ogg")
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_LABELS = ("cls", "json", "txt")
+_MOST_BYTES = 1 << 28  # of samples that are read at once to decide types
 
 
 def matching(text: str) -> list[Path]:
@@ -126,9 +127,10 @@ def open_stream(paths: Sequence[Path], name: str, settings: Settings) -> DataSou
 def _parts(paths: Sequence[Path]) -> dict[str, list[Path]]:
     """Return the shards of each part, by a word of the file's name or by its folder; without such words "train"."""
     found: dict[str, list[Path]] = {}
-    for path in paths:
-        words = [*re.split(r"[^a-zA-Z0-9]+", path.stem), path.parent.name]
-        part = next((part for word in words if (part := part_called(word))), "train")
+    said = [next(filter(None, map(part_called, re.split(r"[^a-zA-Z0-9]+", path.stem))), None) for path in paths]
+    folders = len({path.parent for path in paths}) > 1  # else its name is that of the whole data
+    for path, part in zip(paths, said):
+        part = part or (part_called(path.parent.name) if folders else None) or "train"
         found.setdefault(part, []).append(path)
     return found
 
@@ -187,10 +189,11 @@ def _open_tar(parts: Mapping[str, list[Path]], name: str, settings: Settings) ->
 
 
 def _first(paths: Sequence[Path]) -> list[Record]:
-    found: list[Record] = []
-    for path in paths:
-        found += itertools.islice(records(path, None), HEAD - len(found))
-        if len(found) == HEAD:
+    found, size = list[Record](), 0
+    for record in itertools.islice(itertools.chain.from_iterable(records(path, None) for path in paths), HEAD):
+        found.append(record)
+        size += sum(len(member.getbuffer()) for member in record.values())
+        if size > _MOST_BYTES:
             break
     return found
 
@@ -285,11 +288,8 @@ def _one(sizes: set[tuple[int, ...]]) -> tuple[int, int, int] | None:
 
 def _open_parquet(parts: Mapping[str, list[Path]], name: str, settings: Settings) -> DataSource:
     source = DataSource({}, name, table=True)
-    need(["pyarrow"])
-    from pyarrow import types
-
     groups, whole, schema = row_groups([path for paths in parts.values() for path in paths])
-    reader, source.unfit = _parquet_reader(groups, whole, schema, settings)
+    reader, source.unfit, source.text = _parquet_reader(groups, whole, schema, settings)
     source.whites = dict.fromkeys(reader.pictures, 255.0)
     for part, paths in parts.items():
         which = np.array([i for i, (path, _, _) in enumerate(groups) if path in paths])
@@ -298,27 +298,24 @@ def _open_parquet(parts: Mapping[str, list[Path]], name: str, settings: Settings
             raise OnnxgenError(f"the {part} part of {name} has no rows")
         source.parts[part] = _with_head(Stream(reader, spans, settings.shuffle_window, settings.strict), source, part)
     source.target = target_called([*reader.types, *reader.pictures])
-    source.text = frozenset(
-        n for n in reader.types if types.is_string(kind := schema.field(n).type) or types.is_large_string(kind)
-    )
     return source
 
 
 def _parquet_reader(
     groups: list[tuple[Path, int, int]], spans: Spans, schema: Any, settings: Settings
-) -> tuple[ParquetReader, dict[str, Problem]]:
-    """Return the reader, and why some columns can't be used."""
+) -> tuple[ParquetReader, dict[str, Problem], frozenset[str]]:
+    """Return the reader, why some columns can't be used, and the columns of class names."""
+    import pyarrow
     from pyarrow import parquet
 
     if not len(spans):
         raise OnnxgenError(f"{groups[0][0] if groups else 'the data'} has no rows")
     path, group, _ = groups[int(spans.shards[0])]
-    with parquet.ParquetFile(path) as file:
-        batches = [next(file.iter_batches(HEAD, [group], use_threads=False))]
-        import pyarrow
-
-        table = pyarrow.Table.from_batches(batches)
     pictures = [field.name for field in schema if is_picture(field.type)][:1]
+    with parquet.ParquetFile(path) as file:
+        most = PICTURES_AT_ONCE if pictures else HEAD
+        table = pyarrow.Table.from_batches([next(file.iter_batches(most, [group], use_threads=False))])
+    named: set[str] = set()
     types: dict[str, Field] = {}
     unfit: dict[str, Problem] = {}
     names = class_names(schema)
@@ -332,6 +329,7 @@ def _parquet_reader(
         else:
             known = _known_classes([path], settings) or names.get(column, ())
             classes = _classes(found.tolist(), known, path, f"column {column}") if column in aims else ()
+            named |= {column} if found.dtype == object else set()
             tensor = tensor_of([0] if found.dtype == object else found, f"{path}: column {printable(column)!r}")
             types[column] = Field(tensor.dtype, tuple(tensor.shape[1:]), () if tensor.is_floating_point() else classes)
     sizes: set[tuple[int, ...]] = set()
@@ -339,7 +337,7 @@ def _parquet_reader(
         need(["PIL"])
         looked = [look_at(Member(found or b"", column)) for found in picture_bytes(table.column(column))]
         sizes = {size for size in looked if not isinstance(size, str)}
-    return ParquetReader(tuple(groups), types, tuple(pictures), {}, _one(sizes)), unfit
+    return ParquetReader(tuple(groups), types, tuple(pictures), {}, _one(sizes)), unfit, frozenset(named)
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------

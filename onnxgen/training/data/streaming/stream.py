@@ -111,7 +111,7 @@ class Stream:
         """Read windows of samples, and forget all others. A worker process reads the one `ahead` in the background."""
         held = self._held
         if held.pid != os.getpid():  # a fork has those of its parent
-            held.pid, held.windows, held.ahead = os.getpid(), {}, None
+            held.pid, held.windows, held.ahead, held.reading = os.getpid(), {}, None, None
         held.windows = {key: held.windows[key] for key in windows if key in held.windows}
         for key in windows:
             if key not in held.windows:

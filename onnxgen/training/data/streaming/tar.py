@@ -74,6 +74,8 @@ def records(path: Path, wanted: Sequence[str] | None, skip: int = 0) -> Iterator
                         yield record
                     key, number, record = name, number + 1, Record(f"{path}, sample {name}")
                 if number >= skip and (wanted is None or ending in wanted):
+                    if member.issparse():
+                        raise tarfile.ReadError(f"{member.name} is stored as a sparse file")
                     file.seek(member.offset_data)
                     content = file.read(member.size)
                     if len(content) < member.size:
