@@ -356,8 +356,9 @@ def _open_tokens(parts: Mapping[str, list[Path]], name: str, settings: Settings)
 def _with_head(stream: Stream, source: DataSource, part: str) -> Stream:
     """Return a stream that knows which of its first samples can be read; a note names the others."""
     stream = stream.of_spans(stream.spans)
-    size = stream.reader.size
-    probe = stream if size is not None else stream.sized(3, 8, 8)  # whatever size: they are only decoded
+    probe = (
+        stream if getattr(stream.reader, "size", None) is not None else stream.sized(3, 8, 8)
+    )  # whatever size: they are only decoded
     faults = probe.faults(stream.head)
     if faults and stream.strict:
         raise OnnxgenError(*faults.values(), help="repair or remove them; without --strict they are skipped")

@@ -65,7 +65,7 @@ def records(path: Path, wanted: Sequence[str] | None, skip: int = 0) -> Iterator
     try:
         with open(path, "rb", buffering=_BUFFER) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None:
-                tar.members = []  # it would keep them all
+                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
                 name, ending = split_name(member.name)
                 if not member.isreg() or not ending:
                     continue
@@ -190,15 +190,15 @@ class TarReader:
         at.place = stop
         for place in range(start, stop):
             if (record := next(at.rest, None)) is None:
-                self._refuse_count(shard, str(place))
+                raise self._wrong_count(shard, f"{place}")
             yield record
         if stop == self.counts[shard] and next(at.rest, None) is not None:
-            self._refuse_count(shard, "more")
+            raise self._wrong_count(shard, "more")
 
-    def _refuse_count(self, shard: int, has: str) -> None:
+    def _wrong_count(self, shard: int, has: str) -> OnnxgenError:
         at, self._open.shard = self.paths[shard], -1
         what = f"{at} has {has} samples, but {SIZES} tells {self.counts[shard]:,}"
-        raise OnnxgenError(what, help=f"correct {SIZES}, or remove it: then samples are counted")
+        return OnnxgenError(what, help=f"correct {SIZES}, or remove it: then samples are counted")
 
     def batch(self, columns: Columns, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
         made: dict[str, list[Any]] = {name: [] for name in self.made_of}

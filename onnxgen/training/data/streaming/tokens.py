@@ -61,8 +61,8 @@ class TokenReader:
     def fields(self) -> Mapping[str, Field]:
         made = {}
         for name, role in (self.roles or {LABELS: IDS}).items():
-            past = isinstance(role, tuple)
-            made[name] = Field(torch.float32 if past else torch.int64, role if past else (self.length,))
+            past = role if isinstance(role, tuple) else None
+            made[name] = Field(torch.int64, (self.length,)) if past is None else Field(torch.float32, past)
         return made
 
     def name(self, shard: int, place: int) -> str:
