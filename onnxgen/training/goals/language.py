@@ -126,9 +126,7 @@ def _later_tokens_change(found: Situation, goal: Tokens) -> int:
     changed[row, start:length] = (changed[row, start:length] + 1) % vocabulary
     device = next(found.model.parameters()).device
     with evaluating(found.model), torch.no_grad():
-        made = found.model(
-            *(changed.to(device) if c == ids else found.batch[c].to(device) for c in found.feeding.inputs)
-        )
+        made = found.model(*found.feeding.arguments(found.batch | {ids: changed}, device))
     other = (made if isinstance(made, tuple) else (made,))[goal.output][row, :start].double()
     before = found.outputs[goal.output].detach()[row, :start]
     most = _SAME * torch.finfo(before.dtype).eps * float(before.abs().max())

@@ -42,7 +42,7 @@ def examples(plan: Plan, model: nn.Module) -> bytes | None:
     count = fixed_batch(model) or min(MOST, len(samples))
     batch = samples.take(spread(samples, count), plan.settings.seed)
     with evaluating(model), torch.inference_mode():
-        made = model(*(batch[name] for name in plan.feeding.inputs))
+        made = model(*plan.feeding.arguments(batch))
     outputs = made if isinstance(made, tuple) else (made,)
     goal, names, tiles = plan.objectives[0], plan.settings.classes or _classes(samples, plan), []
     images = pixels(batch[column][:MOST], _step(samples, column))
