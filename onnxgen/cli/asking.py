@@ -32,6 +32,8 @@ def predict_command(
     *,
     top: int,
     min_score: float | None,
+    max_new_tokens: int | None,
+    temperature: float | None,
     out: Path | None,
     device: str,
     weights: Path | None,
@@ -47,6 +49,11 @@ def predict_command(
         raise OnnxgenError(f"can't write {out}", help=way)
     if min_score is not None and all(target.loss != BOXES for target in record.targets):
         raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
+    asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "min_score": min_score}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if (how := [name for name in given if name != "min_score"]) and not record.writes:
+        what = f"--{how[0].replace('_', '-')} is for language models, and {run} is none"
+        raise OnnxgenError(what, help="leave it out")
     names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
     if not names:
         raise OnnxgenError(
@@ -56,7 +63,6 @@ def predict_command(
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
-        given = {} if min_score is None else {"min_score": min_score}
         found = learner.predict([Path(name) for name in names], **given)  # a text would be another thing to predict for
     if out is not None and not out.suffix:
         _write_images(out, found, top)
@@ -137,7 +143,7 @@ def _cells(answer: Answer, top: int) -> tuple[str, str]:
     if isinstance(answer.label, str):
         rest = answer.top(top)[1:] if answer.probabilities else []
         sure = f"{answer.probabilities[answer.label]:.1%}" if answer.probabilities else ""
-        return answer.label, "  ".join([sure, *(f"{name} {p:.1%}" for name, p in rest)])
+        return answer.label.replace("\n", "\\n"), "  ".join([sure, *(f"{name} {p:.1%}" for name, p in rest)])
     if answer.label is not None and not answer.probabilities:  # the class of each position
         return " ".join(answer.label), ""
     if answer.label is not None:

@@ -40,7 +40,7 @@ from onnxgen.training.recipes.find_lr import with_rate
 from onnxgen.training.recipes.mixing import MixedTask
 from onnxgen.training.recipes.used import recipes
 from onnxgen.training.recompute import recompute
-from onnxgen.training.report.examples import examples
+from onnxgen.training.report.examples import examples, texts
 from onnxgen.training.report.facts import Facts, Outcome, file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
@@ -184,6 +184,8 @@ def _finish(plan: Plan, facts: Facts, outcome: Outcome, whole: nn.Module, traine
     if trainer.is_global_zero:
         with suppress(RuntimeError):  # the CPU may lack an operator for the model's type: no reason to lose the report
             outcome = replace(outcome, examples=examples(plan, whole))
+        with suppress(RuntimeError, OnnxgenError):  # also a network that can be trained, but can't generate
+            outcome = replace(outcome, texts=texts(plan, whole))
         report.finish(plan.settings, facts, outcome)
 
 

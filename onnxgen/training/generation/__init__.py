@@ -29,7 +29,7 @@ def causal_lm(model: nn.Module, tokenizer: Path | str | None = None) -> CausalLM
 
     Args:
         model: a generated module, as optimum and others export it: inputs `input_ids`, and perhaps `attention_mask`,
-            `position_ids`, `past_key_values...` and `use_cache_branch`. It is not copied; it is in eval mode afterwards.
+            `position_ids`, `past_key_values...` and `use_cache_branch`. It is put into eval mode, and not copied.
         tokenizer: a `tokenizer.json`, or a folder with one. Default: the one beside the module or its weights.
             `lm.tokenizer` is transformers' for it; None if there is none. It pads on the left.
             `generation_config.json` beside it says with which token a text ends, and how `generate` chooses.

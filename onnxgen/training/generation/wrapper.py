@@ -8,8 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from onnxgen.errors import OnnxgenError
@@ -80,7 +86,9 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             shifted = labels[:, 1:].to(logits.device)
             loss = F.cross_entropy(logits[:, :-1].float().transpose(1, 2), shifted, ignore_index=IGNORED_CLASS)
-        cache = self._grown(past_key_values, outputs, past, new) if self.ports.layers and use_cache is not False else None
+        cache = (
+            self._grown(past_key_values, outputs, past, new) if self.ports.layers and use_cache is not False else None
+        )
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 
     def _outputs(
@@ -101,9 +109,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         made = self.network(*given)
         return made if isinstance(made, tuple) else (made,)
 
-    def _grown(
-        self, cache: DynamicCache | None, outputs: tuple[Tensor, ...], past: int, new: int
-    ) -> DynamicCache:
+    def _grown(self, cache: DynamicCache | None, outputs: tuple[Tensor, ...], past: int, new: int) -> DynamicCache:
         """Return the cache with the keys and values of the new tokens."""
         cache = DynamicCache(config=self.config) if cache is None else cache
         for number, (names, places) in enumerate(self.ports.layers):

@@ -192,6 +192,11 @@ class Record:
         """Return the inputs as JSON, for the metadata of other files."""
         return json.dumps([asdict(entry) for entry in self.inputs])
 
+    @property
+    def writes(self) -> bool:
+        """True if it is a language model that continues texts."""
+        return self.settings.get("task") == "language-model" and "tokenizer" in self.settings
+
     def settings_for(self, run: Path) -> Settings:
         """Return the settings of the run, to treat other data in the same way; without those of its devices.
 

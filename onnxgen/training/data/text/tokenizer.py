@@ -21,7 +21,8 @@ from onnxgen.verify.integrity import sidecar_of
 WAY = "name a tokenizer.json, or a folder with one: save_pretrained of a fast tokenizer of transformers writes it"
 PADS, _MASKS = ("[PAD]", "<pad>"), ("[MASK]", "<mask>")
 GENERATION = "generation_config.json"
-_BESIDE = ("tokenizer_config.json", "config.json", GENERATION)  # a later file counts more
+KEPT = ("tokenizer_config.json", GENERATION)
+_BESIDE = (KEPT[0], "config.json", GENERATION)  # a later file counts more
 _NO_LIMIT = 1 << 30  # transformers writes 1e30 as `model_max_length` if there is none
 
 
@@ -43,6 +44,11 @@ class Tokenizing:
     limit: int | None
     pad: int
     facts: Mapping[str, Any]
+
+    def kept(self) -> dict[str, str]:
+        """Return the files that a run keeps, by name: the tokenizer's, and how texts end and begin."""
+        beside = [path for name in KEPT if (path := self.path.with_name(name)).is_file()]
+        return {TOKENIZER: self.text} | {path.name: path.read_text(encoding="utf-8") for path in beside}
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token, which may also be given as its number; None if there is no such token."""
