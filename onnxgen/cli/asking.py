@@ -50,7 +50,7 @@ def predict_command(
     if min_score is not None and all(target.loss != BOXES for target in record.targets):
         raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
     asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "min_score": min_score}
-    given = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if (how := [name for name in given if name != "min_score"]) and not record.writes:
         what = f"--{how[0].replace('_', '-')} is for language models, and {run} is none"
         raise OnnxgenError(what, help="leave it out")

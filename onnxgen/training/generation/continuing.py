@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from onnxgen.surgery.example import evaluating
 from onnxgen.training.data.text.tokenizer import open_tokenizer
 from onnxgen.training.generation import causal_lm
 from onnxgen.training.runs.answers import Answer
+
+if TYPE_CHECKING:
+    from onnxgen.training.generation.wrapper import CausalLM
 
 NEW = 50  # tokens, by default
 TEXT = "text"  # the name of the answer
@@ -49,32 +52,29 @@ def continued(
     library = open_tokenizer(tokenizer).tokenizer
     prompts = [_prompt(library, text, number) for number, text in enumerate(texts)]
     made: dict[int, Answer] = {}
-    for group in _groups(prompts, batch_size):
-        ids = generated(model, tokenizer, [prompts[i] for i in group], new, temperature, seed)
-        for i, row in zip(group, ids):
-            value = np.full(new, BEHIND, dtype=np.int64)
-            value[: len(row)] = row
-            made[i] = Answer(_said(library, prompts[i], row), {}, value)
+    with evaluating(model), torch.random.fork_rng():
+        lm = causal_lm(model, tokenizer)
+        torch.manual_seed(seed)
+        for group in _groups(prompts, batch_size):
+            for i, row in zip(group, generated(lm, [prompts[i] for i in group], new, temperature)):
+                value = np.full(new, BEHIND, dtype=np.int64)
+                value[: len(row)] = row
+                made[i] = Answer(_said(library, prompts[i], row), {}, value)
     return [made[i] for i in range(len(texts))]
 
 
 def generated(
-    model: nn.Module, tokenizer: Path, prompts: Sequence[Sequence[int]], new: int, temperature: float | None, seed: int
+    lm: CausalLM, prompts: Sequence[Sequence[int]], new: int, temperature: float | None = None
 ) -> list[list[int]]:
     """Return the token ids that go on from prompts of one length, each up to its end token, which is left out."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    ids = torch.tensor(prompts, device=device)
-    how: dict[str, Any] = (
-        {"do_sample": False} if temperature is None else {"do_sample": True, "temperature": temperature}
-    )
-    with evaluating(model), torch.random.fork_rng():
-        lm = causal_lm(model, tokenizer)
-        torch.manual_seed(seed)
-        try:
-            whole = lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, num_beams=1, **how)
-        except IndexError as error:
-            what = f"the network has no positions for {counted(ids.shape[1], 'token')} and {new} new ones ({error})"
-            raise OnnxgenError(what, help="shorter texts, or a smaller --max-new-tokens") from None
+    ids = torch.tensor(prompts, device=lm.device)
+    how: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
+    how |= {"do_sample": temperature is not None, "num_beams": 1, "max_new_tokens": new}
+    try:
+        whole = lm.generate(ids, attention_mask=torch.ones_like(ids), **how)
+    except IndexError as error:
+        what = f"the network has no positions for {counted(ids.shape[1], 'token')} and {new} new ones ({error})"
+        raise OnnxgenError(what, help="shorter texts, or fewer new tokens") from None
     end = lm.generation_config.eos_token_id
     ends = set(end if isinstance(end, list) else [end])
     rows: list[list[int]] = whole[:, ids.shape[1] :].tolist()

@@ -31,7 +31,7 @@ _TOLERANCE = 1e-3  # of the greatest score: more than rounding in a batch of ano
 _PROBED = 6  # tokens
 
 
-class CausalLM(PreTrainedModel, GenerationMixin):
+class CausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """See `causal_lm`.
 
     Attributes:
@@ -98,7 +98,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         past = self._length(cache)
         known = {IDS: ids, MASK: mask, POSITIONS: positions, TYPES: torch.zeros_like(ids)}
         known[BRANCH] = torch.tensor([past > 0], device=ids.device)
-        for number, (names, _) in enumerate(self.ports.layers if past and cache is not None else ()):
+        for number, (names, _) in enumerate(self.ports.layers if cache is not None and past else ()):
             known |= zip(names, (cache.layers[number].keys, cache.layers[number].values))
         given = []
         for role, port in zip(self.ports.roles, self.ports.given):
@@ -133,7 +133,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
 
     def _check(self, ids: Tensor, mask: Tensor, past: int) -> None:
         if self.ports.batch not in (None, len(ids)):
-            what = f"the file fixes a batch of {self.ports.batch}, and there are {len(ids)} texts (num_beams multiplies them)"
+            what = f"the file fixes a batch of {self.ports.batch}, and there are {len(ids)} texts, or beams of texts"
             raise OnnxgenError(what, help="generate the module again with --dynamic-batch")
         if mask.shape != (len(ids), past + ids.shape[1]):
             what = f"attention_mask is {list(mask.shape)}, but there are {past} past and {ids.shape[1]} new tokens"

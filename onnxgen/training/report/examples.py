@@ -68,17 +68,20 @@ def texts(plan: Plan, model: nn.Module) -> list[tuple[str, str, str]]:
         return []
     if find_spec("transformers") is None:
         return []
-    from onnxgen.training.generation.continuing import generated  # imports transformers
+    from onnxgen.training.generation import causal_lm
+    from onnxgen.training.generation.continuing import generated
 
     samples, decode = plan.data.test or plan.data.val or plan.data.train, text.tokenizing.tokenizer.decode
     assert samples is not None and plan.settings.tokenizer is not None
     batch, found = samples.take(spread(samples, TEXTS), plan.settings.seed), []
-    for ids, labels in zip(batch[text.ids], batch[LABELS]):
-        whole = ids[labels != IGNORED_CLASS].tolist()
-        half = (len(whole) + 1) // 2
-        if new := min(len(whole) - half, NEW):
-            made = generated(model, plan.settings.tokenizer, [whole[:half]], new, None, 0)
-            found.append((decode(whole[:half]), decode(whole[half : half + new]), decode(made[0])))
+    with evaluating(model):
+        lm = causal_lm(model, plan.settings.tokenizer)
+        for ids, labels in zip(batch[text.ids], batch[LABELS]):
+            whole = ids[labels != IGNORED_CLASS].tolist()
+            half = (len(whole) + 1) // 2
+            if new := min(len(whole) - half, NEW):
+                made = generated(lm, [whole[:half]], new)[0]
+                found.append((decode(whole[:half]), decode(whole[half : half + new]), decode(made)))
     return found
 
 

@@ -231,8 +231,10 @@ class Learner:
             yield from ((str(row), text) for row, text in enumerate(data))
             return
         items = data if isinstance(data, list) else [data]
-        paths = [path for item in items for path in _paths(item)] if all(map(_is_path, items)) else []
-        for path in paths or [None]:
+        paths: list[Path | None] = [None]
+        if all(map(_is_path, items)):
+            paths = [path for item in items for path in _paths(item)]
+        for path in paths:
             source = from_object(data, "data") if path is None else open_source(path, self.settings, targets=False)
             if not isinstance(source, DataSource):
                 raise OnnxgenError(f"{path or 'the data'} holds no texts", help=self._takes)
