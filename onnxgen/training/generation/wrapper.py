@@ -98,8 +98,9 @@ class CausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         past = self._length(cache)
         known = {IDS: ids, MASK: mask, POSITIONS: positions, TYPES: torch.zeros_like(ids)}
         known[BRANCH] = torch.tensor([past > 0], device=ids.device)
-        for number, (names, _) in enumerate(self.ports.layers if cache is not None and past else ()):
-            known |= zip(names, (cache.layers[number].keys, cache.layers[number].values))
+        if cache is not None and past:
+            for (names, _), layer in zip(self.ports.layers, cache.layers):
+                known |= zip(names, (layer.keys, layer.values))
         given = []
         for role, port in zip(self.ports.roles, self.ports.given):
             kind = None if port.dtype is None else getattr(torch, port.dtype)
@@ -177,7 +178,7 @@ def opened(lm: CausalLM, tokenizer: Path | None) -> CausalLM:
     folders, config = ([path.parent] if path is not None else beside(lm.network)), lm.generation_config
     if path is not None:
         facts = open_tokenizer(path).facts
-        given: dict[str, Any] = {"padding_side": "left"}
+        given: dict[str, Any] = {"padding_side": "left", "model_input_names": [IDS, MASK]}
         kind = PreTrainedTokenizerFast
         whole = path.name == TOKENIZER
         made = kind.from_pretrained(path.parent, **given) if whole else kind(tokenizer_file=str(path), **given)
