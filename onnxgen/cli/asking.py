@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.runs.record import BOXES, read_record
+from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
     from onnxgen.training.runs.answers import Answer, Prediction
@@ -47,13 +47,9 @@ def predict_command(
     if out is not None and out.suffix not in (".csv", ".npz", ""):
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
-    if min_score is not None and all(target.loss != BOXES for target in record.targets):
-        raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
     asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "min_score": min_score}
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    if (how := [name for name in given if name != "min_score"]) and not record.writes:
-        what = f"--{how[0].replace('_', '-')} is for language models, and {run} is none"
-        raise OnnxgenError(what, help="leave it out")
+    _check_asked(given, record, run)
     names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
     if not names:
         raise OnnxgenError(
@@ -75,6 +71,15 @@ def predict_command(
     elif out is None:
         _print(found, top)
     return 0
+
+
+def _check_asked(given: Collection[str], record: Record, run: Path) -> None:
+    """Refuse options that are for another kind of network."""
+    if "min_score" in given and all(target.loss != BOXES for target in record.targets):
+        raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
+    if (how := [name for name in given if name != "min_score"]) and not record.writes:
+        what = f"--{how[0].replace('_', '-')} is for language models, and {run} is none"
+        raise OnnxgenError(what, help="leave it out")
 
 
 def evaluate_command(

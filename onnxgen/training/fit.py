@@ -31,6 +31,7 @@ from onnxgen.training.finetune.adapters import trained_names
 from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.goals.goal import suffixed
 from onnxgen.training.goals.own import own_modules
+from onnxgen.training.launch import restarted
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
@@ -122,6 +123,7 @@ def fit(
     if settings is None and before is not None:
         settings = Settings(**going_on_with(before, data))
     settings, chosen = resolved(settings, overrides)
+    settings = restarted(settings)
     if settings.resume and settings.out == RUNS:
         settings = replace(settings, out=latest(settings.name))
     if data is None:

@@ -93,7 +93,7 @@ def placed(plan: Plan) -> Plan:
         return _in_folder(plan, settings.out)
     if os.environ.get("LOCAL_RANK", "0") != "0" and _OUT in os.environ:  # Lightning started this process
         return _in_folder(plan, Path(os.environ[_OUT]))
-    if launched(Settings()) != Settings():
+    if settings.nodes > 1 or launched(Settings()) != Settings():
         raise OnnxgenError("several processes can't agree on the number of a run", help="name its folder with --out")
     source = Path(signature_of(plan.model).source).stem or type(plan.model).__name__.lower()
     out = numbered(slug(settings.name or source))

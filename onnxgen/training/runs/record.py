@@ -20,7 +20,8 @@ from onnxgen.training.runs.folder import MODULE, RECORD
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
 FORMAT = 1  # of the file; a newer one is refused
-_PLACES = ("out", "name", "weights", "resume", "replace_head")  # settings that only the run itself could use
+# settings that only the run itself could use
+_PLACES = ("out", "name", "weights", "resume", "restartable", "replace_head")
 UNDECIDED: Mapping[str, Any] = MappingProxyType({"task": "outputs"})  # of a run that names no task
 BOXES = "boxes"  # the loss of a `Target` whose answers are boxes
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
