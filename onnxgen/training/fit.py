@@ -15,11 +15,12 @@ from typing import Any
 
 import lightning
 import torch
+import torch.distributed as dist
 from lightning.pytorch.profilers import SimpleProfiler
 from torch import nn
 
 from onnxgen._callable import callable_module
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
 from onnxgen.training.checkpoint.identity import identity
@@ -31,7 +32,7 @@ from onnxgen.training.finetune.adapters import trained_names
 from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.goals.goal import suffixed
 from onnxgen.training.goals.own import own_modules
-from onnxgen.training.launch import restarted
+from onnxgen.training.launch import Lost, restarted
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
@@ -290,6 +291,11 @@ def _train(
             raise
         way = "--batch-size 2 or more, or freeze the norms"
         raise OnnxgenError("a batch of one sample gives BatchNorm no statistics", help=way) from error
+    except RuntimeError as error:
+        if trainer.world_size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        way = "see what the others say; --restartable, or --resume, goes on from the last checkpoint"
+        raise Lost(f"another process of the run has ended, or can't be reached: {one_line(error)}", help=way) from error
     if deadline.reached:
         return "max_hours"
     if trainer.max_steps >= 0 and trainer.global_step >= trainer.max_steps:

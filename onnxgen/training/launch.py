@@ -14,6 +14,12 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK", "GROUP_RANK")
 _PODS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of Kubeflow's PyTorchJob: a process in each pod
 
 
+class Lost(OnnxgenError):
+    """Another process of the run ended, or can't be reached. The job may be started again."""
+
+    exit_code = 75  # of a failure that may pass (EX_TEMPFAIL of sysexits.h)
+
+
 def launched(settings: Settings, environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings with the numbers of devices and nodes for which a launcher started processes.
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import numpy as np
 import pytest
 import torch
 
+import onnxgen
+from tests.conftest import ROOT
 from tests.training.nodes import FIRST, NETWORK, two_machines
 from tests.training.processes import Job, difference, environment, rows
 
@@ -26,7 +30,10 @@ Way = Callable[[int], tuple[list[str], dict[str, str]]]  # the launcher and the 
 
 
 def torchrun(rank: int) -> tuple[list[str], dict[str, str]]:
-    """Its processes are started again by torchrun itself, when the other machine has come back."""
+    """Its processes are started again by torchrun itself, when the other machine has come back.
+
+    Without the variable a machine that comes back waits for the others in vain (pytorch/pytorch#135712).
+    """
     meeting = [
         "--rdzv-backend",
         "c10d",
@@ -37,8 +44,9 @@ def torchrun(rank: int) -> tuple[list[str], dict[str, str]]:
         "--max-restarts",
         "3",
     ]
-    here = ["--local-addr", f"10.77.0.{rank + 1}"]  # the names of machines are in no DNS here
-    return ["--nnodes", "2", "--nproc-per-node", "1", *meeting, *here], {}
+    # The names of these machines are in no DNS, so torchrun can't find out which one it is on.
+    here = ["--local-addr", f"10.77.0.{rank + 1}", "--rdzv-conf", f"is_host={1 - rank}"]
+    return ["--nnodes", "2", "--nproc-per-node", "1", *meeting, *here], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def srun(rank: int) -> tuple[list[str], dict[str, str]]:
@@ -82,8 +90,13 @@ def start(job: Job, out: Path, machine: str, rank: int, way: Way, given: dict[st
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def said(folder: Path) -> str:
+    return "".join((folder / f"{rank}.log").read_text() for rank in range(2))
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -92,20 +105,56 @@ def test_a_killed_machine_comes_back(name: str, job: Job, machines: tuple[str, s
     way, more = WAYS[name]
     out, given = tmp_path / "out", GIVEN | more
     running = [start(job, out, machine, rank, way, given) for rank, machine in enumerate(machines)]
-    checkpoint, deadline = out / "checkpoints" / "last.ckpt", time.monotonic() + 120
-    while not checkpoint.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert checkpoint.exists(), (tmp_path / "0.log").read_text()
-    step = torch.load(checkpoint, weights_only=True)["global_step"]
-    kill(running[1])
-    if name != "torchrun":  # it ends, and the scheduler starts both again
-        assert running[0].wait(60) != 0
-        running[0] = start(job, out, machines[0], 0, way, given)
-    running[1] = start(job, out, machines[1], 1, way, given)
-    codes = [process.wait(120) for process in running]
-    said = "".join((tmp_path / f"{rank}.log").read_text() for rank in range(2))
-    assert codes == [0, 0], said
-    assert 0 < step <= 4
-    assert difference(out, job.run("one")) < 1e-5, said
+    try:
+        checkpoint, deadline = out / "checkpoints" / "last.ckpt", time.monotonic() + 120
+        while not checkpoint.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert checkpoint.exists(), said(tmp_path)
+        assert 0 < torch.load(checkpoint, weights_only=True)["global_step"] <= 4
+        kill(running[1])
+        if name != "torchrun":  # it ends, and the scheduler starts both again
+            assert running[0].wait(60) != 0
+            running[0] = start(job, out, machines[0], 0, way, given)
+        running[1] = start(job, out, machines[1], 1, way, given)
+        assert [process.wait(120) for process in running] == [0, 0], said(tmp_path)
+    finally:
+        for process in running:
+            kill(process)
+    assert difference(out, job.run("one")) < 1e-5
     np.testing.assert_allclose(rows(out), rows(job.run("one")), rtol=1e-4, atol=1e-6)
-    assert said.count("val loss") <= 8, said  # of the first process alone
+    assert "continuing after step" in said(tmp_path) and "Lost: another process" in said(tmp_path)
+
+
+DATA = """
+import os
+import numpy as np
+from onnxgen.errors import OnnxgenError
+
+def of_one():
+    if os.environ.get("LOCAL_RANK", "0") == "1":
+        raise OnnxgenError("the second process has no data")
+    return good()
+
+def good():
+    return {"x": np.random.default_rng(0).normal(size=(32, 1, 28, 28)).astype("float32"), "label": np.arange(32) % 10}
+"""
+BAD = {
+    "before the others start": (["--data", "mine:good", "--loss", "nonsense"], 2, "no loss is called"),
+    "in all": (["--data", "mine:good", "--lr", "1e30", "--optimizer", "sgd"], 2, "the validation loss is NaN"),
+    "in one": (["--data", "mine:of_one"], -signal.SIGKILL, "the second process has no data"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_of_several_processes_is_told_once(name: str, tmp_path: Path) -> None:
+    """None hangs. Lightning kills the first process if another one fails alone."""
+    given, code, wanted = BAD[name]
+    (tmp_path / "mine.py").write_text(DATA)
+    onnxgen.generate(ROOT / "samples" / "mnist" / "mnist.onnx", tmp_path / "mnist.py")
+    args = [sys.executable, "-m", "onnxgen", "train", "mnist.py", *given, "--devices", "2", "--device", "cpu"]
+    more = environment(PYTHONPATH=f"{ROOT}:{tmp_path}")
+    found = subprocess.run(
+        [*args, "--epochs", "1"], env=more, capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    told = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    assert found.returncode == code and len(told) == 1 and wanted in told[0], found.stderr
