@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,9 +47,7 @@ def predict_command(
     if out is not None and out.suffix not in (".csv", ".npz", ""):
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
-    asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "min_score": min_score}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    _check_asked(given, record, run)
+    given = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
     names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
     if not names:
         raise OnnxgenError(
@@ -73,13 +71,15 @@ def predict_command(
     return 0
 
 
-def _check_asked(given: Collection[str], record: Record, run: Path) -> None:
-    """Refuse options that are for another kind of network."""
+def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
+    """Return the options that are given. Raises `OnnxgenError` if one is for another kind of network."""
+    given = {name: value for name, value in asked.items() if value is not None}
     if "min_score" in given and all(target.loss != BOXES for target in record.targets):
         raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
     if (how := [name for name in given if name != "min_score"]) and not record.writes:
         what = f"--{how[0].replace('_', '-')} is for language models, and {run} is none"
         raise OnnxgenError(what, help="leave it out")
+    return given
 
 
 def evaluate_command(

@@ -154,7 +154,7 @@ def test_bad_input_of_several_processes_is_told_once(name: str, tmp_path: Path) 
     args = [sys.executable, "-m", "onnxgen", "train", "mnist.py", *given, "--devices", "2", "--device", "cpu"]
     more = environment(PYTHONPATH=f"{ROOT}:{tmp_path}")
     found = subprocess.run(
-        [*args, "--epochs", "1"], env=more, capture_output=True, text=True, cwd=tmp_path, timeout=120
+        [*args, "--epochs", "1"], env=more, capture_output=True, text=True, cwd=tmp_path, timeout=240
     )
     told = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
     assert found.returncode == code and len(told) == 1 and wanted in told[0], found.stderr

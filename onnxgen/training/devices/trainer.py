@@ -48,7 +48,7 @@ def check_precision(device: Device, precision: str) -> None:
 
 def _options_of_lightning(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
     """Return options for the devices on which Lightning itself can run one or several processes."""
-    from lightning.fabric.plugins.environments import KubeflowEnvironment
+    from lightning.fabric.plugins.environments.kubeflow import KubeflowEnvironment
 
     devices: int | list[int] = settings.devices
     if device.kind != "cpu":
