@@ -50,6 +50,7 @@ clean:
 $(RUN):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the pinned environment needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check 'pip>=25.1'  # it knows groups of dependencies
 
 # A stamp says that the environment has what it names; the test environment has what the demo needs, too.
 $(VENV)/.demo: $(SETUP) | $(RUN)
@@ -57,9 +58,9 @@ $(VENV)/.demo: $(SETUP) | $(RUN)
 	@touch $@
 
 $(VENV)/.test: $(SETUP) | $(RUN)
-	$(INSTALL) -e '.[test]'
+	$(INSTALL) -e '.[train]' --group test
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: $(SETUP) | $(RUN)
-	$(INSTALL) -e '.[docs]'
+	$(INSTALL) -e . --group docs
 	@touch $@
