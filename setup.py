@@ -22,8 +22,9 @@ for name, folder in MOVED.items():
 
 
 def readme() -> str:
-    """Return README.md with whole addresses: a package index shows it without the files that it links to."""
+    """Return README.md for a package index: without the commands of a checkout, and with whole addresses."""
     text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"```sh\nmake [^`]*```\n\n", "", text, count=1)
     text = re.sub(r"(!\[[^]]*\]\()(?=\w+/)", rf"\1{REPOSITORY}/raw/HEAD/", text)
     return re.sub(r"(?<!!)(\[[^]]*\]\()(?=[\w.]+[/)#])", rf"\1{REPOSITORY}/blob/HEAD/", text)
 

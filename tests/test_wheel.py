@@ -92,6 +92,8 @@ def test_the_wheel_says_what_is_in_it_and_where_it_comes_from(wheel: Path) -> No
     component = bom["metadata"]["component"]
     assert (bom["bomFormat"], bom["specVersion"], bom["components"]) == ("CycloneDX", "1.6", [])
     assert component["purl"] == f"pkg:pypi/onnxgen@{metadata['Version']}" and component["version"] == __version__
+    opening = metadata.get_payload().partition("## Install")[0]
+    assert "```" not in opening and "](https://example.org/onnxgen/raw/HEAD/docs/images/mnist.svg)" in opening
     assert len(metadata.get_all("Project-URL")) == 5 and not re.search(r"\]\((?!http|#)", metadata.get_payload())
 
 
