@@ -1,0 +1,193 @@
+"""Tensor parallelism: several processes divide the weights of a layer, and compute its result together.
+
+Weights become DTensors, and so do the results. A DTensor means the whole tensor, whoever holds which part of it. So the
+generated `forward` stays as it is, and no plan can change what it computes: a plan says who holds what. A function that
+DTensor can't compute on parts is computed on whole tensors, by every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from onnxgen.training.memory import is_out_of_memory
+
+Function = Callable[..., Any]
+
+# The axes of the weight [outputs, inputs], or the other way round, that are those of the outputs and of the inputs.
+_PRODUCTS: Mapping[Function, tuple[int, int]] = {
+    F.linear: (0, 1),
+    torch.matmul: (1, 0),
+    torch.mm: (1, 0),
+    Tensor.matmul: (1, 0),
+    Tensor.mm: (1, 0),
+    Tensor.__matmul__: (1, 0),
+}
+_CUTS: tuple[Function, ...] = (Tensor.chunk, Tensor.split, torch.chunk, torch.split)
+_AS_IS, _PLAIN_ATTENTION, _GATHERED, _WHOLE = range(4)  # the ways to call a function, until one works
+
+
+class Divided(TorchFunctionMode):
+    """Calls functions on DTensors. The gradient of a value is divided as the value is.
+
+    Attributes:
+        random: functions that draw random numbers. On a CPU, where DTensor does not, all processes draw those of the
+            whole tensor.
+        ways: how functions are called that DTensor can't compute on parts, by what they are called with.
+    """
+
+    def __init__(self, random: set[Function] | None = None) -> None:
+        super().__init__()
+        self.random: set[Function] = random or set()
+        self.ways: dict[Function, dict[Hashable, int]] = {}
+
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = [one for one in tree_leaves((args, kwargs)) if isinstance(one, DTensor)]
+        if not found or getattr(func, "__name__", "") == "__get__":  # the latter: `x.shape`
+            return func(*args, **kwargs)
+        args = _arranged(func, args)
+        if any(map(_divided, found)):
+            args, kwargs = tree_map_only(DTensor, _even_backward, (args, kwargs))
+        way = self._first_way(func, found)
+        key: Hashable = None
+        if func in self.ways:
+            way = max(way, self.ways[func].get(key := _key(args, kwargs), way))
+        while True:
+            try:
+                made = _called(func, args, kwargs, way)
+                break
+            except Exception as error:
+                if way == _WHOLE or is_out_of_memory(error):
+                    raise
+            way += 2 if way == _AS_IS and func is not F.scaled_dot_product_attention else 1
+            self.ways.setdefault(func, {})[key or _key(args, kwargs)] = way
+        return _after(func, args, made)
+
+    def _first_way(self, func: Function, found: list[DTensor]) -> int:
+        if found[0].device.type != "cpu":
+            return _AS_IS
+        if func in self.random and any(map(_divided, found)):
+            return _WHOLE
+        # DTensor has no rule for the CPU's own kernel of attention, and takes minutes to say so (torch 2.13).
+        return _PLAIN_ATTENTION if func is F.scaled_dot_product_attention else _AS_IS
+
+
+def _divided(tensor: DTensor) -> bool:
+    return any(isinstance(one, Shard) for one in tensor.placements)
+
+
+def _even_backward(tensor: DTensor) -> DTensor:
+    """Return a value that is not divided, with a gradient that is not divided either, also if it meets one that is.
+
+    Else a view that the forward pass made of a whole tensor would have to divide it in the backward pass.
+    """
+    if _divided(tensor) or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
+        return tensor
+    return tensor.redistribute(placements=[Replicate()])
+
+
+def _arranged(func: Function, args: Any) -> Any:
+    """Return the arguments of a product with a divided weight: its input is divided as the weight's rows, or whole."""
+    axes = _PRODUCTS.get(func)
+    if axes is None or len(args) < 2 or not isinstance(args[1], nn.Parameter) or not isinstance(args[1], DTensor):
+        return args
+    (place,) = args[1].placements
+    if not isinstance(place, Shard) or not isinstance(args[0], DTensor):
+        return args
+    wanted = Replicate() if place.dim == axes[0] else Shard(args[0].ndim - 1)
+    return (args[0].redistribute(placements=[wanted]), *args[1:])
+
+
+def _key(args: Any, kwargs: Any) -> Hashable:
+    def brief(one: Any) -> Hashable:
+        if isinstance(one, DTensor):
+            return one.placements, one.ndim
+        return one if isinstance(one, (int, float, str, torch.dtype, type(None))) else type(one).__name__
+
+    leaves, shape = tree_flatten((args, kwargs))
+    return (*map(brief, leaves), str(shape))
+
+
+def _called(func: Function, args: Any, kwargs: Any, way: int) -> Any:
+    if way >= _GATHERED:
+        args, kwargs = tree_map_only(DTensor, lambda one: one.redistribute(placements=[Replicate()]), (args, kwargs))
+    if way == _PLAIN_ATTENTION:
+        with sdpa_kernel(SDPBackend.MATH):
+            return func(*args, **kwargs)
+    if way < _WHOLE:
+        return func(*args, **kwargs)
+    mesh = next(one.device_mesh for one in tree_leaves((args, kwargs)) if isinstance(one, DTensor))
+    args, kwargs = tree_map_only(DTensor, lambda one: one.to_local(), (args, kwargs))
+    made = func(*args, **kwargs)
+    return tree_map_only(Tensor, lambda one: DTensor.from_local(one, mesh, [Replicate()], run_check=False), made)
+
+
+def _after(func: Function, args: Any, made: Any) -> Any:
+    """Sum up the parts of a result at once. Divide the pieces of a divided tensor again: q, k and v of one product."""
+    if func in _CUTS and _divided(args[0]):
+        (place,) = args[0].placements
+        return tree_map_only(DTensor, lambda one: _divide_again(one, place), made)
+    if isinstance(made, DTensor) and any(one.is_partial() for one in made.placements):
+        return made.redistribute(placements=[Replicate()])
+    return made
+
+
+def _divide_again(piece: DTensor, place: Any) -> DTensor:
+    fits = not _divided(piece) and piece.shape[place.dim] % piece.device_mesh.size() == 0
+    return piece.redistribute(placements=[place]) if fits else piece
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TensorPlan:
+    """Which axis of each parameter is divided among the processes of a group.
+
+    Attributes:
+        axes: by the parameters' names; a parameter without an entry is whole in each process.
+        roles: what becomes of the weights, by their names: "columns", "rows", "vocabulary".
+    """
+
+    size: int
+    axes: dict[str, int] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)
+    mode: Divided = field(default_factory=Divided)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within this, a model of DTensors computes. A plain tensor counts as the same one in all processes."""
+        with implicit_replication(), self.mode:
+            yield
+
+
+def whole(made: Any) -> Any:
+    """Return the results of a model as plain tensors, the same ones in each process of a group."""
+    return tree_map_only(DTensor, lambda one: one.full_tensor(), made)
+
+
+def distribute(model: nn.Module, part: nn.Module, plan: TensorPlan, mesh: Any) -> None:
+    """Make DTensors of the parameters of a part of a model, which may be mapped from files. Numbers stay as they are."""
+    own = {id(parameter) for parameter in part.parameters() if parameter.ndim and not isinstance(parameter, DTensor)}
+    made: dict[int, nn.Parameter] = {}
+    for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
+        if id(parameter) not in own:
+            continue
+        if id(parameter) not in made:
+            place = Shard(plan.axes[name]) if name in plan.axes else Replicate()
+            value = distribute_tensor(parameter.detach(), mesh, [place], src_data_rank=None)
+            made[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, made[id(parameter)])
