@@ -9,6 +9,7 @@ from onnxgen.training.data.samples import Samples
 from onnxgen.training.loader import Loader
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.prepare import Plan
+from onnxgen.training.sharded.strategy import share_of
 
 
 class Loaders(lightning.LightningDataModule):
@@ -32,6 +33,7 @@ class Loaders(lightning.LightningDataModule):
         settings, trainer = self.plan.settings, self.trainer
         assert trainer is not None
         # BatchNorm can't train on one sample: it has no variance.
+        rank, world = share_of(trainer)
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
         return Loader(
             samples,
@@ -39,8 +41,8 @@ class Loaders(lightning.LightningDataModule):
             shuffle=shuffle,
             seed=settings.seed,
             workers=settings.workers,
-            rank=trainer.global_rank,
-            world=trainer.world_size,
+            rank=rank,
+            world=world,
             accumulate=settings.accumulate,
             smallest=2 if shuffle and norms else 1,
             drop_last=shuffle and fixed_batch(self.plan.model) is not None,

@@ -7,6 +7,7 @@ DTensor can't compute on parts is computed on whole tensors, by every process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from onnxgen.training.memory import is_out_of_memory
 Function = Callable[..., Any]
 
 # The axes of the weight [outputs, inputs], or the other way round, that are those of the outputs and of the inputs.
-_PRODUCTS: Mapping[Function, tuple[int, int]] = {
+PRODUCTS: Mapping[Function, tuple[int, int]] = {
     F.linear: (0, 1),
     torch.matmul: (1, 0),
     torch.mm: (1, 0),
@@ -58,7 +59,7 @@ class Divided(TorchFunctionMode):
         if not found or getattr(func, "__name__", "") == "__get__":  # the latter: `x.shape`
             return func(*args, **kwargs)
         args = _arranged(func, args)
-        if any(map(_divided, found)):
+        if any(map(is_divided, found)):
             args, kwargs = tree_map_only(DTensor, _even_backward, (args, kwargs))
         way = self._first_way(func, found)
         key: Hashable = None
@@ -78,13 +79,13 @@ class Divided(TorchFunctionMode):
     def _first_way(self, func: Function, found: list[DTensor]) -> int:
         if found[0].device.type != "cpu":
             return _AS_IS
-        if func in self.random and any(map(_divided, found)):
+        if func in self.random and any(map(is_divided, found)):
             return _WHOLE
         # DTensor has no rule for the CPU's own kernel of attention, and takes minutes to say so (torch 2.13).
         return _PLAIN_ATTENTION if func is F.scaled_dot_product_attention else _AS_IS
 
 
-def _divided(tensor: DTensor) -> bool:
+def is_divided(tensor: DTensor) -> bool:
     return any(isinstance(one, Shard) for one in tensor.placements)
 
 
@@ -93,14 +94,14 @@ def _even_backward(tensor: DTensor) -> DTensor:
 
     Else a view that the forward pass made of a whole tensor would have to divide it in the backward pass.
     """
-    if _divided(tensor) or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
+    if is_divided(tensor) or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
         return tensor
     return tensor.redistribute(placements=[Replicate()])
 
 
 def _arranged(func: Function, args: Any) -> Any:
     """Return the arguments of a product with a divided weight: its input is divided as the weight's rows, or whole."""
-    axes = _PRODUCTS.get(func)
+    axes = PRODUCTS.get(func)
     if axes is None or len(args) < 2 or not isinstance(args[1], nn.Parameter) or not isinstance(args[1], DTensor):
         return args
     (place,) = args[1].placements
@@ -136,7 +137,7 @@ def _called(func: Function, args: Any, kwargs: Any, way: int) -> Any:
 
 def _after(func: Function, args: Any, made: Any) -> Any:
     """Sum up the parts of a result at once. Divide the pieces of a divided tensor again: q, k and v of one product."""
-    if func in _CUTS and _divided(args[0]):
+    if func in _CUTS and is_divided(args[0]):
         (place,) = args[0].placements
         return tree_map_only(DTensor, lambda one: _divide_again(one, place), made)
     if isinstance(made, DTensor) and any(one.is_partial() for one in made.placements):
@@ -145,7 +146,7 @@ def _after(func: Function, args: Any, made: Any) -> Any:
 
 
 def _divide_again(piece: DTensor, place: Any) -> DTensor:
-    fits = not _divided(piece) and piece.shape[place.dim] % piece.device_mesh.size() == 0
+    fits = not is_divided(piece) and piece.shape[place.dim] % piece.device_mesh.size() == 0
     return piece.redistribute(placements=[place]) if fits else piece
 
 
@@ -166,6 +167,15 @@ class TensorPlan:
     roles: dict[str, str] = field(default_factory=dict)
     mode: Divided = field(default_factory=Divided)
 
+    def said(self) -> list[str]:
+        """Return the plan in words, a line for each role. In a name, `*` is any number."""
+        lines = []
+        for role in dict.fromkeys(self.roles.values()):
+            names = (name for name, found in self.roles.items() if found == role)
+            shown = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name) for name in names)
+            lines.append(f"{self.size} processes divide by {role}: {', '.join(shown)}")
+        return lines
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within this, a model of DTensors computes. A plain tensor counts as the same one in all processes."""
@@ -178,8 +188,20 @@ def whole(made: Any) -> Any:
     return tree_map_only(DTensor, lambda one: one.full_tensor(), made)
 
 
+def draw_alike(mesh: Any) -> None:
+    """Give the processes of a group the random numbers of its first one, for what each of them computes whole."""
+    import torch.distributed as dist
+
+    device = mesh.device_type
+    modules: list[Any] = [torch] + ([torch.get_device_module(device)] if device != "cpu" else [])
+    for module in modules:
+        state = module.get_rng_state().to(device)
+        dist.broadcast(state, group=mesh.get_group(), group_src=0)
+        module.set_rng_state(state.cpu())
+
+
 def distribute(model: nn.Module, part: nn.Module, plan: TensorPlan, mesh: Any) -> None:
-    """Make DTensors of the parameters of a part of a model, which may be mapped from files. Numbers stay as they are."""
+    """Make DTensors of the parameters of a part of a model, which may be mapped from files; not of single numbers."""
     own = {id(parameter) for parameter in part.parameters() if parameter.ndim and not isinstance(parameter, DTensor)}
     made: dict[int, nn.Parameter] = {}
     for name, parameter in [*model.named_parameters(remove_duplicate=False)]:

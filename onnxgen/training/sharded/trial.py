@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.training.sharded.tensor import _PRODUCTS, Divided, TensorPlan, _divided, whole
+from onnxgen.training.sharded.tensor import PRODUCTS, Divided, TensorPlan, whole
 
 Function = Callable[..., Any]
 _ADDS: tuple[Function, ...] = (Tensor.add, Tensor.__add__, torch.add)
@@ -112,8 +112,8 @@ class _Trial(Divided):
             renormed = args[3] if len(args) > 3 else kwargs.get("max_norm")  # in place
             if rows > size and renormed is None:
                 self._divide(weight, 0, "vocabulary")
-        elif func in _PRODUCTS:
-            outputs, inputs = _PRODUCTS[func]
+        elif func in PRODUCTS:
+            outputs, inputs = PRODUCTS[func]
             if _last(args[0]):
                 self._divide(weight, inputs, "rows")
             elif self._worth(weight.shape[outputs], weight.shape[inputs]):
