@@ -17,8 +17,8 @@ from onnxgen.training.settings import SETTINGS, Settings
 # All other settings must be the same. What some of these change is compared in another way: samples, tensors.
 FREE_SETTINGS = (
     "batch_size", "device", "imports", "devices", "nodes", "strategy", "tensor_parallel", "workers", "replace_head",
-    "weights", "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out", "name",
-    "max_hours", "gradient_checkpointing", "profile", "recipe", "find_lr", "loggers", "tokenizer", "max_length",
+    "weights", "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out",
+    "name", "max_hours", "gradient_checkpointing", "profile", "recipe", "find_lr", "loggers", "tokenizer", "max_length",
     "teacher",
 )  # fmt: skip
 LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ if nothing depends on the run's length

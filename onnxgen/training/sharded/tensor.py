@@ -36,11 +36,13 @@ PRODUCTS: Mapping[Function, tuple[int, int]] = {
     Tensor.__matmul__: (1, 0),
 }
 _CUTS: tuple[Function, ...] = (Tensor.chunk, Tensor.split, torch.chunk, torch.split)
+# Attributes such as `x.shape`, and what FSDP2 calls to make parameters.
+_AS_DTENSORS = ("__get__", "__set__", "detach", "requires_grad_")
 _AS_IS, _PLAIN_ATTENTION, _GATHERED, _WHOLE = range(4)  # the ways to call a function, until one works
 
 
 class Divided(TorchFunctionMode):
-    """Calls functions on DTensors. The gradient of a value is divided as the value is.
+    """Calls functions on divided values, which are DTensors. All other values are plain, the same in each process.
 
     Attributes:
         random: functions that draw random numbers. On a CPU, where DTensor does not, all processes draw those of the
@@ -56,11 +58,12 @@ class Divided(TorchFunctionMode):
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found = [one for one in tree_leaves((args, kwargs)) if isinstance(one, DTensor)]
-        if not found or getattr(func, "__name__", "") == "__get__":  # the latter: `x.shape`
+        if not found or getattr(func, "__name__", "") in _AS_DTENSORS:
             return func(*args, **kwargs)
+        if not any(map(is_divided, found)):
+            return func(*_plain(args), **_plain(kwargs))
         args = _arranged(func, args)
-        if any(map(is_divided, found)):
-            args, kwargs = tree_map_only(DTensor, _even_backward, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, lambda one: _met(one, found[0].device_mesh), (args, kwargs))
         way = self._first_way(func, found)
         key: Hashable = None
         if func in self.ways:
@@ -68,35 +71,48 @@ class Divided(TorchFunctionMode):
         while True:
             try:
                 made = _called(func, args, kwargs, way)
-                break
+                return tree_map_only(DTensor, _settled, _cut_again(func, args, made))
             except Exception as error:
                 if way == _WHOLE or is_out_of_memory(error):
                     raise
             way += 2 if way == _AS_IS and func is not F.scaled_dot_product_attention else 1
             self.ways.setdefault(func, {})[key or _key(args, kwargs)] = way
-        return _after(func, args, made)
 
     def _first_way(self, func: Function, found: list[DTensor]) -> int:
         if found[0].device.type != "cpu":
             return _AS_IS
-        if func in self.random and any(map(is_divided, found)):
+        if func in self.random:
             return _WHOLE
         # DTensor has no rule for the CPU's own kernel of attention, and takes minutes to say so (torch 2.13).
         return _PLAIN_ATTENTION if func is F.scaled_dot_product_attention else _AS_IS
 
 
 def is_divided(tensor: DTensor) -> bool:
+    """Return True if processes hold parts of a tensor."""
     return any(isinstance(one, Shard) for one in tensor.placements)
 
 
-def _even_backward(tensor: DTensor) -> DTensor:
-    """Return a value that is not divided, with a gradient that is not divided either, also if it meets one that is.
+def _whole(made: Any) -> Any:
+    return tree_map_only(DTensor, lambda one: one.redistribute(placements=[Replicate()]), made)
 
-    Else a view that the forward pass made of a whole tensor would have to divide it in the backward pass.
+
+def _plain(made: Any) -> Any:
+    return tree_map_only(DTensor, lambda one: one.to_local(), made)
+
+
+def _met(tensor: Tensor, mesh: Any) -> Tensor:
+    """Return a plain value that meets a divided one as a DTensor, so that its gradient is summed up over the processes.
+
+    A constant can stay as it is.
     """
-    if is_divided(tensor) or not tensor.requires_grad or isinstance(tensor, nn.Parameter):
+    if isinstance(tensor, DTensor) or not tensor.requires_grad:
         return tensor
-    return tensor.redistribute(placements=[Replicate()])
+    return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+
+
+def _settled(made: DTensor) -> Tensor:
+    """Return a result that is not divided as a plain tensor. Parts of a sum are summed up at once."""
+    return made if is_divided(made) else made.redistribute(placements=[Replicate()]).to_local()
 
 
 def _arranged(func: Function, args: Any) -> Any:
@@ -105,10 +121,13 @@ def _arranged(func: Function, args: Any) -> Any:
     if axes is None or len(args) < 2 or not isinstance(args[1], nn.Parameter) or not isinstance(args[1], DTensor):
         return args
     (place,) = args[1].placements
-    if not isinstance(place, Shard) or not isinstance(args[0], DTensor):
+    if not isinstance(place, Shard):
         return args
-    wanted = Replicate() if place.dim == axes[0] else Shard(args[0].ndim - 1)
-    return (args[0].redistribute(placements=[wanted]), *args[1:])
+    value = args[0]
+    if not isinstance(value, DTensor):
+        value = DTensor.from_local(value, args[1].device_mesh, [Replicate()], run_check=False)
+    wanted = Replicate() if place.dim == axes[0] else Shard(value.ndim - 1)
+    return (value.redistribute(placements=[wanted]), *args[1:])
 
 
 def _key(args: Any, kwargs: Any) -> Hashable:
@@ -123,31 +142,26 @@ def _key(args: Any, kwargs: Any) -> Hashable:
 
 def _called(func: Function, args: Any, kwargs: Any, way: int) -> Any:
     if way >= _GATHERED:
-        args, kwargs = tree_map_only(DTensor, lambda one: one.redistribute(placements=[Replicate()]), (args, kwargs))
+        args, kwargs = _whole((args, kwargs))
     if way == _PLAIN_ATTENTION:
         with sdpa_kernel(SDPBackend.MATH):
             return func(*args, **kwargs)
-    if way < _WHOLE:
-        return func(*args, **kwargs)
-    mesh = next(one.device_mesh for one in tree_leaves((args, kwargs)) if isinstance(one, DTensor))
-    args, kwargs = tree_map_only(DTensor, lambda one: one.to_local(), (args, kwargs))
-    made = func(*args, **kwargs)
-    return tree_map_only(Tensor, lambda one: DTensor.from_local(one, mesh, [Replicate()], run_check=False), made)
+    return func(*args, **kwargs) if way < _WHOLE else func(*_plain(args), **_plain(kwargs))
 
 
-def _after(func: Function, args: Any, made: Any) -> Any:
-    """Sum up the parts of a result at once. Divide the pieces of a divided tensor again: q, k and v of one product."""
-    if func in _CUTS and is_divided(args[0]):
-        (place,) = args[0].placements
-        return tree_map_only(DTensor, lambda one: _divide_again(one, place), made)
-    if isinstance(made, DTensor) and any(one.is_partial() for one in made.placements):
-        return made.redistribute(placements=[Replicate()])
-    return made
+def _cut_again(func: Function, args: Any, made: Any) -> Any:
+    """Divide the pieces of a divided tensor, which DTensor gathers to cut it: q, k and v of one product."""
+    if func not in _CUTS or not isinstance(args[0], DTensor) or not is_divided(args[0]):
+        return made
+    (place,) = args[0].placements
 
+    def cut(piece: Any) -> Any:
+        if not isinstance(piece, DTensor):
+            piece = DTensor.from_local(piece, args[0].device_mesh, [Replicate()], run_check=False)
+        fits = not is_divided(piece) and piece.shape[place.dim] % piece.device_mesh.size() == 0
+        return piece.redistribute(placements=[place]) if fits else piece
 
-def _divide_again(piece: DTensor, place: Any) -> DTensor:
-    fits = not is_divided(piece) and piece.shape[place.dim] % piece.device_mesh.size() == 0
-    return piece.redistribute(placements=[place]) if fits else piece
+    return tree_map_only(Tensor, cut, made)
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------

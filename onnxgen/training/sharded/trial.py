@@ -45,7 +45,7 @@ def tensor_plan(model: nn.Module, inputs: Sequence[Tensor], size: int) -> Tensor
     if not trial.plan.axes:
         what = f"{type(model).__name__} has nothing that --tensor-parallel {size} divides"
         raise OnnxgenError(what, help="leave out --tensor-parallel")
-    trial.plan.mode.random = trial.random
+    trial.plan.mode.random = trial.seeded
     return trial.plan
 
 
@@ -77,6 +77,7 @@ class _Trial(Divided):
             self._every.setdefault(id(parameter), []).append(name)
         self._made: dict[int, nn.Parameter] = {}
         self.calls: list[Function] = []
+        self.seeded: set[Function] = set()  # not `random`: on another device they are called on parts
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._decide(func, args, kwargs or {})
@@ -160,5 +161,5 @@ class _Seeded(TorchDispatchMode):
         given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | (kwargs or {})
         drawn = given.get("dropout_p", given.get("p", 1))  # attention without dropout draws nothing
         if torch.Tag.nondeterministic_seeded in func.tags and drawn and self.trial.calls:
-            self.trial.random.add(self.trial.calls[-1])
+            self.trial.seeded.add(self.trial.calls[-1])
         return func(*args, **(kwargs or {}))
