@@ -38,7 +38,7 @@ from tests.zoo.gpt2 import GPT2LMHeadModel
 BATCH = 4
 # Beside those of the zoo: three heads can't be shared by two processes, four can.
 ENTRIES = {**ZOO, "gpt2-4-heads": replace(ZOO["gpt2"], build=lambda: GPT2LMHeadModel(heads=4))}
-NETS = ("bert", "gpt2", "gpt2-4-heads", "llama", "vit", "encoder", "decoder")
+NETS = ("bert", "gpt2", "gpt2-4-heads", "llama", "vit", "encoder")
 
 
 def entry_of(name: str) -> Entry:
@@ -93,8 +93,11 @@ def work(rank: int, folder: Path, nets: Sequence[str], shares: int, size: int) -
     rows = []
     models = [open_model(folder / f"{name.replace('-', '_')}.py").train() for name in nets]
     inputs = [entry_of(name).inputs(BATCH) for name in nets]
-    for layer in (one for model in models for one in model.modules() if isinstance(one, nn.Dropout) and shares > 1):
-        layer.p = 0.0
+    for layer in (one for model in models for one in model.modules() if shares > 1):
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+        elif isinstance(layer, nn.MultiheadAttention):
+            layer.dropout = 0.0
     plans = [tensor_plan(model, given, size) for model, given in zip(models, inputs)]
     address = f"file://{folder / f'store{shares}x{size}'}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=shares * size)

@@ -105,9 +105,12 @@ def _met(tensor: Tensor, mesh: Any) -> Tensor:
 
     A constant can stay as it is.
     """
-    if isinstance(tensor, DTensor) or not tensor.requires_grad:
-        return tensor
-    return DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
+    return _shared(tensor, mesh) if tensor.requires_grad else tensor
+
+
+def _shared(tensor: Tensor, mesh: Any) -> DTensor:
+    """Return a tensor that each process has as a DTensor."""
+    return tensor if isinstance(tensor, DTensor) else DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
 
 
 def _settled(made: DTensor) -> Tensor:
@@ -116,16 +119,25 @@ def _settled(made: DTensor) -> Tensor:
 
 
 def _arranged(func: Function, args: Any) -> Any:
-    """Return the arguments of a product with a divided weight: its input is divided as the weight's rows, or whole."""
+    """Return the arguments of a product with a divided weight: its input is divided as the weight's rows, or whole.
+
+    Attention whose queries are divided by heads gets keys and values divided like them.
+    """
+    if func is F.scaled_dot_product_attention and isinstance(args[0], DTensor) and is_divided(args[0]):
+        (place,) = args[0].placements
+        alike = [one.shape[:-2] == args[0].shape[:-2] and place.dim < one.ndim - 2 for one in args[1:3]]
+        given = zip(args[1:3], alike, strict=True)
+        pair = [
+            _shared(one, args[0].device_mesh).redistribute(placements=[place]) if fits else one for one, fits in given
+        ]
+        return (args[0], *pair, *args[3:])
     axes = PRODUCTS.get(func)
     if axes is None or len(args) < 2 or not isinstance(args[1], nn.Parameter) or not isinstance(args[1], DTensor):
         return args
     (place,) = args[1].placements
     if not isinstance(place, Shard):
         return args
-    value = args[0]
-    if not isinstance(value, DTensor):
-        value = DTensor.from_local(value, args[1].device_mesh, [Replicate()], run_check=False)
+    value = _shared(args[0], args[1].device_mesh)
     wanted = Replicate() if place.dim == axes[0] else Shard(value.ndim - 1)
     return (value.redistribute(placements=[wanted]), *args[1:])
 
@@ -156,8 +168,7 @@ def _cut_again(func: Function, args: Any, made: Any) -> Any:
     (place,) = args[0].placements
 
     def cut(piece: Any) -> Any:
-        if not isinstance(piece, DTensor):
-            piece = DTensor.from_local(piece, args[0].device_mesh, [Replicate()], run_check=False)
+        piece = _shared(piece, args[0].device_mesh)
         fits = not is_divided(piece) and piece.shape[place.dim] % piece.device_mesh.size() == 0
         return piece.redistribute(placements=[place]) if fits else piece
 

@@ -31,8 +31,8 @@ def tensor_plan(model: nn.Module, inputs: Sequence[Tensor], size: int) -> Tensor
     Raises:
         OnnxgenError: nothing can be divided, or DTensor can't compute the network or its gradients.
     """
-    with _made_up(size) as mesh, FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        trial = _Trial(model, mesh)
+    with _made_up(size) as mesh, _buffers_kept(model), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        trial = _Trial(model, mesh, fake)
         try:
             with implicit_replication(), _Seeded(trial):
                 with trial:
@@ -47,6 +47,17 @@ def tensor_plan(model: nn.Module, inputs: Sequence[Tensor], size: int) -> Tensor
         raise OnnxgenError(what, help="leave out --tensor-parallel")
     trial.plan.mode.random = trial.seeded
     return trial.plan
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Undo that a forward pass puts other tensors in the place of buffers."""
+    before = [(module, {**module._buffers}) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, buffers in before:
+            module._buffers.update(buffers)
 
 
 @contextmanager
@@ -66,10 +77,14 @@ def _made_up(size: int) -> Iterator[Any]:
 
 
 class _Trial(Divided):
-    """Puts a DTensor without values in the place of each parameter, divided as its first use suggests."""
+    """Puts a DTensor without values in the place of each parameter, divided as its first use suggests.
 
-    def __init__(self, model: nn.Module, mesh: Any) -> None:
+    In the place of a buffer it puts a plain tensor, which the network may change.
+    """
+
+    def __init__(self, model: nn.Module, mesh: Any, fake: FakeTensorMode) -> None:
         super().__init__()
+        self._buffers: dict[int, Tensor] = {id(one): fake.from_tensor(one) for one in model.buffers()}
         self.mesh, self.plan = mesh, TensorPlan(mesh.size())
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._every: dict[int, list[str]] = {}
@@ -81,16 +96,16 @@ class _Trial(Divided):
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._decide(func, args, kwargs or {})
-        args, kwargs = tree_map_only(nn.Parameter, self._stand_in, (args, kwargs or {}))
+        args, kwargs = tree_map_only(Tensor, self._stand_in, (args, kwargs or {}))
         self.calls.append(func)
         try:
             return super().__torch_function__(func, types, args, kwargs)
         finally:
             self.calls.pop()
 
-    def _stand_in(self, parameter: nn.Parameter) -> Tensor:
+    def _stand_in(self, parameter: Tensor) -> Tensor:
         if id(parameter) not in self._names or not parameter.ndim:
-            return parameter
+            return self._buffers.get(id(parameter), parameter)
         if id(parameter) not in self._made:
             axis, shape = self.plan.axes.get(self._names[id(parameter)]), list(parameter.shape)
             if axis is not None:
@@ -131,7 +146,7 @@ class _Trial(Divided):
                 self._divide(bias, 0)
 
     def _worth(self, outputs: int, inputs: int) -> bool:
-        """Return True if outputs are divided: in equal parts, or a head with as many classes as a vocabulary has."""
+        """Return True if outputs are divided: in equal parts, or more of them than inputs, as those of a vocabulary."""
         return outputs % self.plan.size == 0 or outputs > max(inputs, self.plan.size)
 
     def _undecided(self, value: Any) -> nn.Parameter | None:
