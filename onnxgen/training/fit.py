@@ -194,7 +194,7 @@ def _finish(plan: Plan, facts: Facts, outcome: Outcome, whole: nn.Module, traine
 def _task(plan: Plan, network: nn.Module) -> Task:
     split = _split(plan, network)
     if plan.settings.gradient_checkpointing:
-        recompute(network)
+        recompute(network, None if split is None else split.mode)
     if plan.settings.compile:
         network.compile()
     kind = MixedTask if plan.settings.mixup or plan.settings.cutmix else Task

@@ -145,7 +145,7 @@ class Settings:
     nodes: int = _devices(1, "N", "Number of nodes.")
     strategy: str = _devices("auto", "NAME", f"How processes share the work: {', '.join(STRATEGIES)}.")
     tensor_parallel: int = _devices(
-        1, "N", "With --strategy fsdp: N processes divide the weights of a layer, and compute it together."
+        1, "N", "With fsdp: N processes divide the weights of a layer, and compute it together."
     )
     precision: str = _devices("32-true", "NAME", f"{', '.join(PRECISIONS)}.")
     workers: int | str = _devices("auto", "N", "Processes that prepare batches; auto: as many as help.")

@@ -135,7 +135,7 @@ class Task(lightning.LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if self._together:
-            with self.split.active() if self.split is not None else nullcontext():  # blocks may be computed again
+            with self.split.gradients() if self.split is not None else nullcontext():
                 super().backward(loss, *args, **kwargs)
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)

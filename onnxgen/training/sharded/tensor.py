@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,6 +206,10 @@ class TensorPlan:
         """Within this, a model of DTensors computes. A plain tensor counts as the same one in all processes."""
         with implicit_replication(), self.mode:
             yield
+
+    def gradients(self) -> AbstractContextManager[None]:
+        """Within this, the gradients of such a model are computed."""
+        return implicit_replication()
 
 
 def whole(made: Any) -> Any:
