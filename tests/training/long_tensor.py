@@ -16,11 +16,6 @@ from benchmarks.tensor import measure, written
 from onnxgen.pipeline import generate
 from tests.training.long_sharded import refused
 from tests.training.processes import Job, difference, finish, rows
-from tests.zoo import ZOO
-from tests.zoo.export import export
-
-TENSOR: dict[str, Any] = {"strategy": "fsdp", "tensor_parallel": 2, "optimizer": "adamw", "optimizer_args": {}}
-ONE: dict[str, Any] = {"optimizer": "adamw", "optimizer_args": {}, "batch_size": 8, "clip": 0.5}
 
 CONV = f"""<ir_version: 9, opset_import: ["" : 17]>
 conv (float[n, 1, 5, 5] x) => (float[n, 3, 1, 1] y)
@@ -29,8 +24,9 @@ conv (float[n, 1, 5, 5] x) => (float[n, 3, 1, 1] y)
 
 @pytest.mark.parametrize("layout", [(1, 2), (2, 2)])
 def test_outputs_and_gradients_are_those_of_one_process(layout: tuple[int, int], tmp_path: Path) -> None:
-    """Also those of networks whose heads two processes can't share, and with the same dropout."""
-    for row in measure(tmp_path, ("bert", "gpt2", "gpt2-4-heads", "llama", "encoder"), [layout]):
+    """Of one group also with dropout, and of networks whose three heads two processes can't share."""
+    nets = ("bert", "gpt2", "encoder") if layout == (1, 2) else ("bert", "gpt2-4-heads", "llama")
+    for row in measure(tmp_path, nets, [layout]):
         assert float(row["outputs"]) < 1e-5 and float(row["gradients"]) < 1e-5, row
 
 
@@ -44,44 +40,19 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return Job.of(module, folder / "tokens.npz")
 
 
-@pytest.fixture(scope="module")
-def whole(language: Job) -> Path:
-    """The run of one process."""
-    finish(language.command(out := language.folder / "one", ONE), language.folder)
-    return out
-
-
-def test_two_by_two_processes_train_and_one_goes_on(language: Job, whole: Path, tmp_path: Path) -> None:
+def test_2x2_1_and_2_processes_continue_each_other(language: Job, tmp_path: Path) -> None:
     """Blocks are computed again in the backward pass. Weights, curves and files are those of one process."""
-    out, given = tmp_path / "out", {**ONE, **TENSOR, "devices": 4, "batch_size": 4, "gradient_checkpointing": True}
-    finish(language.command(out, {**given, "epochs": 1}), tmp_path)
-    first = load_file(out / "best.safetensors")
-    handed_back = load_file(out / "result3.safetensors")
-    assert first.keys() == handed_back.keys() and all(torch.equal(first[key], handed_back[key]) for key in first)
-    finish(language.command(out, {**ONE, "strategy": "fsdp", "resume": True}), tmp_path)
-    assert difference(out, whole) < 1e-5 and difference(out / "best.safetensors", whole / "best.safetensors") < 1e-5
-    np.testing.assert_allclose(rows(out), rows(whole), rtol=1e-5)
-
-
-def test_one_process_trains_and_two_by_two_go_on(language: Job, whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    finish(language.command(out, {**ONE, "strategy": "fsdp", "epochs": 1}), tmp_path)
-    finish(language.command(out, {**ONE, **TENSOR, "devices": 4, "batch_size": 4, "resume": True}), tmp_path)
-    assert difference(out, whole) < 1e-5 and difference(out / "best.safetensors", whole / "best.safetensors") < 1e-5
-    np.testing.assert_allclose(rows(out), rows(whole), rtol=1e-5)
-
-
-def test_dropout_of_two_processes_is_that_of_one(tmp_path: Path) -> None:
-    """What is divided, and what each process computes whole, draws the numbers of one process."""
-    export(ZOO["gpt2"], tmp_path / "gpt2.onnx", "legacy", 17, training=True, keep=False)
-    generate(tmp_path / "gpt2.onnx", tmp_path / "gpt2.py")
-    assert "Dropout(0.1)" in (tmp_path / "gpt2.py").read_text()
-    tokens = np.random.default_rng(0).integers(0, 61, (24, 8))
-    np.savez(tmp_path / "tokens.npz", x_train=tokens[:16], y_train=tokens[:16], x_val=tokens[16:], y_val=tokens[16:])
-    job = Job.of(tmp_path / "gpt2.py", tmp_path / "tokens.npz")
-    finish(job.command(one := tmp_path / "one", ONE), tmp_path)
-    finish(job.command(two := tmp_path / "two", {**ONE, **TENSOR, "devices": 2}), tmp_path)
-    assert difference(one, two) < 1e-5
+    out, one = tmp_path / "out", tmp_path / "one"
+    given: dict[str, Any] = {"optimizer": "adamw", "optimizer_args": {}, "clip": 0.5}
+    finish(language.command(one, {**given, "batch_size": 8, "epochs": 3}), tmp_path)
+    for epochs, devices, size in ((1, 4, 2), (2, 1, 1), (3, 2, 2)):
+        layout = {"devices": devices, "tensor_parallel": size, "batch_size": 8 * size // devices}
+        more = {"epochs": epochs, "resume": epochs > 1, "gradient_checkpointing": True}
+        finish(language.command(out, {**given, **layout, **more, "strategy": "fsdp"}), tmp_path)
+        best, handed_back = load_file(out / "best.safetensors"), load_file(out / "result0.safetensors")
+        assert best.keys() == handed_back.keys() and all(torch.equal(best[key], handed_back[key]) for key in best)
+    assert difference(out, one) < 1e-5 and difference(out / "best.safetensors", one / "best.safetensors") < 1e-5
+    np.testing.assert_allclose(rows(out), rows(one), rtol=1e-5)
 
 
 def test_nothing_to_divide_ends_every_process(tmp_path: Path) -> None:
