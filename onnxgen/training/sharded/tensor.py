@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -38,6 +38,8 @@ PRODUCTS: Mapping[Function, tuple[int, int]] = {
 _CUTS: tuple[Function, ...] = (Tensor.chunk, Tensor.split, torch.chunk, torch.split)
 # Attributes such as `x.shape`, and what FSDP2 calls to make parameters.
 _AS_DTENSORS = ("__get__", "__set__", "detach", "requires_grad_")
+# What DTensor raises. Others must pass: torch ends the second computation of a block by an exception of its own.
+_CANNOT = (AssertionError, RuntimeError, ValueError)
 _AS_IS, _PLAIN_ATTENTION, _GATHERED, _WHOLE = range(4)  # the ways to call a function, until one works
 
 
@@ -72,7 +74,7 @@ class Divided(TorchFunctionMode):
             try:
                 made = _called(func, args, kwargs, way)
                 return tree_map_only(DTensor, _settled, _cut_again(func, args, made))
-            except Exception as error:
+            except _CANNOT as error:
                 if way == _WHOLE or is_out_of_memory(error):
                     raise
             way += 2 if way == _AS_IS and func is not F.scaled_dot_product_attention else 1
@@ -90,6 +92,10 @@ class Divided(TorchFunctionMode):
 def is_divided(tensor: DTensor) -> bool:
     """Return True if processes hold parts of a tensor."""
     return any(isinstance(one, Shard) for one in tensor.placements)
+
+
+def _place(tensor: DTensor) -> Shard:
+    return next(one for one in tensor.placements if isinstance(one, Shard))
 
 
 def _whole(made: Any) -> Any:
@@ -124,7 +130,7 @@ def _arranged(func: Function, args: Any) -> Any:
     Attention whose queries are divided by heads gets keys and values divided like them.
     """
     if func is F.scaled_dot_product_attention and isinstance(args[0], DTensor) and is_divided(args[0]):
-        (place,) = args[0].placements
+        place = _place(args[0])
         alike = [one.shape[:-2] == args[0].shape[:-2] and place.dim < one.ndim - 2 for one in args[1:3]]
         given = zip(args[1:3], alike, strict=True)
         pair = [
@@ -134,11 +140,11 @@ def _arranged(func: Function, args: Any) -> Any:
     axes = PRODUCTS.get(func)
     if axes is None or len(args) < 2 or not isinstance(args[1], nn.Parameter) or not isinstance(args[1], DTensor):
         return args
-    (place,) = args[1].placements
-    if not isinstance(place, Shard):
+    if not is_divided(args[1]):
         return args
+    place = _place(args[1])
     value = _shared(args[0], args[1].device_mesh)
-    wanted = Replicate() if place.dim == axes[0] else Shard(value.ndim - 1)
+    wanted: Placement = Replicate() if place.dim == axes[0] else Shard(value.ndim - 1)
     return (value.redistribute(placements=[wanted]), *args[1:])
 
 
@@ -165,7 +171,7 @@ def _cut_again(func: Function, args: Any, made: Any) -> Any:
     """Divide the pieces of a divided tensor, which DTensor gathers to cut it: q, k and v of one product."""
     if func not in _CUTS or not isinstance(args[0], DTensor) or not is_divided(args[0]):
         return made
-    (place,) = args[0].placements
+    place = _place(args[0])
 
     def cut(piece: Any) -> Any:
         piece = _shared(piece, args[0].device_mesh)

@@ -112,8 +112,8 @@ class _Trial(Divided):
                 shape[axis] = -(-shape[axis] // self.plan.size)
             local = torch.empty(shape, dtype=parameter.dtype)
             place = Replicate() if axis is None else Shard(axis)
-            given = {"shape": parameter.shape, "stride": parameter.contiguous().stride(), "run_check": False}
-            made = DTensor.from_local(local, self.mesh, [place], **given)
+            given: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.contiguous().stride()}
+            made = DTensor.from_local(local, self.mesh, [place], run_check=False, **given)
             self._made[id(parameter)] = nn.Parameter(made, parameter.requires_grad)
         return self._made[id(parameter)]
 
@@ -165,11 +165,11 @@ def _last(value: Any) -> bool:
     return isinstance(value, DTensor) and value.placements == (Shard(value.ndim - 1),)
 
 
-class _Seeded(TorchDispatchMode):
+class _Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the functions that draw random numbers."""
 
     def __init__(self, trial: _Trial) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trial = trial
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
