@@ -59,8 +59,8 @@ def test_nothing_to_divide_ends_every_process(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(CONV), tmp_path / "conv.onnx")
     generate(tmp_path / "conv.onnx", tmp_path / "conv.py")
     np.savez(tmp_path / "data.npz", x=np.ones((8, 1, 5, 5), np.float32), y=np.ones((8, 3, 1, 1), np.float32))
-    job = Job.of(tmp_path / "conv.py", tmp_path / "data.npz")
-    assert "has nothing that --tensor-parallel 2 divides" in refused(job, tmp_path, "--tensor-parallel", "2")
+    job, out = Job.of(tmp_path / "conv.py", tmp_path / "data.npz"), ("--out", str(tmp_path / "out"))
+    assert "has nothing that --tensor-parallel 2 divides" in refused(job, tmp_path, "--tensor-parallel", "2", *out)
 
 
 def test_a_size_that_does_not_divide_the_processes_ends_every_process(language: Job, tmp_path: Path) -> None:

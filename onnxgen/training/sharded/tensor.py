@@ -39,7 +39,7 @@ _CUTS: tuple[Function, ...] = (Tensor.chunk, Tensor.split, torch.chunk, torch.sp
 # Attributes such as `x.shape`, and what FSDP2 calls to make parameters.
 _AS_DTENSORS = ("__get__", "__set__", "detach", "requires_grad_")
 # What DTensor raises. Others must pass: torch ends the second computation of a block by an exception of its own.
-_CANNOT = (AssertionError, RuntimeError, ValueError)
+_CANNOT = (AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 _AS_IS, _PLAIN_ATTENTION, _GATHERED, _WHOLE = range(4)  # the ways to call a function, until one works
 
 
