@@ -34,7 +34,7 @@ from onnxgen.training.goals.own import own_modules
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import trial_batch
-from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
+from onnxgen.training.optimizers import NOT_SHARDED, check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.recipes.choose import resolved
 from onnxgen.training.recipes.find_lr import with_rate
@@ -340,6 +340,10 @@ def _refuse_sharded(plan: Plan) -> None:
     """Raise `OnnxgenError` if the strategy is fsdp, which can't train this."""
     if plan.settings.strategy != "fsdp":
         return
+    optimizer = optimizer_class(plan.settings.optimizer)
+    if optimizer in NOT_SHARDED:
+        what = f"{optimizer.__name__} can't update sharded weights: torch lacks operators for them"
+        raise OnnxgenError(what, help="--optimizer adamw, or --strategy ddp")
     cast = plan.settings.precision in ("bf16-true", "16-true", "64-true")
     processes, size = plan.settings.devices * plan.settings.nodes, plan.settings.tensor_parallel
     if processes % size:

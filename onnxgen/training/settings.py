@@ -275,6 +275,7 @@ class Settings:
             (self.head_first and shards, "head_first and fsdp", "units are sharded once, for what is trained then"),
             (self.ema and shards, "ema and fsdp", "no process has the whole weights"),
             (self.tensor_parallel > 1 and self.compile, "tensor_parallel and compile", "DTensors are computed eagerly"),
+            (self.precision == "16-mixed" and shards, "16-mixed and fsdp", "Lightning scales no sharded gradients"),
             (
                 self.sampler == self.class_weights == "balanced",
                 "sampler and class_weights",
