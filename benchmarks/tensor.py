@@ -38,7 +38,7 @@ from tests.zoo.gpt2 import GPT2LMHeadModel
 BATCH = 4
 # Beside those of the zoo: three heads can't be shared by two processes, four can.
 ENTRIES = {**ZOO, "gpt2-4-heads": replace(ZOO["gpt2"], build=lambda: GPT2LMHeadModel(heads=4))}
-NETS = ("bert", "gpt2", "gpt2-4-heads", "llama", "vit", "encoder", "lstm_tagger")
+NETS = ("bert", "gpt2", "gpt2-4-heads", "llama", "vit", "encoder")
 
 
 def entry_of(name: str) -> Entry:
