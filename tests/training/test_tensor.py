@@ -100,14 +100,19 @@ def test_the_plan_follows_what_is_computed() -> None:
     axes = dict.fromkeys([*columns, "tokens.weight", "head.weight", "blocks.1.second"], 0)
     assert plan.axes == axes | dict.fromkeys(["blocks.0.d.weight", "blocks.0.g.weight", "blocks.1.first"], 1)
     assert plan.mode.random == {F.dropout}
-    assert plan.said()[2] == "2 processes divide by rows: blocks.*.d.weight, blocks.*.g.weight, blocks.*.second"
+    assert (
+        len(plan.said()) == 3
+        and plan.said()[2] == "2 processes divide by rows: blocks.*.d.weight, blocks.*.g.weight, blocks.*.second"
+    )
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), drawn) and not dist.is_initialized()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_heads_that_do_not_divide_are_gathered_and_what_grows_may_be_uneven() -> None:
-    assert tensor_plan(Net(), [TOKENS], 4).roles == ROLES  # two keys for four queries
+    plan = tensor_plan(Net(), [TOKENS], 4)
+    assert plan.roles == ROLES  # two keys for four queries
+    assert plan.said()[-1] == "each gathers the parts for unflatten: these can't be computed on parts"
     uneven = dict.fromkeys(["blocks.0.e.weight", "blocks.0.f.weight", "blocks.1.first"], "columns")
     found = tensor_plan(Net(), [TOKENS], 5).roles  # 16 is no multiple of 5
     assert found == {"tokens.weight": "vocabulary", **uneven, "blocks.0.g.weight": "rows"}

@@ -191,12 +191,14 @@ class TensorPlan:
     Attributes:
         axes: by the parameters' names; a parameter without an entry is whole in each process.
         roles: what becomes of the weights, by their names: "columns", "rows", "vocabulary".
+        tried: how the trial called the functions that did not work on parts; see `Divided.ways`.
     """
 
     size: int
     axes: dict[str, int] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
     mode: Divided = field(default_factory=Divided)
+    tried: dict[Function, dict[Hashable, int]] = field(default_factory=dict)
 
     def said(self) -> list[str]:
         """Return the plan in words, a line for each role. In a name, `*` is any number."""
@@ -205,6 +207,9 @@ class TensorPlan:
             names = (name for name, found in self.roles.items() if found == role)
             shown = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name) for name in names)
             lines.append(f"{self.size} processes divide by {role}: {', '.join(shown)}")
+        gathered = [name.__name__ for name, ways in self.tried.items() if max(ways.values()) >= _GATHERED]
+        if gathered:
+            lines.append(f"each gathers the parts for {', '.join(gathered)}: these can't be computed on parts")
         return lines
 
     @contextmanager

@@ -45,7 +45,7 @@ def tensor_plan(model: nn.Module, inputs: Sequence[Tensor], size: int) -> Tensor
     if not trial.plan.axes:
         what = f"{type(model).__name__} has nothing that --tensor-parallel {size} divides"
         raise OnnxgenError(what, help="leave out --tensor-parallel")
-    trial.plan.mode.random = trial.seeded
+    trial.plan.mode.random, trial.plan.tried = trial.seeded, trial.ways
     return trial.plan
 
 
