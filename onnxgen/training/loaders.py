@@ -32,8 +32,8 @@ class Loaders(lightning.LightningDataModule):
     def _loader(self, samples: Samples, shuffle: bool = False) -> Loader:
         settings, trainer = self.plan.settings, self.trainer
         assert trainer is not None
-        # BatchNorm can't train on one sample: it has no variance.
         rank, world = share_of(trainer)
+        # BatchNorm can't train on one sample: it has no variance.
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
         return Loader(
             samples,

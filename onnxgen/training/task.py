@@ -96,7 +96,7 @@ class Task(lightning.LightningModule):
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's outputs, always as a tuple."""
-        made = self._computed(*(batch[column] for column in self.feeding.inputs))
+        made = self._computed(*self.feeding.arguments(batch))
         return made if isinstance(made, tuple) else (made,)
 
     def _computed(self, *inputs: Tensor) -> Any:
