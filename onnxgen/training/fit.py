@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
@@ -35,6 +35,7 @@ from onnxgen.training.goals.own import own_modules
 from onnxgen.training.launch import Lost, restarted
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
+from onnxgen.training.model import trial_batch
 from onnxgen.training.optimizers import NOT_SHARDED, check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.recipes.choose import resolved
@@ -57,6 +58,9 @@ from onnxgen.training.sharded.units import refuse_unshardable
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
 from onnxgen.training.words import python_words
+
+if TYPE_CHECKING:
+    from onnxgen.training.sharded.tensor import TensorPlan
 
 
 @dataclass(repr=False)
@@ -193,14 +197,29 @@ def _finish(plan: Plan, facts: Facts, outcome: Outcome, whole: nn.Module, traine
 
 
 def _task(plan: Plan, network: nn.Module) -> Task:
+    split = _split(plan, network)
     if plan.settings.gradient_checkpointing:
-        recompute(network)
+        recompute(network, None if split is None else split.mode)
     if plan.settings.compile:
         network.compile()
     kind = MixedTask if plan.settings.mixup or plan.settings.cutmix else Task
     task = kind(network, plan.objectives, plan.feeding, partial(_optimization, plan))
+    task.split = split
     task.strict_loading = plan.adapter is None  # a checkpoint has the adapter alone
     return task
+
+
+def _split(plan: Plan, network: nn.Module) -> TensorPlan | None:
+    """Return how several processes divide each layer, and note it; None without --tensor-parallel."""
+    settings, samples = plan.settings, plan.data.train
+    if settings.tensor_parallel == 1 or samples is None:
+        return None
+    from onnxgen.training.sharded.trial import tensor_plan
+
+    batch = trial_batch(network, samples, settings.seed)
+    found = tensor_plan(network, plan.feeding.arguments(batch), settings.tensor_parallel)
+    plan.notes += found.said()
+    return found
 
 
 def _check_monitor(plan: Plan, callbacks: Sequence[lightning.Callback]) -> None:
@@ -336,7 +355,11 @@ def _refuse_sharded(plan: Plan) -> None:
         what = f"{optimizer.__name__} can't update sharded weights: torch lacks operators for them"
         raise OnnxgenError(what, help="--optimizer adamw, or --strategy ddp")
     cast = plan.settings.precision in ("bf16-true", "16-true", "64-true")
-    refuse_unshardable(plan.model, plan.settings.devices * plan.settings.nodes, cast)
+    processes, size = plan.settings.devices * plan.settings.nodes, plan.settings.tensor_parallel
+    if processes % size:
+        what = f"--tensor-parallel {size} does not divide the number of processes, {processes}"
+        raise OnnxgenError(what, help="take one that does, or start another number of processes")
+    refuse_unshardable(plan.model, plan.settings.shares, cast)
     if any(True for module in own_modules(plan.objectives) for _ in module.parameters()):
         what = f"--task {plan.settings.task} has parameters of its own, which --strategy fsdp does not exchange"
         raise OnnxgenError(what, help="--strategy ddp")
@@ -347,7 +370,7 @@ def _check_optimization(plan: Plan, network: nn.Module) -> None:
     settings = plan.settings
     assert plan.data.train is not None
     _refuse_sharded(plan)
-    a_step = settings.batch_size * settings.accumulate * settings.devices * settings.nodes
+    a_step = settings.batch_size * settings.accumulate * settings.shares
     _optimization(plan, network, settings.epochs * math.ceil(len(plan.data.train) / a_step))
     kept = "-mixed" in settings.precision or settings.precision == "32-true"  # Lightning leaves the weights' dtypes
     own = kept and any(p.dtype == torch.float16 and p.requires_grad for p in network.parameters())

@@ -12,6 +12,7 @@ from onnxgen.training.data.samples import Samples
 from onnxgen.training.loader import Loader
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.prepare import Plan
+from onnxgen.training.sharded.strategy import share_of
 
 
 class Loaders(lightning.LightningDataModule):
@@ -35,6 +36,7 @@ class Loaders(lightning.LightningDataModule):
     def _loader(self, samples: Samples, shuffle: bool = False) -> Loader:
         settings, trainer = self.plan.settings, self.trainer
         assert trainer is not None
+        rank, world = share_of(trainer)
         # BatchNorm can't train on one sample: it has no variance.
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
         return Loader(
@@ -43,8 +45,8 @@ class Loaders(lightning.LightningDataModule):
             shuffle=shuffle,
             seed=settings.seed,
             workers=settings.workers,
-            rank=trainer.global_rank,
-            world=trainer.world_size,
+            rank=rank,
+            world=world,
             accumulate=settings.accumulate,
             smallest=2 if shuffle and norms else 1,
             drop_last=shuffle and fixed_batch(self.plan.model) is not None,

@@ -147,6 +147,9 @@ class Settings:
     devices: int = _devices(1, "N", "Processes on each node.")
     nodes: int = _devices(1, "N", "Number of nodes.")
     strategy: str = _devices("auto", "NAME", f"How processes share the work: {', '.join(STRATEGIES)}.")
+    tensor_parallel: int = _devices(
+        1, "N", "With fsdp: N processes divide the weights of a layer, and compute it together."
+    )
     precision: str = _devices("32-true", "NAME", f"{', '.join(PRECISIONS)}.")
     workers: int | str = _devices("auto", "N", "Processes that prepare batches; auto: as many as help.")
     freeze: tuple[str, ...] = _finetuning((), "PATTERN", "Do not train these modules (layer1.*); may be repeated.")
@@ -234,8 +237,8 @@ class Settings:
 
     def _check_numbers(self) -> None:
         limits = {
-            "at least 1": "epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora"
-            " max_length sample_rate shuffle_window",
+            "at least 1": "epochs batch_size accumulate devices nodes tensor_parallel max_steps replace_head early_stop"
+            " lora max_length sample_rate shuffle_window",
             "at least 0": "warmup label_smoothing blank head_first mixup cutmix",
         }
         for words, names in limits.items():
@@ -277,6 +280,7 @@ class Settings:
             (self.find_lr and shards, "find_lr and fsdp", "find --lr without it, then give it"),
             (self.head_first and shards, "head_first and fsdp", "units are sharded once, for what is trained then"),
             (self.ema and shards, "ema and fsdp", "no process has the whole weights"),
+            (self.tensor_parallel > 1 and self.compile, "tensor_parallel and compile", "DTensors are computed eagerly"),
             (self.precision == "16-mixed" and shards, "16-mixed and fsdp", "Lightning scales no sharded gradients"),
             (
                 self.sampler == self.class_weights == "balanced",
@@ -286,6 +290,8 @@ class Settings:
         ):
             if clash:
                 raise OnnxgenError(f"{names} exclude each other: {why}")
+        if self.tensor_parallel > 1 and not shards:
+            raise OnnxgenError("tensor_parallel needs the strategy fsdp", help="--strategy fsdp")
         if not self.lora and (self.lora_target or self.dora):
             raise OnnxgenError("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
 
@@ -296,6 +302,11 @@ class Settings:
                 raise OnnxgenError(f"{name} and teacher_features exclude each other: give one of them")
         if self.teacher_features and self.strategy == "fsdp":
             raise OnnxgenError("strategy fsdp and teacher_features exclude each other", help="--strategy ddp")
+
+    @property
+    def shares(self) -> int:
+        """The number of processes that have samples of their own: all, or one of each tensor-parallel group."""
+        return self.devices * self.nodes // self.tensor_parallel
 
     def loss_of(self, output: str) -> str:
         """Return the name of the loss for an output, or "auto"."""

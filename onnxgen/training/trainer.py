@@ -70,6 +70,8 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\..*")
+            # `Divided` draws the numbers of whole tensors there.
+            warnings.filterwarnings("ignore", message="DTensor random operators may not have complete support")
             # Generated code changes no tensor in place.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             yield

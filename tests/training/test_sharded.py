@@ -109,7 +109,7 @@ def test_what_fsdp_can_not_share_is_told_by_name() -> None:
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Any]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
     dist.destroy_process_group()
 
 
@@ -238,7 +238,7 @@ def test_four_processes_write_and_read_what_is_theirs(size: int, tmp_path: Path,
             empty = parts(rank, {key: torch.zeros_like(value) for key, value in STATE.items()}, ("mean", "flags"))
             assert rows.read_rows(empty, files[0]) == STATE.keys()
             wanted = parts(rank, STATE, ("mean", "flags"))
-            assert all(torch.equal(rows.rows_of(empty[key])[1], rows.rows_of(wanted[key])[1]) for key in wanted)
+            assert all(torch.equal(rows.block_of(empty[key])[1], rows.block_of(wanted[key])[1]) for key in wanted)
         finally:
             dist.destroy_process_group()
 

@@ -17,9 +17,9 @@ from onnxgen.training.settings import SETTINGS, Settings
 
 # All other settings must be the same. What some of these change is compared in another way: samples, tensors.
 FREE_SETTINGS = (
-    "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head", "weights",
-    "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out", "name",
-    "max_hours", "gradient_checkpointing", "profile", "recipe", "find_lr", "loggers", "tokenizer", "max_length",
+    "batch_size", "device", "imports", "devices", "nodes", "strategy", "tensor_parallel", "workers", "replace_head",
+    "weights", "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out",
+    "name", "max_hours", "gradient_checkpointing", "profile", "recipe", "find_lr", "loggers", "tokenizer", "max_length",
     "teacher", "restartable",
 )  # fmt: skip
 LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ if nothing depends on the run's length
@@ -41,7 +41,7 @@ def identity(model: nn.Module, samples: Samples, settings: Settings, teacher: st
     long = settings.schedule or 0 < settings.warmup < 1 or 0 < settings.head_first < 1
     free = FREE_SETTINGS + (() if long else LENGTH_SETTINGS)
     found = {name: _shown(getattr(settings, name)) for name in SETTINGS if name not in free}
-    found["batch_size"] = f"{settings.batch_size * settings.devices * settings.nodes} of all processes together"
+    found["batch_size"] = f"{settings.batch_size * settings.shares} of all processes together"
     found["data"] = f"{len(samples):,} samples ({probe(samples)})"
     found |= {"teacher": teacher} if teacher else {}
     return found | _of_model(model)

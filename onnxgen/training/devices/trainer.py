@@ -57,16 +57,16 @@ def _options_of_lightning(device: Device, settings: Settings, processes: int) ->
             what = f"{settings.devices} devices from {device.text} on are too many: this machine has {there}"
             raise OnnxgenError(what, help="use fewer --devices")
         devices = list(range(device.index, device.index + settings.devices))
-    strategy = _strategy(settings.strategy, processes)
+    strategy = _strategy(settings, processes)
     options = {"accelerator": device.type, "devices": devices, "strategy": strategy, "precision": settings.precision}
     return {**options, "plugins": [KubeflowEnvironment()]} if in_pods() else options
 
 
-def _strategy(name: str, processes: int) -> Any:
-    if name == "fsdp":  # also one process: it may go on from several, and several from it
+def _strategy(settings: Settings, processes: int) -> Any:
+    if settings.strategy == "fsdp":  # also one process: it may go on from several, and several from it
         from onnxgen.training.sharded.strategy import Sharded
 
-        return Sharded(processes)
+        return Sharded(settings.shares, settings.tensor_parallel)
     return "ddp" if processes > 1 else "auto"
 
 

@@ -18,6 +18,7 @@ from onnxgen.training.goals.goal import Made
 from onnxgen.training.loader import epoch_seed
 from onnxgen.training.losses import Objective
 from onnxgen.training.prepare import Plan
+from onnxgen.training.sharded.strategy import share_of
 from onnxgen.training.task import Task
 
 SHARE = "(share)"  # a column of a mixed batch: how much of each sample is left, at least one half
@@ -29,7 +30,7 @@ def other(column: str) -> str:
 
 
 class Mixing(lightning.Callback):
-    """Mixes each training batch on its device. What is drawn depends on seed, epoch, batch and process alone.
+    """Mixes each training batch on its device. What is drawn depends on seed, epoch, batch and share of the data alone.
 
     With both, each batch is mixed by one of the two, with equal chances.
 
@@ -48,7 +49,7 @@ class Mixing(lightning.Callback):
     def on_train_batch_start(self, trainer: lightning.Trainer, pl_module: Any, batch: Batch, index: int) -> None:
         loader: Any = trainer.train_dataloader
         position = loader.state_dict()
-        words = [epoch_seed(self.seed, position["epoch"]), position["given"], trainer.global_rank]
+        words = [epoch_seed(self.seed, position["epoch"]), position["given"], share_of(trainer)[0]]
         self.mix(batch, np.random.default_rng(words))
 
     def mix(self, batch: Batch, random: np.random.Generator) -> None:

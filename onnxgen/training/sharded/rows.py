@@ -1,14 +1,16 @@
 """Weights of a sharded model, in safetensors files: each process writes and reads its own rows of each tensor.
 
 The rows of a tensor lie one after the other in a file. So a process writes its share where it belongs, and nothing is
-sent. torch's `HuggingFaceStorageWriter` writes each share into a file of its own, which a second pass puts together,
-and it has no place for the metadata that a generated module looks for.
+sent. With tensor parallelism it may hold a part of each of its rows. torch's `HuggingFaceStorageWriter` writes each
+share into a file of its own, which a second pass puts together, and it has no place for the metadata that a generated
+module looks for.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,15 +56,15 @@ def sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "to_local")
 
 
-def rows_of(tensor: Tensor) -> tuple[int, Tensor]:
-    """Return the first row of a tensor that this process holds, and its rows; of a whole tensor 0 and the tensor."""
+def block_of(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    """Return the part of a tensor that this process holds, and where it begins on each axis."""
     if not sharded(tensor):
-        return 0, tensor
+        return (0,) * tensor.ndim, tensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     held: Any = tensor
     _, offsets = compute_local_shape_and_global_offset(held.shape, held.device_mesh, held.placements)
-    return offsets[0], held.to_local()
+    return tuple(offsets), held.to_local()
 
 
 def agreed(action: Callable[[], Made]) -> Made:
@@ -144,11 +146,30 @@ def _written(
             for key, start in made.starts.items():
                 if not first and not sharded(state[key]):
                     continue
-                row, mine = rows_of(state[key])
+                offsets, mine = block_of(state[key])
                 mine = mine.detach().to(dtypes.get(key, mine.dtype))
-                if mine.numel():
-                    file.seek(start + row * mine.nbytes // max(1, len(mine) if mine.ndim else 1))
-                    file.write(np.ascontiguousarray(to_numpy(mine)).reshape(-1).view(np.uint8).data)
+                for place, piece in _pieces(to_numpy(mine), offsets, state[key].shape):
+                    file.seek(start + place)
+                    file.write(piece)
+
+
+def _pieces(
+    block: np.ndarray, offsets: Sequence[int], shape: Sequence[int]
+) -> Iterator[tuple[int, memoryview | bytes]]:
+    """Yield the bytes of a block that lie together in the tensor of this shape, with their distance from its start.
+
+    All of it if the block has whole rows; else a row at a time. Only the first two axes are divided.
+    """
+    if not block.size:
+        return
+    flat = np.ascontiguousarray(block).reshape(len(block) if block.ndim else 1, -1)
+    row = math.prod(shape[1:]) * block.itemsize  # the bytes of a row of the tensor
+    if flat[0].nbytes == row or block.ndim == 0:
+        yield (offsets[0] if offsets else 0) * row, flat.reshape(-1).view(np.uint8).data
+        return
+    inner = offsets[1] * math.prod(shape[2:]) * block.itemsize
+    for number, one in enumerate(flat, offsets[0]):
+        yield number * row + inner, one.view(np.uint8).data
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -170,12 +191,13 @@ def read_rows(state: Mapping[str, Tensor], path: Path) -> set[str]:
         with safe_open(file, "pt") as opened:
             found |= {*opened.keys()}
             for key in state.keys() & {*opened.keys()}:
-                row, mine = rows_of(state[key])
+                offsets, mine = block_of(state[key])
                 there = opened.get_slice(key)
                 if tuple(there.get_shape()) != tuple(state[key].shape):
                     raise RuntimeError(f"{key} has the shape {there.get_shape()} instead of {list(state[key].shape)}")
                 if mine.numel():
-                    mine.detach().copy_(there[row : row + len(mine)] if mine.ndim else opened.get_tensor(key))
+                    part = tuple(slice(a, a + n) for a, n in zip(offsets, mine.shape, strict=True))
+                    mine.detach().copy_(there[part] if mine.ndim else opened.get_tensor(key))
     return found
 
 
