@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, unless
+from onnxgen.code.quote import unless
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg

@@ -1,7 +1,7 @@
 """Replace operators of the standard by our bodies (`passes.standard`) where no function takes the call.
 
-Most of them have no function at all. Attention has one that takes the plain form of a call only (`@op(..., takes=...)`);
-its body leaves Attention in that form.
+Most of them have no function at all. Attention has one that takes a call in its plain form only (`@op(takes=...)`); its
+body leaves Attention in that form.
 """
 
 from __future__ import annotations

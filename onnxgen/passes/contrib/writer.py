@@ -112,7 +112,8 @@ class Writer:
         for inner, value in zip(graph.inputs, values):
             inner.replace_all_uses_with(value, replace_graph_outputs=True)
         for inner in list(graph.initializers.values()):
-            inner.replace_all_uses_with(self.constant(inner.const_value), replace_graph_outputs=True)
+            assert inner.const_value is not None
+            inner.replace_all_uses_with(self.constant(inner.const_value.numpy()), replace_graph_outputs=True)
         result = graph.outputs[0]
         nodes = list(graph)
         graph.outputs.clear()
