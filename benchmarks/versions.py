@@ -131,6 +131,7 @@ def main() -> int:
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
             rows.append(compare(name, here, child(str(other), *asked, Path(temporary) / f"{number}.json")))
+            print(*rows[-1].values(), file=sys.stderr, flush=True)
     finish(rows, args.json)
     return 1 if any(row["differ"] for row in rows) else 0
 
