@@ -55,15 +55,20 @@ $(RUN):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the pinned environment needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
+# Older ones know no groups of dependencies.
+$(VENV)/.pip: | $(RUN)
+	$(RUN) -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@touch $@
+
 # A stamp says that the environment has what it names; the test environment has what the demo needs, too.
 $(VENV)/.demo: $(SETUP) | $(RUN)
 	$(INSTALL) -e '.[verify,train]'
 	@touch $@
 
-$(VENV)/.test: $(SETUP) | $(RUN)
-	$(INSTALL) -e '.[test]'
+$(VENV)/.test: $(SETUP) | $(VENV)/.pip
+	$(INSTALL) -e '.[train]' --group test
 	@touch $@ $(VENV)/.demo
 
-$(VENV)/.docs: $(SETUP) | $(RUN)
-	$(INSTALL) -e '.[docs]'
+$(VENV)/.docs: $(SETUP) | $(VENV)/.pip
+	$(INSTALL) -e . --group docs
 	@touch $@

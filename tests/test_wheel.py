@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import email
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,18 +14,25 @@ from pathlib import Path
 
 import pytest
 
+from onnxgen._version import __version__
 from tests.build_hooks.projects import unpack_sdist
 from tests.conftest import ROOT
 
 MOVED = {"templates": "onnxgen/templates", "build_hooks": "onnxgen/build_hooks"}
-FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+THEN = "1800000000"  # seconds: of a commit
 
 
 def build(kind: str, tree: Path, into: Path) -> Path:
     """Build "wheel", "sdist" or "editable" as pip would, without the network."""
     code = f"import sys; from setuptools.build_meta import build_{kind} as b; print(b(sys.argv[1]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(into)], cwd=tree, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code, str(into)],
+        cwd=tree,
+        env=os.environ | {"SOURCE_DATE_EPOCH": THEN},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return into / done.stdout.split()[-1]
@@ -69,9 +79,35 @@ def test_the_wheel_has_every_file_and_no_other(tree: Path, wheel: Path) -> None:
     assert members(wheel) == installed(tree)
 
 
-def test_the_sdist_builds_the_same_wheel(tree: Path, wheel: Path, tmp_path: Path) -> None:
+def test_the_sdist_builds_the_same_wheel_bit_for_bit(tree: Path, wheel: Path, tmp_path: Path) -> None:
     unpacked = unpack_sdist(build("sdist", tree, tmp_path), tmp_path / "sdist")
-    assert members(build("wheel", unpacked, tmp_path)) == members(wheel)
+    assert build("wheel", unpacked, tmp_path).read_bytes() == wheel.read_bytes()
+
+
+def test_the_wheel_says_what_is_in_it_and_where_it_comes_from(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
+        bom = json.loads(archive.read(inside["sboms/onnxgen.cdx.json"]))
+        metadata = email.message_from_bytes(archive.read(inside["METADATA"]))
+    component = bom["metadata"]["component"]
+    assert (bom["bomFormat"], bom["specVersion"], bom["components"]) == ("CycloneDX", "1.6", [])
+    assert component["purl"] == f"pkg:pypi/onnxgen@{metadata['Version']}" and component["version"] == __version__
+    opening = metadata.get_payload().partition("## Install")[0]
+    assert "```" not in opening and "](https://example.org/onnxgen/raw/HEAD/docs/images/mnist.svg)" in opening
+    assert len(metadata.get_all("Project-URL")) == 5 and not re.search(r"\]\((?!http|#)", metadata.get_payload())
+
+
+def test_the_sdist_has_what_its_tests_need() -> None:
+    """Every tracked file that tests, make and continuous integration read."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("this is no git checkout")
+    given = (ROOT / "MANIFEST.in").read_text()
+    grafted = {*re.findall(r"^graft (\S+)$", given, re.MULTILINE), "onnxgen", "templates", "build_hooks"}
+    named = set(re.search(r"^include (.*)$", given, re.MULTILINE)[1].split())  # type: ignore[index]
+    named |= {"pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", ".gitignore", ".dockerignore"}
+    missing = [f for f in tracked.stdout.splitlines() if f not in named and f.partition("/")[0] not in grafted]
+    assert not missing
 
 
 def test_the_installed_command_generates(wheel: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Heavy imports wait until a command runs. rich is imported only to show a table o
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -32,6 +33,9 @@ _PARENT = os.getppid()
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process."""
+    for stream in (sys.stdout, sys.stderr):  # a name that the stream's encoding (cp1252) lacks is no bug of ours
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import ntpath
 import os
 import secrets
 import shutil
@@ -16,10 +17,14 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import BinaryIO
 
 SUFFIX = ".onnxgen-tmp"
+WINDOWS = os.name == "nt"
+_IN_USE = "another program has it open or mapped: end that program (a notebook, a training), or name another file"
+_READ_ONLY = "it is read-only: clear that attribute, or name another file"
+_MAX_PATH = 259  # characters of a path that Windows takes, unless long paths are enabled
 
 
 class Replacing:
@@ -37,11 +42,10 @@ class Replacing:
         """Open a file for the new content of `target`. `before`: its old content, if it must still have that."""
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-        if target.exists() and not target.is_file():
-            raise OSError(errno.EINVAL, "not a regular file", str(target))
+        _check_name(target)
         temporary = _temporary(target)
         self._new.append((temporary, target))
-        with open(temporary, "xb") as file:
+        with _opened_new(temporary, target) as file:
             yield file
         if target.exists():
             shutil.copymode(target, temporary)
@@ -50,8 +54,7 @@ class Replacing:
 
     def take(self, ready: Path, target: Path) -> None:
         """Use a finished file of the same file system as the new content of `target`."""
-        if target.exists() and not target.is_file():
-            raise OSError(errno.EINVAL, "not a regular file", str(target))
+        _check_name(target)
         if target.exists():
             shutil.copymode(target, ready)
         self._new.append((ready, target))
@@ -93,11 +96,13 @@ class Replacing:
             if target.read_bytes() != before:
                 raise OSError(errno.EBUSY, "it was changed meanwhile: try again", str(target))
         for target in self._withdrawn:
-            self._old.append((target, _kept(target)))
-            target.unlink(missing_ok=True)
+            with _clear_refusal(target):
+                self._old.append((target, _kept(target)))
+                target.unlink(missing_ok=True)
         for temporary, target in self._new:
-            self._old.append((target, _kept(target)))
-            os.replace(temporary, target)
+            with _clear_refusal(target):
+                self._old.append((target, _kept(target)))
+                os.replace(temporary, target)
         kept, self._old = self._old, []
         for folder in {target.parent for _, target in self._new}:
             _sync(folder)
@@ -145,6 +150,47 @@ def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
             raise
         finally:
             files.clean()
+
+
+def _check_name(target: Path) -> None:
+    """Raise `OSError` if a target is no regular file, or has a name that Windows, if this is it, can't give a file."""
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(target))
+    if WINDOWS and _is_reserved(target.name):
+        raise OSError(errno.EINVAL, "Windows keeps this name for itself: name another file", str(target))
+
+
+def _is_reserved(name: str) -> bool:
+    if sys.version_info >= (3, 13):
+        return ntpath.isreserved(name)
+    return PureWindowsPath(name).is_reserved() or name[-1:] in (".", " ") or bool(set(name) & set('<>:"|?*'))
+
+
+@contextmanager
+def _opened_new(temporary: Path, target: Path) -> Iterator[BinaryIO]:
+    try:
+        file = open(temporary, "xb")  # noqa: SIM115
+    except FileNotFoundError:
+        length = len(os.path.abspath(temporary))
+        if not WINDOWS or length <= _MAX_PATH:
+            raise
+        what = (
+            f"the path of its temporary file has {length} characters, and Windows takes {_MAX_PATH}: choose a shorter"
+        )
+        raise OSError(errno.ENAMETOOLONG, f"{what} folder, or enable long paths", str(target)) from None
+    with file:
+        yield file
+
+
+@contextmanager
+def _clear_refusal(target: Path) -> Iterator[None]:
+    """Say what it means that Windows does not let a file be replaced."""
+    try:
+        yield
+    except PermissionError as error:
+        if not WINDOWS or not target.exists() or error.strerror == _READ_ONLY:
+            raise
+        raise PermissionError(error.errno, _IN_USE, str(target)) from error
 
 
 def is_same_file(one: Path, other: Path) -> bool:
@@ -199,6 +245,12 @@ def _kept(target: Path) -> Path | None:
     file.
     """
     kept = _temporary(target)
+    if WINDOWS and target.exists():
+        # Windows replaces no mapped file, but renames it; and it removes no second name of an open file.
+        if not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, _READ_ONLY, str(target))
+        os.replace(target, kept)
+        return kept
     try:
         os.link(target, kept)  # a hard link: no copy, and the file stays in place
     except OSError:  # no old file, or a file system without hard links

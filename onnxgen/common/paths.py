@@ -7,9 +7,11 @@ the first only).
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,10 +51,20 @@ def helper_files() -> list[Path]:
 
 
 def installing(extra: str) -> str:
-    """The way out where a package is missing: onnxgen is installed from its own folder, not from a package index."""
-    folder = str(_HERE.parent) if (_HERE.parent / "pyproject.toml").is_file() else "PATH"
-    wanted = shlex.quote(f"{folder}[{extra}]" if extra else folder)
-    return f"pip install {wanted}" + (" (PATH: onnxgen's own folder)" * (folder == "PATH"))
+    """The way out where a package is missing: the command that installs onnxgen again, from where it came from."""
+    source = str(_HERE.parent) if (_HERE.parent / "pyproject.toml").is_file() else _source()
+    if extra:
+        source = f"onnxgen[{extra}] @ {source}" if "://" in source else f"{source}[{extra}]"
+    return f"pip install {shlex.quote(source)}"
+
+
+def _source() -> str:
+    """What pip was given: an address, which pip records (PEP 610), or the name."""
+    try:
+        recorded = distribution("onnxgen").read_text("direct_url.json")
+        return str(json.loads(recorded or "{}").get("url", "onnxgen"))
+    except (PackageNotFoundError, ValueError):
+        return "onnxgen"
 
 
 def lacking(error: ModuleNotFoundError) -> OnnxgenError | None:

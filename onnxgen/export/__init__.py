@@ -70,7 +70,7 @@ def export(
     """
     from onnxgen.runtime.load import need_torch
 
-    need_torch("export")
+    need_torch("export", "verify")
     from onnxgen.export.job import ExportJob, Verification
 
     facts = dict(metadata or {})

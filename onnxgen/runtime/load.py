@@ -146,9 +146,9 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
-def need_torch(what: str) -> None:
+def need_torch(what: str, extra: str = "torch") -> None:
     try:
         import safetensors.torch  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
-        raise OnnxgenError(f"{what} needs PyTorch ({error})", help=installing("torch")) from None
+        raise OnnxgenError(f"{what} needs PyTorch ({error})", help=installing(extra)) from None

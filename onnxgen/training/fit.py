@@ -33,7 +33,7 @@ from onnxgen.training.goals.goal import suffixed
 from onnxgen.training.goals.own import own_modules
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
-from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
+from onnxgen.training.optimizers import NOT_SHARDED, check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.recipes.choose import resolved
 from onnxgen.training.recipes.find_lr import with_rate
@@ -321,6 +321,10 @@ def _refuse_sharded(plan: Plan) -> None:
     """Raise `OnnxgenError` if the strategy is fsdp, which can't train this."""
     if plan.settings.strategy != "fsdp":
         return
+    optimizer = optimizer_class(plan.settings.optimizer)
+    if optimizer in NOT_SHARDED:
+        what = f"{optimizer.__name__} can't update sharded weights: torch lacks operators for them"
+        raise OnnxgenError(what, help="--optimizer adamw, or --strategy ddp")
     cast = plan.settings.precision in ("bf16-true", "16-true", "64-true")
     refuse_unshardable(plan.model, plan.settings.devices * plan.settings.nodes, cast)
     if any(True for module in own_modules(plan.objectives) for _ in module.parameters()):

@@ -16,6 +16,9 @@ from onnxgen.training.settings import Settings
 # A fused step is one kernel: the time of a small network is that of its launches. Beside a scaler Lightning clips no
 # gradients of a fused optimizer.
 _FUSED = {getattr(torch.optim, name) for name in ("Adagrad", "Adam", "AdamW", "SGD")}
+# What DTensor lacks: the fused kernels of Adagrad and SGD, and operators of these optimizers (torch 2.13).
+_FUSED_SHARDED = {torch.optim.Adam, torch.optim.AdamW}
+NOT_SHARDED = {torch.optim.Adafactor, torch.optim.Rprop}
 # The foreach form of these computes the same bits as the plain form.
 _EXACT_FOREACH = {getattr(torch.optim, name) for name in ("Adadelta", "Adam", "AdamW", "Adamax", "RMSprop", "SGD")}
 _MAX_FOREACH_ELEMENTS = 1 << 19  # these fit in a cache; with more, foreach is up to twice as slow on a CPU
@@ -52,9 +55,10 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
         chosen = without_lerp(chosen) if chosen is not torch.optim.LBFGS else chosen
     elif not {"foreach", "fused", "differentiable"} & arguments.keys():
         parameters = [p for group in groups for p in group["params"]]
+        fused = _FUSED_SHARDED if settings.strategy == "fsdp" else _FUSED
         if device.kind == "cpu" and chosen in _EXACT_FOREACH:
             arguments["foreach"] = sum(p.numel() for p in parameters) <= _MAX_FOREACH_ELEMENTS
-        elif device.type == "cuda" and chosen in _FUSED and settings.precision != "16-mixed":
+        elif device.type == "cuda" and chosen in fused and settings.precision != "16-mixed":
             arguments["fused"] = all(p.is_floating_point() for p in parameters)
     groups = _accepted(chosen, groups)
     try:

@@ -271,6 +271,7 @@ class Settings:
             (self.find_lr and shards, "find_lr and fsdp", "find --lr without it, then give it"),
             (self.head_first and shards, "head_first and fsdp", "units are sharded once, for what is trained then"),
             (self.ema and shards, "ema and fsdp", "no process has the whole weights"),
+            (self.precision == "16-mixed" and shards, "16-mixed and fsdp", "Lightning scales no sharded gradients"),
             (
                 self.sampler == self.class_weights == "balanced",
                 "sampler and class_weights",

@@ -74,7 +74,7 @@ def verify(
         raise OnnxgenError("partial and integrity read the weights file: give the path of the generated module")
     if partial and (integrity or locate):
         raise OnnxgenError("partial excludes integrity and locate: compare the module as it was generated with them")
-    need_torch("verify")
+    need_torch("verify", "verify")
     from onnxgen.verify.check import Check  # imported here, since it imports torch
 
     check = Check(Path(model), options or Options(), rtol=rtol, atol=atol, sizes=sizes)

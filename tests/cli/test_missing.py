@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from onnxgen.cli import run
+from onnxgen.common import paths
 from tests.conftest import ROOT
 from tests.training.small import network
 
@@ -46,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("missing", "command", "extra"),
     [
-        ("torch", "small.onnx -o new.py --verify", "[torch]"),
+        ("torch", "small.onnx -o new.py --verify", "[verify]"),
         ("torch", "train small.py", "[torch]"),
         ("lightning", "train small.py", "[train]"),
         ("safetensors", "train small.py", ""),
@@ -63,7 +65,7 @@ def test_a_package_that_is_imported_first(missing: str, command: str, extra: str
 @pytest.mark.parametrize(
     ("missing", "command", "extra"),
     [
-        ("torch", "verify small.onnx small.py", "[torch]"),
+        ("torch", "verify small.onnx small.py", "[verify]"),
         ("torch", "devices", "[torch]"),
         ("onnxruntime", "export small.py", "[verify]"),
         ("tensorboard", "train small.py --data data.npz", "[train]"),
@@ -93,3 +95,33 @@ def test_verify_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert run(["verify", str(folder / "small.onnx"), str(folder / "small.py")]) == 0
     said = capsys.readouterr().out
     assert "onnx.reference" in said and "onnxruntime is not installed" in said
+
+
+class Recorded:
+    """An installed distribution."""
+
+    def __init__(self, url: str | None) -> None:
+        self.url = url
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return self.url and json.dumps({"url": self.url})
+
+
+@pytest.mark.parametrize(
+    ("url", "plain", "extra"),
+    [
+        (None, "pip install onnxgen", "pip install 'onnxgen[verify]'"),  # from an index, by its name
+        (
+            "file:///a%20b/x.whl",
+            "pip install file:///a%20b/x.whl",
+            "pip install 'onnxgen[verify] @ file:///a%20b/x.whl'",
+        ),
+    ],
+)
+def test_an_installed_onnxgen_is_installed_from_where_it_came_from(
+    url: str | None, plain: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "_HERE", tmp_path / "site" / "onnxgen")
+    monkeypatch.setattr(paths, "distribution", lambda name: Recorded(url))
+    assert paths.installing("") == plain and paths.installing("verify") == extra

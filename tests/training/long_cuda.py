@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from onnxgen.training import choose, devices, evaluate, fit
@@ -74,14 +75,36 @@ def test_a_compiled_fit_learns(tmp_path: Path) -> None:
     assert max(row["val_accuracy"] for row in made.history) > 0.9, made.history
 
 
-def test_fsdp_on_one_device_matches_a_plain_fit(tmp_path: Path) -> None:
-    more = {"epochs": 1, "optimizer_args": {"eps": 1e-2}, "device": "cuda"}
+@pytest.mark.parametrize("optimizer", [{"optimizer_args": {"eps": 1e-2}}, {"optimizer": "sgd", "lr": 0.1}])
+def test_fsdp_on_one_device_matches_a_plain_fit(optimizer: dict[str, Any], tmp_path: Path) -> None:
+    more = {"epochs": 2, "device": "cuda", **optimizer}
     plain = fit(net(), data(), out=tmp_path / "plain", **(GIVEN | more))
     sharded = fit(net(), data(), out=tmp_path / "fsdp", strategy="fsdp", **(GIVEN | more))
     expected = plain.model.state_dict()
     for key, tensor in sharded.model.state_dict().items():
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         torch.testing.assert_close(whole.cpu(), expected[key].cpu(), rtol=1e-4, atol=1e-5, msg=key)
+
+
+def test_fsdp_goes_on_from_a_checkpoint_that_was_written_in_the_background(tmp_path: Path) -> None:
+    more = GIVEN | {"optimizer_args": {"eps": 1e-2}, "device": "cuda", "strategy": "fsdp", "epochs": 2}
+    whole = fit(net(), data(), out=tmp_path / "whole", **more)
+    fit(net(), data(), out=tmp_path / "parts", max_steps=13, checkpoint_minutes=0, **more)  # an epoch has 9 steps
+    kept = sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir())
+    assert kept == ["last.ckpt", "previous.ckpt"]
+    parts = fit(net(), data(), out=tmp_path / "parts", resume=True, **more)
+    assert parts.history[-1]["val_loss"] == pytest.approx(whole.history[-1]["val_loss"], abs=1e-4)
+    best = [load_file(tmp_path / run / "best.safetensors") for run in ("whole", "parts")]
+    for key, tensor in best[0].items():
+        torch.testing.assert_close(best[1][key], tensor, rtol=1e-3, atol=1e-4, msg=key)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "16-true"])
+def test_fsdp_learns_in_half_precision(precision: str, tmp_path: Path) -> None:
+    more = {"optimizer_args": {"eps": 1e-4}} if precision == "16-true" else {}
+    more |= {"strategy": "fsdp", "precision": precision, "epochs": 8}
+    made = fit(net(), data(192), device="cuda", out=tmp_path, **GIVEN, **more)
+    assert max(row["val_accuracy"] for row in made.history) > 0.9, made.history
 
 
 @pytest.mark.parametrize("first, then", [("cpu", "cuda"), ("cuda", "cpu")])

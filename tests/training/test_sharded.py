@@ -26,11 +26,14 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.checkpoint.callback import Checkpoints
 from onnxgen.training.checkpoint.store import KEY, Store, peek
 from onnxgen.training.checkpoint.weights import tied_names
+from onnxgen.training.optimizers import NOT_SHARDED, make_optimizer
 from onnxgen.training.returned import without_values
 from onnxgen.training.runs.folder import files_of
+from onnxgen.training.settings import Settings
 from onnxgen.training.sharded import folder, rows
 from onnxgen.training.sharded.outside import built_outside
 from onnxgen.training.sharded.units import refuse_unshardable, shard, units
+from tests.training.test_optimizers import CPU, DENSE, net, train
 
 
 class Block(nn.Module):
@@ -121,6 +124,60 @@ def test_a_sharded_network_computes_the_same_and_holds_tied_weights_once(alone: 
     assert model.head.weight is model.decoder.tokens.weight and isinstance(model.head.weight, DTensor)
     assert whole.head.weight is whole.decoder.tokens.weight and not whole.head.weight.numel()
     assert tied_names(model) == tied_names(Net(tied=True)) == frozenset()  # no sidecar says which one it has
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x)[0])
+
+
+def test_a_recurrent_layer_leaves_its_weights_where_they_are_gathered(
+    alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA, torch moves the weights of such a layer when they are new objects. So does this one on the CPU."""
+
+    def flatten(layer: nn.RNNBase) -> None:
+        for weight in layer._flat_weights:
+            weight.data = weight.data.clone()
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten)
+    x, found = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1)), []
+    for sharded in (False, True):
+        torch.manual_seed(0)
+        model = Recurrent()
+        if sharded:
+            shard(model, alone)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        losses = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            losses.append(model(x).square().mean())
+            losses[-1].backward()
+            optimizer.step()
+        found.append(torch.stack(losses).detach())
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_every_optimizer_updates_shards_or_is_known_not_to(name: str, alone: Any) -> None:
+    expected, sharded = net(name), net(name)
+    shard(sharded, alone)
+    settings = Settings(optimizer=name, lr=0.01, strategy="fsdp")
+    made = []
+    for model in (expected, sharded):
+        optimizer = make_optimizer([{"params": list(model.parameters())}], settings, CPU)
+        if model is sharded and type(optimizer) in NOT_SHARDED:
+            with pytest.raises((NotImplementedError, RuntimeError)):
+                train(model, optimizer, 2)
+            return
+        made.append(train(model, optimizer, 2))
+    for ours, theirs in zip(made[1], made[0], strict=True):
+        assert isinstance(ours, DTensor)
+        torch.testing.assert_close(ours.full_tensor(), theirs)
 
 
 def parts(rank: int, state: dict[str, Tensor], whole: tuple[str, ...]) -> dict[str, Tensor]:

@@ -74,12 +74,21 @@ def shard(model: nn.Module, mesh: Any) -> None:
     """
     from torch.distributed.fsdp import fully_shard
 
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            # It would move the gathered weights to memory of its own, where the next gathering does not write: cuDNN
+            # then computes with the weights of the first step (torch 2.11).
+            vars(module)["flatten_parameters"] = _nothing
     whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
     for path in (*units(model), ""):
         try:
             fully_shard(model.get_submodule(path), mesh=mesh, reshard_after_forward=True, ignored_params=whole)
         except (AssertionError, NotImplementedError, ValueError) as error:
             raise OnnxgenError(f"{path or 'the network'} can't be sharded: {one_line(error)}", help=_DDP) from error
+
+
+def _nothing() -> None:
+    """In place of `nn.RNNBase.flatten_parameters`."""
 
 
 def refuse_unshardable(model: nn.Module, processes: int, cast: bool = False) -> None:
