@@ -207,6 +207,7 @@ def view(model: Path, output: Path | None, **given: Any) -> int:
         ("onnxgen train model.py --data photos/ --replace-head 2", "Give it a new last layer for two classes."),
         ("onnxgen train --resume --out runs/digits-1", "Go on with a stopped run."),
     ],
+    {75: "another process of the run was lost"},
 )
 @click.argument("model", type=_path, required=False)
 @train_options
@@ -240,6 +241,7 @@ _asked = add_all(
         ("onnxgen predict runs/digits-1 photos/ --top 3", "Print the three best of each image."),
         ("onnxgen predict runs/digits-1 new.csv -o out.csv", "Write a table."),
         ("onnxgen predict runs/yolov8n-1 photos/ -o found", "Find boxes, and draw them into pictures in found/."),
+        ("onnxgen predict runs/writer-1 texts.txt --max-new-tokens 20", "Continue each line."),
         ("onnxgen predict runs/digits-1 -", "Read the names of the files from stdin."),
     ],
 )
@@ -248,6 +250,20 @@ _asked = add_all(
 @option("--top", metavar="N", type=click.IntRange(min=1), default=1, group="Answers", help="Show the N best classes.")
 @option(
     "--min-score", metavar="X", type=float, group="Answers", help="Leave out boxes with a lower score. Default: 0.25."
+)
+@option(
+    "--max-new-tokens",
+    metavar="N",
+    type=click.IntRange(min=1),
+    group="Answers",
+    help="Continue a text by at most N tokens. Default: 50.",
+)
+@option(
+    "--temperature",
+    metavar="X",
+    type=click.FloatRange(min=0, min_open=True),
+    group="Answers",
+    help="Draw the tokens of a text. Default: take the most probable ones.",
 )
 @_file(
     "-o",
@@ -262,8 +278,8 @@ _asked = add_all(
 def predict(run: Path, files: tuple[str, ...], **given: Any) -> int:
     """Predict for FILES with the model of RUN, a folder that onnxgen train left.
 
-    FILES are images, folders of images, patterns, tables (.csv, .parquet), arrays (.npz), or - to read names from
-    stdin. They are prepared as in training.
+    FILES are images, folders of images, patterns, tables (.csv, .parquet), arrays (.npz), texts (.txt, .jsonl), or - to
+    read names from stdin. They are prepared as in training.
     """
     from onnxgen.cli.asking import predict_command
 

@@ -16,7 +16,7 @@ from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.runs.record import BOXES, read_record
+from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
     from onnxgen.training.runs.answers import Answer, Prediction
@@ -32,6 +32,8 @@ def predict_command(
     *,
     top: int,
     min_score: float | None,
+    max_new_tokens: int | None,
+    temperature: float | None,
     out: Path | None,
     device: str,
     weights: Path | None,
@@ -45,8 +47,7 @@ def predict_command(
     if out is not None and out.suffix not in (".csv", ".npz", ""):
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
-    if min_score is not None and all(target.loss != BOXES for target in record.targets):
-        raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
+    given = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
     names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
     if not names:
         raise OnnxgenError(
@@ -56,7 +57,6 @@ def predict_command(
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
-        given = {} if min_score is None else {"min_score": min_score}
         found = learner.predict([Path(name) for name in names], **given)  # a text would be another thing to predict for
     if out is not None and not out.suffix:
         _write_images(out, found, top)
@@ -69,6 +69,17 @@ def predict_command(
     elif out is None:
         _print(found, top)
     return 0
+
+
+def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
+    """Return the options that are given. Raises `OnnxgenError` if one is for another kind of network."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    if "min_score" in given and all(target.loss != BOXES for target in record.targets):
+        raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
+    if (how := [name for name in given if name != "min_score"]) and not record.writes:
+        what = f"--{how[0].replace('_', '-')} is for language models, and {run} is none"
+        raise OnnxgenError(what, help="leave it out")
+    return given
 
 
 def evaluate_command(
@@ -137,7 +148,7 @@ def _cells(answer: Answer, top: int) -> tuple[str, str]:
     if isinstance(answer.label, str):
         rest = answer.top(top)[1:] if answer.probabilities else []
         sure = f"{answer.probabilities[answer.label]:.1%}" if answer.probabilities else ""
-        return answer.label, "  ".join([sure, *(f"{name} {p:.1%}" for name, p in rest)])
+        return answer.label.replace("\n", "\\n"), "  ".join([sure, *(f"{name} {p:.1%}" for name, p in rest)])
     if answer.label is not None and not answer.probabilities:  # the class of each position
         return " ".join(answer.label), ""
     if answer.label is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, read_config
+from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, latest, need_run
 from onnxgen.training.runs.record import going_on, read_record
 from onnxgen.training.settings import Settings
@@ -35,13 +35,15 @@ def train_command(
     """
     if given.get("resume") and "out" not in given:
         given = {**given, "out": latest(given.get("name", ""))}
+    places = {name: given[name] for name in ("restartable", "resume", "out") if name in given}
+    given = {**given, "resume": True} if restarted(Settings(**places)).resume else given
     named = {"model": model, "data": data}
     chosen = {**_configured(config, given), **given, **{k: v for k, v in named.items() if v is not None}}
     before = model if model is not None and model.is_dir() else None
     base = {} if before is None else {**going_on(before, data), "data": read_record(before).data_for(before)}
     values = {**base, **chosen}
     run = {name: str(values[name]) for name in named if name in values}
-    _check(run, Settings(**_of_settings(values)))
+    _check(run, restarted(Settings(**_of_settings(values))))
     with progress("loading PyTorch and Lightning", quiet or as_json):
         fit = _fit()
     if before is not None and data is not None:  # it may be a copy of the run's data, which takes PyTorch to tell
@@ -93,11 +95,6 @@ def _check(run: dict[str, str], settings: Settings) -> None:
         )
     if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
         raise OnnxgenError(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
-
-
-def first_process() -> bool:
-    """Return True for the first of the processes that a launcher started. Only this one prints and writes."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def _fit() -> Any:

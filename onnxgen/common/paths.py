@@ -25,6 +25,7 @@ _EXTRAS = {  # the modules that each extra of pyproject.toml installs, as they a
     "train": "PIL lightning matplotlib sklearn tensorboard torchmetrics yaml",
     "lora": "peft",
     "text": "tokenizers",
+    "generate": "transformers",
     "sound": "soundfile scipy",
     "watch": "watchfiles",
     "wandb": "wandb",

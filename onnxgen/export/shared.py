@@ -51,7 +51,10 @@ class Sharing:
 
     def __init__(self, model: onnx.ModelProto, uses: Uses, get: Callable[[str], Array]) -> None:
         self.model, self.uses, self.get = model, uses, get
-        self.nodes = {output: node for node in with_inner(model.graph.node) for output in node.output if output}
+        self.nodes: dict[str, list[onnx.NodeProto]] = {}  # both branches of an If may have an output of one name
+        for node in with_inner(model.graph.node):
+            for output in filter(None, node.output):
+                self.nodes.setdefault(output, []).append(node)
         self.names = Namer(used_names(model.graph))
 
     def separate(self, name: str, entries: list[Any], value: Array) -> dict[str, Array]:
@@ -103,10 +106,11 @@ class Sharing:
 
     def _rewire(self, site: tuple[str, int], old: str, new: str) -> None:
         output, index = site
-        node = self.nodes.get(output)
-        if node is None or index >= len(node.input) or node.input[index] != old:
+        users = [n for n in self.nodes.get(output, ()) if index < len(n.input) and n.input[index] == old]
+        if not users:
             raise CannotWriteBack(f"no node of the graph computes {printable(output)} from {printable(old)}")
-        node.input[index] = new
+        for node in users:
+            node.input[index] = new
 
 
 def declare(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:

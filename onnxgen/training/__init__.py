@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onnxgen.training.evaluate import predict as predict
     from onnxgen.training.fit import Result as Result
     from onnxgen.training.fit import fit as fit
+    from onnxgen.training.generation import causal_lm as causal_lm
     from onnxgen.training.model import open_model as open_model
     from onnxgen.training.runs.learner import Learner as Learner
     from onnxgen.training.runs.learner import load as load
@@ -40,6 +41,7 @@ _EXPORTS = {
     "training.finetune.groups": "param_groups",
     "training.finetune.scratch": "reset",
     "training.fit": "Result fit",
+    "training.generation": "causal_lm",
     "training.model": "open_model",
     "training.runs.answers": "Prediction",
     "training.runs.learner": "Learner load",

@@ -94,7 +94,7 @@ def predict(
     micro = Micro()
 
     def compute(part: Batch) -> tuple[int, tuple[Tensor, ...]]:
-        found = network(*(part[column].to(device.torch_device) for column in feeding.inputs))
+        found = network(*feeding.arguments(part, device.torch_device))
         count = len(part[feeding.inputs[0]])
         return count, tuple(y.cpu() for y in (found if isinstance(found, tuple) else (found,)))
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import lightning
 import torch
+import torch.distributed as dist
 from lightning.pytorch.profilers import SimpleProfiler
 from torch import nn
 
 from onnxgen._callable import callable_module
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
 from onnxgen.training.checkpoint.identity import identity
@@ -31,6 +32,7 @@ from onnxgen.training.finetune.adapters import trained_names
 from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.goals.goal import suffixed
 from onnxgen.training.goals.own import own_modules
+from onnxgen.training.launch import Lost, restarted
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.optimizers import NOT_SHARDED, check_half, make_optimizer, optimizer_class
@@ -40,7 +42,7 @@ from onnxgen.training.recipes.find_lr import with_rate
 from onnxgen.training.recipes.mixing import MixedTask
 from onnxgen.training.recipes.used import recipes
 from onnxgen.training.recompute import recompute
-from onnxgen.training.report.examples import examples
+from onnxgen.training.report.examples import examples, texts
 from onnxgen.training.report.facts import Facts, Outcome, file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
@@ -122,6 +124,7 @@ def fit(
     if settings is None and before is not None:
         settings = Settings(**going_on_with(before, data))
     settings, chosen = resolved(settings, overrides)
+    settings = restarted(settings)
     if settings.resume and settings.out == RUNS:
         settings = replace(settings, out=latest(settings.name))
     if data is None:
@@ -184,6 +187,8 @@ def _finish(plan: Plan, facts: Facts, outcome: Outcome, whole: nn.Module, traine
     if trainer.is_global_zero:
         with suppress(RuntimeError):  # the CPU may lack an operator for the model's type: no reason to lose the report
             outcome = replace(outcome, examples=examples(plan, whole))
+        with suppress(RuntimeError, OnnxgenError):  # also a network that can be trained, but can't generate
+            outcome = replace(outcome, texts=texts(plan, whole))
         report.finish(plan.settings, facts, outcome)
 
 
@@ -286,6 +291,11 @@ def _train(
             raise
         way = "--batch-size 2 or more, or freeze the norms"
         raise OnnxgenError("a batch of one sample gives BatchNorm no statistics", help=way) from error
+    except RuntimeError as error:
+        if trainer.world_size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        way = "see what the others say; --restartable, or --resume, goes on from the last checkpoint"
+        raise Lost(f"another process of the run has ended, or can't be reached: {one_line(error)}", help=way) from error
     if deadline.reached:
         return "max_hours"
     if trainer.max_steps >= 0 and trainer.global_step >= trainer.max_steps:

@@ -294,7 +294,7 @@ def refuse_outside(samples: Samples, objectives: Sequence[Goal]) -> None:
 def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...]:
     """Return the outputs for a batch in evaluation mode, with autograd's history. The model is not changed."""
     device = next(model.parameters()).device
-    inputs = [batch[column].to(device) for column in feeding.inputs]
+    inputs = feeding.arguments(batch, device)
     inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
     with evaluating(model), torch.enable_grad():
         made = model(*inputs)

@@ -188,6 +188,9 @@ class Settings:
     seed: int = _run(0, "N", "Seed of all random numbers.")
     checkpoint_minutes: float = _run(10.0, "X", "Write a checkpoint at least every X minutes, and after each epoch.")
     resume: bool = _run(False, "", "Go on from the last checkpoint in --out, or of the newest run, with its settings.")
+    restartable: bool = _run(
+        False, "", "For a job that is started again after a failure: go on if --out has a checkpoint, else begin."
+    )
     out: Path = _run(RUNS, "FOLDER", "The folder that the run writes to. Without it, runs are numbered below runs/.")
     loggers: tuple[str, ...] = _run(
         ("tensorboard",),

@@ -90,7 +90,7 @@ class Task(lightning.LightningModule):
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's outputs, always as a tuple."""
-        made = self.model(*(batch[column] for column in self.feeding.inputs))
+        made = self.model(*self.feeding.arguments(batch))
         return made if isinstance(made, tuple) else (made,)
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:

@@ -23,7 +23,7 @@ from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.conftest import ROOT
 from tests.docs.blocks import blocks
 from tests.heads import small
-from tests.training import texts
+from tests.training import causal, texts
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
 RUN = "train model.py --data digits --max-steps 2 --out runs/digits"
@@ -114,6 +114,11 @@ def reads_text(path: Path) -> None:
     nets = {"reader": "SequenceClassification", "tagger": "TokenClassification"}
     net = texts.WithMask(texts.bert(nets[path.stem], size) if path.stem in nets else texts.gpt2(size))
     texts.generated(net, path, ["input_ids", "attention_mask"])
+
+
+def writes_text(path: Path) -> None:
+    """A causal language model with a cache."""
+    causal.export(causal.gpt2(texts.size(path.with_name("tokenizer.json"))), path)
 
 
 def of_text(path: Path) -> None:
@@ -271,6 +276,8 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     **dict.fromkeys(("reader.py", "tagger.py", "writer.py"), reads_text),
     **dict.fromkeys(("reviews.csv", "pairs.csv", "sentences.jsonl", "book.txt"), of_text),
     "tokenizer.json": tokenizer,
+    "writer.onnx": writes_text,
+    "prompts.txt": lambda path: path.write_text("the film was\na dog\n") and None,
     "mine.safetensors": mine,
     "photos": photos,
     "photos2": digits,

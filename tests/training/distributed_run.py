@@ -3,7 +3,8 @@
 The first process writes the weights after the last step to OUT/end.safetensors. Each process writes the weights that
 `fit` returned to OUT/result<rank>.safetensors. In the settings, `stop_at` is the step at which the processes get a
 signal to stop, and `wait_at` the step at which they wait to be killed; with `background`, checkpoints of a sharded run
-are written while it goes on, as on an accelerator.
+are written while it goes on, as on an accelerator. With `wait_rank`, only this process waits, and only in a run that
+does not go on from a checkpoint.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class Stop(lightning.Callback):
 class Wait(lightning.Callback):
     """Stops training, and ends with the launcher: torchrun's processes have their own sessions."""
 
-    def __init__(self, step: int) -> None:
-        self.step, self.launcher = step, os.getppid()
+    def __init__(self, step: int, rank: int | None = None) -> None:
+        self.step, self.rank, self.launcher = step, rank, os.getppid()
 
     def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
-        if trainer.global_step == self.step:
+        if trainer.global_step == self.step and self.rank in (None, trainer.global_rank):
             while os.getppid() == self.launcher:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -65,7 +66,9 @@ def train(model: Path, data: Path, out: Path, given: dict[str, Any]) -> None:
     stop: list[lightning.Callback] = [Stop(given.pop("stop_at"))] if "stop_at" in given else []
     if given.pop("background", False):
         Sharded.background = True
-    stop += [Wait(given.pop("wait_at"))] if "wait_at" in given else []
+    step, rank = given.pop("wait_at", None), given.pop("wait_rank", None)
+    waits = step is not None and (rank is None or not (out / "checkpoints" / "last.ckpt").exists())
+    stop += [Wait(step, rank)] if waits else []
     result = fit(model, data, callbacks=[End(out), *stop], out=out, **given)
     state = {key: value.clone() for key, value in result.model.state_dict().items()}  # tied weights are kept twice
     save_file(state, out / f"result{os.environ.get('LOCAL_RANK', 0)}.safetensors")

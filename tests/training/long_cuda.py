@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from onnxgen.training import choose, devices, evaluate, fit
+import onnxgen
+from onnxgen.training import causal_lm, choose, devices, evaluate, fit
 from tests.conftest import ROOT
+from tests.training import causal
 from tests.training.processes import environment
 from tests.training.standin.nets import Net, data
 
@@ -185,3 +187,16 @@ def test_the_whole_road_by_commands(tmp_path: Path) -> None:
     command("export", "run", "-o", "trained.onnx")
     command("trained.onnx", "-o", "trained.py")
     command("verify", "trained.onnx", "trained.py")
+
+
+@pytest.mark.parametrize("cache", ["", "dynamic"])
+def test_a_language_model_writes_the_same_tokens(cache: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    more = {} if cache else {"cache": ""}
+    path = causal.export(causal.llama(), tmp_path / "net.onnx", **more)
+    ids, made = torch.arange(4, 16).reshape(2, 6), []
+    for device in ("cpu", "cuda"):
+        lm = causal_lm(onnxgen.load(path).to(device))
+        mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6], device=device)
+        made.append(lm.generate(ids.to(device), attention_mask=mask, max_new_tokens=12).cpu())
+    assert torch.equal(*made)

@@ -6,7 +6,6 @@ They train the same weights as one process with the global batch, also when they
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -18,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.training.nodes import FIRST, NETWORK, two_machines
 from tests.training.processes import RUNS, Job, difference, environment, finish, first_alone_wrote, match
 
 
@@ -54,23 +54,8 @@ def test_a_stopped_fsdp_run_resumes_and_returns_whole_models(job: Job, tmp_path:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[tuple[str, str]]:
-    """Two connected network namespaces, 10.77.0.1 and 10.77.0.2."""
-    ip = shutil.which("ip")
-    names = (f"onnxgen{os.getpid()}a", f"onnxgen{os.getpid()}b")
-    if ip is None or subprocess.run([ip, "netns", "add", names[0]], capture_output=True).returncode:
-        pytest.skip("making network namespaces needs iproute2 and CAP_NET_ADMIN")
-    try:
-        cable = ["link", "add", "veth0", "netns", names[0], "type", "veth", "peer", "name", "veth0", "netns", names[1]]
-        subprocess.run([ip, "netns", "add", names[1]], check=True)
-        subprocess.run([ip, *cable], check=True)
-        for number, name in enumerate(names, 1):
-            for link in (["addr", "add", f"10.77.0.{number}/24", "dev", "veth0"], ["link", "set", "veth0", "up"]):
-                subprocess.run([ip, "-n", name, *link], check=True)
-            subprocess.run([ip, "-n", name, "link", "set", "lo", "up"], check=True)
+    with two_machines() as names:
         yield names
-    finally:
-        for name in names:
-            subprocess.run([ip, "netns", "del", name], capture_output=True)
 
 
 def start(job: Job, out: Path, nodes: tuple[str, str], given: dict[str, Any]) -> list[subprocess.Popen[str]]:
@@ -78,9 +63,9 @@ def start(job: Job, out: Path, nodes: tuple[str, str], given: dict[str, Any]) ->
     started = []
     for rank, name in enumerate(nodes):
         launcher = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)]
-        launcher += ["--master-addr", "10.77.0.1", "--master-port", "29511"]
+        launcher += ["--master-addr", FIRST, "--master-port", "29511"]
         args = ["ip", "netns", "exec", name, *job.command(out, given, *launcher)]
-        more = environment(GLOO_SOCKET_IFNAME="veth0", TP_SOCKET_IFNAME="veth0")
+        more = environment(**NETWORK)
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(args, env=more, start_new_session=True, **pipes))
     return started

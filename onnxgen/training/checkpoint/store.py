@@ -18,9 +18,10 @@ from lightning.fabric.plugins import CheckpointIO
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.runtime.checkpoint import load_checked, need_safe_torch
+from onnxgen.training.runs.folder import CHECKPOINT_FILES
 from onnxgen.training.sharded.folder import REST, read_rest, remove
 
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+LAST, PREVIOUS = CHECKPOINT_FILES
 KEY = "onnxgen"  # the key of onnxgen's part in a checkpoint
 
 

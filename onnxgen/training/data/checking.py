@@ -21,6 +21,7 @@ from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
+from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.data.values import Values
 from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.model import trial_batch
@@ -87,7 +88,7 @@ def _check_size(
                 f"input {port.name!r} is a single number without a batch axis",
                 help="wrap the model in one whose inputs have a batch",
             )
-        elif port.dims and isinstance(port.dims[0], int):
+        elif port.dims and isinstance(port.dims[0], int) and port.name != BRANCH:
             fixed = port.dims[0]
             what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
             way = "generate the model again with --dynamic-batch"
@@ -213,7 +214,7 @@ class Tried:
 def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> Tried:
     batch = trial_batch(model, samples, settings.seed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    inputs = [batch[column].to(device).contiguous() for column in feeding.inputs]
+    inputs = [x.contiguous() for x in feeding.arguments(batch, device)]
     tried = Tried((), {})
     with undisturbed(model), _embeddings(model, dict(zip(feeding.inputs, inputs)), tried):
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -13,6 +13,7 @@ from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import listed, target_called
+from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.goals.choice import TaskKind, task_kind
 from onnxgen.training.settings import Settings
 
@@ -61,7 +62,15 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
     if targets and not outputs and (left or settings.teacher is None):  # a teacher needs no target
         problems.add(no_target(ports, columns))
     problems.raise_if_any()
-    return Feeding(tuple(inputs[port.name] for port in ports.inputs), dict(sorted(outputs.items())) if targets else {})
+    return _feeding(inputs, ports, dict(sorted(outputs.items())) if targets else {})
+
+
+def _feeding(
+    inputs: Mapping[str, str], ports: Signature, targets: Mapping[int, str], others: Sequence[str] = ()
+) -> Feeding:
+    columns = tuple(inputs[port.name] for port in ports.inputs)
+    once = frozenset(inputs[port.name] for port in ports.inputs if port.name == BRANCH and port.dims == (1,))
+    return Feeding(columns, targets, tuple(others), once)
 
 
 def _for_task(
@@ -92,7 +101,7 @@ def _for_task(
         what = f"--task {settings.task} needs text, but the data's columns are {listed(columns)}"
         problems.add(what, help="name the column of text for the token ids: --inputs INPUT=COLUMN")
     problems.raise_if_any()
-    return Feeding(tuple(inputs[port.name] for port in ports.inputs), {}, tuple(others))
+    return _feeding(inputs, ports, {}, others)
 
 
 def _inputs_named(columns: list[str], ports: Signature, settings: Settings, problems: Problems) -> dict[str, str]:

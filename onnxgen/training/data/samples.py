@@ -106,11 +106,18 @@ class Feeding:
         inputs: a column for each argument of `forward`, in order.
         targets: a column by index of the output, in order. An output without a target is not trained.
         others: further columns, which the task reads (see `Settings.task`).
+        once: the columns of inputs [1] that hold for a whole batch.
     """
 
     inputs: tuple[str, ...]
     targets: Mapping[int, str]
     others: tuple[str, ...] = ()
+    once: frozenset[str] = frozenset()
+
+    def arguments(self, batch: Batch, device: torch.device | None = None) -> list[Tensor]:
+        """Return what `forward` takes for a batch, on a device or where it is."""
+        found = (batch[column][:1] if column in self.once else batch[column] for column in self.inputs)
+        return [x if device is None else x.to(device) for x in found]
 
     @property
     def aims(self) -> tuple[str, ...]:

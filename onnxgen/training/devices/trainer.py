@@ -8,6 +8,7 @@ import torch
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.devices.device import Device
+from onnxgen.training.launch import in_pods
 from onnxgen.training.settings import Settings
 
 
@@ -47,6 +48,8 @@ def check_precision(device: Device, precision: str) -> None:
 
 def _options_of_lightning(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
     """Return options for the devices on which Lightning itself can run one or several processes."""
+    from lightning.fabric.plugins.environments.kubeflow import KubeflowEnvironment
+
     devices: int | list[int] = settings.devices
     if device.kind != "cpu":
         there = torch.cuda.device_count()
@@ -55,7 +58,8 @@ def _options_of_lightning(device: Device, settings: Settings, processes: int) ->
             raise OnnxgenError(what, help="use fewer --devices")
         devices = list(range(device.index, device.index + settings.devices))
     strategy = _strategy(settings.strategy, processes)
-    return {"accelerator": device.type, "devices": devices, "strategy": strategy, "precision": settings.precision}
+    options = {"accelerator": device.type, "devices": devices, "strategy": strategy, "precision": settings.precision}
+    return {**options, "plugins": [KubeflowEnvironment()]} if in_pods() else options
 
 
 def _strategy(name: str, processes: int) -> Any:

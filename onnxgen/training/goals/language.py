@@ -126,13 +126,15 @@ def _later_tokens_change(found: Situation, goal: Tokens) -> int:
     changed[row, start:length] = (changed[row, start:length] + 1) % vocabulary
     device = next(found.model.parameters()).device
     with evaluating(found.model), torch.no_grad():
-        made = found.model(
-            *(changed.to(device) if c == ids else found.batch[c].to(device) for c in found.feeding.inputs)
-        )
-    other = (made if isinstance(made, tuple) else (made,))[goal.output][row, :start].double()
-    before = found.outputs[goal.output].detach()[row, :start]
-    most = _SAME * torch.finfo(before.dtype).eps * float(before.abs().max())
-    return start if float((other - before).abs().max()) > most else 0
+        made = found.model(*found.feeding.arguments(found.batch | {ids: changed}, device))
+    other = (made if isinstance(made, tuple) else (made,))[goal.output][row, :start]
+    return start if differ(found.outputs[goal.output].detach()[row, :start], other) else 0
+
+
+def differ(before: Tensor, other: Tensor, least: float = 0.0) -> bool:
+    """Return True if scores differ by more than rounding, and by more than the share `least` of the greatest score."""
+    most = max(_SAME * torch.finfo(before.dtype).eps, least) * float(before.abs().max())
+    return float((other.double() - before).abs().max()) > most
 
 
 def _same(column: Tensor, labels: Tensor) -> bool:

@@ -43,7 +43,7 @@ def with_teacher(
     teacher = open_teacher(settings.teacher, [*settings.teacher_features], inputs, batch, scale)
     said = teacher(batch)
     inside = {path: Seen(module_called(model, path, "student")) for path in settings.teacher_features.values()}
-    outputs = _outputs(model, [batch[column] for column in feeding.inputs])
+    outputs = _outputs(model, feeding.arguments(batch))
     names = output_names(model, len(outputs))
     objectives = {goal.output: goal for goal in goals if isinstance(goal, Objective)}
     endings = kinds_of(teacher, batch, said)

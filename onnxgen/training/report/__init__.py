@@ -21,6 +21,7 @@ from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import write_config
+from onnxgen.training.data.text.tokenizer import KEPT
 from onnxgen.training.recipes import CURVE, FIGURES
 from onnxgen.training.report.facts import Facts, Outcome, facts_of
 from onnxgen.training.report.loggers import TENSORBOARD, loggers, need_packages
@@ -74,7 +75,7 @@ def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
     """
     out = settings.out
     out.mkdir(parents=True, exist_ok=True)
-    names = ["metrics.csv", "report.html", CURVE, FIGURES, *(f"{picture}.png" for picture in PICTURES)]
+    names = ["metrics.csv", "report.html", CURVE, FIGURES, *KEPT, *(f"{picture}.png" for picture in PICTURES)]
     stale = [
         *map(out.joinpath, names),
         *files_of(out / BEST),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import io
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.goals.goal import Shown
+from onnxgen.training.goals.language import LABELS, Tokens
 from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.model import fixed_batch
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from onnxgen.training.prepare import Plan
 
 MOST, COLUMNS = 12, 4  # samples, and those in a row
+TEXTS, NEW = 3, 20  # texts, and tokens that a model writes
 SIDE, LINE, GAP = 150, 16, 10  # pixels: of an image, of a line of text, between samples
 RIGHT, WRONG, PLAIN, TRUTH = "#1a7f37", "#c4372c", "#222222", "#2b6cb0"
 
@@ -42,7 +45,7 @@ def examples(plan: Plan, model: nn.Module) -> bytes | None:
     count = fixed_batch(model) or min(MOST, len(samples))
     batch = samples.take(spread(samples, count), plan.settings.seed)
     with evaluating(model), torch.inference_mode():
-        made = model(*(batch[name] for name in plan.feeding.inputs))
+        made = model(*plan.feeding.arguments(batch))
     outputs = made if isinstance(made, tuple) else (made,)
     goal, names, tiles = plan.objectives[0], plan.settings.classes or _classes(samples, plan), []
     images = pixels(batch[column][:MOST], _step(samples, column))
@@ -52,6 +55,34 @@ def examples(plan: Plan, model: nn.Module) -> bytes | None:
             return None
         tiles.append(_tile(image, shown))
     return _grid(tiles)
+
+
+def texts(plan: Plan, model: nn.Module) -> list[tuple[str, str, str]]:
+    """Return for some texts the first half, how it goes on, and what the model writes; [] for no language model.
+
+    Args:
+        model: on the CPU.
+    """
+    text, goal = plan.data.text, plan.objectives[0]
+    if not isinstance(goal, Tokens) or not goal.shift or text is None or text.tokenizing is None:
+        return []
+    if find_spec("transformers") is None:
+        return []
+    from onnxgen.training.generation import causal_lm
+    from onnxgen.training.generation.continuing import generated
+
+    samples, decode = plan.data.test or plan.data.val or plan.data.train, text.tokenizing.tokenizer.decode
+    assert samples is not None and plan.settings.tokenizer is not None
+    batch, found = samples.take(spread(samples, TEXTS), plan.settings.seed), []
+    with evaluating(model):
+        lm = causal_lm(model, plan.settings.tokenizer)
+        for ids, labels in zip(batch[text.ids], batch[LABELS]):
+            whole = ids[labels != IGNORED_CLASS].tolist()
+            half = (len(whole) + 1) // 2
+            if new := min(len(whole) - half, NEW):
+                made = generated(lm, [whole[:half]], new)[0]
+                found.append((decode(whole[:half]), decode(whole[half : half + new]), decode(made)))
+    return found
 
 
 def _step(samples: Samples | None, column: str) -> Any:

@@ -67,6 +67,7 @@ class Outcome:
         confused: the data of `confusion`: "test", or "validation, best epoch".
         note: a sentence for the user, or empty.
         examples: a picture of some samples of the part that was evaluated last, as PNG.
+        texts: some of its texts, for a language model: the beginning, how it goes on, and what the model writes.
     """
 
     seconds: float
@@ -76,6 +77,7 @@ class Outcome:
     confused: str = "validation, best epoch"
     note: str = ""
     examples: bytes | None = None
+    texts: Sequence[tuple[str, str, str]] = ()
 
 
 def facts_of(plan: Plan) -> Facts:

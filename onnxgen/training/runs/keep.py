@@ -59,7 +59,7 @@ class Kept:
         source: the text of `model.py`; "" if there is none.
         metadata: of the weights' files.
         constants: tensors of the module's own weights file that are in no state dict.
-        tokenizer: the text of `tokenizer.json`; "" if there is none.
+        tokenizer: the texts of `tokenizer.json` and of the files beside it that are kept; {} if there are none.
         shard_size: the bytes of the largest file of the weights, if a sharded run divides them as the module's own are;
             0: the weights are one file.
     """
@@ -68,13 +68,13 @@ class Kept:
     source: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     constants: dict[str, Tensor] = field(default_factory=dict)
-    tokenizer: str = ""
+    tokenizer: Mapping[str, str] = field(default_factory=dict)
     shard_size: int = 0
 
     @rank_zero_only
     def write(self, out: Path, result: Mapping[str, Any] | None = None) -> None:
         """Write `run.json`, with the result once there is one, and `model.py` before that. Raises `OSError`."""
-        for name, text in {MODULE: self.source, TOKENIZER: self.tokenizer}.items() if result is None else ():
+        for name, text in {MODULE: self.source, **self.tokenizer}.items() if result is None else ():
             if text:
                 with replacing([out]) as files, files.file(out / name) as file:
                     file.write(text.encode())
@@ -93,7 +93,7 @@ def placed(plan: Plan) -> Plan:
         return _in_folder(plan, settings.out)
     if os.environ.get("LOCAL_RANK", "0") != "0" and _OUT in os.environ:  # Lightning started this process
         return _in_folder(plan, Path(os.environ[_OUT]))
-    if launched(Settings()) != Settings():
+    if settings.nodes > 1 or launched(Settings()) != Settings():
         raise OnnxgenError("several processes can't agree on the number of a run", help="name its folder with --out")
     source = Path(signature_of(plan.model).source).stem or type(plan.model).__name__.lower()
     out = numbered(slug(settings.name or source))
@@ -122,7 +122,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
         signature = replace(signature, purpose=None)  # with another head it may be for something else
     record = _record(plan, named, signature)
     tokenizing = plan.data.text.tokenizing if plan.data.text is not None else None
-    found = Kept(record, tokenizer=tokenizing.text if tokenizing is not None else "")
+    found = Kept(record, tokenizer=tokenizing.kept() if tokenizing is not None else {})
     if plan.adapter is not None:
         found.record = replace(record, module="", note=ADAPTED)
         found.metadata = {KEY: plan.adapter.to_json(), SIGNATURE: signature.to_json()}

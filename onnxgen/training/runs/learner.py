@@ -24,10 +24,11 @@ from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.sounds import SUFFIXES as SOUNDS
 from onnxgen.training.data.source import DataSource, listed
-from onnxgen.training.data.text.choosing import rename_text
+from onnxgen.training.data.text.choosing import rename_text, text_columns
 from onnxgen.training.data.text.roles import IDS, roles_of
+from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import evaluate, predict
-from onnxgen.training.model import open_model
+from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, need_alike
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
 from onnxgen.training.runs.keep import part as described
@@ -81,19 +82,33 @@ class Learner:
         outputs = ", ".join(t.name + (f" of {t.classes} classes" if t.classes else "") for t in self.record.targets)
         return f"<run {self.record.name}: {self.record.model}, {inputs} -> {outputs}>"
 
-    def predict(self, data: Any, *, min_score: float = LIKELY_BOX) -> list[Prediction]:
+    def predict(
+        self,
+        data: Any,
+        *,
+        min_score: float = LIKELY_BOX,
+        max_new_tokens: int = 50,
+        temperature: float | None = None,
+    ) -> list[Prediction]:
         """Return a prediction for each sample, in order. Images and tables are prepared as in training.
+
+        A language model continues texts: the label is what comes next, the value has its token ids. It needs
+        transformers.
 
         Args:
             data: a file (an image, a table, text, arrays), a folder, a pattern ("photos/*.jpg"), or a list of them; a
                 PIL image or a list of them; an array, of one sample or of several; a DataFrame; a dict of columns, by
                 input or by column. If the run reads text, a list of texts or of pairs of them.
             min_score: boxes with a lower score are left out.
+            max_new_tokens: the most tokens with which a language model continues a text.
+            temperature: None takes the most probable token each time. Else tokens are drawn, with the run's seed.
 
         Raises:
             OnnxgenError: there is no such data, it can't be read, or it does not fit the model.
         """
         with run_words(self._takes):
+            if self.record.writes:
+                return self._continued(data, max_new_tokens, temperature)
             return [one for made, names in self._opened(data) for one in self._predicted(made, names, min_score)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
@@ -195,7 +210,41 @@ class Learner:
             maps = [outputs[place][row : row + 1] for place in target.head["places"]]
             yield Prediction(name, {BOXES: boxes_of(maps, target, step.fit(size), size, min_score)})
 
+    def _continued(self, data: Any, new: int, temperature: float | None) -> list[Prediction]:
+        """Return the continuations of texts."""
+        from onnxgen.training.generation.continuing import TEXT, continued
+
+        found = list(self._texts(data))
+        settings, device = self.settings, choose(self.settings.device, self.settings.imports)
+        assert settings.tokenizer is not None
+        model = prepare_for(self.model, device).to(device.torch_device)
+        given: dict[str, Any] = {"seed": settings.seed, "batch_size": fixed_batch(model) or settings.batch_size}
+        texts = [text for _, text in found]
+        answers = continued(model, settings.tokenizer, texts, new=new, temperature=temperature, **given)
+        return [Prediction(name, {TEXT: answer}) for (name, _), answer in zip(found, answers)]
+
     # Opening data.
+
+    def _texts(self, data: Any) -> Iterator[tuple[str, str]]:
+        """Yield a name and the text of each sample: each line of a .txt file is one."""
+        if isinstance(data, (list, tuple)) and data and all(isinstance(x, str) and not Path(x).is_file() for x in data):
+            yield from ((str(row), text) for row, text in enumerate(data))
+            return
+        items = data if isinstance(data, list) else [data]
+        paths: list[Path | None] = [None]
+        if all(map(_is_path, items)):
+            paths = [path for item in items for path in _paths(item)]
+        for path in paths:
+            source = from_object(data, "data") if path is None else open_source(path, self.settings, targets=False)
+            if not isinstance(source, DataSource):
+                raise OnnxgenError(f"{path or 'the data'} holds no texts", help=self._takes)
+            rename_text(source, self.texts)
+            if len(self.texts) != 1 or self.texts[0] not in text_columns(source):
+                raise OnnxgenError(f"{source.name} has no column of text {listed(self.texts)}", help=self._takes)
+            for row, text in enumerate(next(iter(source.raw.values()))[self.texts[0]]):
+                if not isinstance(text, str) or not text.strip():
+                    raise OnnxgenError(f"{source.name}, row {row}: no text", help="remove the row, or give it a text")
+                yield (str(row) if path is None else f"{path}:{row}"), text
 
     def _opened(self, data: Any) -> Iterator[Named]:
         if self.texts and isinstance(data, (list, tuple)) and not all(_is_path(x) and Path(x).is_file() for x in data):

@@ -20,7 +20,8 @@ from onnxgen.training.runs.folder import MODULE, RECORD
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
 FORMAT = 1  # of the file; a newer one is refused
-_PLACES = ("out", "name", "weights", "resume", "replace_head")  # settings that only the run itself could use
+# settings that only the run itself could use
+_PLACES = ("out", "name", "weights", "resume", "restartable", "replace_head")
 UNDECIDED: Mapping[str, Any] = MappingProxyType({"task": "outputs"})  # of a run that names no task
 BOXES = "boxes"  # the loss of a `Target` whose answers are boxes
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -191,6 +192,11 @@ class Record:
     def preprocessing(self) -> str:
         """Return the inputs as JSON, for the metadata of other files."""
         return json.dumps([asdict(entry) for entry in self.inputs])
+
+    @property
+    def writes(self) -> bool:
+        """True if it is a language model that continues texts."""
+        return self.settings.get("task") == "language-model" and "tokenizer" in self.settings
 
     def settings_for(self, run: Path) -> Settings:
         """Return the settings of the run, to treat other data in the same way; without those of its devices.

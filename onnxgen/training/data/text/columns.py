@@ -20,6 +20,7 @@ from onnxgen.training.data.text.choosing import Chosen, choose
 from onnxgen.training.data.text.encoding import Encoded, Encoder
 from onnxgen.training.data.text.masking import IGNORED, Masked
 from onnxgen.training.data.text.roles import (
+    BRANCH,
     DECODER,
     DECODER_MASK,
     IDS,
@@ -209,6 +210,7 @@ class _Fit:
         mask = _padded([[1] * len(ids) for ids in found.ids], length, 0)
         made = {IDS: _padded(found.ids, length, pad), MASK: mask, TYPES: _padded(found.types, length, 0)}
         made[POSITIONS] = (mask.cumsum(1) - 1).clamp_min(0)
+        made[BRANCH] = torch.zeros(count, dtype=torch.bool)
         if start is not None:
             others = found.others if found.others is not None else [[start]] * count
             longest = fixed_length(self.roles, DECODER) or max(map(len, others))

@@ -11,6 +11,7 @@ from onnxgen.output.signature import Port, Signature
 
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
 DECODER, DECODER_MASK, PAST = "decoder_input_ids", "decoder_attention_mask", "past"
+BRANCH = "use_cache_branch"  # bool [1], of optimum's merged decoders: False without a past
 _ALSO = {"input_mask": MASK, "segment_ids": TYPES}  # as the first BERT called them
 _PAST = re.compile(r"past\b|past_key|past_value")
 
@@ -24,7 +25,7 @@ def roles_of(ports: Signature, columns: Sequence[str]) -> dict[str, Port]:
     found: dict[str, Port] = {}
     for port in ports.inputs:
         name = _ALSO.get(port.name, port.name)
-        if name in (IDS, MASK, TYPES, POSITIONS, DECODER, DECODER_MASK):
+        if name in (IDS, MASK, TYPES, POSITIONS, DECODER, DECODER_MASK, BRANCH):
             found[name] = port
         elif _PAST.match(port.name):
             found[f"{PAST} {port.name}"] = port

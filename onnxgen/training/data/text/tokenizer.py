@@ -19,8 +19,10 @@ from onnxgen.training.runs.folder import TOKENIZER
 from onnxgen.verify.integrity import sidecar_of
 
 WAY = "name a tokenizer.json, or a folder with one: save_pretrained of a fast tokenizer of transformers writes it"
-_PADS, _MASKS = ("[PAD]", "<pad>"), ("[MASK]", "<mask>")
-_BESIDE = ("tokenizer_config.json", "config.json", "generation_config.json")  # a later file counts more
+PADS, _MASKS = ("[PAD]", "<pad>"), ("[MASK]", "<mask>")
+GENERATION = "generation_config.json"
+KEPT = ("tokenizer_config.json", GENERATION)
+_BESIDE = (KEPT[0], "config.json", GENERATION)  # a later file counts more
 _NO_LIMIT = 1 << 30  # transformers writes 1e30 as `model_max_length` if there is none
 
 
@@ -42,6 +44,11 @@ class Tokenizing:
     limit: int | None
     pad: int
     facts: Mapping[str, Any]
+
+    def kept(self) -> dict[str, str]:
+        """Return the files that a run keeps, by name: the tokenizer's, and how texts end and begin."""
+        beside = [path for name in KEPT if (path := self.path.with_name(name)).is_file()]
+        return {TOKENIZER: self.text} | {path.name: path.read_text(encoding="utf-8") for path in beside}
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token, which may also be given as its number; None if there is no such token."""
@@ -100,12 +107,16 @@ def tokenizer_file(asked: Path | None, model: nn.Module) -> Path | None:
         if not path.is_file():
             raise OnnxgenError(f"there is no file {path}", help=WAY)
         return path
+    return next((path for folder in beside(model) if (path := folder / TOKENIZER).is_file()), None)
+
+
+def beside(model: nn.Module) -> list[Path]:
+    """Return the folders of a generated module and its weights."""
     module = sys.modules.get(type(model).__module__)
     space = vars(module) if module is not None and hasattr(module, "FINGERPRINT") else {}
     weights = sidecar_of(space)
     folders = [Path(str(space["__file__"])).parent] if space.get("__file__") else []
-    folders += [weights.parent] if weights is not None else []
-    return next((path for folder in folders if (path := folder / TOKENIZER).is_file()), None)
+    return folders + ([weights.parent] if weights is not None else [])
 
 
 def open_tokenizer(path: Path) -> Tokenizing:
@@ -135,7 +146,7 @@ def open_tokenizer(path: Path) -> Tokenizing:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     found = Tokenizing(tokenizer, path, text, min(known) if known else None, 0, facts)
-    pad = found._special("pad_token", _PADS) if pad is None else pad
+    pad = found._special("pad_token", PADS) if pad is None else pad
     return Tokenizing(tokenizer, path, text, found.limit, pad or 0, facts)
 
 
