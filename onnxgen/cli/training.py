@@ -11,7 +11,7 @@ from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, read_config
+from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, is_there, read_config
 from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, latest, need_run
 from onnxgen.training.runs.record import going_on, read_record
@@ -89,7 +89,7 @@ def _check(run: dict[str, str], settings: Settings) -> None:
     elif not run["data"]:
         raise OnnxgenError(f"the data of {run['model']} was a Python object", help="name data with --data")
     data = run.setdefault("data", DIGITS)
-    if is_path(data) and not Path(data).exists():
+    if is_path(data) and not is_there(data):
         raise OnnxgenError(
             f"there is no data at {data}", help="--data names a file, a folder, module:function or digits"
         )

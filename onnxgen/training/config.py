@@ -33,7 +33,13 @@ TYPES: dict[str, Any] = {**dict.fromkeys(NOT_SETTINGS, str), **typing.get_type_h
 PATHS = ("model", "data", "weights", "out", "tokenizer", "teacher")
 DIGITS = "digits"  # the built-in data set
 FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function, where the function returns the data
+SHARDS = re.compile(r".*[{*?].*\.(tar|parquet|bin|npy)", re.IGNORECASE)  # a pattern of several files
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}
+
+
+def is_there(data: str) -> bool:
+    """Return True if there are files under the name of data; for a pattern of shards it is not looked."""
+    return Path(data).exists() or SHARDS.fullmatch(data) is not None
 
 
 def is_path(data: str) -> bool:

@@ -21,6 +21,7 @@ from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
+from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
 from onnxgen.training.goals.choice import with_task
 from onnxgen.training.goals.goal import Goal
@@ -99,7 +100,8 @@ def predict(
         return count, tuple(y.cpu() for y in (found if isinstance(found, tuple) else (found,)))
 
     with evaluating(network), torch.inference_mode():
-        for batch in Loader(samples, settings.batch_size, workers=settings.workers):
+        workers = settings.workers if stream_of(samples) is None else 0  # several readers would change the order
+        for batch in Loader(samples, settings.batch_size, workers=workers):
             made.extend(micro.each(batch, compute))
     counts, outputs = zip(*made, strict=True)
     whole = tuple(_joined(network, index, parts, counts) for index, parts in enumerate(zip(*outputs, strict=True)))

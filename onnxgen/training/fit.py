@@ -165,7 +165,7 @@ def run(
     keeps.write(settings.out)
     if tested is not None and trainer.is_global_zero:
         tested.write(settings.out)
-    loaders, begun = Loaders(plan), time.monotonic()
+    loaders, begun = Loaders(plan, progress.say), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from, deadline)
     seconds = time.monotonic() - begun
     used.end()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,16 @@ from torch.utils.data import DataLoader, Dataset
 
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.data.samples import Batch, Samples
+from onnxgen.training.data.streaming.spans import Order, Spans, Window
+from onnxgen.training.data.streaming.stream import Unreadable, stream_of
 from onnxgen.training.recipes.balanced import balanced_order
 
-Ticket = tuple[int, list[int]]  # the seed of the epoch and the indices of the samples: all that a batch depends on
+# All that a batch depends on: the seed of the epoch, the indices of the samples, and of a stream the windows that they
+# are in, and the one that this reader needs after them.
+Ticket = tuple[int, list[int], list[Window], Window | None]
+Taken = tuple[Batch, list[str]]  # a batch, and which of its samples were skipped and why
 MAX_WORKERS = 8
+TOLD = 5  # samples that can't be read, of which each is told
 
 
 class Loader:
@@ -28,6 +35,9 @@ class Loader:
     as one process with the larger batch. The rest at the end of an epoch is a smaller batch, whose parts differ by at
     most one sample (see `weight`). A rest of fewer than `smallest` samples per rank joins the batch before it: every
     rank has the same number of batches, and no sample is left out.
+
+    A stream is not shuffled as a whole (see `Order`). Each rank, and each of its workers, reads a run of its own in
+    that order. So the order also depends on their numbers.
 
     Lightning saves and restores the position with its loops. `state_dict` counts the batches that were handed out, not
     those that workers prepared.
@@ -56,6 +66,7 @@ class Loader:
         pin_memory: bool = False,
         accumulate: int = 1,
         classes: np.ndarray | None = None,
+        say: Callable[[str], None] = warnings.warn,
     ) -> None:
         """
         Args:
@@ -68,26 +79,32 @@ class Loader:
             drop_last: leave out an incomplete last batch, for a model with a fixed batch size.
             accumulate: number of batches whose gradients make one step; see `weight`.
             classes: the class of each sample [n]: draw each class equally often, in place of each sample once.
+            say: tells which samples of a stream were skipped.
             pin_memory: put batches into page-locked memory, from which CUDA copies while it computes.
 
         Raises:
             OnnxgenError: there are too few samples for one batch.
         """
-        bounds = _bounds(len(samples), batch_size * world, smallest * world, drop_last)
-        self.plan = BatchPlan(tuple(bounds), len(samples), shuffle, seed, rank, world, accumulate, classes)
+        batches, end = _batches(len(samples), batch_size * world, smallest * world, drop_last)
+        facts = batch_size * world, batches, end, len(samples), shuffle, seed, rank, world, accumulate, classes
         self.samples, self.pin_memory = samples, pin_memory
         self.workers = count_workers(samples, workers, world)
+        stream = stream_of(samples)
+        self.plan = BatchPlan(*facts)
+        if stream is not None:
+            self.plan = StreamPlan(*facts, spans=stream.spans, window=stream.window, readers=max(1, self.workers))
         if len(samples) < world or not len(self):
             needed = batch_size * world if drop_last else world
             what = f"the data has {counted(len(samples), 'sample')}, but one batch needs at least {needed}"
             raise OnnxgenError(what, help="use smaller batches, fewer processes or more data")
         self.epoch, self.weight = 0, 1.0
-        self._start = self._given = 0
+        self._start = self._given = self._skipped = 0
+        self._say = say
         self._order = _Order()
-        self._workers: DataLoader[Batch | OnnxgenError] | None = None
+        self._workers: DataLoader[Taken | OnnxgenError] | None = None
 
     def __len__(self) -> int:
-        return len(self.plan.bounds) - 1
+        return self.plan.batches
 
     @property
     def sampler(self) -> Loader:
@@ -100,13 +117,25 @@ class Loader:
             self.epoch, self._start, self._given = epoch, 0, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, and the number of its batches that were handed out."""
-        return {"epoch": self.epoch, "given": self._given}
+        """Return the epoch, how many of its batches were handed out, and what the order of a stream depends on."""
+        return {"epoch": self.epoch, "given": self._given, **self.plan.readers_of_order}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where `state_dict` was taken: the next iteration yields the rest of the epoch."""
+        """Continue where `state_dict` was taken: the next iteration yields the rest of the epoch.
+
+        Raises:
+            OnnxgenError: the samples are a stream, the state is within an epoch, and `world` was another.
+        """
         self.epoch, self._start = int(state["epoch"]), int(state["given"])
         self._given = self._start
+        if not isinstance(self.plan, StreamPlan) or self._start in (0, len(self)) or "world" not in state:
+            return
+        if state["world"] != self.plan.world:
+            what = f"the run was stopped within an epoch of {counted(state['world'], 'process')}"
+            what += f", and streamed data was divided among them; now there are {self.plan.world}"
+            raise OnnxgenError(what, help=f"--devices {state['world']} for the rest of this epoch")
+        if state["readers"] != self.plan.readers:
+            self.plan, self.workers = replace(self.plan, readers=state["readers"]), state["readers"]
 
     def __iter__(self) -> Iterator[Batch]:
         if self._given == len(self):
@@ -114,17 +143,26 @@ class Loader:
         first, self._start = self._start, 0
         self._given = first
         tickets = self.plan.tickets(self.epoch, first)
-        for number, batch in enumerate(self._parallel(tickets) if self.workers else self._made(tickets), first):
+        made = self._parallel(tickets) if self.workers else self._made(tickets)
+        for number, (batch, skipped) in enumerate(made, first):
             self._given = number + 1
             self.weight = self.plan.weight(number)
+            self._tell(skipped)
             yield batch
 
-    def _made(self, tickets: Iterator[Ticket]) -> Iterator[Batch]:
-        for seed, indices in tickets:
-            batch = self.samples.take(indices, seed)
-            yield {name: column.pin_memory() for name, column in batch.items()} if self.pin_memory else batch
+    def _tell(self, skipped: list[str]) -> None:
+        for text in skipped:
+            self._skipped += 1
+            more = "; more of them are skipped without a word" if self._skipped == TOLD else ""
+            if self._skipped <= TOLD:
+                self._say(f"skipped, since it can't be read: {text}{more}")
 
-    def _parallel(self, tickets: Iterator[Ticket]) -> Iterator[Batch]:
+    def _made(self, tickets: Iterator[Ticket]) -> Iterator[Taken]:
+        for ticket in tickets:
+            batch, skipped = taken(self.samples, ticket)
+            yield {n: c.pin_memory() for n, c in batch.items()} if self.pin_memory else batch, skipped
+
+    def _parallel(self, tickets: Iterator[Ticket]) -> Iterator[Taken]:
         if self._workers is None:
             self._workers = DataLoader(
                 _Taken(self.samples),
@@ -138,10 +176,10 @@ class Loader:
                 generator=torch.Generator(),  # else it draws a number from the global generator each epoch
             )
         self._order.tickets = tickets
-        for batch in self._workers:
-            if isinstance(batch, OnnxgenError):
-                raise batch
-            yield batch
+        for found in self._workers:
+            if isinstance(found, OnnxgenError):
+                raise found
+            yield found[0], found[1]  # pinning makes a list of the pair
 
 
 @dataclass(frozen=True)
@@ -152,12 +190,16 @@ class BatchPlan:
     loader and thereby end the workers of its parent.
 
     Attributes:
-        bounds: the start of each global batch in the order of an epoch, and the end of the last one.
+        size: samples of a global batch; the last one may have more or fewer.
+        batches: number of global batches.
+        end: the end of the last one in the order of an epoch.
         classes: of the samples, if each class is drawn equally often.
         seed: for the order, and for random augmentation of samples.
     """
 
-    bounds: tuple[int, ...]
+    size: int
+    batches: int
+    end: int
     count: int
     shuffle: bool
     seed: int
@@ -165,6 +207,11 @@ class BatchPlan:
     world: int
     accumulate: int = 1
     classes: np.ndarray | None = None
+
+    @property
+    def readers_of_order(self) -> dict[str, int]:
+        """What the order depends on besides seed and epoch."""
+        return {}
 
     def tickets(self, epoch: int, first: int = 0) -> Iterator[Ticket]:
         """Yield the tickets of this rank's batches, from batch number `first` on."""
@@ -174,21 +221,68 @@ class BatchPlan:
             order = balanced_order(self.classes, random)
         elif self.shuffle:
             order = random.permutation(self.count)
-        for number in range(first, len(self.bounds) - 1):
+        for number in range(first, self.batches):
             begin, end = self.share(number)
-            yield seed, order[begin:end].tolist()
+            yield seed, order[begin:end].tolist(), [], None
 
     def share(self, number: int) -> tuple[int, int]:
         """Return begin and end of this rank's part of a batch."""
-        begin, end = self.bounds[number], self.bounds[number + 1]
+        begin, end = self._bound(number), self._bound(number + 1)
         return begin + self.rank * (end - begin) // self.world, begin + (self.rank + 1) * (end - begin) // self.world
 
     def weight(self, number: int) -> float:
         """Return the size of this rank's part, divided by the mean over all ranks and all batches of the step."""
         begin, end = self.share(number)
         first = number - number % self.accumulate
-        last = min(first + self.accumulate, len(self.bounds) - 1)
-        return (end - begin) * self.world * self.accumulate / (self.bounds[last] - self.bounds[first])
+        last = min(first + self.accumulate, self.batches)
+        return (end - begin) * self.world * self.accumulate / (self._bound(last) - self._bound(first))
+
+    def _bound(self, number: int) -> int:
+        """Return the start of a global batch in the order of an epoch."""
+        return self.end if number == self.batches else number * self.size
+
+
+@dataclass(frozen=True)
+class StreamPlan(BatchPlan):
+    """Like `BatchPlan`, for a stream, whose samples are read in order.
+
+    The order of an epoch (`Order`) is cut into a run for each rank, and each of these into one for each reader. Batch
+    `number` of a rank comes from its reader `number % readers`. All readers together read each sample once.
+
+    Attributes:
+        window: see `Order`.
+        readers: of each rank; its worker processes, or this process.
+    """
+
+    spans: Spans = field(kw_only=True)
+    window: int = field(kw_only=True)
+    readers: int = field(kw_only=True)
+
+    @property
+    def readers_of_order(self) -> dict[str, int]:
+        return {"world": self.world, "readers": self.readers}
+
+    def tickets(self, epoch: int, first: int = 0) -> Iterator[Ticket]:
+        seed = epoch_seed(self.seed, epoch)
+        order = Order(self.spans, self.window, seed if self.shuffle else None)
+        for number in range(first, self.batches):
+            begin, end = self.run(number)
+            indices, windows = order.taken(begin, end)
+            last = number + (self.batches - 1 - number) // self.readers * self.readers  # batch of this reader
+            later = -(-end // self.window) * self.window
+            yield seed, indices, windows, order.window(later) if later < self.run(last)[1] else None
+
+    def run(self, number: int) -> tuple[int, int]:
+        """Return the begin and the end of a batch of this rank, in the order of the epoch."""
+        whole, each = self.batches - 1, self.size // self.world  # all batches but the last have `each` samples
+        begin, end = self.share(whole)
+        start = self.rank * whole * each + begin - self._bound(whole)  # after the other ranks' samples
+        reader = number % self.readers
+        start += (whole // self.readers * reader + min(whole % self.readers, reader)) * each
+        if whole % self.readers < reader:  # an earlier reader has the last batch
+            start += end - begin
+        start += number // self.readers * each
+        return start, start + (end - begin if number == whole else each)
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -213,15 +307,30 @@ def _cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _bounds(count: int, size: int, smallest: int, drop_last: bool) -> list[int]:
-    """Return the start of each global batch, and the end of the last one."""
-    bounds = list(range(0, count + 1, size))
-    rest = count - bounds[-1]
-    if rest and not drop_last:
-        if rest < smallest and len(bounds) > 1:
-            bounds.pop()
-        bounds.append(count)
-    return bounds
+def _batches(count: int, size: int, smallest: int, drop_last: bool) -> tuple[int, int]:
+    """Return the number of global batches, and the end of the last one."""
+    whole, rest = divmod(count, size)
+    if drop_last or not rest:
+        return whole, whole * size
+    return whole + int(rest >= smallest or not whole), count
+
+
+def taken(samples: Samples, ticket: Ticket) -> Taken:
+    """Return the batch of a ticket. Samples of a stream that can't be read are left out.
+
+    Raises:
+        OnnxgenError: none of them can be read, or anything else is wrong.
+    """
+    seed, indices, windows, ahead = ticket
+    if windows and (stream := stream_of(samples)) is not None:
+        stream.hold(windows, ahead)
+    try:
+        return samples.take(indices, seed), []
+    except Unreadable as found:
+        left = [index for index in indices if index not in found.why]
+        if not left:
+            raise OnnxgenError(f"no sample of a batch can be read: {found}", help="repair the shard") from None
+        return samples.take(left, seed), list(found.why.values())
 
 
 class _Order:
@@ -233,16 +342,15 @@ class _Order:
         return iter(self.tickets)
 
 
-class _Taken(Dataset[Batch | OnnxgenError]):
+class _Taken(Dataset[Taken | OnnxgenError]):
     """Takes the samples of a ticket. Errors are returned: torch would add the worker's traceback to a raised one."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
 
-    def __getitem__(self, ticket: Ticket) -> Batch | OnnxgenError:
-        seed, indices = ticket
+    def __getitem__(self, ticket: Ticket) -> Taken | OnnxgenError:
         try:
-            return self.samples.take(indices, seed)
+            return taken(self.samples, ticket)
         except OnnxgenError as error:
             return error
 

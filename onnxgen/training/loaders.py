@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+
 import lightning
 from torch import nn
 
@@ -14,9 +17,10 @@ from onnxgen.training.prepare import Plan
 class Loaders(lightning.LightningDataModule):
     """Makes the loaders of a run. Lightning asks for them once it knows the rank of this process."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, say: Callable[[str], None] = warnings.warn) -> None:
+        """`say` tells which samples were skipped."""
         super().__init__()
-        self.plan = plan
+        self.plan, self.say = plan, say
 
     def train_dataloader(self) -> Loader:
         assert self.plan.data.train is not None
@@ -45,5 +49,6 @@ class Loaders(lightning.LightningDataModule):
             smallest=2 if shuffle and norms else 1,
             drop_last=shuffle and fixed_batch(self.plan.model) is not None,
             pin_memory=self.plan.device.torch_device.type == "cuda",
+            say=self.say,
             classes=self.plan.classes if shuffle else None,
         )

@@ -21,6 +21,7 @@ from onnxgen.runtime.partial import load_partly, under_own_keys
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.preprocessing import fitted
+from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.goals.own import keep_state
 from onnxgen.training.runs.folder import BEST, GOAL, NAME, best_of
 from onnxgen.training.runs.record import Record, read_record
@@ -201,4 +202,4 @@ def fixed_batch(model: nn.Module) -> int | None:
 
 def trial_batch(model: nn.Module, samples: Samples, seed: int) -> Batch:
     """Return the first samples for a trial run: 2, or as many as the file fixes."""
-    return samples.take(range(min(fixed_batch(model) or 2, len(samples))), seed)
+    return samples.take(leading(samples, fixed_batch(model) or 2), seed)

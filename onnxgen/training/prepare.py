@@ -22,6 +22,7 @@ from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
+from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune.adapters import Adapter, add_adapter
@@ -283,6 +284,7 @@ def refuse_outside(samples: Samples, objectives: Sequence[Goal]) -> None:
     for made in objectives:
         if not isinstance(made, Objective) or not made.is_binary:
             continue
+        limit(samples, made.column, 1, f"{made.loss} needs targets from 0 to 1")
         for wrong in (found[(found < 0) | (found > 1)] for _, found in Values(samples, [made.column])[made.column]):
             if len(wrong):
                 what = f"{made.loss} needs targets from 0 to 1, but column {made.column!r} has {wrong[0].item():g}"

@@ -118,6 +118,9 @@ class Settings:
         0.0, "ALPHA", "Train a classifier on images with a box of another one; its share is Beta(ALPHA, ALPHA)."
     )
     sampler: str = _data("shuffle", "HOW", "shuffle: each sample once an epoch; balanced: each class equally often.")
+    shuffle_window: int = _data(
+        1000, "N", "Of streamed data (see docs/DATA.md): read so many samples at a time, and shuffle them."
+    )
     inputs: Mapping[str, str] = _data(dict, "INPUT=COLUMN,...", "The data's column for each input of the model.")
     target: str | Mapping[str, str] | None = _data(None, "COLUMN", "The column with the target, or OUTPUT=COLUMN,...")
     classes: tuple[str, ...] = _data(
@@ -232,7 +235,7 @@ class Settings:
     def _check_numbers(self) -> None:
         limits = {
             "at least 1": "epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora"
-            " max_length sample_rate",
+            " max_length sample_rate shuffle_window",
             "at least 0": "warmup label_smoothing blank head_first mixup cutmix",
         }
         for words, names in limits.items():

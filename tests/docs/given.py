@@ -24,6 +24,7 @@ from tests.conftest import ROOT
 from tests.docs.blocks import blocks
 from tests.heads import small
 from tests.training import causal, texts
+from tests.training.shards import png, shard
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
 RUN = "train model.py --data digits --max-steps 2 --out runs/digits"
@@ -102,6 +103,13 @@ def people_csv(path: Path) -> None:
     cities = ("Bern", "Basel", "Zug", "")
     lines = [f"{'' if i == 5 else 20 + i},{cities[i % 4]},{i % 2}" for i in range(40)]
     path.write_text("\n".join(["age,city,label", *lines]) + "\n")
+
+
+def shards(path: Path) -> None:
+    """Digits in tar files, those of a few for each part."""
+    image = np.zeros((8, 8), np.uint8)
+    for part in ("train", "val"):
+        shard(path / f"{part}-000.tar", ({"png": png(image + i), "cls": str(i).encode()} for i in range(10)))
 
 
 def tokenizer(path: Path) -> None:
@@ -270,6 +278,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "waves.onnx": waves,
     "people.onnx": people,
     "people.csv": people_csv,
+    "shards": shards,
     "acme.onnx": acme,
     "mnist-int8.onnx": quantised,
     **dict.fromkeys(("model.py", "bert.py", "detector.py", "waves.py", "people.py"), made),

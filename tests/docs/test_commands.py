@@ -44,7 +44,7 @@ GIVEN = {
     "docs/CHECKPOINTS.md": "runs/digits",
     "docs/CONVERT.md": "mnist.onnx bert.onnx",
     "docs/DATA.md": "model.py bert.py text.npz detector.py boxes.npz waves.py people.py people.csv "
-    "tokenizer.json reader.py tagger.py writer.py reviews.csv pairs.csv sentences.jsonl book.txt",
+    "tokenizer.json reader.py tagger.py writer.py reviews.csv pairs.csv sentences.jsonl book.txt shards",
     "docs/DEVICES.md": "model.py",
     "docs/EDITING.md": "model.py mine.safetensors",
     "docs/EVALUATE.md": "runs/digits three.png",

@@ -12,6 +12,7 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.checkpoint.weights import COMPILED
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Samples
+from onnxgen.training.data.streaming.stream import leading, stream_of
 from onnxgen.training.settings import SETTINGS, Settings
 
 # All other settings must be the same. What some of these change is compared in another way: samples, tensors.
@@ -98,6 +99,7 @@ def probe(samples: Samples) -> str:
     """Return a short hash of the fields, of evenly spaced samples, and of all columns that are in memory."""
     digest = hashlib.sha256(repr([(n, str(f.dtype), f.shape, f.classes) for n, f in samples.fields.items()]).encode())
     indices = sorted({i * (len(samples) - 1) // (HASHED_SAMPLES - 1) for i in range(HASHED_SAMPLES)})
+    indices = indices if stream_of(samples) is None else leading(samples, HASHED_SAMPLES)
     for name, some in sorted(samples.take(indices, 0).items()):
         column = column_of(samples, name)
         whole = some if column is None else column

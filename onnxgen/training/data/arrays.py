@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onnxgen.training.data.samples import Batch, Field, Samples
+from onnxgen.training.data.streaming.stream import leading, stream_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ def row_of(samples: Samples, index: int) -> int:
 
 
 def spread(samples: Samples, most: int) -> list[int]:
-    """Return at most `most` indices, evenly spaced over all samples."""
+    """Return at most `most` indices, evenly spaced over all samples; of a stream the first ones."""
+    if stream_of(samples) is not None:
+        return leading(samples, most)
     count = min(len(samples), most)
     return [i * len(samples) // count for i in range(count)]
 

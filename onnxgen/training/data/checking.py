@@ -21,6 +21,7 @@ from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
+from onnxgen.training.data.streaming.stream import limit, stream_of
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.data.values import Values
 from onnxgen.training.goals.measured import IGNORED_CLASS
@@ -57,6 +58,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     tried = _tried(model, next(iter(parts.values())), feeding, settings)
     for (column, places), (name, rows) in tried.embeddings.items():
         for part, values in seen.items():
+            limit(values.samples, column, rows - 1, f"{name} has {rows} rows", places)
             if found := values.outside(column, 0, rows - 1, places=places):
                 help = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
                 which = _named(column, places, data)
@@ -167,11 +169,14 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
         problems.add(what, help=f"--replace-head {has}")
         return
     for part, values in parts.items():
+        if not field.shape:
+            limit(values.samples, column, count - 1, f"the model's {count} classes are 0 to {count - 1}")
         if found := values.outside(column, 0, count - 1, IGNORED_CLASS if field.shape else None):
             what = f"column {column!r} of {part} has {found}: the model's {count} classes are 0 to {count - 1}"
             way = "count the classes from 0" if found.startswith("-") else f"--replace-head {has}"
             problems.add(what, help=way)
-    if has < count and not problems.found and not field.shape:
+    streamed = stream_of(next(iter(parts.values())).samples) is not None  # the first samples may lack some classes
+    if has < count and not problems.found and not field.shape and not streamed:
         data.notes.append(
             f"the model has {count} classes, the data {has}: --replace-head {has} fits the model to the data"
         )

@@ -13,6 +13,7 @@ from onnxgen.training.data.folder import Files
 from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.streaming.stream import Stream
 
 
 def number_classes(
@@ -41,7 +42,7 @@ def number_classes(
             raise OnnxgenError(what, help="remove these samples, or add the class to classes=")
         places = torch.tensor([classes.index(name) for name in has])
         for part, samples in source.parts.items():
-            assert isinstance(samples, (Arrays, Files, Sounds))  # only these have columns of text
+            assert isinstance(samples, (Arrays, Files, Sounds, Stream))  # only these have columns of text
             source.parts[part] = samples.renumbered(column, places, classes)
     return frozenset(named)
 

@@ -38,6 +38,8 @@ from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
+from onnxgen.training.data.streaming.stream import Stream
+from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
 from onnxgen.training.data.tuples import TASK as TUPLES
@@ -73,7 +75,10 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     ports = signature_of(model)
     task = _task(source, model, ports, settings, targets)
     settings = replace(settings, task=task) if task else settings
-    text = fit_text(source, model, settings, targets)
+    tokens = is_tokens(next(iter(source.parts.values())))
+    if tokens:
+        fit_tokens(source, ports, settings)
+    text = None if tokens else fit_text(source, model, settings, targets)
     settings = text.applied(settings) if text is not None else settings
     members = member_columns(source, ports, settings) if settings.task == TUPLES and targets else ()
     feeding = _fed(source, ports, settings, targets, members)
@@ -137,7 +142,7 @@ def _prepared(samples: Samples, steps: Mapping[str, Step], members: tuple[str, .
         fields = {name: Field(step.dtype, step.shape), PAIR: whole, ROLE: whole}
         return Tuples(samples, {name: step}, fields, members)
     made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
-    return Prepared(samples, steps, made)
+    return Prepared(samples.only(steps) if isinstance(samples, Stream) else samples, steps, made)
 
 
 def _of_part(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -85,7 +86,9 @@ class Files:
         return replace(self, labels=places[self.labels], classes=classes)
 
 
-def decoded(path: Path | Image.Image, size: tuple[int, int, int], letterbox: bool = False) -> NDArray[np.uint8]:
+def decoded(
+    path: Path | io.BytesIO | Image.Image, size: tuple[int, int, int], letterbox: bool = False
+) -> NDArray[np.uint8]:
     """Decode the first frame of a file, or take a PIL image, as uint8 [H, W] or [H, W, C], upright.
 
     Args:
@@ -247,7 +250,7 @@ def looked(
     stamps = {path: _stamp(path) for path in paths}
     new = [path for path in paths if stamps[path] not in known]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = dict(zip(new, pool.map(look or _look, new)))
+        found = dict(zip(new, pool.map(look or look_at, new)))
     seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
     if new and len(paths) >= MIN_CACHED:
         cache.put(kind, name, {stamps[path]: seen[path] for path in paths})
@@ -262,7 +265,8 @@ def _stamp(path: Path) -> str:
     return f"{path} {stat.st_size} {stat.st_mtime_ns}"
 
 
-def _look(path: Path) -> Seen:
+def look_at(path: Path | io.BytesIO) -> Seen:
+    """Return the size of an image, or why it can't be read."""
     from PIL import Image
 
     try:
@@ -278,7 +282,7 @@ def _look(path: Path) -> Seen:
         return told(error, path)
 
 
-def told(error: Exception, path: Path) -> str:
+def told(error: Exception, path: Path | io.BytesIO) -> str:
     """Return what PIL says is wrong with a file, without the file's name."""
     said = one_line(error, 5000).replace(repr(str(path)), "").strip()[:100]
     return said or type(error).__name__

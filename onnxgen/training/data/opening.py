@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.config import DIGITS, FUNCTION
+from onnxgen.training.config import DIGITS, FUNCTION, SHARDS
 from onnxgen.training.data.boxes.coco import is_coco, open_coco
 from onnxgen.training.data.boxes.voc import is_voc, open_voc
 from onnxgen.training.data.boxes.yolo import is_yolo, open_yolo
@@ -23,6 +23,7 @@ from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.sounds import is_sounds, open_sounds, with_sounds
 from onnxgen.training.data.source import DataSource, part_called
+from onnxgen.training.data.streaming.opening import matching, open_stream, shards_of
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.data.text.lines import read_jsonl, read_txt
 from onnxgen.training.data.tuples import TASK as TUPLES
@@ -45,7 +46,8 @@ _LABELLED = {
     ANCHORS: (is_tuples, open_tuples),
     PAIRS: (is_pairs, open_pairs),
 }
-KINDS = "data is a folder of images or sounds, boxes of COCO, YOLO or VOC, masks, pairs of images, idx files, "
+KINDS = "data is a folder of images, of sounds or of shards (.tar, .parquet, .bin), boxes of COCO, YOLO or VOC, "
+KINDS += "masks, pairs of images, idx files, "
 KINDS += f"{', '.join(_FILES)}, the word digits, or module:function"
 
 
@@ -67,7 +69,7 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
 
 
 def open_source(spec: Any, settings: Settings, *, targets: bool = True) -> DataSource | Data:
-    """Like `open_data`, but return the data as it was read. Of the settings, `strict` and `teacher` are read."""
+    """Like `open_data`, but return the data as it was read. Settings that change the data are not read."""
     name = spec if isinstance(spec, str) else spec.name if isinstance(spec, Path) else "data"
     if isinstance(spec, str) and FUNCTION.fullmatch(spec) and not Path(spec).exists():
         spec = call(spec)
@@ -77,10 +79,14 @@ def open_source(spec: Any, settings: Settings, *, targets: bool = True) -> DataS
 
 
 def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
+    if SHARDS.fullmatch(str(path)) and not path.exists():
+        return open_stream(matching(str(path)), path.name, settings)
     if not path.exists():
         raise OnnxgenError(f"no file or folder {path}", help=KINDS)
     if is_idx(path):
         return open_idx(path)
+    if shards := shards_of(path) if targets or path.suffix.lower() != ".npy" else []:
+        return open_stream(shards, path.name, settings)
     files = _parts(path) if path.is_dir() else {"": path}
     kind = next(iter(files.values())).suffix.lower() if files else ""
     if kind in _FILES:

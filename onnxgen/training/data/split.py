@@ -10,6 +10,7 @@ from onnxgen.training.data.arrays import column_of, subset
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.samples import PARTS
 from onnxgen.training.data.source import DataSource
+from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.settings import Settings
 
 
@@ -29,9 +30,12 @@ def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -
         if len(train) <= len(missing) * batch:
             what = f"{source.name} has too few samples to split: {len(train)}"
             raise OnnxgenError(what, help="use all samples for training with --val 0")
-        groups = _groups(source, target)
-        for part, chosen in _drawn(groups, missing, settings.seed, batch).items():
-            source.parts[part] = subset(train, chosen)
+        if isinstance(train, Stream):
+            source.parts |= {p: train.of_spans(s) for p, s in train.spans.held_back(missing, settings.seed).items()}
+        else:
+            groups = _groups(source, target)
+            for part, chosen in _drawn(groups, missing, settings.seed, batch).items():
+                source.parts[part] = subset(train, chosen)
     counts = ", ".join(f"{len(source.parts[p]):,} {p}" for p in PARTS if p in source.parts)
     how = f"; {' and '.join(missing)} drawn from train with seed {settings.seed}" if missing else ""
     source.notes.append(f"samples: {counts}{how}")

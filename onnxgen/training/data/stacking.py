@@ -15,6 +15,7 @@ from onnxgen.training.data.feeding import no_target
 from onnxgen.training.data.folder import SUFFIXES
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.source import DataSource, Gaps, listed, target_called
+from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.settings import Settings
 
 
@@ -97,6 +98,9 @@ def _join(
             has = f"column {printable(member)!r} has {list(fields[member].shape)} numbers per sample"
             problems.add(f"{has}, but only single numbers can be joined")
     for part, samples in source.parts.items() if not problems.found else ():
+        if isinstance(samples, Stream):
+            source.parts[part] = samples.with_joined(name, members)
+            continue
         assert isinstance(samples, Arrays)
         columns = [torch.zeros(len(samples)) if singles else samples.columns[member] for member in members]
         whole = not any(c.is_floating_point() for c in columns)

@@ -111,15 +111,16 @@ def read_parquet(path: Path) -> dict[str, Any]:
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}") from None
     if table.num_rows == 0:
         raise OnnxgenError(f"{path} has no rows")
-    return {name: _arrow(path, name, table.column(name)) for name in table.column_names}
+    return {name: arrow_column(path, name, table.column(name)) for name in table.column_names}
 
 
-def _arrow(path: Path, name: str, column: Any) -> Any:
+def arrow_column(path: Path, name: str, column: Any) -> Any:
+    """Return a column of pyarrow as an array; a `Problem` if it can't be used."""
     from pyarrow import types
 
     if column.null_count and not types.is_nested(column.type):
         gaps = np.flatnonzero(column.is_null().to_numpy()).tolist()
-        kept = _arrow(path, name, column.drop_null())
+        kept = arrow_column(path, name, column.drop_null())
         return kept if isinstance(kept, Problem) else missing(f"{path}, row {gaps[0]}", name, gaps, kept)
     kind = column.type
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):

@@ -15,6 +15,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.example import evaluating
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch
+from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
 from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.losses import ending_of
@@ -102,6 +103,7 @@ def _scored(found: Situation, shift: int) -> Tokens:
 
 def _check_vocabulary(found: Situation, size: int) -> None:
     labels = column_of(found.samples, LABELS)
+    limit(found.samples, LABELS, size - 1, f"the network has scores for {size}")
     highest = int((found.batch[LABELS] if labels is None else labels).max())
     if highest >= size:
         what = f"column {LABELS!r} has token {highest}, but the network has scores for {size}"

@@ -13,6 +13,7 @@ from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.runs.record import Record
 
 
@@ -38,6 +39,9 @@ def _order(source: DataSource, record: Record) -> None:
     kept = dict.fromkeys([*wanted, *(target.column for target in record.targets)])
     source.unfit = {name: problem for name, problem in source.unfit.items() if name in kept}
     for part, samples in source.parts.items():
+        if isinstance(samples, Stream):
+            source.parts[part] = samples.only(kept)
+            continue
         assert isinstance(samples, Arrays)
         columns = {name: samples.columns[name] for name in kept if name in samples.columns}
         if columns:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.config import is_path
+from onnxgen.training.config import is_path, is_there
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.columns import from_columns, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
@@ -168,7 +168,7 @@ class Learner:
         """Return the data of the run, split as it was. Raises `OnnxgenError` if it is not the same any more."""
         if isinstance(own, str) and not own:
             raise OnnxgenError("the run's data was a Python object", help="give the data: evaluate(data)")
-        if isinstance(own, str) and is_path(own) and not Path(own).exists():
+        if isinstance(own, str) and is_path(own) and not is_there(own):
             what = f"the data of {self.run} is gone: there is no {own}"
             raise OnnxgenError(what, help="say where it is now, with --data; in Python: evaluate(data)")
         found = open_data(own, self.model, replace(self.settings, augment="none"))

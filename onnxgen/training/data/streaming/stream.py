@@ -1,0 +1,246 @@
+"""Samples of shards: a part of data that is larger than memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.samples import Batch, Field, Samples
+from onnxgen.training.data.streaming.spans import Interval, Spans, Window
+
+HEAD = 512  # samples at the beginning that decide types, sizes and scales, and that are checked before training
+_AT_ONCE = 64  # samples
+
+Run = tuple[int, int, int]  # shard, first sample in it, and the one after the last
+Columns = Mapping[str, Any]  # what was read of some samples, by name; values are taken from it by `Reader.batch`
+
+
+class Reader(Protocol):
+    """Reads one kind of shards. It is picklable; files are opened in the process that reads."""
+
+    @property
+    def fields(self) -> Mapping[str, Field]: ...
+
+    @property
+    def in_memory(self) -> bool:
+        """True if reading is so fast that worker processes would not help."""
+        ...
+
+    def read(self, runs: Sequence[Run]) -> Columns:
+        """Return what is stored of these samples, in this order. Raises `OnnxgenError` if a shard is damaged."""
+        ...
+
+    def batch(self, columns: Columns, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
+        """Return the samples at some places of what was read. If some can't be read, return why, by place.
+
+        Raises:
+            OnnxgenError: a sample has an unknown class.
+        """
+        ...
+
+    def name(self, shard: int, place: int) -> str:
+        """Return the file of a sample and its place there, for messages."""
+        ...
+
+
+class Unreadable(OnnxgenError):
+    """Some samples of a batch can't be read.
+
+    Attributes:
+        why: the reason for each, with its place, by index.
+    """
+
+    def __init__(self, why: Mapping[int, str]) -> None:
+        super().__init__("; ".join(why.values()), help="repair the shard")
+        self.why = why
+
+
+@dataclass
+class _Held:
+    """What this process has in memory of a stream."""
+
+    pid: int = 0
+    windows: dict[Window, tuple[dict[int, int], Columns]] = field(default_factory=dict)
+    ahead: tuple[Window, Future[tuple[dict[int, int], Columns]]] | None = None
+    reading: ThreadPoolExecutor | None = None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Samples that are read from shards in order, and shuffled within windows (`Order`).
+
+    Attributes:
+        window: the number of samples that are read together, and shuffled.
+        strict: raise an error for a sample that can't be read, instead of `Unreadable`.
+        head: the indices of the first samples, as far as they can be read.
+        limits: by column, the highest whole number that the network takes, what sets this limit, and the places of a
+            flattened sample that have it (None: all). See `limit`.
+    """
+
+    reader: Reader
+    spans: Spans
+    window: int
+    strict: bool = False
+    head: tuple[int, ...] = ()
+    limits: dict[str, list[tuple[int, str, list[int] | None]]] = field(default_factory=dict, init=False)
+    _held: _Held = field(default_factory=_Held, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_held": _Held()}
+
+    @property
+    def in_memory(self) -> bool:
+        return self.reader.in_memory
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return self.reader.fields
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def hold(self, windows: Sequence[Window], ahead: Window | None = None) -> None:
+        """Read windows of samples, and forget all others. A worker process reads the one `ahead` in the background."""
+        held = self._held
+        if held.pid != os.getpid():  # a fork has those of its parent
+            held.pid, held.windows, held.ahead, held.reading = os.getpid(), {}, None, None
+        held.windows = {key: held.windows[key] for key in windows if key in held.windows}
+        for key in windows:
+            if key not in held.windows:
+                coming, held.ahead = held.ahead, None
+                found = coming[1].result() if coming is not None else None  # also of another: one reads at a time
+                held.windows[key] = found if found is not None and coming and coming[0] == key else self._read(key)
+        if ahead is not None and held.ahead is None and len(windows) == 1 and get_worker_info() is not None:
+            held.reading = held.reading or ThreadPoolExecutor(1)
+            held.ahead = ahead, held.reading.submit(self._read, ahead)
+
+    def _read(self, window: Window) -> tuple[dict[int, int], Columns]:
+        indices = [i for interval in window for i in range(*interval)]
+        columns = self.reader.read([run for interval in window for run in self.spans.runs(interval)])
+        return {index: place for place, index in enumerate(indices)}, columns
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        """Raises `Unreadable` for samples that can't be read, `OnnxgenError` for a damaged shard or a wrong number."""
+        indices = [int(index) for index in indices]
+        if (groups := self._grouped(indices)) is None:
+            self.hold([tuple(_intervals(indices))])
+            groups = self._grouped(indices) or []
+        parts: list[Batch] = []
+        faults: dict[int, str] = {}
+        for here, places, columns in groups:
+            made, why = self.reader.batch(columns, [places[indices[i]] for i in here])
+            index_of = {places[indices[i]]: indices[i] for i in here} if why else {}
+            faults |= {index_of[place]: reason for place, reason in why.items()}
+            parts.append(made)
+        if faults:
+            raise OnnxgenError(*faults.values(), help="repair it") if self.strict else Unreadable(faults)
+        batch = parts[0]
+        if len(parts) > 1:
+            order = torch.tensor([i for here, _, _ in groups for i in here]).argsort()
+            batch = {name: torch.cat([part[name] for part in parts]).index_select(0, order) for name in batch}
+        self._check(batch, indices)
+        return batch
+
+    def _grouped(self, indices: Sequence[int]) -> list[tuple[list[int], dict[int, int], Columns]] | None:
+        """Return which of these samples are in each window that is held, with its places; None if one is in none."""
+        found, left = [], list(range(len(indices)))
+        for places, columns in self._held.windows.values() if self._held.pid == os.getpid() else ():
+            here = [i for i in left if indices[i] in places]
+            left = [i for i in left if indices[i] not in places] if len(here) < len(left) else []
+            found += [(here, places, columns)] if here else []
+        return None if left else found
+
+    def name(self, index: int) -> str:
+        """Return the file of a sample and its place there."""
+        return self.reader.name(*self.spans.place(index))
+
+    def faults(self, indices: Sequence[int]) -> dict[int, str]:
+        """Read samples, and return why some can't be read, by index."""
+        found: dict[int, str] = {}
+        lenient = replace(self, strict=False)
+        for start in range(0, len(indices), _AT_ONCE):
+            try:
+                lenient.take(indices[start : start + _AT_ONCE], 0)
+            except Unreadable as error:
+                found |= error.why
+        return found
+
+    def column(self, name: str) -> Tensor | None:
+        """A column is never in memory as a whole."""
+        return None
+
+    def of_spans(self, spans: Spans) -> Stream:
+        return replace(self, spans=spans, head=tuple(range(min(len(spans), HEAD))))
+
+    def changed(self, **changes: Any) -> Stream:
+        """Return the same samples, read in another way."""
+        return replace(self, reader=replace(self.reader, **changes))  # type: ignore[type-var]
+
+    def only(self, names: Iterable[str]) -> Stream:
+        """Return the same samples with these columns, if reading fewer is faster."""
+        kept = getattr(self.reader, "only", None)
+        return self if kept is None else replace(self, reader=kept([*names]))
+
+    def with_joined(self, name: str, members: Sequence[str]) -> Stream:
+        """Return the same samples with a column that is made of columns of single numbers."""
+        joined: Mapping[str, tuple[str, ...]] = getattr(self.reader, "joined", {})
+        return self.changed(joined={**joined, name: tuple(members)})
+
+    def sized(self, channels: int, height: int, width: int, letterbox: bool = False) -> Stream:
+        """See `Files.sized`."""
+        return self.changed(size=(channels, height, width), letterbox=letterbox)
+
+    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Stream:
+        """The classes were numbered when the shards were opened: a stream can't count which there are."""
+        assert self.fields[column].classes == classes
+        return self
+
+    def _check(self, batch: Batch, indices: Sequence[int]) -> None:
+        for name, limits in self.limits.items():
+            for highest, what, places in limits if name in batch else ():
+                flat = batch[name].reshape(len(batch[name]), -1)
+                flat = flat if places is None else flat[:, places]
+                if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) <= highest:
+                    wrong = (flat < 0) | (flat > highest)
+                    row = int(wrong.any(1).nonzero()[0])
+                    found = flat[row][wrong[row]][0].item()
+                    raise OnnxgenError(f"{self.name(indices[row])}: {name} has {found}, but {what}")
+
+
+def stream_of(samples: Samples) -> Stream | None:
+    """Return the stream that samples are made of; None if they are no stream."""
+    found: Any = samples
+    while found is not None and not isinstance(found, Stream):
+        found = getattr(found, "samples", None)
+    return found
+
+
+def limit(samples: Samples, column: str, highest: int, what: str, places: Sequence[int] | None = None) -> None:
+    """Let a stream refuse whole numbers of a column that are not from 0 to `highest`; other samples were checked."""
+    if (stream := stream_of(samples)) is not None:
+        stream.limits.setdefault(column, []).append((highest, what, None if places is None else list(places)))
+
+
+def leading(samples: Samples, most: int) -> list[int]:
+    """Return the indices of the first samples: those of a stream that can be read."""
+    stream = stream_of(samples)
+    return list(range(min(len(samples), most)) if stream is None else stream.head[:most])
+
+
+def _intervals(indices: Iterable[int]) -> list[Interval]:
+    """Return the intervals of consecutive indices, in ascending order."""
+    found: list[Interval] = []
+    for index in sorted(set(indices)):
+        if found and found[-1][1] == index:
+            found[-1] = found[-1][0], index + 1
+        else:
+            found.append((index, index + 1))
+    return found
