@@ -1,6 +1,7 @@
 # make demo: everything set up, the sample network generated, verified, used, and trained.
 # make test: everything set up, the suite. Both are quick when nothing has changed.
 # make long: the files named tests/*/long_*.py, which CI runs after that: compiled models, isolated builds, processes.
+# make floors: the generator with the oldest packages that pyproject.toml allows, in an environment of its own, in build/.
 # make slowest: the suite, and then the fifty tests that take the most of the processor's time.
 # make docs: the pages of docs/ as a site, in build/site; a link that leads nowhere is an error.
 # Without make (Windows): see CONTRIBUTING.md.
@@ -16,7 +17,7 @@ SETUP = pyproject.toml setup.py constraints.txt
 SAMPLE = samples/mnist
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test long slowest docs lint pytest clean
+.PHONY: demo test long floors slowest docs lint pytest clean
 
 demo: $(VENV)/.demo
 	$(RUN) -m onnxgen $(SAMPLE)/mnist.onnx -o $(SAMPLE)/model.py
@@ -36,6 +37,9 @@ pytest: $(VENV)/.test
 
 long: $(VENV)/.test
 	$(RUN) -m pytest -n $(LONG_JOBS) --dist worksteal -o python_files="long_*.py"
+
+floors:
+	PYTHON=$(PYTHON) bash .ci/floors
 
 slowest: $(VENV)/.test
 	$(RUN) -m tests.support.slowest -n $(JOBS)

@@ -4,6 +4,8 @@ The *key* of an entry is a digest of everything that a generated module depends 
 header (`Build`), and the digests of the files with weights into the sidecar. A pair is fresh if both match. The first
 half of the key covers the user's choices (source, external data, options, templates, plugins, names). The second half
 also covers onnxgen (its version and templates). A module that was edited by hand is kept while the first half stays.
+The versions of Python, onnx, onnx-ir, numpy, black and jinja2 are no part of it: they do not change the text, which
+`benchmarks/versions.py` and `tests/passes/test_same_text.py` check.
 
 Nothing here imports onnx, numpy, black or jinja2, except to find the external data files of a model. Their names are
 cached by the model's digest.

@@ -25,6 +25,7 @@ from onnxgen.graph.gradients import BY_INPUT, NOWHERE, key
 from onnxgen.graph.operators import operators
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES
+from onnxgen.passes.standard import STANDARD_BODIES
 
 ONNXGEN = Path(onnxgen.__file__).parent
 COUNTS = Path(__file__).resolve().parents[1] / "tests" / "backend" / "counts.txt"
@@ -36,9 +37,9 @@ HEAD = """\
 
 - **file**: where its function is, in `onnxgen/`.
 - **from opset**: the first opset for which onnxgen has a function. A further number is the opset in which the meaning
-  changed, and another function begins. "by its body": onnxgen has no function, and writes the nodes by which the ONNX
-  standard defines the operator. "written out": an operator of onnxruntime, or one that the standard dropped, for which
-  onnxgen writes standard nodes (`onnxgen/passes/contrib`).
+  changed, and another function begins. "written out": onnxgen has no function, and writes standard nodes instead. These
+  are operators of onnxruntime and operators that the standard dropped (`onnxgen/passes/contrib`), and some that the
+  standard defines by others (`onnxgen/passes/standard`).
 - **newest**: the operator's newest schema in onnx {version}.
 - **backend tests**: of the {total} tests of ONNX's own runner, how many with this operator pass, and how many there are
   (`tests/backend`). {passed} pass in all. `tests/backend/exclusions.py` says why the others do not count. An operator
@@ -81,7 +82,7 @@ def _row(cells: Iterable[str]) -> str:
 
 def _functions(domain: str, name: str) -> list[Callable[..., Any]]:
     own = [version.function for version in operators().get((domain, name), [])]
-    return own or [function for key_, function in BODIES.items() if key_ == (domain, name)]
+    return own or [function for key_, function in (BODIES | STANDARD_BODIES).items() if key_ == (domain, name)]
 
 
 def _file(domain: str, name: str) -> str:
@@ -103,19 +104,13 @@ def _kind(domain: str, name: str) -> str:
 
 
 def _names() -> set[tuple[str, str]]:
-    own = {name for name in operators() if name[0] != DOMAIN}
-    schemas: Any = onnx.defs.get_all_schemas()
-    return own | bodies() | {(s.domain, s.name) for s in schemas if not s.deprecated and _has_body(s)}
-
-
-def _has_body(schema: Any) -> bool:
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    return {name for name in operators() if name[0] != DOMAIN} | bodies() | {*STANDARD_BODIES}
 
 
 def _opsets(domain: str, name: str) -> str:
     if (domain, name) in operators():
         return ", ".join(str(version.since) for version in operators()[domain, name])
-    return "written out" if (domain, name) in bodies() else "by its body"
+    return "written out"
 
 
 @cache

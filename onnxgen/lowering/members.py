@@ -379,7 +379,8 @@ def _is_to_be_read(member: Member) -> bool:
 def _buffer_name(hint: str, array: NDArray[Any] | None = None) -> str:
     last = re.split(r"[./]", hint)[-1]
     is_noise = not last or NOISE.match(hint) or "/" in hint or "output" in last.lower()
-    if array is not None and (is_noise or last == "constant" or is_function_name(last)) and (told := name_of(array)):
+    says_nothing = is_noise or last == "constant" or ":" in last or is_function_name(last)  # "y:3": a pass made it
+    if array is not None and says_nothing and (told := name_of(array)):
         return told
     return "constant" if is_noise else module_part(identifier(last))
 

@@ -9,14 +9,14 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
-from onnxgen.graph.annotations import DROPOUT
+from onnxgen.graph.annotations import DROPOUT, REFUSED
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.views import MAX_CHAIN, arranges
-from onnxgen.shapes.dims import Dim, floordiv
+from onnxgen.shapes.dims import Dim, floordiv, known_less
 from onnxgen.shapes.info import info
 
 # Relative error of a scale that an exporter computes step by step in a dtype.
@@ -35,6 +35,9 @@ def _is_plain(node: ir.Node) -> bool:
     if attributes.keys() - KNOWN_ATTRIBUTES or attributes.get("softcap"):
         return False
     if attributes.get("is_causal") and inputs[3] is not None or len({info(v).rank for v in inputs[:3]}) > 1:
+        return False
+    mask, keys = info(inputs[3]).shape, info(inputs[1]).shape
+    if mask and keys and known_less(mask[-1], keys[-2]):
         return False
     heads = _heads(inputs[0], attributes.get("q_num_heads"))
     shared = _heads(inputs[1], attributes.get("kv_num_heads"))
@@ -69,7 +72,8 @@ def attention(
 ) -> ast.expr:
     """Q, K, V as [batch, heads, length, size], or the heads side by side in [batch, length, heads * size]."""
     if not _is_plain(b.node):
-        raise b.error("this form of attention has no PyTorch function", "export the model with opset 22 or older")
+        what = "this form of attention has no PyTorch function", "export the model with opset 22 or older"
+        raise b.error(*(REFUSED.get(b.node) or what))
     queries, keys = _heads(Q.value, q_num_heads), _heads(K.value, kv_num_heads)
     operands = []
     for arg, name, heads in ((Q, "q", queries), (K, "k", keys), (V, "v", keys)):

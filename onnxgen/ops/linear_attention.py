@@ -1,4 +1,4 @@
-"""Layers of onnxruntime with a state that is passed between calls: linear attention, Mamba2, causal convolutions."""
+"""Layers with a state that is passed between calls: linear attention, Mamba2, causal convolutions."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def terms(b: Builder, update_rule: str, decay: Arg | None, beta: Arg | None) -> 
     return decay if decays else None, beta if learns else None
 
 
+@op("LinearAttention", since=27)
 @op("LinearAttention", domain=MICROSOFT)
 def linear_attention(
     b: Builder, query: Arg, key: Arg, value: Arg, past_state: Arg | None = None, decay: Arg | None = None,

@@ -100,6 +100,29 @@ def _arg_extreme(n: NodeFacts) -> list[Info]:
     return [tensor(INT64, _without(shape, [n.axis(len(shape))], bool(n.int_("keepdims", 1))))]
 
 
+def _dft(n: NodeFacts) -> list[Info]:
+    """Infer DFT here: onnx's inference differs between 1.16 and 1.23, and gets the one-sided inverse wrong before that.
+
+    The length changes along one axis, which may be known at run time only. The last axis has one or two parts.
+    """
+    shape, inverse, onesided = n.input(0).shape, n.int_("inverse"), n.int_("onesided")
+    if shape is None:
+        return [tensor(n.dtype(), None)]
+    parts = 1 if inverse and onesided else 2
+    axis = n.input(2).constant if n.has(2) else n.int_("axis", 1 if n.opset < 20 else -2)
+    if axis is None:
+        is_same = not n.has(1) and not onesided
+        return [tensor(n.dtype(), [*(shape[:-1] if is_same else n.fresh_shape(len(shape) - 1)), parts])]
+    (where,) = n.axes([int(axis)], len(shape))
+    length = n.dims(1)[0] if n.has(1) and n.input(1).data is not None else n.fresh(where) if n.has(1) else None
+    if onesided and inverse:
+        size = (shape[where] - 1) * 2 if length is None else length
+    else:
+        full = shape[where] if length is None else length
+        size = floordiv(full, 2) + 1 if onesided else full
+    return [tensor(n.dtype(), [*shape[:where], size, *shape[where + 1 : -1], parts])]
+
+
 # ---------------------------------------------------------------------------------------- recurrence, attention
 
 
@@ -156,4 +179,5 @@ RULES: dict[str, Rule] = {
     "Einsum": _einsum,
     **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
     "Attention": _attention,
+    "DFT": _dft,
 }

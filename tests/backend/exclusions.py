@@ -16,5 +16,4 @@ ROUNDED = {"test_dft_inverse": {"atol": 1e-6}, "test_dft_inverse_opset19": {"ato
 UNCHECKED = {
     ("test_attention_", "p16_expanded"): "the spelled-out attention rounds every step to half precision",
     ("test_attention_", "bf16_expanded"): "the same in bfloat16",
-    ("test_flexattention_", ""): "the standard's body holds operators that are known, one by one",
 }

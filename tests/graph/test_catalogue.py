@@ -238,7 +238,7 @@ def test_what_is_said_of_inputs_names_inputs() -> None:
 
 # passes that read a layer off its formula name each operator in it, in code and not in tables
 LAYER_READERS = ("passes/unrolled/", "passes/multihead", "passes/transformer", "passes/layouts")
-ROOMS = ("ops", "shapes", "passes/contrib")  # what an operator is, its shapes, and what stands for it
+ROOMS = ("ops", "shapes", "passes/contrib", "passes/standard")  # what an operator is, its shapes, what stands for it
 
 
 @cache

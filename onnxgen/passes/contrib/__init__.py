@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 
 import onnx_ir as ir
@@ -20,7 +21,7 @@ from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.graph.operators import find
 from onnxgen.options import Options
 from onnxgen.passes.contrib.nchwc import set_block
-from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Refused, write
+from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, write
 from onnxgen.shapes import propagate
 from onnxgen.shapes.node_facts import NONSENSE
 
@@ -85,14 +86,14 @@ def contrib(model: ir.Model, options: Options) -> None:
             return
         propagate(model.graph, options)
         set_block(model.graph, options.nchwc_block)
-        if sum(map(_write, nodes)) == 0:
+        if sum(map(written, nodes)) == 0:
             return
 
 
-def _write(node: ir.Node) -> bool:
+def written(node: ir.Node, table: Mapping[tuple[str, str], Body] = BODIES) -> bool:
     """Rewrite a node. Return False if that was refused."""
     try:
-        write(node)
+        write(node, table)
     except Refused as refused:
         REFUSED.set(node, (refused.what, refused.help))
         return False

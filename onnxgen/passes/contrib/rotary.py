@@ -24,7 +24,7 @@ def rotary_embedding(
     """
     places = _positions(g, position_ids, input, 1 if g.rank(input) == 3 else 2)
     tables = [g.detached(g("Gather", cache, places)) for cache in (cos_cache, sin_cache)]
-    return _embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
+    return embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
 
 
 @body("MRotaryEmbedding")
@@ -48,10 +48,10 @@ def mrotary_embedding(
         time, height, width = (g("Gather", every, g.int64(i), axis=0) for i in range(3))
         other = g("Where", g.constant(chosen == 1), height, width)
         tables.append(g.detached(g("Where", g.constant(chosen == 0), time, other)))
-    return _embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
+    return embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
 
 
-def _embedded(
+def embedded(
     g: Writer, input: Value, tables: list[Value], cos_cache: Value, interleaved: int, num_heads: int,
     rotary_embedding_dim: int,
 ) -> Value:  # fmt: skip

@@ -43,6 +43,7 @@ KINDS = {
     str: ir.AttributeType.STRING,
     list[int]: ir.AttributeType.INTS,
     list[float]: ir.AttributeType.FLOATS,
+    ir.Graph: ir.AttributeType.GRAPH,
 }
 
 
@@ -90,17 +91,38 @@ class Writer:
         given = [_attribute(name, value) for name, value in attributes.items() if value is not None]
         version = 1 if domain else NEWER.get(op_type, VERSION)
         made = ir.Node(domain, op_type, inputs, given, num_outputs=count, version=version, name=self.node.name)
-        base = next((o.name for o in self.node.outputs if o.name), "") or self.node.op_type
         for output in made.outputs:
-            self.count += 1
-            output.name = f"{base}:{self.count}"  # with a dot it would look like a parameter's
+            self.name(output)
         self.written.append(made)
         return made.outputs
+
+    def name(self, output: Value) -> None:
+        """Name a written value by the node's first output, with a number."""
+        base = next((o.name for o in self.node.outputs if o.name), "") or self.node.op_type
+        self.count += 1
+        output.name = f"{base}:{self.count}"  # with a dot it would look like a parameter's
 
     def wants(self, index: int) -> bool:
         """Return True if an output of the node is used."""
         outputs = self.node.outputs
         return index < len(outputs) and bool(outputs[index].uses() or outputs[index].is_graph_output())
+
+    def inlined(self, graph: ir.Graph, *values: Value) -> Value:
+        """Move the nodes of a graph of the node here, with values for its inputs, and return its first output."""
+        for inner, value in zip(graph.inputs, values):
+            inner.replace_all_uses_with(value, replace_graph_outputs=True)
+        for inner in list(graph.initializers.values()):
+            assert inner.const_value is not None
+            inner.replace_all_uses_with(self.constant(inner.const_value.numpy()), replace_graph_outputs=True)
+        result = graph.outputs[0]
+        nodes = list(graph)
+        graph.outputs.clear()
+        graph.remove(nodes)
+        for node in nodes:
+            for output in node.outputs:
+                self.name(output)
+        self.written += nodes
+        return result
 
     def ints(self, *numbers: int) -> Value:
         """Return a constant vector of int64."""
