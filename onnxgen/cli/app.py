@@ -207,7 +207,7 @@ def view(model: Path, output: Path | None, **given: Any) -> int:
         ("onnxgen train model.py --data photos/ --replace-head 2", "Give it a new last layer for two classes."),
         ("onnxgen train --resume --out runs/digits-1", "Go on with a stopped run."),
     ],
-    {75: "another process of the run was lost"},
+    {75: CODES[75].removeprefix("train: ")},
 )
 @click.argument("model", type=_path, required=False)
 @train_options

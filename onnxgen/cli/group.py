@@ -22,6 +22,7 @@ CODES = {
     0: "fine; with --check: fresh; verify: equal",
     1: "with --check: stale; verify, export: different",
     3: _EDITED,
+    75: "train: another process of the run was lost",
 }
 WRITES = {0: "fine; with --check: fresh", 1: "with --check: stale", 3: _EDITED}  # of commands that write modules
 MANNERS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
