@@ -273,7 +273,8 @@ def test_a_step_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("onnxgen.training.report.progress.time.monotonic", lambda: now)
     shown = Progress(facts(), tmp_path, Metrics(tmp_path / "metrics.csv", "val_loss"))
     monkeypatch.setattr(shown, "_read_values", lambda *_: read.append(now))
-    known = {"max_epochs": 1, "num_training_batches": 100, "global_step": 0, "world_size": 1, "is_global_zero": True}
+    known: dict[str, Any] = {"max_epochs": 1, "num_training_batches": 100, "global_step": 0, "world_size": 1}
+    known |= {"is_global_zero": True, "global_rank": 0, "strategy": None}
     trainer: Any = SimpleNamespace(**known)
     shown.on_train_start(trainer, None)
     for index in range(100):
