@@ -1,6 +1,8 @@
 # make demo: everything set up, the sample network generated, verified, used, and trained.
-# make test: everything set up, the suite. Both are quick when nothing has changed.
-# make long: the files named tests/*/long_*.py, which CI runs after that: compiled models, isolated builds, processes.
+# make test: everything set up; ruff, black, mypy, and every test function with a few of its cases, chosen by SEED.
+# make test-all: the same with every case. ROOMS=tests/ops runs a part of either.
+# make rest: the cases that make test left out, for the same SEED.
+# make long: the files named tests/*/long_*.py, which are in neither: compiled models, isolated builds, processes.
 # make floors: the generator with the oldest packages that pyproject.toml allows, in an environment of its own, in build/.
 # make slowest: the suite, and then the fifty tests that take the most of the processor's time.
 # make docs: the pages of docs/ as a site, in build/site; a link that leads nowhere is an error.
@@ -9,6 +11,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+# Which cases are in the quick tier: other commits run others. `make test SEED=4462e2bd` repeats a run.
+SEED ?= $(shell git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
+ROOMS ?=
 # Many of the long tests wait for other processes: one worker more than the suite has.
 LONG_JOBS ?= 3
 
@@ -17,7 +22,7 @@ SETUP = pyproject.toml setup.py constraints.txt
 SAMPLE = samples/mnist
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test long floors slowest docs lint pytest clean
+.PHONY: demo test test-all quick all rest long floors slowest docs lint clean
 
 demo: $(VENV)/.demo
 	$(RUN) -m onnxgen $(SAMPLE)/mnist.onnx -o $(SAMPLE)/model.py
@@ -25,15 +30,22 @@ demo: $(VENV)/.demo
 	$(RUN) $(SAMPLE)/recognise.py
 	$(RUN) -m onnxgen train $(SAMPLE)/model.py --data digits --epochs 2
 
-test: lint pytest
+test: lint quick
+
+test-all: lint all
 
 # mypy uses one core, and takes as long as the rest: it runs beside black.
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy & types=$$!; $(RUN) -m black --check --quiet .; text=$$?; wait $$types && exit $$text
 
-pytest: $(VENV)/.test
-	$(RUN) -m pytest -n $(JOBS) --dist worksteal
+PYTEST = $(RUN) -m pytest -n $(JOBS) --dist worksteal
+
+quick rest: $(VENV)/.test
+	$(PYTEST) --tier $@ --seed $(SEED) $(ROOMS)
+
+all: $(VENV)/.test
+	$(PYTEST) $(ROOMS)
 
 long: $(VENV)/.test
 	$(RUN) -m pytest -n $(LONG_JOBS) --dist worksteal -o python_files="long_*.py"

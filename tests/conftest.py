@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["tests.support.tiers"]
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("ONNXGEN_SHARED") or ROOT.parent / "shared")
 

@@ -20,6 +20,7 @@ from onnxgen.code.copied import helper_names
 from onnxgen.code.render import LINE_LENGTH
 from onnxgen.graph.operators import operators
 from tests.conftest import ROOT
+from tests.support.rooms import APART, FLOORS
 
 SAMPLE = ROOT / "samples" / "mnist" / "mnist.onnx"
 OURS = sorted([*(ROOT / "onnxgen").rglob("*.py"), *(ROOT / "build_hooks").rglob("*.py")])
@@ -135,34 +136,6 @@ def test_only_what_runs_models_mentions_torch() -> None:
     assert found == []
 
 
-# The layers of the packages, lowest first: a package imports only from its own layer and from those below it.
-FLOORS = (
-    ("_version", "common", "errors", "options"),
-    ("graph",),
-    ("shapes",),
-    ("plugins",),
-    ("weights",),
-    ("code",),
-    ("scopes",),
-    ("reader",),
-    ("passes",),
-    ("heads",),
-    ("lowering",),
-    ("ops", "helpers"),
-    ("classical",),
-    ("structure",),
-    ("purpose",),
-    ("output",),
-    ("validate",),
-    ("arguments", "paranoid"),
-    ("pipeline",),
-    ("runtime", "view"),
-    ("verify",),
-    ("backend", "surgery"),
-    ("export",),
-    ("training",),
-    ("cli", "__main__"),
-)
 # Imports from a higher layer, each with the reason.
 UPWARD = {
     ("onnxgen.passes", "onnxgen.paranoid.check"): "`--paranoid` alone: the checker wraps each pass as it runs",
@@ -171,7 +144,6 @@ UPWARD = {
         "onnxgen.validate.constants",
     ): "a constant is held to its elements where it is written",
 }
-APART = ("build_hooks", "_callable", "importer", "templates")  # they use only the public API of `onnxgen`, or nothing
 
 
 def test_rooms_import_from_below() -> None:
@@ -483,4 +455,4 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
 def test_tests_lie_in_rooms() -> None:
     """Only tests of the whole project lie in tests/ itself."""
     loose = {path.name for path in (ROOT / "tests").glob("*.py")}
-    assert loose == {"__init__.py", "conftest.py", "test_rules.py", "test_wheel.py"}
+    assert loose == {"__init__.py", "conftest.py", "test_rules.py", "test_tiers.py", "test_wheel.py"}

@@ -1,0 +1,74 @@
+"""What the quick tier has of the suite, and which tests a change needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.support.rooms import ABOUT, APART, FLOORS, needed
+from tests.support.tiers import quick
+
+NAMES = [
+    *(f"a.py::many[{n}]" for n in range(40)),
+    "a.py::one",
+    *(f"b.py::Class::few[{n}-{m}]" for n in range(2) for m in range(2)),
+]
+
+
+def functions(places: set[int]) -> set[str]:
+    return {NAMES[place].partition("[")[0] for place in places}
+
+
+def test_every_function_is_in_the_quick_tier() -> None:
+    for seed in ("0", "4462e2bd"):
+        places = quick(NAMES, seed)
+        assert functions(places) == {name.partition("[")[0] for name in NAMES}
+        assert len(places) < len(NAMES) / 3
+
+
+def test_a_seed_chooses_the_same_cases_and_no_case_is_never_run() -> None:
+    assert quick(NAMES, "a") == quick(NAMES, "a") != quick(NAMES, "b")
+    assert set.union(*(quick(NAMES, str(seed)) for seed in range(300))) == {*range(len(NAMES))}
+
+
+def test_the_tiers_together_are_the_suite(tmp_path: Path) -> None:
+    """A case runs in exactly one of the two tiers."""
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', range(40))\ndef test_n(n): ...\ndef test_one(): ...\n"
+    )
+
+    def collected(*words: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "-p", "tests.support.tiers", "--collect-only", "-q", *words]
+        ran = subprocess.run([*command, tmp_path, "--seed", "7"], cwd=ROOT, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return [line for line in ran.stdout.splitlines() if "::" in line]
+
+    inside, rest = collected("--tier", "quick"), collected("--tier", "rest")
+    assert len(inside) < len(rest) and not {*inside} & {*rest}
+    assert sorted([*inside, *rest]) == sorted(collected())
+
+
+def test_a_change_needs_its_own_tests_and_those_above() -> None:
+    passes, training = {*needed(["onnxgen/passes/fold.py"])}, {*needed(["onnxgen/training/fit.py"])}
+    assert {"tests/passes", "tests/quantized", "tests/ops", "tests/zoo", "tests/export"} <= passes
+    assert not {"tests/training", "tests/build_hooks", "tests/reader"} & passes
+    assert "tests/training" in training and not {"tests/ops", "tests/passes", "tests/zoo"} & training
+    assert {*needed(["build_hooks/watch.py"])} == {"tests/build_hooks"}
+    assert {*needed(["tests/ops/test_math.py"])} == {"tests/ops"}
+    assert {*needed(["docs/DATA.md"])} == {"tests/docs"}
+
+
+def test_what_every_package_uses_needs_every_test() -> None:
+    common = {*needed(["onnxgen/common/paths.py"])}
+    assert common == {f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))}
+    for file in ("pyproject.toml", "tests/support/real.py", "onnxgen/__init__.py"):
+        assert needed([file]) == {"tests": file}
+
+
+def test_every_folder_of_tests_is_about_a_package() -> None:
+    rooms = {room for names in FLOORS for room in names} | {*APART, "docs"}
+    for path in (ROOT / "tests").iterdir():
+        if any(path.glob("**/test_*.py")):
+            assert {*ABOUT.get(path.name, (path.name,))} <= rooms, path.name
