@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
     from tests.training.processes import Job
 
 Sample = Callable[..., list[list[str]]]
+
+DRAWN = ("test_notebook", "test_recipe_rate", "test_report", "test_samples")  # what pictures look like
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Pictures of runs are drawn where they are the subject; elsewhere a few pixels stand for what is on them."""
+    from tests.training.sketches import sketched  # here: it imports matplotlib, which few tests need
+
+    drawn = request.module.__name__.rpartition(".")[2].startswith((*DRAWN, "long_"))
+    with nullcontext() if drawn else sketched():
+        yield
 
 
 @pytest.fixture
