@@ -24,6 +24,7 @@ import pytest
 
 from tests.backend.compiled import REFUSALS, Compiled, python_bound
 from tests.backend.exclusions import ROUNDED
+from tests.support.onnx_cases import kept_cases
 
 LISTED = python_bound()
 EXPANDED = bool(os.environ.get("ONNXGEN_ALL_COMPILED"))
@@ -50,7 +51,8 @@ def refused(function: Callable[[Any], None], reason: str) -> Callable[[Any], Non
     return run
 
 
-suite = onnx.backend.test.BackendTest(Compiled, __name__, test_kwargs=ROUNDED)
+with kept_cases():
+    suite = onnx.backend.test.BackendTest(Compiled, __name__, test_kwargs=ROUNDED)
 found = suite.test_cases
 storing: dict[str, Callable[[Any], None]] = {}
 seen = set()

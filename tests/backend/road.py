@@ -19,6 +19,7 @@ from onnxgen.backend import OnnxgenBackend, OnnxgenRep
 from tests.backend.exclusions import ROUNDED
 from tests.ops.harness import unformatted
 from tests.support.defaults import given_defaults
+from tests.support.onnx_cases import kept_cases
 
 _numbers = itertools.count()
 
@@ -50,7 +51,8 @@ def imported(path: Path) -> ModuleType:
 
 def cases_on(device: str, excluded: Iterable[str], module: str) -> dict[str, type[unittest.TestCase]]:
     """ONNX's own backend tests on a device ("cpu", "cuda"), as classes that pytest finds in `module`."""
-    suite = onnx.backend.test.BackendTest(Road, module, test_kwargs=ROUNDED)
+    with kept_cases():
+        suite = onnx.backend.test.BackendTest(Road, module, test_kwargs=ROUNDED)
     for pattern in excluded:
         suite.exclude(pattern)
     found: dict[str, type[unittest.TestCase]] = suite.test_cases

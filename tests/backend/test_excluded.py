@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.backend.exclusions import EXCLUDED, ROUNDED
 from tests.ops.harness import backend_cases, run_case, run_onnxruntime
+from tests.support.onnx_cases import kept_cases
 
 MOST = 10
 NAMES = {
@@ -55,7 +56,8 @@ class Onnxruntime(Backend):
 @functools.cache
 def runner_tests(backend: type[Backend]) -> dict[str, type[unittest.TestCase]]:
     """The class of each of the runner's tests of a backend."""
-    found = onnx.backend.test.BackendTest(backend, __name__, test_kwargs=ROUNDED).test_cases.values()
+    with kept_cases():
+        found = onnx.backend.test.BackendTest(backend, __name__, test_kwargs=ROUNDED).test_cases.values()
     return {name.removesuffix("_cpu"): cases for cases in found for name in vars(cases) if name.endswith("_cpu")}
 
 

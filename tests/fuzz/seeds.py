@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from onnx.numpy_helper import from_array
 
 from tests.support import graph_layers
 from tests.support.hostile import HOSTILE, model_of
+from tests.support.onnx_cases import node_cases
 from tests.support.reader_models import ADD, RELU, branch, conditional, model, node, value, weight
 
 SMALL = 6_000  # bytes of a seed: what is mutated should be what matters
@@ -55,13 +55,8 @@ def few() -> list[bytes]:
 
 def all_seeds() -> list[bytes]:
     """Those, two of ONNX's own tests of every operator, random graphs, and small real files where they are there."""
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cases = collect_testcases(None)
     found, seen = few(), Counter[str]()
-    for case in sorted(cases, key=lambda case: case.name):
+    for case in sorted(node_cases(), key=lambda case: case.name):
         operator = case.model.graph.node[-1].op_type + "_expanded" * case.name.endswith("_expanded")
         data = case.model.SerializeToString()
         if len(data) <= SMALL and seen[operator] < (1 if operator.endswith("_expanded") else 2):

@@ -34,6 +34,7 @@ from onnxgen.pipeline import build
 from onnxgen.verify.graph import PRODUCTS
 from onnxgen.verify.oracle import Onnxruntime
 from tests.support.defaults import given_defaults
+from tests.support.onnx_cases import node_cases
 
 DEFAULTS = Options()
 OBSERVERS: list[Callable[[onnx.ModelProto, Ran], None]] = []  # are shown what is about to be compared with onnxruntime
@@ -324,11 +325,7 @@ def refusal(op_type: str, inputs: Sequence[Value], *args: Any, **kwargs: Any) ->
 
 @cache
 def _cases() -> tuple[Any, ...]:
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return tuple(collect_testcases(None))
+    return tuple(node_cases())
 
 
 def all_cases() -> tuple[Any, ...]:
