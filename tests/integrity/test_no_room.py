@@ -150,6 +150,8 @@ def test_a_folder_that_is_read_only(options: Options) -> None:
             path.chmod(0o644)
         out.parent.chmod(0o555)
 
+        b"".decode("utf-8-sig")  # the codec is loaded by its first use, which that user may not be allowed
+
         def as_nobody(name: str) -> str:
             def act() -> None:
                 if os.getuid() == 0:

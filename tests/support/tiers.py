@@ -2,12 +2,15 @@
 
     python -m pytest --tier quick --seed 4462e2bd
 
+`--shuffle` runs the files in another order, and the tests of each file.
+
 Without `--tier`, all cases run. Which cases of a function are in the quick tier depends on the seed, so other commits
 run others. `make test` takes the commit's hash; the seed is printed, and the same seed chooses the same cases.
 """
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Sequence
 
@@ -33,12 +36,24 @@ def quick(names: Sequence[str], seed: str) -> set[int]:
     return {cases[k] for function, cases in functions.items() for k in chosen(function, len(cases), seed)}
 
 
+def shuffled(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
+    """Return the tests in another order; those of a file stay together, since they share what is made once."""
+    draw, files = random.Random(seed), dict[str, list[pytest.Item]]()
+    for item in items:
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    groups = list(files.values())
+    draw.shuffle(groups)
+    return [item for group in groups for item in draw.sample(group, len(group))]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption(
         "--tier", choices=("all", "quick", "rest"), default="all", help="a few cases of each function, or the others"
     )
     group.addoption("--seed", default="0", help="which cases are in the quick tier; the commit's hash in `make test`")
+
+    group.addoption("--shuffle", metavar="SEED", help="the files in another order, and the tests of each file, too")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -48,6 +63,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if shuffle := config.getoption("--shuffle"):
+        items[:] = shuffled(items, shuffle)
     tier = config.getoption("--tier")
     if tier == "all":
         return

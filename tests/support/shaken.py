@@ -1,0 +1,96 @@
+"""Three runs of the quick tier in a row under what a test may not depend on: what fails in one of them is flaky.
+
+    python -m tests.support.shaken [--runs 3] [words for pytest]
+
+Each run has another seed, another order, a time zone at one end of the earth, and a clock that is a year ahead, beside
+two processes that keep processors busy. The clock needs Linux and a C compiler. Without them it is right, and that is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ZONES = ("Pacific/Kiritimati", "Etc/GMT+12", "UTC")  # 14 hours before Greenwich, 12 behind it
+BUSY = 2
+# Only dates are ahead. What waits for a duration asks the other clock, and times of files are the kernel's.
+CLOCK = """
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int result = syscall(SYS_clock_gettime, clock, now);
+    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) now->tv_sec += 365L * 24 * 3600;
+    return result;
+}
+
+time_t time(time_t *out) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out) *out = now.tv_sec;
+    return now.tv_sec;
+}
+
+int gettimeofday(struct timeval *out, void *zone) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    out->tv_sec = now.tv_sec;
+    out->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Processes that compute without end, beside the tests."""
+    beside = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    try:
+        yield
+    finally:
+        for process in beside:
+            process.kill()
+            process.wait()
+
+
+def later(folder: Path) -> dict[str, str]:
+    """Variables that put the date of a process, and of those that it starts, a year ahead."""
+    source, library = folder / "clock.c", folder / "clock.so"
+    source.write_text(CLOCK, encoding="utf-8")
+    try:
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        print("no C compiler: the clock is right", flush=True)
+        return {}
+    return {"LD_PRELOAD": str(library)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    args, words = parser.parse_known_args()
+    codes = list[int]()
+    with busy(), tempfile.TemporaryDirectory() as folder:
+        clock = later(Path(folder))
+        for run in range(args.runs):
+            zone, seed = ZONES[run % len(ZONES)], f"shaken-{run}"
+            print(f"---- run {run + 1}: TZ={zone}, seed and order {seed}", flush=True)
+            command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", "-p", "no:cacheprovider"]
+            command += ["--tier", "quick", "--seed", seed, "--shuffle", seed, *words]
+            codes.append(subprocess.run(command, cwd=ROOT, env={**os.environ, **clock, "TZ": zone}).returncode)
+    print(f"exit codes: {codes}")
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
