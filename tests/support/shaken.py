@@ -3,7 +3,8 @@
     python -m tests.support.shaken [--runs 3] [words for pytest]
 
 Each run has another seed, another order, a time zone at one end of the earth, and a clock that is a year ahead, beside
-two processes that keep processors busy. The clock needs Linux and a C compiler. Without them it is right, and that is said.
+two processes that keep processors busy. The clock needs Linux and a C compiler. Without them
+it is right, and that is said.
 """
 
 from __future__ import annotations
