@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from onnxgen.training.data.samples import Data
 from onnxgen.training.runs.folder import latest, numbered, slug
 from onnxgen.training.runs.record import read_record
 from samples.tasks.make import SHAPES, make
+from tests.support import forked
 
 TASKS = {
     "shapes": ("shapes", "--replace-head", "3"),
@@ -71,6 +71,7 @@ COPIED = """
 import sys
 sys.modules["onnxgen"] = sys.modules["lightning"] = None
 import torch
+torch.set_num_threads(int(sys.argv[1]))
 from safetensors.torch import load_file, save_file
 from model import Model
 assert Model.__module__ == "model"
@@ -91,8 +92,8 @@ def test_a_copied_folder_needs_no_onnxgen(name: str, here: Path, tmp_path: Path)
     copy = tmp_path / "copy"
     shutil.copytree(f"runs/{name}-1", copy)
     save_file({"x": x.contiguous()}, copy / "x.safetensors")
-    alike = {"PATH": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}  # other threads may round otherwise
-    subprocess.run([sys.executable, "-c", COPIED], cwd=copy, check=True, env=alike)
+    threads = torch.get_num_threads()  # another number may round otherwise
+    forked.run(["-c", COPIED, str(threads)], cwd=copy, env={"PATH": ""}).check_returncode()
     with torch.inference_mode():
         assert torch.equal(load_file(copy / "y.safetensors")["y"], learner.model(x))
 

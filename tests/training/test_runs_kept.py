@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit, load
 from onnxgen.training.runs.record import read_record
+from tests.support import forked
 from tests.training.small import network
 
 SHORT = ("--max-steps", "2", "--workers", "0", "--quiet")
@@ -57,10 +56,11 @@ def test_a_run_has_its_own_weights(options: tuple[str, ...], here: Path, capsys:
     run, x = Path("runs/small-1"), torch.rand(2, 4)
     dtype = torch.bfloat16 if "bfloat16" in options else torch.float32
     save_file({"x": x.to(dtype)}, run / "x.safetensors")
-    said = subprocess.run([sys.executable, "-c", ALONE], cwd=run, check=True, env={"PATH": ""}, capture_output=True)
-    same, _, values = said.stdout.decode().partition(" ")
+    said = forked.run(["-c", ALONE], cwd=run, env={"PATH": ""})
+    same, _, values = said.stdout.partition(" ")
     wanted = load(run).model(x.to(dtype)).detach().float()
-    assert same == "True" and torch.allclose(torch.tensor(json.loads(values)), wanted, rtol=1e-6)
+    assert same == "True", said.stderr
+    assert torch.allclose(torch.tensor(json.loads(values)), wanted, rtol=1e-6)
     assert cli(["predict", str(run), "new.csv", "--json"]) == 0
     found, *_ = json.loads(capsys.readouterr().out)
     assert list(found["outputs"]["scores"]["probabilities"]) == ["a", "b", "2"], "the data names two of three classes"

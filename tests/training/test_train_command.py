@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from onnxgen.training import report
 from onnxgen.training.config import read_config, write_config
 from onnxgen.training.settings import SETTINGS, Settings
 from tests.conftest import ROOT
+from tests.support import forked
 from tests.training.small import network
 
 Out = pytest.CaptureFixture[str]
@@ -326,19 +326,18 @@ def test_ctrl_c_twice_is_an_interruption(monkeypatch: pytest.MonkeyPatch, capsys
     assert train(*SHORT) == 130 and capsys.readouterr().err.strip() == "error: interrupted"
 
 
-def process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+def process(folder: Path, *arguments: object) -> Any:
+    """A process that trains; its streams are in the files `said` and `errors` of a folder."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "onnxgen", "train", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options
-    )
+    command = ["-m", "onnxgen", "train", *map(str, arguments)]
+    return forked.start(command, folder / "said", folder / "errors", env=environment)
 
 
-def until(true: Callable[[], bool], child: subprocess.Popen[str]) -> None:
+def until(true: Callable[[], bool], child: Any, errors: Path) -> None:
     for _ in range(1200):
         if true():
             return
-        assert child.poll() is None, child.communicate()
+        assert child.exitcode is None, errors.read_text()
         time.sleep(0.05)
     raise AssertionError("it never came to it")
 
@@ -346,12 +345,13 @@ def until(true: Callable[[], bool], child: subprocess.Popen[str]) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="a process can't be sent Ctrl-C alone")
 def test_ctrl_c_leaves_a_complete_folder_that_can_be_resumed(tmp_path: Path, capsys: Out) -> None:
     out = tmp_path / "out"
-    child = process(*SHORT, "--epochs", 100000, "--out", out)
-    until(lambda: len(report.read_rows(out / "metrics.csv")) > 2, child)
-    child.send_signal(signal.SIGINT)
-    said, errors = child.communicate(timeout=60)
-    assert child.returncode == 130 and errors == "", errors
-    lines = said.splitlines()
+    child = process(tmp_path, *SHORT, "--epochs", 100000, "--out", out)
+    until(lambda: len(report.read_rows(out / "metrics.csv")) > 2, child, tmp_path / "errors")
+    os.kill(child.pid, signal.SIGINT)
+    child.join(60)
+    errors = (tmp_path / "errors").read_text()
+    assert child.exitcode == 130 and errors == "", errors
+    lines = (tmp_path / "said").read_text().splitlines()
     assert "stopping after this step; interrupt again to stop at once" in lines
     rows = report.read_rows(out / "metrics.csv")
     last = f"stopped after {len(rows):,} whole epochs; continue with: onnxgen train --resume --out {out}"
@@ -369,9 +369,10 @@ def test_ctrl_c_leaves_a_complete_folder_that_can_be_resumed(tmp_path: Path, cap
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes close otherwise there")
 def test_the_reader_of_the_output_may_end(tmp_path: Path) -> None:
-    child = process(*SHORT, "--out", tmp_path)
-    assert child.stdout is not None and child.stderr is not None
-    assert child.stdout.readline().startswith("training Small")
-    child.stdout.close()
-    assert child.stderr.read() == "" and child.wait(60) == 0
-    assert len(report.read_rows(tmp_path / "metrics.csv")) == 2 and (tmp_path / "report.html").exists()
+    os.mkfifo(tmp_path / "said")
+    child = process(tmp_path, *SHORT, "--out", tmp_path / "out")
+    with open(tmp_path / "said") as reader:
+        assert reader.readline().startswith("training Small")
+    child.join(60)
+    assert (tmp_path / "errors").read_text() == "" and child.exitcode == 0
+    assert len(report.read_rows(tmp_path / "out/metrics.csv")) == 2 and (tmp_path / "out/report.html").exists()
