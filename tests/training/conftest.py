@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Sample = Callable[..., list[list[str]]]
 
-DRAWN = ("test_notebook", "test_recipe_rate", "test_report", "test_samples")  # what pictures look like
+DRAWN = ("test_notebook", "test_recipe_rate", "test_report")  # what pictures look like
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -52,7 +52,7 @@ def nodes(path: Path) -> list[Any]:
 @pytest.mark.slow
 def test_mnist(sample: Sample, shared: Path, tmp_path: Path) -> None:
     """Both trained files are the same graph with other values, and onnxruntime agrees with PyTorch."""
-    data = little("mnist", shared, tmp_path / "data", 3000, 300)
+    data = little("mnist", shared, tmp_path / "data", 1500, 300)
     rows = sample(mnist, "--data", data, "--epochs", "3", "--out", tmp_path / "out")[1:]
     assert [row[0] for row in rows] == ["as it came", "trained from scratch", "fine-tuned"]
     assert all(row[1] == row[2] and row[3] == "300 of 300" for row in rows)
@@ -106,7 +106,7 @@ def test_captchas_are_read_character_by_character() -> None:
 @pytest.mark.slow
 def test_captcha(sample: Sample, tmp_path: Path) -> None:
     """The loss falls, and the exported file computes the same as the best weights."""
-    rows = sample(captcha, "--count", "128", "--epochs", "2", "--out", tmp_path)[1:]
+    rows = sample(captcha, "--count", "64", "--epochs", "2", "--out", tmp_path)[1:]
     assert len(rows) == 4 and rows[0][1:] == rows[1][1:] and rows[2][1:] == rows[3][1:]
     metrics = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert {"val_character_accuracy", "val_captcha_accuracy"} <= set(metrics[0].split(","))
@@ -115,7 +115,7 @@ def test_captcha(sample: Sample, tmp_path: Path) -> None:
     assert second < 0.8 * first
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
-    pictures = captcha.scaled(captcha.data(128, 0, tmp_path)["test"]["captcha"])
+    pictures = captcha.scaled(captcha.data(64, 0, tmp_path)["test"]["captcha"])
     session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
     best = open_model(tmp_path / "model.py", tmp_path / "run" / "best.safetensors").eval()
     with torch.inference_mode():
@@ -123,12 +123,18 @@ def test_captcha(sample: Sample, tmp_path: Path) -> None:
     np.testing.assert_allclose(session.run(None, {"captcha": pictures})[0], ours, rtol=1e-3, atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the networks of all tasks, and their data."""
+    tasks.make(folder := tmp_path_factory.mktemp("tasks"))
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tasks.INPUTS)
-def test_tasks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks(name: str, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training on the page makes less than half of the errors of the answer that is right most often."""
-    tasks.make(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(made)
     page = (ROOT / "samples" / "tasks" / "README.md").read_text(encoding="utf-8")
     (command,) = (line for line in page.splitlines() if line.startswith(f"onnxgen train {name}.py "))
     assert run([f"{name}.onnx", "-q"]) == 0 and run([*command.split()[1:], "--workers", "0", "-q"]) == 0
