@@ -15,6 +15,7 @@ from pathlib import Path
 
 import black
 import onnx
+import pytest
 
 from onnxgen.code.copied import helper_names
 from onnxgen.code.render import LINE_LENGTH
@@ -23,6 +24,7 @@ from tests.conftest import ROOT
 from tests.support.rooms import APART, FLOORS
 
 SAMPLE = ROOT / "samples" / "mnist" / "mnist.onnx"
+SMALL = ROOT / "samples" / "package" / "models" / "digits.onnx"
 OURS = sorted([*(ROOT / "onnxgen").rglob("*.py"), *(ROOT / "build_hooks").rglob("*.py")])
 TEMPLATES = sorted((ROOT / "templates").rglob("*.jinja"))
 HELPERS = sorted((ROOT / "onnxgen" / "helpers").glob("*.py"))
@@ -89,8 +91,22 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """The trees of a file are made once; a million nodes are more than later tests should carry."""
+    yield
+    for kept in (tree, nodes, imported):
+        kept.cache_clear()
 
 
 def python(code: str, *arguments: str, **variables: str) -> str:
@@ -132,7 +148,7 @@ def test_only_what_runs_models_mentions_torch() -> None:
         computes = name(path) == "onnxgen/paranoid/apart.py"  # only for `--paranoid`; runs the file in onnxruntime
         heavy = ("torch",) if computes else ("torch", "onnxruntime")
         if not name(path).startswith(tuple(f"onnxgen/{place}" for place in runs)):
-            found += [(name(path), m) for m in imports(tree(path)) if m.split(".")[0] in heavy]
+            found += [(name(path), m) for m in imported(path) if m.split(".")[0] in heavy]
     assert found == []
 
 
@@ -155,7 +171,7 @@ def test_rooms_import_from_below() -> None:
         room = module.removeprefix("onnxgen").split(".")[1:][:1]
         if not room or path.parts[len(ROOT.parts)] != "onnxgen" or room[0] in APART:
             continue
-        for used in imports(tree(path)):
+        for used in imported(path):
             other = used.split(".")[1:2] if used.startswith("onnxgen.") else []
             if other and other[0] not in APART and floor[other[0]] > floor[room[0]]:
                 found.add((module, used))
@@ -183,10 +199,12 @@ def at_once(body: Iterable[ast.stmt]) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif not isinstance(node, ast.FunctionDef) and not (
-            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        ):
+        elif not isinstance(node, ast.FunctionDef) and not (isinstance(node, ast.If) and _for_types(node)):
             yield from at_once(inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt))
+
+
+def _for_types(node: ast.If) -> bool:
+    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def test_every_room_has_a_floor() -> None:
@@ -202,7 +220,7 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
     """The checker may use: queries about a graph and its names, the facts of `propagate`, the table of gradients, the
     registered operators with their declared facts, and the code that writes weights back for an export."""
     checks = [path for path in OURS if path.parent.name == "paranoid"]
-    found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
+    found = {m for path in checks for m in imported(path) if m.startswith("onnxgen.")}
     shared = {
         f"onnxgen.graph.{name}"
         for name in (
@@ -222,11 +240,17 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
     assert checks and {m for m in found if not m.startswith("onnxgen.paranoid")} <= shared
 
 
+@cache
+def imported(path: Path) -> tuple[str, ...]:
+    """The modules that a file imports."""
+    return tuple(imports(tree(path)))
+
+
 def imports(module: ast.Module) -> Iterator[str]:
     """Yield the modules that a module imports, anywhere in it, unless only for a type checker."""
     skipped = set()
     for node in ast.walk(module):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and _for_types(node):
             skipped |= {id(inner) for inner in ast.walk(node)}
         if id(node) in skipped:
             continue
@@ -238,7 +262,7 @@ def imports(module: ast.Module) -> Iterator[str]:
 
 def test_nothing_uses_the_optimizer_that_folds() -> None:
     """onnxscript's optimizer and rewriter fold BatchNorm and drop Dropout, so onnxgen must not use them."""
-    users = [name(p) for p in OURS for m in imports(tree(p)) if m.split(".")[0] == "onnxscript"]
+    users = [name(p) for p in OURS for m in imported(p) if m.split(".")[0] == "onnxscript"]
     assert users == []
 
 
@@ -265,7 +289,7 @@ def test_the_framework_names_no_operator() -> None:
     known = {schema.name for schema in onnx.defs.get_all_schemas()} | {n for _, n in operators()}
     found = {}
     for path in FRAMEWORK:
-        texts = {n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        texts = {n.value for n in nodes(path) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
         found[name(path)] = texts & known - {"Constant"}
     assert {path: names for path, names in found.items() if names} == {}
 
@@ -273,23 +297,20 @@ def test_the_framework_names_no_operator() -> None:
 def test_facts_of_nodes_and_values_are_noted_in_one_place() -> None:
     """`meta` takes any key and value, so only `graph/annotations.py` uses it. There each fact has a type."""
     found = {
-        name(path)
-        for path in OURS
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Attribute) and node.attr == "meta"
+        name(path) for path in OURS for node in nodes(path) if isinstance(node, ast.Attribute) and node.attr == "meta"
     }
     assert found == {"onnxgen/graph/annotations.py"}
 
 
 def test_operators_see_a_builder_and_not_the_network() -> None:
     """The network's state is private to `Builder`, and only `lower` makes builders."""
-    calls = ((path, n) for path in OURS for n in ast.walk(tree(path)) if isinstance(n, ast.Call))
-    makers = {name(path) for path, n in calls if ast.unparse(n.func).rpartition(".")[2] == "Builder"}
+    calls = ((path, n) for path in OURS for n in nodes(path) if isinstance(n, ast.Call))
+    makers = {name(p) for p, n in calls if "Builder" in (getattr(n.func, "id", ""), getattr(n.func, "attr", ""))}
     assert makers == {"onnxgen/lowering/lower.py"}
     networks = {
         name(path)
         for path in OURS
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("lowering", "_lowering")
     }
     assert networks == {"onnxgen/lowering/builder.py"}
@@ -299,7 +320,8 @@ def guesses(module: ast.Module) -> Iterator[str]:
     """Yield the code that unparses a tree to search its text, or to compare it with a literal text."""
 
     def is_printed(node: ast.AST) -> bool:
-        return isinstance(node, ast.Call) and ast.unparse(node.func) == "ast.unparse"
+        found = node.func if isinstance(node, ast.Call) else None
+        return isinstance(found, ast.Attribute) and found.attr == "unparse" and ast.unparse(found) == "ast.unparse"
 
     for node in ast.walk(module):
         if isinstance(node, ast.Attribute) and is_printed(node.value):
@@ -308,7 +330,7 @@ def guesses(module: ast.Module) -> Iterator[str]:
             if any(not is_printed(part) for part in (node.left, *node.comparators)):
                 yield ast.unparse(node)
         elif (
-            isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and any(map(is_printed, node.args))
+            isinstance(node, ast.Call) and any(map(is_printed, node.args)) and ast.unparse(node.func).startswith("re.")
         ):
             yield ast.unparse(node)
 
@@ -323,7 +345,7 @@ def test_what_a_tree_is_is_not_guessed_from_its_text() -> None:
 
 def test_operators_are_found_by_that_test() -> None:
     """`test_the_framework_names_no_operator` can fail: it would find the operators that the families name."""
-    texts = {n.value for n in ast.walk(tree(ROOT / "onnxgen/ops/linear.py")) if isinstance(n, ast.Constant)}
+    texts = {n.value for n in nodes(ROOT / "onnxgen/ops/linear.py") if isinstance(n, ast.Constant)}
     assert {"MatMul", "Gemm"} <= texts
 
 
@@ -401,7 +423,7 @@ def long_functions() -> dict[str, int]:
     return {
         f"{name(path)}:{node.name}": length(node)
         for path in OURS
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and length(node) > FUNCTION_LINES
     }
 
@@ -433,14 +455,18 @@ def format_again(source: str) -> str:
     return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
 
 
-def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
+def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one, and another in which sets have another order."""
     code = "import sys\nfrom onnxgen import Options, generate\n"
     for name, options in {"plain": "", "flat": "flat=True", "embed": "embed=True", "half": "dtype='float16'"}.items():
         code += f"generate(sys.argv[1], sys.argv[2] + '/{name}.py', Options({options}))\n"
-    for seed in ("1", "2"):
-        (tmp_path / seed).mkdir()
-        python(code, str(SAMPLE), str(tmp_path / seed), PYTHONHASHSEED=seed)
-    first, second = ({p.name: p.read_bytes() for p in (tmp_path / s).iterdir()} for s in "12")
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    monkeypatch.setattr(sys, "argv", ["-c", str(SMALL), str(here)])
+    exec(code, {})
+    python(code, str(SMALL), str(there), PYTHONHASHSEED="2" if os.environ.get("PYTHONHASHSEED") == "1" else "1")
+    first, second = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in (here, there))
     assert first == second
     sources = [made.decode() for name, made in first.items() if name.endswith(".py")]
     assert len(set(sources)) == 4

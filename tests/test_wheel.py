@@ -16,11 +16,11 @@ import pytest
 
 from onnxgen._version import __version__
 from tests.build_hooks.projects import unpack_sdist
+from tests.build_hooks.wheelhouse import THEN, ours
 from tests.conftest import ROOT
 
 MOVED = {"templates": "onnxgen/templates", "build_hooks": "onnxgen/build_hooks"}
 FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
-THEN = "1800000000"  # seconds: of a commit
 
 
 def build(kind: str, tree: Path, into: Path) -> Path:
@@ -66,8 +66,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("wheel", tree, tmp_path_factory.mktemp("wheel"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ours(tmp_path_factory)
 
 
 def test_every_folder_with_modules_is_a_package(tree: Path) -> None:

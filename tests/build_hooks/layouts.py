@@ -11,8 +11,8 @@ from tests.build_hooks.projects import (
     backend,
     check_record,
     compare,
+    execute,
     members,
-    run,
     unpack,
     unpack_sdist,
     write_project,
@@ -106,7 +106,7 @@ def every_kind_of_build(name: str, builder: Path, folder: Path, env: dict[str, s
     for mode in ("lenient", "strict"):
         wheel = backend("build_editable", project, folder / mode, builder, env, {"editable_mode": mode})
         site = unpack(wheel, folder / f"site-{mode}")
-        printed = run(builder, "-c", IMPORT, site, *layout.modules, cwd=folder, env=env)
+        printed = execute(builder, "-c", IMPORT, site, *layout.modules, cwd=folder, env=env)
         found = [Path(line) for line in printed.splitlines()]
         assert [file.resolve() for file in found] == [project / output for output in layout.outputs.values()]
         assert all(file.with_suffix(".safetensors").is_file() for file in found)

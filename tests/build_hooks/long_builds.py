@@ -28,7 +28,7 @@ from tests.build_hooks.projects import (
     write_project,
 )
 from tests.build_hooks.test_hatch import SRC, WHEEL, Backend, sources, tree
-from tests.build_hooks.wheelhouse import environment
+from tests.build_hooks.wheelhouse import environment, isolated
 
 LAYOUT = LAYOUTS["src"]
 TOOLS = {"setuptools": (LAYOUT, SETUPTOOLS), "hatchling": (SRC, HATCHLING)}
@@ -36,7 +36,7 @@ TOOLS = {"setuptools": (LAYOUT, SETUPTOOLS), "hatchling": (SRC, HATCHLING)}
 
 @pytest.fixture
 def env(wheelhouse: Path, tmp_path: Path) -> dict[str, str]:
-    return environment(wheelhouse, tmp_path / "cache")
+    return isolated(environment(tmp_path / "cache", wheelhouse), tmp_path / "compiled")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "setup.py"])

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from tests.build_hooks.projects import make_venv, pip, run
 from tests.build_hooks.test_sample_package import README, SAMPLE
-from tests.build_hooks.wheelhouse import clean_environment, environment
+from tests.build_hooks.wheelhouse import clean_environment, environment, isolated
 from tests.docs.blocks import blocks
 
 READ = """
@@ -35,7 +35,7 @@ def test_it_is_installed_and_reads(wheelhouse: Path, tmp_path: Path) -> None:
     for name in names:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(SAMPLE / name, project / name)
-    built = environment(wheelhouse, tmp_path / "cache")
+    built = isolated(environment(tmp_path / "cache", wheelhouse), tmp_path / "compiled")
     pip("--python", python, "install", "--no-deps", project, cwd=tmp_path, env=built)
     (package,) = (tmp_path / "venv").rglob("site-packages/digits")
     assert {p.name for p in package.iterdir()} == {"__init__.py", "__main__.py", "network.py", "network.safetensors"}

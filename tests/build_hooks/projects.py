@@ -9,11 +9,13 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 import venv
 import zipfile
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,7 +24,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.build_hooks import computed
-from tests.build_hooks.wheelhouse import clean_environment
+from tests.build_hooks.wheelhouse import clean_environment, isolated
+from tests.support import forked
 
 SETUPTOOLS = '[build-system]\nrequires = ["setuptools", "onnxgen"]\nbuild-backend = "setuptools.build_meta"\n'
 HATCHLING = (
@@ -127,14 +130,38 @@ def run(*command: str | Path, cwd: Path, env: Mapping[str, str], fails: bool = F
     return done.stdout
 
 
+# What back ends and onnxgen import. Whoever asks what a build imports needs a process of its own.
+PRELOADED = (
+    *("numpy", "onnx", "onnx_ir", "black", "jinja2", "rich", "safetensors.numpy"),
+    *("setuptools.build_meta", "hatchling.build", "hatchling.builders.wheel", "hatchling.builders.sdist"),
+    "pdm.backend",
+)
+
+
+@cache
+def _server(python: Path) -> forked.Server:
+    return forked.Server(python, PRELOADED, clean_environment())
+
+
+def execute(python: Path, *words: str | Path, cwd: Path, env: Mapping[str, str], fails: bool = False) -> str:
+    """As `run`, with the interpreter of the fixture `builder`: in a fork of a process that has the back ends."""
+    if not hasattr(os, "fork"):
+        return run(python, *words, cwd=cwd, env=env, fails=fails)
+    code, printed = _server(python).run(words, cwd=cwd, env=env)
+    assert (code != 0) == fails, printed
+    return printed
+
+
 def pip(*arguments: str | Path, cwd: Path, env: Mapping[str, str], fails: bool = False) -> str:
     """Run pip of the test environment; its own packages are not seen by what is built in isolation."""
     return run(sys.executable, "-m", "pip", *arguments, cwd=cwd, env=env, fails=fails)
 
 
 def pip_wheel(project: Path, into: Path, env: Mapping[str, str], *options: str) -> Path:
-    """The wheel that `pip wheel` makes of a project."""
-    pip("wheel", "--no-deps", *options, "-w", into, ".", cwd=project, env=env)
+    """The wheel that `pip wheel` makes of a project, in isolation."""
+    with tempfile.TemporaryDirectory() as compiled:
+        alone = isolated(env, Path(compiled))
+        pip("wheel", "--no-deps", *options, "-w", into, ".", cwd=project, env=alone)
     (wheel,) = into.glob("*.whl")
     return wheel
 
@@ -153,14 +180,14 @@ def backend(
         hook: its name.
         project: what to build.
         into: the folder to put it into.
-        python: the interpreter of an environment with setuptools and onnxgen.
+        python: that of the fixture `builder`.
         env: variables.
         settings: as of `--config-settings`.
     """
     into.mkdir(parents=True, exist_ok=True)
     code = "import sys, json\nfrom setuptools import build_meta\n"
     code += "print(getattr(build_meta, sys.argv[1])(sys.argv[2], json.loads(sys.argv[3])))"
-    printed = run(python, "-c", code, hook, into, json.dumps(settings), cwd=project, env=env)
+    printed = execute(python, "-c", code, hook, into, json.dumps(settings), cwd=project, env=env)
     return into / printed.split()[-1]
 
 
@@ -174,6 +201,11 @@ def make_venv(folder: Path, builder: Path | None = None) -> Path:
         ours, theirs = (next(environment.rglob("site-packages")) for environment in (folder, builder.parents[1]))
         (ours / "builder.pth").write_text(str(theirs))
     return interpreter(folder)
+
+
+def site_of(python: Path) -> Path:
+    """The folder of a virtual environment that packages are installed in."""
+    return next(python.parents[1].rglob("site-packages"))
 
 
 def interpreter(venv: Path) -> Path:

@@ -18,11 +18,13 @@ from tests.build_hooks.projects import (
     Layout,
     check_record,
     compare,
+    execute,
     make_venv,
     members,
     pip,
     run,
     save_model,
+    site_of,
     unpack,
     unpack_sdist,
     write_project,
@@ -75,13 +77,13 @@ class Backend:
     def build(self, kind: str, project: Path, into: Path) -> Path:
         """Build "wheel", "sdist" or "editable" as a frontend would."""
         into.mkdir(exist_ok=True)
-        printed = run(self.python, "-c", _BUILD, kind, into, cwd=project, env=self.env)
+        printed = execute(self.python, "-c", _BUILD, kind, into, cwd=project, env=self.env)
         return into / printed.splitlines()[-1]
 
     def fails(self, kind: str, project: Path, into: Path) -> list[str]:
         """The lines that a build ends with that must fail; nothing may be built."""
         into.mkdir(exist_ok=True)
-        printed = run(self.python, "-c", _BUILD, kind, into, cwd=project, env=self.env, fails=True)
+        printed = execute(self.python, "-c", _BUILD, kind, into, cwd=project, env=self.env, fails=True)
         assert list(into.iterdir()) == []
         return printed.splitlines()
 
@@ -90,8 +92,8 @@ _BUILD = "import sys, hatchling.build as b; print(getattr(b, 'build_' + sys.argv
 
 
 @pytest.fixture(scope="module")
-def backend(builder: Path, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Backend:
-    return Backend(builder, environment(wheelhouse, tmp_path_factory.mktemp("cache")))
+def backend(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Backend:
+    return Backend(builder, environment(tmp_path_factory.mktemp("cache")))
 
 
 # ---- a wheel, an sdist, and the wheel of that; `long_builds.py` makes the last two in isolation ----------------------
@@ -148,7 +150,7 @@ def test_an_installed_wheel_computes_what_its_file_does_and_goes_whole(
     python = make_venv(tmp_path / "venv")
     empty = set(tree(tmp_path / "venv"))
     pip("--python", python, "install", "--no-deps", built.wheel, cwd=tmp_path, env=backend.env)
-    files = compare(sources(built.project), tmp_path, python=python)
+    files = compare(sources(built.project), tmp_path, path=site_of(python))
     assert all(file.is_relative_to(tmp_path / "venv") for file in files.values())
     assert set(tree(tmp_path / "venv")) > empty
     pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=backend.env)
@@ -168,7 +170,7 @@ def test_an_editable_install_follows_the_file(built: Built, backend: Backend, tm
     os.utime(project / "models/one.onnx")
     written = {path: path.stat().st_mtime_ns for path in project.rglob("*.safetensors")}
     backend.build("editable", project, tmp_path / "again")
-    compare(sources(project), tmp_path, python=python)
+    compare(sources(project), tmp_path, path=site_of(python))
     changed = {path.name for path, then in written.items() if path.stat().st_mtime_ns != then}
     assert changed == {"two.safetensors"}
 

@@ -13,8 +13,8 @@ from tests.build_hooks.projects import (
     SETUPTOOLS,
     check_record,
     compare,
+    execute,
     members,
-    run,
     save_model,
     unpack,
     unpack_sdist,
@@ -46,14 +46,14 @@ def on_the_page(file: str) -> str:
 
 
 @pytest.fixture
-def build(builder: Path, wheelhouse: Path, tmp_path: Path) -> Build:
+def build(builder: Path, tmp_path: Path) -> Build:
     """Call a hook of a back end in the environment that has onnxgen and the back ends."""
     code = "import sys, importlib as i; print(getattr(i.import_module(sys.argv[1]), sys.argv[2])(sys.argv[3]))"
 
     def call(backend: str, hook: str, project: Path, into: Path) -> Path:
         into.mkdir(exist_ok=True)
-        env = environment(wheelhouse, tmp_path / "cache")
-        return into / run(builder, "-c", code, backend, hook, into, cwd=project, env=env).split()[-1]
+        env = environment(tmp_path / "cache")
+        return into / execute(builder, "-c", code, backend, hook, into, cwd=project, env=env).split()[-1]
 
     return call
 

@@ -26,6 +26,7 @@ from tests.build_hooks.projects import (
     pip_wheel,
     run,
     save_model,
+    site_of,
     unpack,
     write_project,
 )
@@ -69,15 +70,15 @@ def built(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("setuptools")
     project = write_project(folder / "project", LAYOUT)
     (project / "setup.py").write_text(SETUP)
-    env = {**environment(wheelhouse, folder / "cache"), "SEEN": str(folder / "seen.json")}
+    env = {**environment(folder / "cache", wheelhouse), "SEEN": str(folder / "seen.json")}
     wheel = pip_wheel(project, folder / "wheels", env)
     sources = {m: project / s for m, s in zip(LAYOUT.modules, LAYOUT.outputs, strict=True)}
     return Built(project, wheel, json.loads((folder / "seen.json").read_text()), sources)
 
 
 @pytest.fixture
-def env(wheelhouse: Path, tmp_path: Path) -> dict[str, str]:
-    return {**environment(wheelhouse, tmp_path / "cache"), "SEEN": os.devnull}
+def env(tmp_path: Path) -> dict[str, str]:
+    return {**environment(tmp_path / "cache"), "SEEN": os.devnull}
 
 
 def test_the_wheel_has_modules_and_weights_and_nothing_else(built: Built) -> None:
@@ -127,7 +128,7 @@ def test_an_editable_install_writes_in_place(built: Built, builder: Path, tmp_pa
     first = [(output.read_bytes(), output.stat().st_mtime_ns) for output in outputs]
     save_model(sources[LAYOUT.modules[0]], seed=5, hidden=24)
     backend("build_editable", project, tmp_path / "wheels", builder, env)
-    assert list(compare(sources, tmp_path, python=python).values()) == outputs
+    assert list(compare(sources, tmp_path, path=site_of(python)).values()) == outputs
     second = [(output.read_bytes(), output.stat().st_mtime_ns) for output in outputs]
     assert first[0] != second[0] and first[1] == second[1]
     pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=env)
@@ -135,9 +136,7 @@ def test_an_editable_install_writes_in_place(built: Built, builder: Path, tmp_pa
     assert all(output.exists() for output in outputs)
 
 
-def test_a_build_follows_the_content_of_its_source(
-    builder: Path, wheelhouse: Path, tmp_path: Path, env: dict[str, str]
-) -> None:
+def test_a_build_follows_the_content_of_its_source(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
     """Touched, nothing is written again, though the build folder is still there; changed, one module is."""
     project = write_project(tmp_path / "project", LAYOUT)
     one, two = (project / source for source in LAYOUT.outputs)

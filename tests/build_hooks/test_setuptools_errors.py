@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.build_hooks.projects import LAYOUTS, backend, make_venv, pip, run, save_model, write_project
+from tests.build_hooks.projects import LAYOUTS, backend, execute, make_venv, pip, run, save_model, write_project
 from tests.build_hooks.wheelhouse import environment
 
 pytestmark = pytest.mark.slow
@@ -67,8 +67,8 @@ BAD: Mapping[str, tuple[Edit, str]] = {
 
 
 @pytest.fixture
-def env(wheelhouse: Path, tmp_path: Path) -> dict[str, str]:
-    return environment(wheelhouse, tmp_path / "cache")
+def env(tmp_path: Path) -> dict[str, str]:
+    return environment(tmp_path / "cache")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -83,12 +83,12 @@ def the_line(printed: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def good(builder: Path, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project that was built, in place and for a wheel."""
     folder = tmp_path_factory.mktemp("good")
     project = write_project(folder / "project", LAYOUTS["src"])
     for hook in ("build_editable", "build_wheel"):
-        backend(hook, project, folder / hook, builder, environment(wheelhouse, folder / "cache"))
+        backend(hook, project, folder / hook, builder, environment(folder / "cache"))
     return project
 
 
@@ -103,7 +103,7 @@ def test_a_bad_project_fails_with_one_line(
     edit(project)
     made = [project / "src", project / "build/lib"]
     before = [files(folder) for folder in made]
-    printed = run(builder, "-c", BUILD, "build_wheel", tmp_path / "wheels", cwd=project, env=env, fails=True)
+    printed = execute(builder, "-c", BUILD, "build_wheel", tmp_path / "wheels", cwd=project, env=env, fails=True)
     line, (begin, _, end) = the_line(printed), expected.partition("...")
     assert line.startswith(f"error: {begin}") and line.endswith(end)
     assert not list((tmp_path / "wheels").glob("*.whl"))
@@ -121,21 +121,21 @@ def test_an_edited_module_is_not_lost(good: Path, builder: Path, tmp_path: Path,
     module.write_text(module.read_text() + "\nMINE = 1\n")
     save_model(project / "models/one.onnx", seed=5, hidden=24)
     before = module.read_bytes()
-    printed = run(builder, "-c", BUILD, "build_wheel", tmp_path / "wheel", cwd=project, env=env, fails=True)
+    printed = execute(builder, "-c", BUILD, "build_wheel", tmp_path / "wheel", cwd=project, env=env, fails=True)
     assert "src/pkg/one.py was edited by hand, and the ONNX file or the options changed too" in the_line(printed)
     assert module.read_bytes() == before
-    run(builder, "-c", BUILD, "build_editable", tmp_path / "editable", cwd=project, env=env)
+    execute(builder, "-c", BUILD, "build_editable", tmp_path / "editable", cwd=project, env=env)
     assert "MINE = 1" in module.read_text() and "nn.Linear(4, 24)" in module.read_text()
 
 
 def test_models_are_named_in_one_place(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
     project = write_project(tmp_path / "project", LAYOUTS["flat"])
     (project / "setup.py").write_text("from setuptools import setup\nsetup(onnxgen_models=['pkg/one.onnx'])\n")
-    printed = run(builder, "setup.py", "build", cwd=project, env=env, fails=True)
+    printed = execute(builder, "setup.py", "build", cwd=project, env=env, fails=True)
     assert "error: setup.py: onnxgen_models: pyproject.toml has [tool.onnxgen] too" in printed
     (project / "pyproject.toml").unlink()
     (project / "setup.py").write_text("from setuptools import setup\nsetup(name='pkg', onnxgen_models=7)\n")
-    printed = run(builder, "setup.py", "build", cwd=project, env=env, fails=True)
+    printed = execute(builder, "setup.py", "build", cwd=project, env=env, fails=True)
     assert "error: setup.py: onnxgen_models: must be a list, not 7" in printed and "Traceback" not in printed
 
 
@@ -143,7 +143,7 @@ def test_what_needs_no_models_works_without(builder: Path, tmp_path: Path, env: 
     project = write_project(tmp_path / "project", LAYOUTS["flat"])
     (project / "setup.py").write_text("from setuptools import setup\nsetup()\n")
     (project / "pkg/one.onnx").unlink()
-    assert run(builder, "setup.py", "--name", cwd=project, env=env).split()[-1] == "pkg"
+    assert execute(builder, "setup.py", "--name", cwd=project, env=env).split()[-1] == "pkg"
 
 
 def test_a_folder_that_can_not_be_written_to_is_said(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
@@ -158,22 +158,20 @@ def test_a_folder_that_can_not_be_written_to_is_said(builder: Path, tmp_path: Pa
         pytest.skip("whoever runs this may write to every folder")
     code = "from setuptools import build_meta; build_meta.build_editable('wheels')"
     try:
-        printed = run(builder, "-c", code, cwd=project, env=env, fails=True)
+        printed = execute(builder, "-c", code, cwd=project, env=env, fails=True)
     finally:
         (project / "src/pkg/nets").chmod(0o755)
     assert "tool.onnxgen.models[1].output: " in the_line(printed) and "install without -e" in printed
 
 
-def test_the_venv_of_a_failed_editable_install_has_nothing(
-    builder: Path, wheelhouse: Path, tmp_path: Path, env: dict[str, str]
-) -> None:
+def test_the_venv_of_a_failed_editable_install_has_nothing(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
     """The last install stays when the next fails."""
     project, python = write_project(tmp_path / "project", LAYOUTS["src"]), make_venv(tmp_path / "venv", builder)
-    install = ("--python", python, "install", "--no-build-isolation", "--no-deps", "-e", project)
-    pip(*install, cwd=tmp_path, env=env)
+    install = ("--python", python, "install", "--no-build-isolation", "--no-deps")
+    pip(*install, backend("build_editable", project, tmp_path / "wheel", builder, env), cwd=tmp_path, env=env)
     first = (project / "src/pkg/one.py").read_bytes()
     (project / "models/one.onnx").write_bytes(b"\x08\x09not a model")
-    printed = pip(*install, cwd=tmp_path, env=env, fails=True)
+    printed = pip(*install, "-e", project, cwd=tmp_path, env=env, fails=True)
     assert "tool.onnxgen.models[0].source" in the_line(printed) and "error: subprocess-exited-with-error" in printed
     assert (project / "src/pkg/one.py").read_bytes() == first
     assert (

@@ -14,8 +14,8 @@ from tests.build_hooks.projects import (
     backend,
     check_record,
     compare,
+    execute,
     members,
-    run,
     save_model,
     unpack,
     unpack_sdist,
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def env(wheelhouse: Path, tmp_path: Path) -> dict[str, str]:
-    return environment(wheelhouse, tmp_path / "cache")
+def env(tmp_path: Path) -> dict[str, str]:
+    return environment(tmp_path / "cache")
 
 
 @pytest.mark.parametrize("name", ["setup.py"])  # `long_builds.py` has the others
@@ -52,7 +52,7 @@ def test_an_editable_install_runs(
 def setup_py(project: Path, builder: Path, env: dict[str, str], *arguments: str | Path) -> str:
     if not (project / "setup.py").exists():
         (project / "setup.py").write_text("from setuptools import setup\nsetup()\n")
-    return run(builder, "setup.py", "-q", *arguments, cwd=project, env=env)
+    return execute(builder, "setup.py", "-q", *arguments, cwd=project, env=env)
 
 
 def test_setup_py_build(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:

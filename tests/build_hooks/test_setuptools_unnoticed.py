@@ -151,12 +151,12 @@ def test_a_large_file_has_no_models_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_project_that_mentions_it_is_built_as_ever(builder: Path, wheelhouse: Path, tmp_path: Path) -> None:
+def test_a_project_that_mentions_it_is_built_as_ever(builder: Path, tmp_path: Path) -> None:
     """Here the text says that there may be models and the file says that there are none."""
     mention = "# [tool.onnxgen] is for another day"
     project = write_project(tmp_path / "project", PLAIN, SETUPTOOLS, settings=mention)
     assert _may_have_models(str(project / "pyproject.toml"))
-    env = environment(wheelhouse, tmp_path / "cache")
+    env = environment(tmp_path / "cache")
     wheel = backend("build_wheel", project, tmp_path / "wheel", builder, env)
     assert members(wheel) == {"pkg/__init__.py", "pkg/nets/__init__.py"}
     assert not (tmp_path / "cache").exists()

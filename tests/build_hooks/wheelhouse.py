@@ -14,9 +14,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import cache_from_source
 from pathlib import Path
 
+import pytest
+from filelock import FileLock
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -29,17 +32,72 @@ BACKENDS = (
     "pdm-backend",
 )  # what the little projects are built with, besides onnxgen
 TREE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "onnxgen", "templates", "build_hooks")
+THEN = "1800000000"  # seconds: of a commit
 # What belongs to an installation and not to a wheel, and what no build needs: thousands of files less to unpack.
 LOCAL = ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json")
 NEEDLESS = ("tests", "test", "__pycache__")
 
 
-def fill(folder: Path) -> None:
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that the first process of the session fills."""
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder, done = shared / name, shared / f"{name}.done"
+    with FileLock(shared / f"{name}.lock"):
+        if not done.exists():
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
+
+
+def ours(factory: pytest.TempPathFactory) -> Path:
+    """The wheel of onnxgen, of this tree; built once a session."""
+    (wheel,) = once(factory, "onnxgen", lambda folder: build_wheel(ROOT, folder)).glob("*.whl")
+    return wheel
+
+
+def fill(folder: Path, ours: Path) -> None:
     """Put the wheels of onnxgen, of the backends, and of all that they need into a folder."""
-    ours = build_wheel(ROOT, folder)
+    shutil.copy(ours, folder)
     (info,) = (entry for entry in zipfile.Path(ours).iterdir() if entry.name.endswith(".dist-info"))
     for distribution in needed(*requirements(metadata.PathDistribution(info)), *BACKENDS):
         repack(distribution, folder)
+
+
+def link(wheel: Path, site: Path) -> None:
+    """Make a folder to import from that is as if onnxgen's wheel and the back ends had been installed into it.
+
+    The packages that they need are links to those of the test environment: nothing is unpacked.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    _compiled(ROOT / "onnxgen", site / "onnxgen")
+    _compiled(ROOT / "build_hooks", site / "onnxgen" / "build_hooks")
+    (info,) = site.glob("*.dist-info")
+    for distribution in needed(*requirements(metadata.PathDistribution(info)), *BACKENDS):
+        outside = (file for file in distribution.files or [] if ".." not in file.parts and not file.is_absolute())
+        for name in {file.parts[0] for file in outside} - {"__pycache__"}:
+            theirs = Path(str(distribution.locate_file(name)))
+            if (site / name).exists():  # a namespace of several distributions
+                continue
+            if sys.platform != "win32":
+                (site / name).symlink_to(theirs)
+            elif theirs.is_dir():
+                shutil.copytree(theirs, site / name)
+            else:
+                shutil.copy(theirs, site / name)
+
+
+def _compiled(ours: Path, theirs: Path) -> None:
+    """Copy compiled modules to the same modules elsewhere: to compile them again would take seconds."""
+    for source in ours.rglob("*.py"):
+        copy, compiled = theirs / source.relative_to(ours), Path(cache_from_source(source))
+        if compiled.exists() and copy.exists() and copy.read_bytes() == source.read_bytes():
+            os.utime(copy, ns=(source.stat().st_atime_ns, source.stat().st_mtime_ns))  # which the compiled file has
+            Path(cache_from_source(copy)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(compiled, cache_from_source(copy))
 
 
 def needed(*names: str) -> list[metadata.Distribution]:
@@ -105,33 +163,46 @@ def build_wheel(tree: Path, folder: Path) -> Path:
             shutil.copy(tree / name, copy)
     code = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], cwd=copy, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code, str(folder)],
+        cwd=copy,
+        env=os.environ | {"SOURCE_DATE_EPOCH": THEN},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     shutil.rmtree(copy)
     return folder / done.stdout.split()[-1]
 
 
-def environment(wheelhouse: Path, cache: Path) -> dict[str, str]:
-    """Variables for a process that builds: pip takes wheels from this folder alone, and nothing of this tree is seen.
+def environment(cache: Path, wheelhouse: Path | None = None) -> dict[str, str]:
+    """Variables for a process that builds: pip takes wheels from a folder alone, and nothing of this tree is seen.
 
-    What is imported is compiled once a session, into a folder beside that of the wheels: projects stay as they are.
+    Projects stay as they are: what is imported is not compiled, see `isolated`.
 
     Args:
-        wheelhouse: the folder of wheels.
         cache: where onnxgen keeps what it remembers of files.
+        wheelhouse: the folder of wheels, for builds in isolation.
     """
     return {
-        **{name: value for name, value in clean_environment().items() if name != "PYTHONDONTWRITEBYTECODE"},
-        "PYTHONPYCACHEPREFIX": str(wheelhouse.with_name("compiled")),
+        **clean_environment(),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(wheelhouse),
+        "PIP_FIND_LINKS": str(wheelhouse or os.devnull),
         "PIP_NO_CACHE_DIR": "1",
         "PIP_COMPILE": "0",  # of what a build environment holds most is never imported
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "ONNXGEN_CACHE_DIR": str(cache),
     }
+
+
+def isolated(env: dict[str, str], compiled: Path) -> dict[str, str]:
+    """The variables of `environment` for a build in isolation, whose several processes compile what they import once.
+
+    What they compile lies in a folder of its own.
+    """
+    kept = {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(compiled)}
 
 
 def clean_environment() -> dict[str, str]:

@@ -2,12 +2,20 @@
 
 What a test is about is in the new process alone: the server has no module of onnxgen. A test of what a process imports,
 or of how it starts, needs a process of its own.
+
+`Server` does the same for the interpreter of another environment, which runs this file: it needs the standard library
+alone.
 """
 
 from __future__ import annotations
 
+import atexit
+import importlib
+import json
 import os
 import runpy
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +25,8 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+spent = 0.0  # seconds of the processor that forks took, which are no children of this process
 
 # What takes long to import. Each is fit for a fork: none starts a thread before it computes.
 PRELOADED = ["numpy", "onnx", "onnx_ir", "black", "rich", "jinja2", "onnxruntime", "torch", "lightning", "torchmetrics"]
@@ -31,14 +41,22 @@ def server() -> Any:
 
 
 def start(
-    words: Sequence[str | Path], out: Path, err: Path, *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    words: Sequence[str | Path],
+    out: Path,
+    err: Path,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    times: Path | None = None,
 ) -> Any:
     """Start `python WORDS`, which is `-m MODULE ...`, `-c CODE ...` or `FILE ...`; its streams go to two files.
 
     Returns a `multiprocessing.Process`: `pid`, `kill`, `join`, and `exitcode`, which is minus the signal that ended it.
+    At the end it writes to `times` how many seconds of the processor it took.
     """
     place, variables = str(cwd or Path.cwd()), dict(os.environ if env is None else env)
-    process = server().Process(target=_child, args=([*map(str, words)], place, variables, str(out), str(err)))
+    told = ([*map(str, words)], place, variables, str(out), str(err), str(times or ""))
+    process = server().Process(target=_child, args=told)
     process.start()
     return process
 
@@ -58,21 +76,89 @@ def run(
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT if merged else subprocess.PIPE,
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "out" if merged else "err")
-        process = start(words, out, err, cwd=cwd, env=env)
+        out, err, times = Path(folder, "out"), Path(folder, "out" if merged else "err"), Path(folder, "times")
+        process = start(words, out, err, cwd=cwd, env=env, times=times)
         process.join(timeout)
         if process.exitcode is None:
             process.kill()
             process.join()
             raise subprocess.TimeoutExpired([*map(str, words)], timeout, out.read_text(errors="replace"))
+        if times.is_file():
+            _count(float(times.read_text()))
         printed = "" if merged else err.read_text(encoding="utf-8")
         return subprocess.CompletedProcess([*words], process.exitcode, out.read_text(encoding="utf-8"), printed)
 
 
-def _child(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
+def _count(seconds: float) -> None:
+    global spent
+    spent += seconds
+
+
+class Server:
+    """A process of any interpreter, which has imported some modules; its forks run what they are told.
+
+    Args:
+        python: the interpreter.
+        preloaded: what it imports: nothing that starts a thread, and nothing that a test is about.
+        env: its variables, as they are for the imports.
+    """
+
+    def __init__(self, python: Path, preloaded: Sequence[str], env: Mapping[str, str]) -> None:
+        command = [str(python), __file__, *preloaded]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(env), text=True, encoding="utf-8",
+            start_new_session=True,
+        )  # fmt: skip
+        atexit.register(self.close)
+
+    def run(
+        self, words: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], timeout: float = 600
+    ) -> tuple[int, str]:
+        """Run `python WORDS` to its end; its exit code, and what it prints to both streams."""
+        told, says = self._process.stdin, self._process.stdout
+        assert told is not None and says is not None
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder, "out")
+            print(json.dumps([[*map(str, words)], str(cwd), dict(env), str(out), str(out)]), file=told, flush=True)
+            if not select.select([says], [], [], timeout)[0]:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired([*map(str, words)], timeout, out.read_text(errors="replace"))
+            code, seconds = says.readline().split()
+            _count(float(seconds))
+            return int(code), out.read_text(encoding="utf-8")
+
+    def close(self) -> None:
+        """End it: it ends by itself when nobody can tell it any more."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def _serve(preloaded: Sequence[str]) -> None:
+    """Import, and fork for each line until there is none."""
+    sys.path.pop(0)  # the folder of this file
+    for name in preloaded:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                _child(*json.loads(line))
+            except SystemExit as error:
+                code = int(error.code or 0)
+                atexit._run_exitfuncs()
+            finally:
+                os._exit(code)
+        _, status, used = os.wait4(child, 0)
+        print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, flush=True)
+
+
+def _child(words: list[str], cwd: str, env: dict[str, str], out: str, err: str, times: str = "") -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, out), (2, err)):
         opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, number)
@@ -82,12 +168,15 @@ def _child(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) 
         open(2, "w", encoding="utf-8", closefd=False, buffering=1) as sys.stderr,
     ):
         code = _run(words)
+    if times:
+        Path(times).write_text(repr(sum(os.times()[:4])))
     sys.exit(code)
 
 
 def _run(words: list[str]) -> int:
     """Do what `python WORDS` does in a process; its exit code."""
     first = "" if words[0] in ("-m", "-c") else str(Path(words[0]).resolve().parent)
+    sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX") or None
     sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
     try:
         if words[0] == "-m":
@@ -108,3 +197,7 @@ def _run(words: list[str]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1:])
