@@ -6,6 +6,8 @@ One line of `structure/`, `code/` or `passes/` is made wrong, drawn by seed from
 runs. Where a file then comes out with another meaning, the product's own checks are turned on (`ONNXGEN_STRICT=1`,
 `ONNXGEN_PARANOID=1`) and it is generated again: they should refuse it. No test of the suite judges. The corpus is made
 at the first run, in many minutes, and kept in `--folder`.
+
+With `--judge tests` the lines are those of every room, and the test suite judges: see `tested.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.mutation import tested
 from benchmarks.mutation.corpus import PACKAGE, Corpus, prepare
 from benchmarks.mutation.forks import forked
 from benchmarks.mutation.mutants import Mutant, at, drawn
+from benchmarks.mutation.page import TITLE
 from benchmarks.mutation.trial import OUTCOMES, Verdict, import_product, task, tried
 
 LIMIT = 300.0  # seconds of one mutant
@@ -37,7 +41,11 @@ def main() -> None:
     parser.add_argument("--at", metavar="FILE:LINE", help="all mutants of one line instead: structure/loops.py:120")
     parser.add_argument("--write", action="store_true", help=f"write {REPORT.name}")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "onnxgen-mutation"))
+    parser.add_argument("--judge", choices=("checks", "tests"), default="checks", help="the product's checks, or tests")
+    tested.add_arguments(parser)
     args = parser.parse_args()
+    if args.judge == "tests":
+        return tested.main(args, REPORT)
     began = time.monotonic()
     _preload()
     _, made = next(forked(prepare, [(args.folder, args.jobs)], 1, 7200))
@@ -56,7 +64,8 @@ def main() -> None:
     text = report(results, len(made.entries), alarms, args.seed, time.monotonic() - began)
     print(text)
     if args.write:
-        REPORT.write_text(text, encoding="utf-8")
+        tests = REPORT.read_text(encoding="utf-8").partition(TITLE)[1:] if REPORT.exists() else ()
+        REPORT.write_text("\n".join([text, "".join(tests)]) if any(tests) else text, encoding="utf-8")
 
 
 def _preload() -> None:

@@ -1,0 +1,104 @@
+"""The mutation test that tests judge: which mutants there are, how one is put in, and what is said of it."""
+
+from __future__ import annotations
+
+import itertools
+import marshal
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+
+from benchmarks.mutation import started
+from benchmarks.mutation.mutants import Mutant, by_statement
+from benchmarks.mutation.page import TITLE, section, with_section
+from benchmarks.mutation.rooms import ROOMS, ROOT, Wrong, files, for_type_checkers, same, spread, wrong
+
+FILE = "onnxgen/shapes/dim_text.py"
+
+
+def drawn(count: int) -> list[Wrong]:
+    return list(itertools.islice(spread("graph", 1), count))
+
+
+def of(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Wrong]:
+    """All mutants of a module."""
+    monkeypatch.setattr("benchmarks.mutation.rooms.ROOT", tmp_path)
+    (tmp_path / "one.py").write_text(text, encoding="utf-8")
+    found = [wrong(mutant, lines) for lines, group in by_statement("one.py", text) for mutant in group]
+    return [one for one in found if one is not None]
+
+
+def test_one_of_each_line() -> None:
+    """Every mutant has a line of its own and other bytecode; the same ones are drawn for a seed."""
+    found = drawn(12)
+    assert len({(one.mutant.file, one.mutant.line) for one in found}) == 12
+    assert [one.mutant for one in found] == [one.mutant for one in drawn(12)]
+    for one in found:
+        path = ROOT / one.mutant.file
+        assert not same(compile(path.read_text(encoding="utf-8"), str(path), "exec"), one.code), one.mutant
+    assert all(files(room) for room in ROOMS)
+
+
+def test_what_only_type_checkers_read() -> None:
+    assert for_type_checkers("import a\nif TYPE_CHECKING:\n    from b import c\n    d = 1\ne = 2\n") == {2, 3, 4}
+
+
+def test_where_a_mistake_is_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function gets other code, and so does what is around it; a table, a default or a class needs a new import."""
+    text = "T = {'a': 1}\n\n\ndef f(x=2):\n    def g(y):\n        return y + 3\n    return g\n\n\nclass C:\n    n = 4\n"
+    placed = {one.mutant.before: set(one.functions) for one in of(text, tmp_path, monkeypatch)}
+    inner = {("f", 4), ("f.<locals>.g", 5)}
+    assert placed == {
+        "{'a': 1}": set(), "1": set(), "2": set(), "4": set(), "3": inner, "y + 3": inner, "return y + 3": inner,
+        "return g": {("f", 4)},
+    }  # fmt: skip
+
+
+def test_lambdas_of_one_line_are_not_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = of("F = [lambda x: x + 1, lambda x: x - 1]\n", tmp_path, monkeypatch)
+    assert found and all(not one.functions for one in found)
+
+
+def test_other_code_in_a_function() -> None:
+    """What a mutant holds can stand in the place of the function's own code."""
+    from onnxgen.shapes import dim_text
+
+    text = (ROOT / FILE).read_text(encoding="utf-8")
+    mutants = [(lines, one) for lines, group in by_statement(FILE, text) for one in group]
+    lines, mutant = next((lines, one) for lines, one in mutants if one.kind == "returns nothing")
+    made = wrong(mutant, lines)
+    assert made is not None
+    (name, line), code = next(iter(made.functions.items()))
+    right = getattr(dim_text, name)
+    assert (right.__code__.co_qualname, right.__code__.co_firstlineno) == (name, line)
+    assert FunctionType(code, right.__globals__).__code__.co_code != right.__code__.co_code
+
+
+def test_processes_have_the_mistake(tmp_path: Path) -> None:
+    """A process that is told where the mutant is imports it, wherever PYTHONPATH points; another one does not."""
+    path = ROOT / "onnxgen" / "_version.py"
+    mutant = tmp_path / "mutant"
+    mutant.write_bytes(marshal.dumps((str(path), compile("__version__ = 'wrong'", str(path), "exec"))))
+    code = f"{started.LINE}import sys; sys.path.insert(0, {str(ROOT)!r}); import onnxgen; print(onnxgen.__version__)"
+    told = {**os.environ, started.STARTED: started.__file__, started.MUTANT: str(mutant), "PYTHONPATH": ""}
+    said = [
+        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout.strip()
+        for env in (told, {**told, started.STARTED: ""})
+    ]
+    assert said[0] == "wrong" and said[1] != "wrong"
+
+
+def test_the_page() -> None:
+    """The second part is written anew, and the first one stays."""
+    mutant = Mutant("onnxgen/ops/a.py", 7, "off by one", "1", "2", 0, 0)
+    row = {**vars(mutant), "test": "", "why": "", "tests": 3}
+    rows = [{**row, "outcome": "stopped", "tier": "quick"}, {**row, "outcome": "survived", "tier": "all"}]
+    text = section({"ops": rows, "code": []}, 1, "quick")
+    assert "**1 of 2 mutants are stopped by a test: 50.0%**" in text and "| ops | 2 | 1 | 0 | 0 | 0 | 1 |" in text
+    assert "- `onnxgen/ops/a.py:7` off by one: `1` becomes `2`; 3 tests run it" in text
+    page = with_section("# First\n\nThis.\n", text)
+    assert page.startswith("# First\n\nThis.\n\n" + TITLE) and with_section(page, text) == page
