@@ -45,8 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 CHECKED = (
     "tests.backend.test_backend", "tests.ops.", "tests.passes.", "tests.properties.", "tests.quantized.",
     "tests.scopes.test_nameless",
-    "tests.whole.test_linear", "tests.whole.test_random_graphs", "tests.whole.test_real_models",
-    "tests.whole.test_small_graphs",
+    "tests.whole.test_linear", "tests.whole.test_random_graphs", "tests.whole.test_small_graphs",
 )  # fmt: skip
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from onnxgen.errors import OnnxgenError
 from onnxgen.pipeline import generate
-from onnxgen.training import find_head, open_model, replace_head
-from tests.conftest import shared_models
+from onnxgen.training import find_head, open_model
 from tests.export.swapped import assert_computes_the_same, assert_only_the_head_differs, swapped
 from tests.training.classifiers import CLASSIFIERS, MORE, Classifier
 from tests.zoo.export import export
@@ -66,17 +63,6 @@ def test_a_real_file_keeps_its_graph(file: str, classes: int, shared: Path, tmp_
     assert_only_the_head_differs(tmp_path, report)
     assert set(report.resized) and not report.notes
     assert_computes_the_same(tmp_path, model, classes)
-
-
-@pytest.mark.parametrize("entry", shared_models("net"))
-def test_no_other_network_has_a_head(entry: dict[str, Any], tmp_path: Path) -> None:
-    """So none is left out of the test before."""
-    if entry["file"] in HEADS:
-        pytest.skip("it has one")
-    name = f"no_head_{Path(entry['file']).stem.replace('-', '_').replace('.', '_')}"
-    with pytest.raises(OnnxgenError):
-        generate(entry["path"], tmp_path / f"{name}.py")
-        replace_head(open_model(tmp_path / f"{name}.py"), 3)
 
 
 @pytest.mark.parametrize("name", [*CLASSIFIERS, *MORE])

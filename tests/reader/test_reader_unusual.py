@@ -1,4 +1,4 @@
-"""Unusual files that are read right, fixed input shapes, and every real file at hand."""
+"""Unusual files that are read right, and fixed input shapes; `tests/whole/test_real_models.py` reads real files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from onnx import TensorProto
 from onnx import helper as oh
 from onnx.numpy_helper import from_array
 
-from onnxgen.graph.annotations import SCOPE
 from onnxgen.options import Options
 from onnxgen.reader import read
-from tests.conftest import shared_models
 from tests.support.reader_models import (
     ADD,
     RELU,
@@ -166,16 +164,3 @@ def test_input_shapes(write: Write) -> None:
 def test_wrong_input_shapes(write: Write, shapes: dict[str, tuple[int, ...]], says: str) -> None:
     path = write(model([node("Add", ["x", "m"])], inputs=[value("x", ["n", 3, None]), value("m", ["n", 1, 1])]))
     assert says in refusal(path, Options(input_shapes=shapes))
-
-
-@pytest.mark.parametrize("entry", shared_models())
-def test_every_real_file_is_read(entry: dict[str, Any]) -> None:
-    """All of them, "broken" ones too: those break rules of single operators, not of the file."""
-    found = read(entry["path"], Options())
-    made = {v for n in found.graph.all_nodes() for v in n.outputs}
-    assert all(v in made or v.is_graph_input() or v.is_initializer() for v in found.graph.outputs)
-    assert all(isinstance(SCOPE.get(n), tuple) for n in found.graph.all_nodes())
-    seen = {*found.graph.inputs, *found.graph.initializers.values()}
-    for step in found.graph:  # several files are not sorted
-        assert all(v is None or v in seen for v in step.inputs)
-        seen.update(step.outputs)

@@ -15,7 +15,7 @@ from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import Info, info
-from tests.shapes.test_propagate import Bindings, agree
+from tests.shapes.agreeing import Bindings, agree
 
 # name, opset, inputs, body (its last value is `y`), the expected shape of y as text
 CASES: list[tuple[str, int, str, str, str]] = [

@@ -116,6 +116,12 @@ def assert_same(name: str, ours: Any, reference: Any, values: bool = True, half:
         np.testing.assert_array_equal(array, reference, err_msg=name)
 
 
+def compare(made: Run, expected: dict[str, Any], values: bool, half: bool) -> None:
+    """Hold each output to the reference's."""
+    for (name, theirs), ours in zip(expected.items(), made.outputs):
+        assert_same(name, ours, theirs, values, half)
+
+
 def assert_finite_gradients(made: Run) -> int:
     """A backward pass gives every trained parameter a finite gradient; returns how many there are.
 
@@ -127,13 +133,15 @@ def assert_finite_gradients(made: Run) -> int:
         return 0
     assert floats, "there are trained parameters, and no output depends on them"
     branches = _branches(made.generated.source)
+    finite = [o for o in floats if bool(torch.isfinite(o).all())]
     total = sum((o.double().sum() for o in floats), torch.zeros((), dtype=torch.float64))
-    gradients = torch.autograd.grad(total, list(parameters.values()), retain_graph=True, allow_unused=True)
+    again = len(finite) < len(floats)
+    gradients = torch.autograd.grad(total, list(parameters.values()), retain_graph=again, allow_unused=True)
     missing = [n for n, g in zip(parameters, gradients) if g is None and not _is_in(n, branches)]
     assert not missing, f"no gradient reached {missing}"
-    finite = [o for o in floats if bool(torch.isfinite(o).all())]
-    total = sum((o.double().sum() for o in finite), torch.zeros((), dtype=torch.float64, requires_grad=True))
-    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    if again:
+        total = sum((o.double().sum() for o in finite), torch.zeros((), dtype=torch.float64, requires_grad=True))
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     infinite = [n for n, g in zip(parameters, gradients) if g is not None and not bool(torch.isfinite(g).all())]
     assert not infinite, f"gradients that are not finite: {infinite}"
     return len(parameters)
