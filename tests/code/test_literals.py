@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onnxgen.code.literals import tensor_literal
 from onnxgen.helpers.windows import relative_positions
 from onnxgen.verify.convert import to_numpy
+from tests.support.tiers import drawn
 
 F, D, H, L, B = np.float32, np.float64, np.float16, np.int64, np.bool_
 
@@ -180,6 +181,6 @@ def arrays(draw: Any) -> np.ndarray[Any, Any]:
 
 
 @given(arrays())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=drawn(400), deadline=None)
 def test_any_form_is_the_array(array: np.ndarray[Any, Any]) -> None:
     text(array)

@@ -23,6 +23,7 @@ from tests.fuzz.targets import VARIANTS
 from tests.fuzz.valid import graphs, mutated
 from tests.support.clean_source import assert_safe
 from tests.support.graphs import Case
+from tests.support.tiers import drawn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in processes that are forked")
 SEEDS = few()
@@ -128,7 +129,7 @@ def made_or_refused(path: Path, folder: Path, options: Options) -> None:
         assert_safe(made.source)
 
 
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=drawn(25))
 @given(case=graphs())
 def test_valid_graphs_are_made(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("valid")
@@ -138,7 +139,7 @@ def test_valid_graphs_are_made(case: Case, tmp_path_factory: pytest.TempPathFact
     assert_safe(made.source)
 
 
-@settings(SETTINGS, max_examples=150)
+@settings(SETTINGS, max_examples=drawn(150))
 @given(data=st.sampled_from(SEEDS).flatmap(lambda data: mutated(data, SEEDS[0])))
 def test_mutations_are_made_or_refused(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("mutated")

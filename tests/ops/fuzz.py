@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
 from tests.ops.harness import Ran, assert_same, node_model, run_model, run_onnxruntime
+from tests.support.tiers import drawn
 
 
 def examples(count: int) -> settings:
     """A property test of so many examples, the same ones each time; ONNXGEN_EXAMPLES=10 makes ten times as many."""
     return settings(
-        max_examples=count * int(os.environ.get("ONNXGEN_EXAMPLES", "1")),
+        max_examples=drawn(count) * int(os.environ.get("ONNXGEN_EXAMPLES", "1")),
         deadline=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),

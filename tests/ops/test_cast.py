@@ -24,6 +24,7 @@ from tests.ops.harness import (
     to_numpy,
     unbound_names,
 )
+from tests.support.tiers import drawn
 
 T = ir.DataType
 PLAIN = [
@@ -94,7 +95,7 @@ def test_float8(name: str, saturate: int) -> None:
 
 
 @given(st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=drawn(60), deadline=None)
 def test_float4(values: list[float]) -> None:
     x = np.array(values, np.float32)
     expected = x.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.harness import run_node, unbound_names
+from tests.support.tiers import drawn
 
 
 def test_every_schema_version_binds() -> None:
@@ -28,7 +29,7 @@ def scalar(value: float | int | None, dtype: str) -> Any:
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=drawn(120), deadline=None)
 def test_random(
     seed: int, most: int | None, iou: float | None, score: float | None, centered: bool, stored: bool
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.harness import run_node, unbound_names
+from tests.support.tiers import drawn
 
 F = np.float32
 UNARY = "Acos Asin Asinh Atan Cos Cosh Erf Exp Reciprocal Sin Sinh Tan Ceil Floor Round Neg Sign Abs".split()
@@ -74,7 +75,7 @@ def test_uint64_beyond_int64() -> None:
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 2**64 - 1)] * 2), min_size=1, max_size=8))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=drawn(25), deadline=None)
 def test_uint64_division(pairs: list[tuple[int, int]]) -> None:
     a = np.array([x for x, _ in pairs], np.uint64)
     b = np.array([max(y, 1) for _, y in pairs], np.uint64)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.harness import refusal, run_node, unbound_names
+from tests.support.tiers import drawn
 
 BASE: dict[str, Any] = {
     "max_gram_length": 3,
@@ -50,7 +51,7 @@ def test_modes(mode: str, weighted: bool, kind: str) -> None:
     st.integers(0, 2),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=drawn(80), deadline=None)
 def test_random(words: list[int], grams: set[Any], skips: int, least: int, more: int, random: Any) -> None:
     ordered = sorted(grams, key=len)
     columns = list(range(len(ordered)))

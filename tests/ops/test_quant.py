@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.harness import refusal, run_node, unbound_names
+from tests.support.tiers import drawn
 
 OPERATORS = [
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
@@ -96,7 +97,7 @@ def test_four_bits(dtype: Any) -> None:
     run_node("DequantizeLinear", [weights, scale, zero], initializers={0, 1, 2}, expected=[expected])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=drawn(30), deadline=None)
 @given(data=st.data())
 def test_dynamic(data: st.DataObject) -> None:
     """Away from ties, whose side depends on the last bit of a division."""
@@ -124,7 +125,7 @@ def test_matmul_integer_by_row() -> None:
     run_node("MatMulInteger", [x, w, rows], expected=[expected])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=drawn(25), deadline=None)
 @given(data=st.data())
 def test_convolutions(data: st.DataObject) -> None:
     """ConvInteger and QLinearConv: pads with the zero point, strides, groups, a scale for each output channel."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.harness import run_node, unbound_names
+from tests.support.tiers import drawn
 
 F = np.float32
 REDUCE = [f"Reduce{n}" for n in "Sum Mean Prod Max Min L1 L2 LogSum LogSumExp SumSquare".split()]
@@ -132,7 +133,7 @@ def test_mean_variance_normalization() -> None:
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=drawn(40), deadline=None)
 def test_top_k(values: list[int], k: int, dtype: str, largest: bool, stored: bool) -> None:
     """Small integers: many ties."""
     x = np.stack([np.array(values, dtype), np.array(values[::-1], dtype)])
@@ -155,7 +156,7 @@ def test_top_k_unsigned(dtype: str) -> None:
 
 
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=8), st.sampled_from([0, 1]), st.sampled_from([None, 0, 1]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=drawn(30), deadline=None)
 def test_unique(values: list[int], in_order: int, axis: int | None) -> None:
     x = np.stack([np.array(values, F)] * 2, 1) if axis == 0 else np.array([values, values], F)
     attrs = {"sorted": in_order} | ({} if axis is None else {"axis": axis})

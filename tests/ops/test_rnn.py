@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.harness import Ran, run_node, unbound_names
+from tests.support.tiers import drawn
 
 KINDS = {"LSTM": 4, "GRU": 3, "RNN": 1}
 HIDDEN, INPUT, BATCH, SEQ = 3, 2, 3, 4
@@ -109,7 +110,7 @@ def test_activations(name: str, given_parameters: bool) -> None:
     node("RNN", **attrs)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=drawn(25), deadline=None)
 @given(data=st.data())
 def test_whatever_they_are_given(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(list(KINDS)))

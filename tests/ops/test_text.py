@@ -18,6 +18,7 @@ from tests.ops.harness import (
     run_onnxruntime,
     unbound_names,
 )
+from tests.support.tiers import drawn
 
 NAMES = ["StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch"]
 UNICODE = "C.utf8"  # a locale that every Linux has, and whose letters change case as those of en_US
@@ -45,7 +46,7 @@ def test_concat_broadcasts() -> None:
     st.sampled_from(["", "-", "a", "ab", " "]),
     st.sampled_from([None, 0, 1, 2, -1]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=drawn(60), deadline=None)
 def test_split(texts: list[str], delimiter: str, most: int | None) -> None:
     attrs = {"delimiter": delimiter} | ({} if most is None else {"maxsplit": most})
     run_node("StringSplit", [strings(*texts)], attrs, outputs=2, dynamic=True)
@@ -113,7 +114,7 @@ PATTERNS = st.recursive(st.one_of(LETTERS, CLASSES, PLACES), _patterns, max_leav
 
 
 @given(PATTERNS, st.lists(st.text(ALPHABET, max_size=5), min_size=12, max_size=12))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=drawn(400), deadline=None)
 def test_patterns(pattern: str, texts: list[str]) -> None:
     """A pattern that we take matches what RE2 says; what RE2 refuses we may take, as no such file runs anywhere."""
     try:

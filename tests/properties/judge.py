@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from onnxgen.errors import OnnxgenError
 from tests.ops.harness import Value, assert_same, node_model, run_model, run_onnxruntime
+from tests.support.tiers import drawn
 
 TIMES = int(os.environ.get("ONNXGEN_EXAMPLES", "0"))
 EPS = float(np.finfo(np.float32).eps)
@@ -129,7 +130,7 @@ class Tally:
 def profile(count: int) -> settings:
     """So many examples, the same ones each time; or ONNXGEN_EXAMPLES times as many, others each time."""
     return settings(
-        max_examples=count * max(1, TIMES),
+        max_examples=drawn(count) * max(1, TIMES),
         derandomize=not TIMES,
         deadline=None,
         database=None,
@@ -153,6 +154,7 @@ def agreement(cases: st.SearchStrategy[Case], count: int) -> Callable[[], None]:
         tally.assert_mostly_held()
 
     test.cases = cases  # type: ignore[attr-defined]  # for __main__
+    test.is_hypothesis_test = True  # type: ignore[attr-defined]  # for the tiers
     return test
 
 

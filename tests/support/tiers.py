@@ -5,18 +5,38 @@
 `--shuffle` runs the files in another order, and the tests of each file.
 
 Without `--tier`, all cases run. Which cases of a function are in the quick tier depends on the seed, so other commits
-run others. `make test` takes the commit's hash; the seed is printed, and the same seed chooses the same cases.
+run others. `make test` takes the commit's hash; the seed is printed, and the same seed chooses the same cases. A test
+that draws its inputs draws fewer in the quick tier, and is in `rest`, too. A case of ONNX's own suite is a case of its
+operator.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import zlib
 from collections.abc import Sequence
 
 import pytest
 
 CASES = 2  # of a function, in the quick tier
+DRAWN = "ONNXGEN_DRAWN"  # in the environment of the quick tier: one of how many inputs are drawn
+ONE_OF, LEAST = 6, 5
+ONNX_CASE = re.compile(
+    r"::OnnxBackend(?:RealModelTest|\w+::test_[a-z]+)"
+)  # ONNX makes a function for each of its cases
+
+
+def drawn(count: int) -> int:
+    """Return how many inputs a test draws that draws `count` in the whole suite."""
+    return min(count, max(LEAST, count // int(os.environ.get(DRAWN, "1"))))
+
+
+def function_of(name: str) -> str:
+    """Return the function that a test is a case of."""
+    found = ONNX_CASE.search(name)
+    return name[: found.end()] if found else name.partition("[")[0]
 
 
 def chosen(function: str, count: int, seed: str) -> set[int]:
@@ -32,7 +52,7 @@ def quick(names: Sequence[str], seed: str) -> set[int]:
     """Return the places of the quick tier's tests among all tests, which have a name `file::function[case]` each."""
     functions: dict[str, list[int]] = {}
     for place, name in enumerate(names):
-        functions.setdefault(name.partition("[")[0], []).append(place)
+        functions.setdefault(function_of(name), []).append(place)
     return {cases[k] for function, cases in functions.items() for k in chosen(function, len(cases), seed)}
 
 
@@ -61,6 +81,12 @@ def pytest_report_header(config: pytest.Config) -> str:
     return "all cases" if tier == "all" else f"tier {tier}, seed {seed}: up to {CASES} cases of each function are quick"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--tier") == "quick":  # before the files of tests are imported
+        os.environ[DRAWN] = str(ONE_OF)
+        config.add_cleanup(lambda: os.environ.pop(DRAWN, None))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if shuffle := config.getoption("--shuffle"):
@@ -69,6 +95,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if tier == "all":
         return
     inside = quick([item.nodeid for item in items], config.getoption("--seed"))
-    left = [item for place, item in enumerate(items) if (place in inside) != (tier == "quick")]
-    items[:] = [item for place, item in enumerate(items) if (place in inside) == (tier == "quick")]
+    chosen, left = list[pytest.Item](), list[pytest.Item]()
+    for place, item in enumerate(items):
+        draws = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        is_chosen = place in inside if tier == "quick" else place not in inside or draws
+        (chosen if is_chosen else left).append(item)
+    items[:] = chosen
     config.hook.pytest_deselected(items=left)

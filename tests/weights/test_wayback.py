@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.weights.provenance import Source, concat, rebuild, way_back
+from tests.support.tiers import drawn
 
 F32, F64, BF16 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16
 
@@ -321,7 +322,7 @@ def step(data: st.DataObject, made: Source, array: np.ndarray) -> list[tuple[Sou
     return [(concat([s for s, _ in taken], axis), np.concatenate([a for _, a in taken], axis))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=drawn(300), deadline=None)
 @given(st.data())
 def test_random_chains_agree_with_numpy_and_go_back(data: st.DataObject) -> None:
     shapes = st.lists(st.integers(1, 6), max_size=3).map(tuple)
@@ -341,7 +342,7 @@ def test_random_chains_agree_with_numpy_and_go_back(data: st.DataObject) -> None
     goes_back({f"key{i}": made for i, (made, _) in enumerate(work)}, originals)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=drawn(100), deadline=None)
 @given(st.data())
 def test_undoing_a_shuffle_always_ends_in_the_identity(data: st.DataObject) -> None:
     made = source(numbers(*data.draw(st.tuples(st.integers(2, 8), st.integers(1, 4), st.integers(1, 4)))))
