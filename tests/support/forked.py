@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -22,7 +23,6 @@ import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ PRELOADED = ["numpy", "onnx", "onnx_ir", "black", "rich", "jinja2", "onnxruntime
 @cache
 def server() -> Any:
     """Return the context whose processes are forks of the server."""
-    context = get_context("forkserver")
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
 
@@ -155,6 +155,7 @@ def _serve(preloaded: Sequence[str]) -> None:
 
 
 def _child(words: list[str], cwd: str, env: dict[str, str], out: str, err: str, times: str = "") -> None:
+    multiprocessing.set_start_method(None, force=True)  # its own processes start as those of any process
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -30,6 +30,7 @@ from onnxgen.training.runs.folder import holds_a_run
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, quiet
+from tests.training.sketches import sketched
 
 
 class Noisy:
@@ -179,4 +180,5 @@ def main(folder: Path, kills: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    with sketched():
+        main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -4,8 +4,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
-import sys
 
 import lightning
 import pytest
@@ -17,6 +15,7 @@ from onnxgen.training.checkpoint.callback import Stopped
 from onnxgen.training.data.samples import Data
 from onnxgen.training.fit import fit
 from onnxgen.training.loader import epoch_seed
+from tests.support import forked
 from tests.training.runs import CASES, Noisy, net, state, train
 
 KILLS = 20
@@ -25,9 +24,8 @@ KILLS = 20
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_run_killed_at_random_moments_ends_the_same(tmp_path):
     seed = secrets.randbelow(10**6)
-    command = [sys.executable, "-m", "tests.training.runs", str(tmp_path), str(KILLS), str(seed)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    made = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    command = ["-m", "tests.training.runs", tmp_path, str(KILLS), str(seed)]
+    made = forked.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     print(f"seed of the moments: {seed}\n{made.stdout}{made.stderr}")
     found = re.findall(r"^case (\d+) killed (\d+) runs (\d+) same (\d+)$", made.stdout, re.M)
     assert made.returncode == 0 and len(found) == len(CASES)

@@ -173,9 +173,10 @@ def test_fashion(sample: Sample, shared: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_text(sample: Sample, tmp_path: Path) -> None:
+def test_text(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A generated network trains as its original does in a loop by hand: the losses are equal up to rounding."""
     pytest.importorskip("tokenizers")
+    monkeypatch.setattr(text.make, "MODULES", ("calendar", "csv"))
     _, model, tags = sample(text, "--epochs", "1", "--characters", "12000", "--out", tmp_path)
     assert model[0] == "language model" and float(model[1].split()[1]) < 400  # of 400 tokens
     assert tags[0] == "tags of words" and float(tags[1].split()[1].rstrip("%")) > 40
