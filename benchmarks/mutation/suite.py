@@ -32,6 +32,7 @@ PATIENCE = 20, 30.0  # a test hangs that takes so many times its time, and so ma
 COLLECTING = 200.0  # seconds
 FIRST = 4  # tests whose files are collected alone at first
 COLLECTED = "collecting"
+CAPTURE = "--capture=sys"  # with files, forks would share them; without, a logger may keep a stream that a test closes
 Say = Callable[[Any], None]
 
 
@@ -99,43 +100,47 @@ class Judge:
             act([item.nodeid for item in session.items])
 
         _prepare(self.made)
-        pytest.main([*self.suite.options(), "-s"], plugins=[Held(held)])
+        pytest.main([*self.suite.options(), CAPTURE], plugins=[Held(held)])
 
     def names(self) -> list[str]:
         """The tests of the suite, for a process that has not imported the product and ends then."""
         found: list[str] = []
         _prepare(self.made)
         held = Held(lambda session: found.extend(item.nodeid for item in session.items))
-        pytest.main([*self.suite.options(), "-s"], plugins=[held])
+        pytest.main([*self.suite.options(), CAPTURE], plugins=[held])
         return found
 
     def judged(self, trial: Trial) -> Verdict:
-        """Run the tests with a mutant until one fails; that test then runs without it, too. In a fork of `forked`."""
-        tests, verdict, spent = list(trial.tests), Verdict("survived"), 0.0
-        fit = dict(trial.fit)
+        """Run the tests with a mutant until one fails; that test then runs alone, with it and without."""
+        tests, spent, ran, fit = list(trial.tests), 0.0, 0, dict(trial.fit)
         while tests:
             if (left := LIMIT - spent) <= 0:
-                return Verdict("undecided", ran=verdict.ran, fit=verdict.fit)
+                return Verdict("undecided", ran=ran, fit=fit)
             part = tests[:FIRST] if trial.is_anew and len(tests) == len(trial.tests) else tests
             began = time.monotonic()
             told = self.supervised(trial.wrong, trial.is_anew, part, left)
             spent += time.monotonic() - began
-            verdict.ran += told.ran
+            ran += told.ran
             if told.outcome == "undecided":
-                return Verdict("undecided", ran=verdict.ran, fit=verdict.fit)
+                return Verdict("undecided", ran=ran, fit=fit)
             if told.outcome == "survived":
                 tests = tests[len(part) :]
-                continue
-            if told.test not in fit:
-                alone = part[:1] if told.test == COLLECTED else [told.test]
-                fit[told.test] = self.supervised(None, trial.is_anew, alone, LIMIT).outcome == "survived"
-                verdict.fit[told.test] = fit[told.test]
-            if fit[told.test]:
-                return Verdict("stopped", told.test, told.why, verdict.ran, verdict.fit)
-            if told.test == COLLECTED:
-                return Verdict("undecided", why="its files can't be collected", fit=verdict.fit)
-            tests = tests[tests.index(told.test) + 1 :]
-        return verdict
+            elif self._is_sure(told, trial, part, fit):
+                return Verdict("stopped", told.test, told.why, ran, fit)
+            elif told.test == COLLECTED:
+                return Verdict("undecided", why="its files can't be collected", fit=fit)
+            else:
+                tests = tests[tests.index(told.test) + 1 :]
+        return Verdict("survived", ran=ran, fit=fit)
+
+    def _is_sure(self, told: Verdict, trial: Trial, part: list[str], fit: dict[str, bool]) -> bool:
+        """Whether the test that failed also fails alone, and passes without the mistake; `fit` keeps the latter."""
+        alone = part[:1] if told.test == COLLECTED else [told.test]
+        if alone != part[:1] and self.supervised(trial.wrong, trial.is_anew, alone, LIMIT).outcome != "stopped":
+            return False
+        if told.test not in fit:
+            fit[told.test] = self.supervised(None, trial.is_anew, alone, LIMIT).outcome == "survived"
+        return fit[told.test]
 
     def supervised(self, wrong: Wrong | None, is_anew: bool, tests: Sequence[str], limit: float) -> Verdict:
         """Run tests in a process group of their own, and watch that they end."""
@@ -148,7 +153,7 @@ class Judge:
                 os._exit(0)
             its.close()
             try:
-                return self._watched(mine, tests, limit, is_anew)
+                return self._watched(mine, limit)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child, signal.SIGKILL)
@@ -157,7 +162,7 @@ class Judge:
                 os.waitpid(child, 0)
                 mine.close()
 
-    def _watched(self, pipe: Any, tests: Sequence[str], limit: float, is_anew: bool) -> Verdict:
+    def _watched(self, pipe: Any, limit: float) -> Verdict:
         end, test, ran = time.monotonic() + limit, COLLECTED, 0
         while True:
             times, more = PATIENCE
@@ -196,7 +201,7 @@ class Judge:
             substitute(os.environ[MUTANT])
         _prepare(self.made)
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-        options = ["-p", "no:cacheprovider", "-q", "-s", f"--basetemp={folder / 'tests'}"]
+        options = ["-p", "no:cacheprovider", "-q", CAPTURE, f"--basetemp={folder / 'tests'}"]
         pytest.main([*options, *files], plugins=[Held(lambda session: run_tests(session, tests, say))])
         say(("stopped", COLLECTED, "pytest ends before it runs a test"))
 

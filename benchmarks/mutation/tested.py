@@ -9,9 +9,9 @@ judge, those of the room's own folder first. `--then-all` tries the survivors of
 also those outside the quick tier, of each test function of which a quick case runs the line, and with all tests of the
 room's own folder. No second map is needed for that.
 
-A test that fails has run without the mistake, too: one that then also fails does not judge. Tests that build in
-isolated environments or read a copy of this tree see no mistake. Processes that tests start have it. Run it once at a
-time: it puts a line into `site-packages` while it runs.
+A test that fails has run alone, too, with the mistake and without: it judges only if it then fails and passes.
+Processes that tests start have the mistake. Tests that build in isolated environments or read a copy of this tree see
+none. Run one at a time: a line is put into `site-packages` while this runs.
 """
 
 from __future__ import annotations
