@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
-from importlib.util import cache_from_source
+from hashlib import sha256
+from importlib.util import cache_from_source, source_hash
 from pathlib import Path
 
 import pytest
@@ -119,7 +121,10 @@ def requirements(distribution: metadata.Distribution) -> list[str]:
 
 
 def repack(distribution: metadata.Distribution, folder: Path) -> Path:
-    """The wheel that an installed distribution came from, as far as its RECORD still tells; not compressed."""
+    """The wheel that an installed distribution came from, as far as its RECORD still tells; not compressed.
+
+    It has the compiled modules, too: to compile them took half of the time of a build in isolation.
+    """
     (info,) = {f.parts[0] for f in distribution.files or [] if f.parts[0].endswith(".dist-info")}
     wheel = folder / f"{info.removesuffix('.dist-info')}-{_tags(distribution)}.whl"
     rows = []
@@ -128,8 +133,21 @@ def repack(distribution: metadata.Distribution, folder: Path) -> Path:
             archive.write(file.locate(), file.as_posix())
             digest = f"{file.hash.mode}={file.hash.value}" if file.hash else ""
             rows.append((file.as_posix(), digest, "" if file.size is None else file.size))
+            for name, content in _by_hash(file):
+                archive.writestr(name, content)
+                digest = urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
+                rows.append((name, f"sha256={digest}", len(content)))
         archive.writestr(f"{info}/RECORD", _csv([*rows, (f"{info}/RECORD", "", "")]))
     return wheel
+
+
+def _by_hash(file: metadata.PackagePath) -> Iterator[tuple[str, bytes]]:
+    """The compiled module of a module, if there is one: valid by its hash, wherever it lies and however old it is."""
+    compiled = Path(cache_from_source(file.locate())) if file.suffix == ".py" else None
+    if compiled is not None and compiled.is_file():
+        content, source = compiled.read_bytes(), Path(file.locate()).read_bytes()
+        unchecked = (1).to_bytes(4, "little")
+        yield cache_from_source(file), content[:4] + unchecked + source_hash(source) + content[16:]
 
 
 def _files(distribution: metadata.Distribution, info: str) -> Iterator[metadata.PackagePath]:

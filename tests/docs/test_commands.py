@@ -28,6 +28,7 @@ from onnxgen.cli import run
 from tests.conftest import ROOT
 from tests.docs.blocks import COMMAND, KINDS, Block, blocks, indented
 from tests.docs.given import give, objects
+from tests.support import workers
 
 # What a command writes (docs/*.py, benchmarks), or mkdocstrings; it shows generated code, and the commands below.
 PRINTED = {"API.md", "API_TRAINING.md", "CONFORMANCE.md", "CONTRIB.md", "GALLERY.md", "OPERATORS.md"}
@@ -122,6 +123,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     yield tmp_path
     sys.path[:] = path
     _forget(str(tmp_path))
+    workers.end()
 
 
 def _forget(folder: str) -> None:
@@ -175,6 +177,7 @@ def typed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] == "onnxgen":
         limit = ["--max-steps", "2"] if words[1] == "train" and "--resume" not in words else []
         assert run([*words[1:], *limit]) == int(stated[1] if stated else 0), command
+        workers.end()
     elif words[0] == "python":
         monkeypatch.setattr(sys, "argv", words[1:])
         monkeypatch.syspath_prepend(str(Path(words[1]).resolve().parent))
