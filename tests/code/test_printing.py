@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import keyword
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +65,8 @@ def test_a_name_of_the_file_is_no_part_of_other_text() -> None:
     assert text == FileText(CODE) != CODE and len({text, FileText(CODE)}) == 1
 
 
-def looped(state: str) -> onnx.ModelProto:
-    """A loop whose carried value has this name, and another shape each time it is declared."""
+def looped(*states: str) -> onnx.ModelProto:
+    """One loop after another, whose carried values have these names, and another shape each time one is declared."""
     make, info = helper.make_node, helper.make_tensor_value_info
     body = helper.make_graph(
         [make("Add", ["s", "x"], ["t"]), make("Identity", ["c"], ["d"])],
@@ -73,7 +74,8 @@ def looped(state: str) -> onnx.ModelProto:
         [info("i", TensorProto.INT64, []), info("c", TensorProto.BOOL, []), info("s", TensorProto.FLOAT, [None, 2])],
         [info("d", TensorProto.BOOL, []), info("t", TensorProto.FLOAT, None)],
     )
-    nodes = [make("Loop", ["n", "", "x"], [state], body=body), make("Neg", [state], ["y"])]
+    nodes = [make("Loop", ["n", "", given], [made], body=body) for given, made in itertools.pairwise(["x", *states])]
+    nodes.append(make("Neg", [states[-1]], ["y"]))
     given = [info("x", TensorProto.FLOAT, [2, 2]), info("n", TensorProto.INT64, [])]
     graph = helper.make_graph(nodes, "net", given, [info("y", TensorProto.FLOAT, None)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
@@ -84,9 +86,10 @@ def test_no_name_of_a_carried_value_breaks_a_module(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     names = {*NOT_NAMES[1:-1], *keyword.kwlist, *keyword.softkwlist, *BUILTINS, *helper_names(), *RESERVED}
     with unformatted():  # black finds what Python finds, and takes most of the time
-        for name in sorted(names):
-            path.write_bytes(looped(name).SerializeToString())
-            hold_clean(build(path, Options(), tmp_path / "net.py").source, name)
+        for first in range(0, len(names), 8):
+            some = sorted(names)[first : first + 8]
+            path.write_bytes(looped(*some).SerializeToString())
+            hold_clean(build(path, Options(), tmp_path / "net.py").source, ", ".join(some))
 
 
 @pytest.mark.parametrize("name", ["range", "class", "self", "torch", "__class__", CODE])

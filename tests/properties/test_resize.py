@@ -18,8 +18,7 @@ NONE = np.zeros(0, np.float32)
 
 
 @st.composite
-def modes(draw: Draw, opset: int) -> dict[str, Any]:
-    mode = draw(st.sampled_from(["nearest", "linear", "cubic"]))
+def modes(draw: Draw, opset: int, mode: str) -> dict[str, Any]:
     attrs: dict[str, Any] = {"mode": mode} if mode != "nearest" or draw(st.booleans()) else {}
     coordinates = COORDINATES + (["half_pixel_symmetric"] if opset >= 19 else [])
     if draw(st.booleans()):
@@ -40,9 +39,9 @@ def modes(draw: Draw, opset: int) -> dict[str, Any]:
 
 
 @st.composite
-def resize(draw: Draw) -> Case:
+def resize(draw: Draw, mode: str) -> Case:
     opset = draw(opsets(11))
-    attrs, n = draw(modes(opset)), draw(st.sampled_from([1, 2, 2, 2, 3]))
+    attrs, n = draw(modes(opset, mode)), draw(st.sampled_from([1, 2, 2, 2, 3]))
     if attrs.get("mode") == "cubic":
         n = 2
     lead = draw(st.sampled_from([2, 2, 2, 0])) if n == 2 else draw(st.sampled_from([2, 0]))
@@ -129,7 +128,9 @@ def affine_grid(draw: Draw) -> Case:
     return draw(placed("AffineGrid", [theta, size], attrs, draw(opsets(20)), rtol=16 * EPS, atol=32 * EPS))
 
 
-test_resize = agreement(resize(), 200)
+test_resize_to_the_nearest = agreement(resize("nearest"), 60)
+test_resize_by_lines = agreement(resize("linear"), 60)
+test_resize_by_cubes = agreement(resize("cubic"), 60)
 test_upsample = agreement(upsample(), 40)
 test_grid_sample = agreement(grid_sample(), 80)
 test_affine_grid = agreement(affine_grid(), 24)
