@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.ops.harness import node_model
+from tests.support import forked
 from tests.support.idioms import spelled
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -53,21 +55,35 @@ def section(title: str) -> str:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is here."""
+    """A copy of what is here, with the bytecode of what stays as it is."""
     tree = tmp_path_factory.mktemp("contributing")
     for name in COPIED:
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tree / name)
     for name in FILES:
         shutil.copy(ROOT / name, tree)
     return tree
 
 
-def run(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
+@cache
+def server() -> forked.Server:
+    """What the commands run in: a process that has imported packages, and nothing of this repository."""
+    return forked.Server(Path(sys.executable), forked.PRELOADED, environment())
+
+
+def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "ONNXGEN"))}
-    given = [sys.executable, *command]
-    return subprocess.run(
-        given, cwd=tree, env={**kept, "PYTHONPATH": str(tree)}, capture_output=True, text=True, timeout=300
-    )
+    return {**kept, **more}
+
+
+def run(tree: Path, *command: str) -> tuple[int, str]:
+    """Run `python COMMAND` in a copy; its exit code and what it prints."""
+    if hasattr(os, "fork"):
+        return server().run(command, cwd=tree, env=environment(PYTHONPATH=str(tree)))
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tree, env=environment(PYTHONPATH=str(tree)), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
+    )  # fmt: skip
+    return done.returncode, done.stdout
 
 
 def follow(tree: Path, text: str) -> list[str]:
@@ -98,11 +114,11 @@ def command(tree: Path, line: str) -> str:
     line, _, file = line.partition(" > ")
     python, *arguments = shlex.split(line)
     assert python == "python"
-    done = run(tree, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = run(tree, *arguments)
+    assert code == 0, said
     if file:
-        (tree / file).write_text(done.stdout)
-    return done.stdout
+        (tree / file).write_text(said)
+    return said
 
 
 def remove(path: Path, *names: str) -> None:
@@ -124,8 +140,8 @@ def generated(tree: Path, model: onnx.ModelProto) -> str:
     """What the command of the copy says of a model, and the text that it writes."""
     path = tree / "net.onnx"
     path.write_bytes(model.SerializeToString())
-    done = run(tree, "-m", "onnxgen", str(path), "--force")
-    return done.stdout + done.stderr + (path.with_suffix(".py").read_text() if done.returncode == 0 else "")
+    code, said = run(tree, "-m", "onnxgen", str(path), "--force")
+    return said + (path.with_suffix(".py").read_text() if code == 0 else "")
 
 
 def append(path: Path, code: str) -> None:
