@@ -23,6 +23,7 @@ from tests.support import forked
 from tests.support.idioms import spelled
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PRELOADED = ("numpy", "onnx", "onnx_ir", "black", "jinja2", "onnxruntime", "torch")
 COPIED = ("onnxgen", "templates", "build_hooks", "tests", "docs", "benchmarks", "samples")
 FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "SECURITY.md")
 STEP = re.compile(
@@ -67,7 +68,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def server() -> forked.Server:
     """What the commands run in: a process that has imported packages, and nothing of this repository."""
-    return forked.Server(Path(sys.executable), forked.PRELOADED, environment())
+    return forked.Server(Path(sys.executable), PRELOADED, environment())
 
 
 def environment(**more: str) -> dict[str, str]:
