@@ -2,9 +2,8 @@
 
 import os
 import random
+import select
 import signal
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -15,6 +14,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Field
 from onnxgen.training.loader import Loader, count_workers
 from tests.conftest import ROOT
+from tests.support import forked
 
 
 class Numbers:
@@ -187,7 +187,16 @@ list(loader)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_worker_ends_if_its_parent_is_killed_while_it_starts():
+def test_a_worker_ends_if_its_parent_is_killed_while_it_starts(tmp_path):
     """Otherwise it would keep inherited pipes open, and their readers would wait forever."""
-    done = subprocess.run([sys.executable, "-c", ORPHAN], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    started = forked.start(["-c", ORPHAN], pipe, pipe, cwd=ROOT)
+    said = b""
+    with open(pipe, "rb", buffering=0) as reader:
+        while part := reader.read(1 << 16) if select.select([reader], [], [], 60)[0] else None:
+            said += part
+    started.join(60)
+    started.kill()
+    assert part == b"", "a worker keeps the pipe open"
+    assert started.exitcode == -signal.SIGKILL, said

@@ -17,6 +17,7 @@ import pytest
 from onnxgen.training.report import read_rows
 from onnxgen.training.report.metrics import Row
 from tests.conftest import ROOT
+from tests.support import forked
 from tests.training.small import network
 
 if sys.platform == "win32":
@@ -59,20 +60,38 @@ class Screen:
             assert code == "m", text  # colours
 
 
+BEGIN = """
+import os, runpy, sys
+os.setsid()
+terminal = os.open(sys.argv[1], os.O_RDWR)  # the first terminal that a session opens is its own
+for stream in range(3):
+    os.dup2(terminal, stream)
+os.close(terminal)
+sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)
+sys.argv[:2] = ["onnxgen"]
+runpy.run_module("onnxgen", run_name="__main__", alter_sys=True)
+"""
+
+
 class Terminal:
     """A process in a pseudo-terminal of its own."""
 
     def __init__(self, *command: object, width: int = 100) -> None:
-        self.child, self.file = pty.fork()
-        if self.child == 0:
-            size = struct.pack("HHHH", 40, width, 0, 0)
-            fcntl.ioctl(0, termios.TIOCSWINSZ, size)
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
-            for name in ("COLUMNS", "LINES"):
-                environment.pop(name, None)
-            os.execve(sys.executable, [sys.executable, "-m", "onnxgen", *map(str, command)], environment)
+        self.file, self._begun = pty.openpty()
+        self.resize(width)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+        for name in ("COLUMNS", "LINES"):
+            environment.pop(name, None)
         self.modes = termios.tcgetattr(self.file)
+        words = ["-c", BEGIN, os.ttyname(self._begun), *map(str, command)]
+        self.child = forked.start(words, Path(os.devnull), Path(os.devnull), env=environment)
         self.text, self._end = "", time.monotonic() + SECONDS
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.kill()
 
     def read(self, until: Callable[[str], object]) -> None:
         """Read what is printed until it satisfies the condition, or the process has closed the terminal."""
@@ -86,6 +105,9 @@ class Terminal:
                     return
                 if not data:
                     return
+                if self._begun:  # the child has opened the terminal
+                    os.close(self._begun)
+                    self._begun = 0
                 self.text += data.decode(errors="replace")
 
     def resize(self, width: int) -> None:
@@ -95,9 +117,9 @@ class Terminal:
         """Wait for the process. Return its exit code."""
         self.read(lambda text: False)
         assert termios.tcgetattr(self.file) == self.modes, "the terminal was not restored"
-        code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
+        self.child.join(SECONDS)
         os.close(self.file)
-        return code
+        return int(self.child.exitcode)
 
 
 @pytest.fixture(scope="module")
@@ -118,29 +140,29 @@ def panels(text: str) -> list[str]:
 def test_a_panel_is_interrupted_resized_and_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     run = ("train", "small.py", "--data", "data.npz", "--batch-size", 16, "--workers", 0, "--out", "out")
-    shown = Terminal(*run, "--epochs", 100000)
-    shown.read(lambda text: len(panels(text)) > 1)
-    wide = panels(shown.text)[-1].splitlines()[0]
-    shown.resize(44)
-    shown.read(lambda text: len(panels(text)) > 1)
-    narrow = panels(shown.text)[-1].splitlines()[0]
-    assert len(narrow) <= 44 < len(wide) < 100
-    os.write(shown.file, b"\x03")
-    shown.read(lambda text: "stopping after this step" in text)
-    assert shown.end() == 130
+    with Terminal(*run, "--epochs", 100000) as shown:
+        shown.read(lambda text: len(panels(text)) > 1)
+        wide = panels(shown.text)[-1].splitlines()[0]
+        shown.resize(44)
+        shown.read(lambda text: len(panels(text)) > 1)
+        narrow = panels(shown.text)[-1].splitlines()[0]
+        assert len(narrow) <= 44 < len(wide) < 100
+        os.write(shown.file, b"\x03")
+        shown.read(lambda text: "stopping after this step" in text)
+        assert shown.end() == 130
     rows = read_rows(folder / "out" / "metrics.csv")
     hold(Screen(shown.text), rows, 1)
 
-    shown = Terminal("train", "--resume", "--out", "out")
-    shown.read(lambda text: len(panels(text)) > 1)
-    numbers = re.search(r"epoch\s+(\d+) of 100000, (batch|validating)", panels(shown.text)[0])
-    assert numbers is not None, shown.text
-    assert f"in epoch {len(rows) + 1} of 100000" in shown.text
-    before = [line for line in Screen(shown.text.partition("╭")[0]).lines if line.startswith("epoch ")]
-    # Between the line of an epoch and the first batch of the next one, the panel shows the epoch that has ended.
-    assert int(numbers[1]) - len(rows) - len(before) in (0, 1)
-    os.write(shown.file, b"\x03")
-    assert shown.end() == 130
+    with Terminal("train", "--resume", "--out", "out") as shown:
+        shown.read(lambda text: len(panels(text)) > 1)
+        numbers = re.search(r"epoch\s+(\d+) of 100000, (batch|validating)", panels(shown.text)[0])
+        assert numbers is not None, shown.text
+        assert f"in epoch {len(rows) + 1} of 100000" in shown.text
+        before = [line for line in Screen(shown.text.partition("╭")[0]).lines if line.startswith("epoch ")]
+        # Between the line of an epoch and the first batch of the next one, the panel shows the epoch that has ended.
+        assert int(numbers[1]) - len(rows) - len(before) in (0, 1)
+        os.write(shown.file, b"\x03")
+        assert shown.end() == 130
     hold(Screen(shown.text), read_rows(folder / "out" / "metrics.csv"), len(rows) + 1)
 
 

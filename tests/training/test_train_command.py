@@ -8,7 +8,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -326,11 +327,16 @@ def test_ctrl_c_twice_is_an_interruption(monkeypatch: pytest.MonkeyPatch, capsys
     assert train(*SHORT) == 130 and capsys.readouterr().err.strip() == "error: interrupted"
 
 
-def process(folder: Path, *arguments: object) -> Any:
+@contextmanager
+def process(folder: Path, *arguments: object) -> Iterator[Any]:
     """A process that trains; its streams are in the files `said` and `errors` of a folder."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = ["-m", "onnxgen", "train", *map(str, arguments)]
-    return forked.start(command, folder / "said", folder / "errors", env=environment)
+    child = forked.start(command, folder / "said", folder / "errors", env=environment)
+    try:
+        yield child
+    finally:
+        child.kill()
 
 
 def until(true: Callable[[], bool], child: Any, errors: Path) -> None:
@@ -345,10 +351,10 @@ def until(true: Callable[[], bool], child: Any, errors: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="a process can't be sent Ctrl-C alone")
 def test_ctrl_c_leaves_a_complete_folder_that_can_be_resumed(tmp_path: Path, capsys: Out) -> None:
     out = tmp_path / "out"
-    child = process(tmp_path, *SHORT, "--epochs", 100000, "--out", out)
-    until(lambda: len(report.read_rows(out / "metrics.csv")) > 2, child, tmp_path / "errors")
-    os.kill(child.pid, signal.SIGINT)
-    child.join(60)
+    with process(tmp_path, *SHORT, "--epochs", 100000, "--out", out) as child:
+        until(lambda: len(report.read_rows(out / "metrics.csv")) > 2, child, tmp_path / "errors")
+        os.kill(child.pid, signal.SIGINT)
+        child.join(60)
     errors = (tmp_path / "errors").read_text()
     assert child.exitcode == 130 and errors == "", errors
     lines = (tmp_path / "said").read_text().splitlines()
@@ -370,9 +376,9 @@ def test_ctrl_c_leaves_a_complete_folder_that_can_be_resumed(tmp_path: Path, cap
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes close otherwise there")
 def test_the_reader_of_the_output_may_end(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "said")
-    child = process(tmp_path, *SHORT, "--out", tmp_path / "out")
-    with open(tmp_path / "said") as reader:
-        assert reader.readline().startswith("training Small")
-    child.join(60)
+    with process(tmp_path, *SHORT, "--out", tmp_path / "out") as child:
+        with open(tmp_path / "said") as reader:
+            assert reader.readline().startswith("training Small")
+        child.join(60)
     assert (tmp_path / "errors").read_text() == "" and child.exitcode == 0
     assert len(report.read_rows(tmp_path / "out/metrics.csv")) == 2 and (tmp_path / "out/report.html").exists()

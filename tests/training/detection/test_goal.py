@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from onnxgen.training import evaluate, fit, load, open_model
 from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.conftest import ROOT
 from tests.heads.small import IMAGE, Small, export, yolox
+from tests.support import forked
 
 pytest.importorskip("faster_coco_eval")
 PARTS = {"train": draw_scenes(8, seed=0), "val": draw_scenes(4, seed=1)}
@@ -86,10 +85,8 @@ def test_a_model_with_the_decoding_inside_is_refused(place: Path, tmp_path: Path
 
 
 def test_the_sample(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "samples" / "detection" / "tune.py"), "--out", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    given: Any = {"capture_output": True, "text": True, "timeout": 300, "env": environment}
-    done = subprocess.run([*command, "--epochs", "2", "--count", "60"], **given)
+    command = [ROOT / "samples" / "detection" / "tune.py", "--out", tmp_path, "--epochs", "2", "--count", "40"]
+    done = forked.run(command, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "written back: 18 tensors changed" in done.stdout
     assert float(re.findall(r"differ by (\S+) pixels", done.stdout)[0]) < 1e-3

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from onnxgen.training import choose, fit
+from tests.training.sketches import sketched
 from tests.training.standin.nets import Net, data
 
 
@@ -29,7 +30,7 @@ class Misplaced(Net):
 def trained(device: str, out: Path, imports: tuple[str, ...], net: type[nn.Module] = Net) -> Any:
     torch.manual_seed(0)
     model = net()
-    x, y = data(32)
+    x, y = data(16)
     given = {"epochs": 1, "batch_size": 8, "lr": 0.01, "clip": 1.0, "val": 0.25, "workers": 0}
     given["optimizer_args"] = {"eps": 1e-2}  # else Adam amplifies gradients that are only noise
     result = fit(model, (x.double(), y), device=device, imports=imports, out=out, **given)
@@ -69,4 +70,5 @@ def main(device: str, out: Path, imports: tuple[str, ...]) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], Path(sys.argv[2]), tuple(sys.argv[3:]))
+    with sketched():
+        main(sys.argv[1], Path(sys.argv[2]), tuple(sys.argv[3:]))

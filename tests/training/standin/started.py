@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
+from tests.support import forked
 
 PLUG = ROOT / "tests" / "training" / "standin" / "plug"
 simulating = pytest.mark.skipif(
@@ -24,9 +23,7 @@ simulating = pytest.mark.skipif(
 def child(tmp_path: Path, *arguments: str) -> Any:
     """What the last line that a process prints says in JSON."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(PLUG))), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path
-    )
+    done = forked.run(arguments, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
