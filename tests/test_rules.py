@@ -20,6 +20,7 @@ import pytest
 from onnxgen.code.copied import helper_names
 from onnxgen.code.render import LINE_LENGTH
 from onnxgen.graph.operators import operators
+from onnxgen.pipeline import generate
 from tests.conftest import ROOT
 from tests.support.rooms import APART, FLOORS
 
@@ -268,7 +269,7 @@ def test_nothing_uses_the_optimizer_that_folds() -> None:
 
 def test_generated_code_imports_torch_and_the_standard_library_only(tmp_path: Path) -> None:
     out = tmp_path / "model.py"
-    python("import sys, onnxgen; onnxgen.generate(*sys.argv[1:])", str(SAMPLE), str(out))
+    generate(SAMPLE, out)
     found = {module.split(".")[0] for module in imports(tree(out))}
     assert found <= {"torch", "safetensors", "numpy", "pathlib", "math", "json", "base64", "re", "typing", "warnings"}
     assert {"torch", "safetensors"} <= found

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from onnxgen.errors import EditedError, OnnxgenError
 from onnxgen.options import Options
 from tests.build_hooks.nets import net, weights
 from tests.conftest import ROOT
+from tests.support import forked
 
 SETTINGS = '[[tool.onnxgen.models]]\nsource = "models/net.onnx"\noutput = "src/pkg/net.py"\n'
 OTHER = '[[tool.onnxgen.models]]\nsource = "models/other.onnx"\noutput = "src/pkg/other.py"\n'
@@ -701,18 +701,19 @@ def test_processes_at_once(root: Path, tmp_path: Path, elsewhere: bool) -> None:
     """They write each file once, and none of them sees half a pair."""
     (root / "pyproject.toml").write_text(SETTINGS + OTHER)
     go = tmp_path / "go"
-    command = [sys.executable, "-c", PROCESS, str(root), str(go), *([str(tmp_path / "lib")] if elsewhere else [])]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        for _ in range(4)
-    ]
-    for process in running:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    words = ["-c", PROCESS, root, go, *([tmp_path / "lib"] if elsewhere else [])]
+    said = [tmp_path / f"said{number}" for number in range(4)]
+    running = [forked.start(words, out, out, cwd=ROOT) for out in said]
+    while any(process.is_alive() for process in running) and not all(out.is_file() and out.read_text() for out in said):
+        time.sleep(0.01)
     go.touch()
-    results = [process.communicate(timeout=100) for process in running]
-    assert all(process.returncode == 0 for process in running), results
-    for statuses in zip(*(out.split() for out, _ in results), strict=True):
+    for process in running:
+        process.join(100)
+    results = [out.read_text().splitlines() for out in said]
+    assert all(
+        process.exitcode == 0 and lines[0] == "ready" for process, lines in zip(running, results, strict=True)
+    ), results
+    for statuses in zip(*(last.split() for _, last in results), strict=True):
         assert sorted(statuses) == ["fresh", "fresh", "fresh", "written"]
     folder = tmp_path / "lib" if elsewhere else root
     assert not [name for name in tree(folder) if "onnxgen-tmp" in name]

@@ -25,6 +25,7 @@ import onnxgen
 from onnxgen import OnnxgenError, importer
 from tests.build_hooks.projects import save_model
 from tests.conftest import ROOT
+from tests.support import forked
 
 
 @pytest.fixture(autouse=True)
@@ -298,4 +299,6 @@ def test_what_it_imports(folder: Path) -> None:
 def test_it_runs_as_a_program(folder: Path) -> None:
     """`python -m` and processes that are spawned find it as any other module."""
     code = "import onnxgen.importer, runpy; print({'FINGERPRINT', 'Model'} <= set(runpy.run_module('onnxpkg.net')))"
-    assert child(code, folder) == "True"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+    done = forked.run(["-c", code], cwd=folder.parent, env=environment)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import yaml
 
 from tests.build_hooks.projects import LAYOUTS, save_model, write_project
 from tests.conftest import ROOT
+from tests.support import forked
 
 # Of a manifest's entries; https://pre-commit.com/#creating-new-hooks
 REQUIRED = {"id", "name", "entry", "language"}
@@ -52,8 +51,7 @@ def test_the_entries_run(tmp_path: Path) -> None:
     def call(hook: str) -> int:
         program, *arguments = shlex.split(hooks()[hook]["entry"])
         assert program == "onnxgen"
-        command = [sys.executable, "-m", program, *arguments]
-        return subprocess.run(command, cwd=root, env=environment, timeout=120, capture_output=True).returncode
+        return forked.run(["-m", program, *arguments], cwd=root, env=environment).returncode
 
     assert call("onnxgen-build-check") == 1
     assert call("onnxgen-build") == 0 and (root / "pkg/one.py").exists()

@@ -1,6 +1,7 @@
 """Every command and every block of Python of every page runs, in the order of the page, in a folder of its own.
 
-A page finds the files that it speaks of (`given.py`). Trainings end after two steps; nothing else is changed.
+A page finds the files that it speaks of (`given.py`). Trainings end after two steps, and a range test after
+forty. Pictures of most pages are not drawn. Nothing else is changed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.conftest import ROOT
 from tests.docs.blocks import COMMAND, KINDS, Block, blocks, indented
 from tests.docs.given import give, objects
 from tests.support import workers
+from tests.training.sketches import sketched
 
 # What a command writes (docs/*.py, benchmarks), or mkdocstrings; it shows generated code, and the commands below.
 PRINTED = {"API.md", "API_TRAINING.md", "CONFORMANCE.md", "CONTRIB.md", "GALLERY.md", "OPERATORS.md"}
@@ -108,6 +110,9 @@ def left_out(page: str, code: str) -> bool:
     return any(re.match(pattern, code) for pattern in patterns)
 
 
+DRAWN = {"docs/RUNS.md"}  # pages whose pictures are drawn; see `sketched`
+
+
 @pytest.fixture
 def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder to work in. Modules of other tests' folders are forgotten before, and its own at the end."""
@@ -118,6 +123,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("onnxgen.training.recipes.find_lr.STEPS", 40)
     monkeypatch.setattr("onnxgen.training.fit", functools.partial(onnxgen.training.fit, max_steps=2))
     path = sys.path[:]
     yield tmp_path
@@ -138,6 +144,11 @@ def _forget(folder: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = name_of(page)
+    with nullcontext() if name in DRAWN else sketched():
+        _follow(page, name, folder, monkeypatch)
+
+
+def _follow(page: Path, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in GIVEN.get(name, "").split():
         give(folder / file)
     monkeypatch.chdir(folder / TYPED_IN.get(name, ""))

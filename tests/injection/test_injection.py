@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from onnxgen.pipeline import generate
 from tests.conftest import ROOT
 from tests.injection.attacks import CODE, MARK, PLACES, PROJECT, TEXTS, attacks
 from tests.injection.holding import hold
+from tests.support import forked
 from tests.support.clean_source import assert_safe
 
 OPTIONS = Options(annotate=True, allow_unsupported=True)
@@ -58,10 +57,11 @@ print(json.dumps(built))
 
 
 @pytest.mark.filterwarnings("ignore:Ignoring unknown external data")
-def test_every_attack_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", TEXTS)
+def test_every_attack_fails(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made, refused = [], []
-    for number, (name, model) in enumerate(attacks().items()):
+    for number, (name, model) in enumerate(attacks(kind).items()):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "w.bin").write_bytes(bytes(range(64)))
@@ -75,29 +75,21 @@ def test_every_attack_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             continue
         hold(source, name)
         made.append(folder / "net.py")
-    assert len(made) > 200 and len(made) + len(refused) == len(PLACES) * len(TEXTS), refused
+    assert len(made) > len(PLACES) - 2 and len(made) + len(refused) == len(PLACES), refused
     assert watched(made, tmp_path) == len(made)
     assert not list(tmp_path.rglob(MARK))
 
 
 def watched(modules: list[Path], folder: Path) -> int:
     """How many modules could be built by a process that is watched for what it does besides."""
-    done = subprocess.run(
-        [sys.executable, "-c", WATCH, *map(str, modules)], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    done = forked.run(["-c", WATCH, *modules], cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return int(json.loads(done.stdout))
 
 
 def test_the_watch_sees_an_attack(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(f"{CODE}\nclass Model:\n    from_pretrained = print\n")
-    done = subprocess.run(
-        [sys.executable, "-c", WATCH, str(tmp_path / "bad.py")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = forked.run(["-c", WATCH, tmp_path / "bad.py"], cwd=tmp_path)
     assert done.returncode == 1 and f"open {MARK}" in done.stdout
     with pytest.raises(AssertionError):
         assert_safe(f'"""Fine."""\n\nimport torch\n{CODE}\n')

@@ -28,6 +28,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which, write
+from tests.support.forked import run as run_forked
 from tests.weights.test_weights import Fault
 
 LAYOUTS = {"nothing": ONE, "one": ONE, "shards": SHARDS}
@@ -47,8 +48,7 @@ killing = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 
 def stages(folder: Path, how: str, *changes: str) -> dict[str, list[str]]:
     """What loaded, step after step, each outcome once."""
-    command = [sys.executable, "-m", "tests.integrity.killing", str(folder), how, *changes]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = run_forked(["-m", "tests.integrity.killing", folder, how, *changes], cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert all(len(steps) > 8 for steps in found.values()), "a few steps are too few to be all"

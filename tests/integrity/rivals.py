@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which
+from tests.support import forked
 
 WRITER = """
 import sys, time
@@ -29,22 +28,20 @@ def two_writers_and_a_reader(folder: Path, first: str, second: str) -> None:
     out.parent.mkdir()
     layouts = {"one": ONE, "shards": SHARDS}
     pairs = {str(seed): built(folder, out, seed, layouts[name]) for seed, name in ((1, first), (2, second))}
-    command = [sys.executable, "-c", WRITER, str(folder)]
+    said = folder / "said"
     writers = [
-        subprocess.Popen([*command, str(seed), name, "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        forked.start(["-c", WRITER, folder, str(seed), name, "2"], said, said, cwd=ROOT)
         for seed, name in ((1, first), (2, second))
     ]
     seen = []
-    while any(writer.poll() is None for writer in writers):
+    while any(writer.is_alive() for writer in writers):
         seen.append(which(out, pairs))
         time.sleep(0.005)
-    for writer in writers:
-        assert writer.wait() == 0, writer.communicate()[1]
+    assert [writer.exitcode for writer in writers] == [0, 0], said.read_text()
     assert {"1", "2"} & set(seen) and which(out, pairs) in pairs and not temporaries(out.parent)
 
 
 def generations_side_by_side(count: int) -> None:
-    command = [sys.executable, "-m", "tests.integrity.many", str(count)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run(["-m", "tests.integrity.many", str(count)], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert f"{count // 2} pairs, each of them one that was written" in done.stdout

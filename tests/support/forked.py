@@ -22,6 +22,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,39 @@ def start(
     Returns a `multiprocessing.Process`: `pid`, `kill`, `join`, and `exitcode`, which is minus the signal that ended it.
     At the end it writes to `times` how many seconds of the processor it took.
     """
+    if not hasattr(os, "fork"):
+        return _Started(words, out, err, cwd, env)
     place, variables = str(cwd or Path.cwd()), dict(os.environ if env is None else env)
     told = ([*map(str, words)], place, variables, str(out), str(err), str(times or ""))
     process = server().Process(target=_child, args=told)
     process.start()
     return process
+
+
+class _Started(subprocess.Popen[bytes]):
+    """Where no process can be forked: a process of its own, with the methods of a `multiprocessing.Process`."""
+
+    def __init__(
+        self, words: Sequence[str | Path], out: Path, err: Path, cwd: Path | None, env: Mapping[str, str] | None
+    ) -> None:
+        with open(out, "ab") as stdout, open(err, "ab") as stderr:
+            super().__init__(
+                [sys.executable, *map(str, words)],
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+
+    exitcode = property(subprocess.Popen.poll)
+
+    def is_alive(self) -> bool:
+        return self.poll() is None
+
+    def join(self, timeout: float | None = None) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(timeout)
 
 
 def run(
