@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tests.zoo import ZOO, Entry
 from tests.zoo.export import CASES, DYNAMO_OPSETS, Case, as_recorded, export, quiet
+from tests.zoo.rnn import Tagger
 from tests.zoo.road import RANDOM, Road
 
 WHOLE = bool(os.environ.get("ONNXGEN_WHOLE_ZOO"))
@@ -136,10 +137,11 @@ def test_static_dims_are_still_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("lstm_tagger", "LSTM"), ("gru_tagger", "GRU")])
 def test_an_export_does_not_depend_on_the_one_before(name: str, kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
+    """One layer of it is enough: it would be unrolled the second time."""
+    path, entry = tmp_path / "model.onnx", replace(ZOO[name], build=lambda: Tagger(kind, 1, bidirectional=False))
     for _ in range(2):
-        export(ZOO[name], path, "dynamo", 18, keep=False)
-        assert sum(n.op_type == kind for n in onnx.load(path).graph.node) == 2
+        export(entry, path, "dynamo", 18, keep=False)
+        assert sum(n.op_type == kind for n in onnx.load(path).graph.node) == 1
 
 
 @pytest.mark.parametrize("name", ZOO)
