@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from onnxgen.build_hooks.settings import Project
 from onnxgen.cli import building, run
 from tests.build_hooks.projects import LAYOUTS, save_model, write_project
 from tests.conftest import ROOT
+from tests.support import forked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="another process can't be sent Ctrl-C there")
 
@@ -42,58 +41,65 @@ def root(tmp_path: Path) -> Path:
     return write_project(tmp_path / "project", LAYOUTS["src"])
 
 
+# The command as it is, but for how long it waits for the rest of a file before it says what is wrong with it.
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+from onnxgen.build_hooks import watch
+watch.PATIENCE_SECONDS = float(sys.argv[1]) or watch.PATIENCE_SECONDS
+from onnxgen.cli import main
+main(["build", "--watch", *sys.argv[2:]])
+"""
+
+
 class Watching:
     """The command, running; `lines` is what it has said so far on both streams."""
 
-    def __init__(self, root: Path, *options: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "onnxgen", "build", "--watch", *options, str(root)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background ignore it
-        )
-        self.lines: list[str] = []
+    def __init__(self, root: Path, *options: str, patience: float = 0) -> None:
+        self.said = root.with_name("said")
+        words = ["-c", COMMAND, str(patience), *options, root]
+        self.process = forked.start(words, self.said, self.said, cwd=ROOT)
         self.taken = 0
-        threading.Thread(target=self._read, daemon=True).start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-
-    def _has(self, text: str) -> bool:
-        return any(text in line for line in self.lines[self.taken :])
+    @property
+    def lines(self) -> list[str]:
+        said = self.said.read_text(encoding="utf-8") if self.said.exists() else ""
+        return said[: said.rfind("\n") + 1].splitlines()
 
     def until(self, text: str) -> list[str]:
         """The new lines up to one with `text`, which is waited for."""
         end = time.monotonic() + LONG
-        while not self._has(text):
-            assert time.monotonic() < end and self.process.poll() is None, (text, self.lines)
+        while not any(text in line for line in self.lines[self.taken :]):
+            assert time.monotonic() < end and self.process.is_alive(), (text, self.lines)
             time.sleep(0.05)
-        last = next(i for i in range(self.taken, len(self.lines)) if text in self.lines[i])
-        found = self.lines[self.taken : last + 1]
+        lines = self.lines
+        last = next(i for i in range(self.taken, len(lines)) if text in lines[i])
+        found = lines[self.taken : last + 1]
         self.taken = last + 1
         return found
 
-    def stop(self) -> int:
+    def stop(self) -> int | None:
         """Press Ctrl-C; returns the exit code."""
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(LONG)
+        os.kill(self.process.pid, signal.SIGINT)
+        self.process.join(LONG)
+        code: int | None = self.process.exitcode
+        return code
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
 
 
 @pytest.fixture
-def watching(root: Path) -> Iterator[Watching]:
+def watching(root: Path, request: pytest.FixtureRequest) -> Iterator[Watching]:
     """The command on the project, everything built."""
-    found = Watching(root)
+    slow = "pause" in request.fixturenames  # it must be as patient as the command is
+    found = Watching(root, patience=0 if slow else 0.5)
     try:
         assert found.until("watching") == [WROTE_ONE, WROTE_TWO, "watching 4 files; Ctrl-C ends it"]
         yield found
     finally:
-        found.process.kill()
-        found.process.wait()
+        found.kill()
 
 
 def has(root: Path, module: str, model: str) -> bool:
@@ -158,8 +164,7 @@ def test_new_models(root: Path) -> None:
     (root / "models/two.onnx").write_bytes(b"")
     told = json.loads(watching.until("failed")[-1])
     assert told["error"].startswith("pyproject.toml: tool.onnxgen.models[0].source: ") and len(told["problems"]) == 1
-    watching.process.kill()
-    watching.process.wait()
+    watching.kill()
 
 
 # ---- what is not whole -----------------------------------------------------------------------------------------------
