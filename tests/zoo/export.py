@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import io
 import logging
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -85,8 +88,8 @@ def export(
 ) -> nn.Module:
     """Write the entry's network to `path`; its dynamic dims are dynamic in the file.
 
-    Several tests read the same file of the zoo, so a session of pytest exports it once. `keep=False`
-    exports anew; a name keeps a variant, which is no entry of the zoo.
+    Several tests read the same file of the zoo, so it is exported once, and kept in `build/exports` for the packages
+    that made it. `keep=False` exports anew; a name keeps a variant, which is no entry of the zoo.
 
     In training mode nothing is folded. The legacy exporter then records BatchNormalization with batch statistics and
     Dropout as training; the dynamo exporter records Dropout as training, but BatchNormalization as *inference* (torch
@@ -106,7 +109,8 @@ def export(
     with FileLock(kept.with_suffix(".lock")):
         if not state.exists():
             model = _exported(entry, file, exporter, opset, training)
-            torch.save(model.state_dict(), state)
+            torch.save(model.state_dict(), written := state.with_suffix(".new"))
+            written.replace(state)
         else:
             model = entry.make().train(training)
             model.load_state_dict(torch.load(state, weights_only=True))
@@ -115,12 +119,23 @@ def export(
 
 
 def _kept(entry: Entry, case: Case, keep: str | bool) -> Path | None:
-    """Where the session keeps an export, without a suffix; None outside of a session, and for what is not the zoo's."""
+    """Where an export is kept, without a suffix; None outside of a session of pytest, and for what is not the zoo's."""
     from tests.zoo import ZOO
 
     folder = os.environ.get(KEPT)
     name = keep if isinstance(keep, str) else next((name for name, known in ZOO.items() if known is entry and keep), "")
-    return None if folder is None or not name else Path(folder) / f"{name}-{case}"
+    return None if folder is None or not name else _made_by(folder) / f"{name}-{case}"
+
+
+@functools.cache
+def _made_by(folder: str) -> Path:
+    """The folder of what these packages export of the networks as they are written here."""
+    used = {"torch", "onnx", "onnxscript", "onnx-ir", "numpy", "transformers"}
+    packages = sorted({(d.name, d.version) for d in distributions() if d.name.lower().replace("_", "-") in used})
+    sources = [p.read_bytes() for p in sorted(Path(__file__).parent.glob("*.py")) if not p.name.startswith("test_")]
+    made = Path(folder) / hashlib.sha256(repr((sys.version, packages, sources)).encode()).hexdigest()[:16]
+    made.mkdir(parents=True, exist_ok=True)
+    return made
 
 
 def _exported(entry: Entry, path: Path, exporter: str, opset: int, training: bool) -> nn.Module:
