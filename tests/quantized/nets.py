@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -13,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onnxgen import Options, generate
+from onnxgen.runtime.load import from_pretrained, imported
 from onnxgen.verify.graph import PRODUCTS
 from onnxgen.verify.oracle import Onnxruntime
 
@@ -143,6 +148,27 @@ def _packed(source: Path, path: Path, symmetric: bool, form: Any) -> None:
     quantizer = MatMulNBitsQuantizer(onnx.load(source), block_size=16, is_symmetric=symmetric, quant_format=form)
     quantizer.process()
     quantizer.model.save_model_to_file(str(path))
+
+
+def generated(case: str, options: Options, folder: Path) -> Path:
+    """The module of a case's file with these options, made once."""
+    module = folder / f"{case}-{options.quantized}" / "m.py"
+    if not module.is_file():
+        module.parent.mkdir(exist_ok=True)
+        generate(quantised(case, folder), module, options)
+    return module
+
+
+def pretrained(module: Path) -> nn.Module:
+    with imported(module) as file:
+        return from_pretrained(file, module)
+
+
+@contextmanager
+def checked_before() -> Iterator[None]:
+    """For the passes that were checked when the module of the same file was generated with the same options."""
+    with mock.patch.dict(os.environ, ONNXGEN_PARANOID="0"):
+        yield
 
 
 def run(path: Path, x: Tensor) -> np.ndarray[Any, Any]:

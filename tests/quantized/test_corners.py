@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from onnxgen import Options, export, generate, load
 from onnxgen.helpers.fake_quant import fake_quantize
-from tests.quantized.nets import run
-from tests.quantized.test_way_back import pretrained
+from tests.quantized.nets import pretrained, run
 
 MODES = ["float", "qat", "qat-learned"]
 RNG = np.random.default_rng(7)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from onnxgen import Options, export, generate
 from tests.conftest import SHARED
-from tests.quantized.test_way_back import pretrained
+from tests.quantized.nets import pretrained
 
 MNIST = SHARED / "data" / "mnist"
 pytestmark = pytest.mark.skipif(not MNIST.is_dir(), reason="needs the MNIST images")

@@ -12,7 +12,8 @@ import torch
 
 from onnxgen import Options, export, generate, verify
 from tests.conftest import SHARED
-from tests.quantized.test_way_back import pretrained, tensors
+from tests.quantized.nets import pretrained
+from tests.quantized.test_way_back import tensors
 
 MODELS = SHARED / "models"
 # how many tensors of integers each has that are weights

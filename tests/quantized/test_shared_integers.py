@@ -12,7 +12,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgen import Options, export, generate
-from tests.quantized.test_way_back import pretrained, tensors
+from tests.quantized.nets import pretrained
+from tests.quantized.test_way_back import tensors
 
 RNG = np.random.default_rng(5)
 

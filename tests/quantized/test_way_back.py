@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 
 from onnxgen import OnnxgenError, Options, export, generate
 from onnxgen.cli import run as command
-from onnxgen.runtime.load import from_pretrained, imported
 from onnxgen.weights.dequantised import Dequantised
-from tests.quantized.nets import CASES, example, quantised, rms, run
+from tests.quantized.nets import CASES, example, generated, pretrained, quantised, rms, run
 
 FLOAT = Options(quantized="float")
 
@@ -24,15 +23,9 @@ def tensors(path: Path) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
     return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
 
 
-def pretrained(module: Path) -> torch.nn.Module:
-    with imported(module) as file:
-        return from_pretrained(file, module)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_untrained_it_is_the_same_file(case: str, files: Path, tmp_path: Path) -> None:
-    path, module = quantised(case, files), tmp_path / "m.py"
-    generate(path, module, FLOAT)
+    path, module = quantised(case, files), generated(case, FLOAT, files)
     report = export(module, path, out=tmp_path / "back.onnx", verify=False)
     assert report.method == "written back" and not report.changed and report.tensors
     assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
@@ -41,8 +34,7 @@ def test_untrained_it_is_the_same_file(case: str, files: Path, tmp_path: Path) -
 @pytest.mark.parametrize("case", CASES)
 def test_what_training_changed_is_requantised(case: str, files: Path, tmp_path: Path) -> None:
     """One weight and one bias, and a bit of the weight alone; scales stay."""
-    path, module = quantised(case, files), tmp_path / "m.py"
-    generate(path, module, FLOAT)
+    path, module = quantised(case, files), generated(case, FLOAT, files)
     model, x = pretrained(module), example(case.partition("-")[0], 9)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     name = {"cnn": "conv2", "mlp": "fc2"}.get(case.partition("-")[0], "blocks.0.up")
