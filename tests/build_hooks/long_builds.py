@@ -36,7 +36,7 @@ TOOLS = {"setuptools": (LAYOUT, SETUPTOOLS), "hatchling": (SRC, HATCHLING)}
 
 @pytest.fixture
 def env(wheelhouse: Path, tmp_path: Path) -> dict[str, str]:
-    return isolated(environment(tmp_path / "cache", wheelhouse), tmp_path / "compiled")
+    return isolated(environment(tmp_path / "cache", wheelhouse))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "setup.py"])
@@ -75,7 +75,7 @@ def test_an_editable_install_in_isolation(tool: str, tmp_path: Path, env: dict[s
 
 
 def test_onnxgen_installs_from_wheels_and_generates(tmp_path: Path, env: dict[str, str]) -> None:
-    """Everything that onnxgen needs is there, and the repacked wheels work: without torch, and without the network."""
+    """Everything that onnxgen needs is there, and the wheels work: without torch, and without the network."""
     python = make_venv(tmp_path / "venv")
     pip("--python", python, "install", "onnxgen", cwd=tmp_path, env=env)
     project = write_project(tmp_path / "project", LAYOUTS["src"])

@@ -35,7 +35,7 @@ def test_it_is_installed_and_reads(wheelhouse: Path, tmp_path: Path) -> None:
     for name in names:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(SAMPLE / name, project / name)
-    built = isolated(environment(tmp_path / "cache", wheelhouse), tmp_path / "compiled")
+    built = isolated(environment(tmp_path / "cache", wheelhouse))
     pip("--python", python, "install", "--no-deps", project, cwd=tmp_path, env=built)
     (package,) = (tmp_path / "venv").rglob("site-packages/digits")
     assert {p.name for p in package.iterdir()} == {"__init__.py", "__main__.py", "network.py", "network.safetensors"}

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tempfile
 import venv
 import zipfile
 from base64 import urlsafe_b64encode
@@ -159,9 +158,7 @@ def pip(*arguments: str | Path, cwd: Path, env: Mapping[str, str], fails: bool =
 
 def pip_wheel(project: Path, into: Path, env: Mapping[str, str], *options: str) -> Path:
     """The wheel that `pip wheel` makes of a project, in isolation."""
-    with tempfile.TemporaryDirectory() as compiled:
-        alone = isolated(env, Path(compiled))
-        pip("wheel", "--no-deps", *options, "-w", into, ".", cwd=project, env=alone)
+    pip("wheel", "--no-deps", *options, "-w", into, ".", cwd=project, env=isolated(dict(env)))
     (wheel,) = into.glob("*.whl")
     return wheel
 

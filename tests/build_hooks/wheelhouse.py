@@ -1,7 +1,7 @@
 """A folder of wheels that real builds install from, in environments of their own and without the network.
 
-The wheels are those of the test environment, repacked; that of onnxgen is built from this tree. The fixture is in
-`conftest.py`.
+That of onnxgen is built from this tree. The others stand for the wheels that the test environment was installed from:
+they require the same, and bring the same packages. The fixture is in `conftest.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zipfile
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from importlib.util import cache_from_source, source_hash
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -79,17 +79,22 @@ def link(wheel: Path, site: Path) -> None:
     _compiled(ROOT / "build_hooks", site / "onnxgen" / "build_hooks")
     (info,) = site.glob("*.dist-info")
     for distribution in needed(*requirements(metadata.PathDistribution(info)), *BACKENDS):
-        outside = (file for file in distribution.files or [] if ".." not in file.parts and not file.is_absolute())
-        for name in {file.parts[0] for file in outside} - {"__pycache__"}:
-            theirs = Path(str(distribution.locate_file(name)))
-            if (site / name).exists():  # a namespace of several distributions
-                continue
-            if sys.platform != "win32":
-                (site / name).symlink_to(theirs)
-            elif theirs.is_dir():
-                shutil.copytree(theirs, site / name)
-            else:
-                shutil.copy(theirs, site / name)
+        _link(distribution, site)
+
+
+def _link(distribution: metadata.Distribution, site: Path, besides: str = "") -> None:
+    """Make links to the packages of an installed distribution in a folder to import from; on Windows, copies."""
+    outside = (file for file in distribution.files or [] if ".." not in file.parts and not file.is_absolute())
+    for name in {file.parts[0] for file in outside} - {"__pycache__", besides}:
+        theirs = Path(str(distribution.locate_file(name)))
+        if (site / name).exists():  # a namespace of several distributions
+            continue
+        if sys.platform != "win32":
+            (site / name).symlink_to(theirs)
+        elif theirs.is_dir():
+            shutil.copytree(theirs, site / name)
+        else:
+            shutil.copy(theirs, site / name)
 
 
 def _compiled(ours: Path, theirs: Path) -> None:
@@ -123,31 +128,30 @@ def requirements(distribution: metadata.Distribution) -> list[str]:
 def repack(distribution: metadata.Distribution, folder: Path) -> Path:
     """The wheel that an installed distribution came from, as far as its RECORD still tells; not compressed.
 
-    It has the compiled modules, too: to compile them took half of the time of a build in isolation.
+    What onnxgen needs is only linked: its wheels have a .pth file in place of the packages. To unpack them, and to
+    compile them anew, took most of the time of a build in isolation.
     """
     (info,) = {f.parts[0] for f in distribution.files or [] if f.parts[0].endswith(".dist-info")}
     wheel = folder / f"{info.removesuffix('.dist-info')}-{_tags(distribution)}.whl"
     rows = []
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
+        linked = distribution.name not in BACKENDS and sys.platform != "win32"
+        if linked:
+            place = folder / "linked" / distribution.name
+            place.mkdir(parents=True)
+            _link(distribution, place, besides=info)
+            text = f"{place}\n".encode()
+            digest = urlsafe_b64encode(sha256(text).digest()).rstrip(b"=").decode()
+            archive.writestr(f"{distribution.name}-linked.pth", text)
+            rows.append((f"{distribution.name}-linked.pth", f"sha256={digest}", len(text)))
         for file in _files(distribution, info):
+            if linked and file.parts[0] != info:
+                continue
             archive.write(file.locate(), file.as_posix())
             digest = f"{file.hash.mode}={file.hash.value}" if file.hash else ""
             rows.append((file.as_posix(), digest, "" if file.size is None else file.size))
-            for name, content in _by_hash(file):
-                archive.writestr(name, content)
-                digest = urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
-                rows.append((name, f"sha256={digest}", len(content)))
         archive.writestr(f"{info}/RECORD", _csv([*rows, (f"{info}/RECORD", "", "")]))
     return wheel
-
-
-def _by_hash(file: metadata.PackagePath) -> Iterator[tuple[str, bytes]]:
-    """The compiled module of a module, if there is one: valid by its hash, wherever it lies and however old it is."""
-    compiled = Path(cache_from_source(file.locate())) if file.suffix == ".py" else None
-    if compiled is not None and compiled.is_file():
-        content, source = compiled.read_bytes(), Path(file.locate()).read_bytes()
-        unchecked = (1).to_bytes(4, "little")
-        yield cache_from_source(file), content[:4] + unchecked + source_hash(source) + content[16:]
 
 
 def _files(distribution: metadata.Distribution, info: str) -> Iterator[metadata.PackagePath]:
@@ -214,13 +218,9 @@ def environment(cache: Path, wheelhouse: Path | None = None) -> dict[str, str]:
     }
 
 
-def isolated(env: dict[str, str], compiled: Path) -> dict[str, str]:
-    """The variables of `environment` for a build in isolation, whose several processes compile what they import once.
-
-    What they compile lies in a folder of its own.
-    """
-    kept = {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": str(compiled)}
+def isolated(env: dict[str, str]) -> dict[str, str]:
+    """The variables of `environment` for a build in isolation: its processes compile onnxgen once, for all of them."""
+    return {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def clean_environment() -> dict[str, str]:
