@@ -1,5 +1,5 @@
 # make demo: everything set up, the sample network generated, verified, used, and trained.
-# make test: everything set up; ruff, black, mypy, and every test function with a few of its cases, chosen by SEED.
+# make test: everything set up; ruff, mypy, and every test function with a few of its cases, chosen by SEED.
 # make test-all: the same with every case. ROOMS=tests/ops runs a part of either.
 # make rest: the cases that make test left out, for the same SEED.
 # make long: the files named tests/*/long_*.py, which are in neither: compiled models, isolated builds, processes.
@@ -22,7 +22,7 @@ SETUP = pyproject.toml setup.py constraints.txt
 SAMPLE = samples/mnist
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all quick all rest long floors slowest docs lint clean
+.PHONY: demo test test-all quick all rest long floors slowest docs style lint clean
 
 demo: $(VENV)/.demo
 	$(RUN) -m onnxgen $(SAMPLE)/mnist.onnx -o $(SAMPLE)/model.py
@@ -30,14 +30,24 @@ demo: $(VENV)/.demo
 	$(RUN) $(SAMPLE)/recognise.py
 	$(RUN) -m onnxgen train $(SAMPLE)/model.py --data digits --epochs 2
 
-test: lint quick
+test test-all: style
+	$(beside)
 
-test-all: lint all
+test: TIER = quick
+test-all: TIER = all
+# mypy uses one core for a minute: it runs beside the tests, and is read at their end.
+define beside
+@mkdir -p build
+$(RUN) -m mypy >build/mypy.txt 2>&1 & types=$$!; $(MAKE) --no-print-directory $(TIER); tests=$$?; \
+	wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests + types))
+endef
 
-# mypy uses one core, and takes as long as the rest: it runs beside black.
-lint: $(VENV)/.test
+style: $(VENV)/.test
 	$(RUN) -m ruff check .
-	$(RUN) -m mypy & types=$$!; $(RUN) -m black --check --quiet .; text=$$?; wait $$types && exit $$text
+	$(RUN) -m ruff format --check --quiet .
+
+lint: style
+	$(RUN) -m mypy
 
 PYTEST = $(RUN) -m pytest -n $(JOBS) --dist worksteal
 

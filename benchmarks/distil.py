@@ -76,8 +76,9 @@ def measured(folder: Path, images: Images, test: Images, seed: int, epochs: int)
     torch.manual_seed(seed)
     pixels, labels = images
     teacher, student = export(net(16, 64), folder / "teacher.onnx"), export(net(8, 30), folder / "student.onnx")
-    whole, rows = {"image": pixels, "label": labels}, torch.from_numpy(
-        np.random.default_rng(seed).permutation(len(labels))
+    whole, rows = (
+        {"image": pixels, "label": labels},
+        torch.from_numpy(np.random.default_rng(seed).permutation(len(labels))),
     )
     some = {name: column[rows[:FEW]] for name, column in whole.items()}
     settings = {"seed": seed, "epochs": epochs}

@@ -19,8 +19,9 @@ def files(out: Path) -> Iterator[tuple[str, Callable[[Path], None]]]:
     for name, path in sources(out, "cnn", "unet", "encoder_post", "lstm", "mobile", "diffuse", tools=("torch_script",)):
         yield name, partial(_convert, path)
         yield f"{name}_kept", partial(_convert, path, keep_io_types=True)
-        yield f"{name}_blocked", partial(
-            _convert, path, keep_io_types=True, op_block_list=["Softmax", "Conv", "Sigmoid"]
+        yield (
+            f"{name}_blocked",
+            partial(_convert, path, keep_io_types=True, op_block_list=["Softmax", "Conv", "Sigmoid"]),
         )
     for name, path in sources(out, "causal", "window", tools=("torch_dynamo",)):
         yield name, partial(_convert, path, keep_io_types=True)

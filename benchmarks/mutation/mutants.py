@@ -11,9 +11,11 @@ from pathlib import Path
 
 FOLDERS = ("structure", "code", "passes")
 # what cleans text of the file: passing it by is what an attack hopes for
-CLEANERS = set("""
+CLEANERS = set(
+    """
     identifier printable module_part class_name safe clean repr str sorted reversed set list tuple abs min max
-    """.split())
+    """.split()
+)
 OTHER_COMPARISON: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,

@@ -23,12 +23,14 @@ MODULES |= {"warnings", "__future__"}
 FORBIDDEN = {"exec", "eval", "open", "compile", "__import__", "input", "breakpoint", "globals", "locals", "vars"}
 FORBIDDEN |= {"setattr", "delattr", "getattr", "os", "sys", "subprocess"}
 # Attributes that read or write files, run code, or lead to others that do.
-FORBIDDEN_ATTRIBUTES = set("""
+FORBIDDEN_ATTRIBUTES = set(
+    """
     load save hub ops utils jit package serialization multiprocessing distributed library classes compiler
     fromfile tofile memmap loadtxt savetxt genfromtxt savez DataSource ctypeslib f2py distutils
     open unlink write_text write_bytes rename rmdir mkdir touch chmod symlink_to hardlink_to
     iterdir glob exec eval system popen fork spawn modules environ import_module builtins os sys subprocess
-    """.split())
+    """.split()
+)
 STATEMENTS = (
     *(ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.ClassDef, ast.FunctionDef, ast.arguments, ast.arg),
     *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.If, ast.For, ast.While, ast.With),

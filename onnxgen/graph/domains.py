@@ -13,10 +13,12 @@ from typing import BinaryIO
 
 DOMAIN = "onnxgen"  # of onnxgen's own operators: those of torch that ONNX lacks, and those that passes write
 # The standard's domains, and those that onnxruntime and PyTorch import even in files that do not use them.
-KNOWN = frozenset("""
+KNOWN = frozenset(
+    """
     ai.onnx ai.onnx.ml ai.onnx.training ai.onnx.preview ai.onnx.preview.training ai.onnx.contrib
     com.microsoft com.microsoft.nchwc com.microsoft.experimental com.ms.internal.nhwc org.pytorch.aten
-    """.split()) | {""}
+    """.split()
+) | {""}
 _OPSETS, _FUNCTIONS, _OF_FUNCTION, _DOMAIN = 8, 25, 9, 1
 _LENGTH = 2  # the wire type of length-delimited fields
 

@@ -87,9 +87,12 @@ def splits(maps: Maps) -> Iterator[tuple[tuple[int, ...], Grid, list[Channels], 
         counts = [maps.channels[index] for index in series]
         if all(count % 4 == 0 for count in counts):
             if len(set(counts)) == 1:
-                yield series, Grid(maps.sizes, (1,) * len(series)), [
-                    Channels(i, 0, counts[0], counts[0]) for i in series
-                ], counts[0] // 4
+                yield (
+                    series,
+                    Grid(maps.sizes, (1,) * len(series)),
+                    [Channels(i, 0, counts[0], counts[0]) for i in series],
+                    counts[0] // 4,
+                )
             if max(counts) > 4:
                 anchors = tuple(count // 4 for count in counts)
                 yield series, Grid(maps.sizes, anchors), [Channels(i, 0, 4, 4) for i in series], 1

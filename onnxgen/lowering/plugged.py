@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 WHAT_TO_RETURN = 'return b("..."), a list of such for several outputs, or b.unpack(...)'
 # Names that a plugin's expression may use without giving them a value: every generated file has them.
-FILE_NAMES = frozenset("""
+FILE_NAMES = frozenset(
+    """
     torch nn F Tensor np math re json Path self
     abs all any bool complex dict enumerate float int isinstance len list map max min range reversed round set slice
     sorted str sum tuple zip
-    """.split())
+    """.split()
+)
 
 
 def check_text(b: Builder, plugin: Plugin, template: str, values: Mapping[str, Any]) -> None:

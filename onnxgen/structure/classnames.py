@@ -24,9 +24,11 @@ from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.sublayers import sublayer, wrapped
 
 # attributes that say nothing about the module
-VAGUE = frozenset("""
+VAGUE = frozenset(
+    """
     body block blk cell conv conv_block double_conv feature inc layer main module net res res_block stage unit
-    """.split())
+    """.split()
+)
 WRAPPED = frozenset("f fn func function inner sublayer wrapped".split())  # attributes that wrappers give any child
 # attributes that only say where in a network a module stands
 PLACES = frozenset("first second third last final hidden left right start end mid middle".split())

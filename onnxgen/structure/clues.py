@@ -17,7 +17,8 @@ from onnxgen.common.names import FileText
 from onnxgen.shapes.info import Info
 
 # names that exporters give to unnamed values: functions and operators of torch and ONNX
-_OPERATIONS = frozenset("""
+_OPERATIONS = frozenset(
+    """
     abs add addmm all any arange argmax argmin as_strided avg_pool batch_norm bmm cast cat ceil chunk clamp clip clone
     concat constant contiguous conv conv1d conv2d convolution cos div dropout einsum elu embedding eq equal erf exp
     expand flatten floor full gather ge gelu gemm getitem group_norm gt hardswish identity index index_select input
@@ -32,7 +33,8 @@ _OPERATIONS = frozenset("""
     nonzero ones_like pixel_shuffle prod remainder repeat_interleave roll round scatter scatter_add scatter_reduce
     selu sign softplus sort split_split split_with_sizes split_with_sizes_split tmp unbind unfold unsafe_split
     unsafe_split_split view_as zeros_like
-    """.split())
+    """.split()
+)
 _NOUNS = frozenset("embedding identity index input mean out output result shape size sum".split())
 _MEANINGFUL = re.compile(r"[a-z][a-z_]{2,23}")
 _COUNTED = re.compile(r"onnx::\w+|\d+|input\.\d+|.*_output_\d+")  # PyTorch's legacy exporter

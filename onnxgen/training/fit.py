@@ -340,8 +340,9 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     optimizer = make_optimizer(groups, settings, plan.device)
     steps = max(1, math.ceil(total / settings.epochs))
     watched = "train_loss" if plan.data.val is None else "val_loss"
-    warmup, schedule = make_warmup(optimizer, settings, total), make_schedule(
-        optimizer, settings, total, steps, watched
+    warmup, schedule = (
+        make_warmup(optimizer, settings, total),
+        make_schedule(optimizer, settings, total, steps, watched),
     )
     return [optimizer], [made for made in (warmup, schedule) if made is not None]
 

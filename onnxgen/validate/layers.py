@@ -64,9 +64,9 @@ class Layers:
 
 
 @cache
-def _tables() -> (
-    tuple[Graph, dict[Node, dict[str, Any]], dict[Node, tuple[str, ...]], dict[Node, tuple[Node, tuple[str, ...]]]]
-):
+def _tables() -> tuple[
+    Graph, dict[Node, dict[str, Any]], dict[Node, tuple[str, ...]], dict[Node, tuple[Node, tuple[str, ...]]]
+]:
     """Return the nodes of the tables in a graph of their own; the defaults and the further arguments of functions; and
     the function of each layer with its arguments.
     """

@@ -178,7 +178,9 @@ def describe(node: Node, depth: int = 3) -> str:
         (
             describe(part, depth - 1)
             if isinstance(part, Node)
-            else _several(part, depth) if isinstance(part, tuple) else part
+            else _several(part, depth)
+            if isinstance(part, tuple)
+            else part
         )
         for part in rest
     ]

@@ -54,6 +54,8 @@ with open(os.environ["SEEN"], "w") as file:
 setup()
 """
 
+FIND = "import importlib.util as util, sys\nfor name in sys.argv[1:]: print(util.find_spec(name).origin)"
+
 
 @dataclass(frozen=True)
 class Built:
@@ -124,7 +126,9 @@ def test_an_editable_install_writes_in_place(built: Built, builder: Path, tmp_pa
     outputs = [project / output for output in LAYOUT.outputs.values()]
     install = ("install", "--no-build-isolation", "--no-deps", "-e", project)
     pip("--python", python, *install, cwd=tmp_path, env=env)
-    assert list(compare(sources, tmp_path, python=python).values()) == outputs
+    found = run(python, "-c", FIND, *LAYOUT.modules, cwd=tmp_path, env=env).splitlines()
+    assert [Path(line) for line in found] == outputs
+    assert list(compare(sources, tmp_path, path=site_of(python)).values()) == outputs
     first = [(output.read_bytes(), output.stat().st_mtime_ns) for output in outputs]
     save_model(sources[LAYOUT.modules[0]], seed=5, hidden=24)
     backend("build_editable", project, tmp_path / "wheels", builder, env)

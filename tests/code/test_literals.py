@@ -144,8 +144,9 @@ def test_forms(array: Any, expected: str | None) -> None:
 def arrays(draw: Any) -> np.ndarray[Any, Any]:
     """Arrays that have one of the forms, or nearly."""
     n, m = draw(st.integers(2, 9)), draw(st.integers(2, 9))
-    start, step = draw(st.sampled_from([0, 1, -5, 120, 0.5, 0.1, 2**24 - 3, 1e-3])), draw(
-        st.sampled_from([1, 2, -3, 0.5, 0.1, 1e-3, 2**20])
+    start, step = (
+        draw(st.sampled_from([0, 1, -5, 120, 0.5, 0.1, 2**24 - 3, 1e-3])),
+        draw(st.sampled_from([1, 2, -3, 0.5, 0.1, 1e-3, 2**20])),
     )
     dtype = draw(st.sampled_from([F, D, H, L, np.int32, np.uint8, np.int8, B, ml_dtypes.bfloat16]))
     grid = np.add.outer(np.arange(n), -np.arange(m))

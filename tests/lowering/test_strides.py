@@ -41,8 +41,12 @@ class Graph:
             self.stored.append(numpy_helper.from_array(rng.normal(size=(2, 3 * HIDDEN, size)).astype("f"), name))
         self.nodes.append(
             helper.make_node(
-                "GRU", ["s", "w", "r", "", "", self.value], ["y"],
-                hidden_size=HIDDEN, linear_before_reset=1, direction="bidirectional",
+                "GRU",
+                ["s", "w", "r", "", "", self.value],
+                ["y"],
+                hidden_size=HIDDEN,
+                linear_before_reset=1,
+                direction="bidirectional",
             )  # fmt: skip
         )
         inputs = [

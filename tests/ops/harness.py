@@ -263,9 +263,9 @@ def assert_same(actual: Value, expected: Value, rtol: float | None = None, atol:
     if expected.dtype.kind in "OUS":
         assert actual.astype(str).tolist() == expected.astype(str).tolist()
         return
-    assert (
-        to_torch(expected[..., :0] if expected.ndim else expected).dtype == to_torch(actual).dtype
-    ), f"dtype {actual.dtype}, not {expected.dtype}"
+    assert to_torch(expected[..., :0] if expected.ndim else expected).dtype == to_torch(actual).dtype, (
+        f"dtype {actual.dtype}, not {expected.dtype}"
+    )
     kind = expected.dtype.name
     relative, absolute = TOLERANCE.get(kind, (0.0, 0.0))
     if expected.dtype.kind not in "biufc":  # ml_dtypes

@@ -145,7 +145,9 @@ def test_pages(asked: str) -> None:
     flat = (
         [np.concatenate(flat, -1), None, None]
         if "packed" in asked
-        else flat[:2] + [None] if "latent" in asked else flat
+        else flat[:2] + [None]
+        if "latent" in asked
+        else flat
     )
     starts = np.array([0, *np.cumsum(NEW)], I32)
     inputs = [*flat, caches[0], None if "latent" in asked else caches[1], starts, np.array(PAST, I32), TABLE]

@@ -102,8 +102,10 @@ def model(
     graph = helper.make_graph(
         nodes,
         "graph",
-        [helper.make_tensor_value_info(n, kinds[x.dtype.kind], [f"{n}_{a}" for a in range(x.ndim)])
-         for n, x in inputs.items()],  # fmt: skip
+        [
+            helper.make_tensor_value_info(n, kinds[x.dtype.kind], [f"{n}_{a}" for a in range(x.ndim)])
+            for n, x in inputs.items()
+        ],  # fmt: skip
         [helper.make_tensor_value_info(n, kind, None) for n, kind in outputs.items()],
         [onnx.numpy_helper.from_array(a, n) for n, a in stored.items()],
     )
@@ -143,10 +145,16 @@ def test_a_loop_that_makes_text() -> None:
             helper.make_node("Gather", ["longer", "i"], ["one"]),
         ],
         "body",
-        [helper.make_tensor_value_info("i", 7, []), helper.make_tensor_value_info("going", 9, []),
-         helper.make_tensor_value_info("text", 8, [None])],  # fmt: skip
-        [helper.make_tensor_value_info("on", 9, []), helper.make_tensor_value_info("longer", 8, [None]),
-         helper.make_tensor_value_info("one", 8, [])],  # fmt: skip
+        [
+            helper.make_tensor_value_info("i", 7, []),
+            helper.make_tensor_value_info("going", 9, []),
+            helper.make_tensor_value_info("text", 8, [None]),
+        ],  # fmt: skip
+        [
+            helper.make_tensor_value_info("on", 9, []),
+            helper.make_tensor_value_info("longer", 8, [None]),
+            helper.make_tensor_value_info("one", 8, []),
+        ],  # fmt: skip
     )
     for turns in (3, 0):
         feeds = {"turns": np.array(turns), "x": words(4)}

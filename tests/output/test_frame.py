@@ -38,9 +38,9 @@ def hold(text: str) -> None:
     assert sum(lines_of(node, text) for node in beside(tree)) <= room
     assert [line for line in text.splitlines() if len(line) > 88] == []
     assert untyped(tree) == []
-    assert (
-        len(re.findall(r"(?<![.\w])(?=\w*[a-f])[0-9a-f]{16,}\b", text)) == 1
-    ), "one hash tells edits and other weights"
+    assert len(re.findall(r"(?<![.\w])(?=\w*[a-f])[0-9a-f]{16,}\b", text)) == 1, (
+        "one hash tells edits and other weights"
+    )
     defined = [node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     assert isinstance(defined[0], ast.ClassDef) and defined[0].name not in helper_names()
 

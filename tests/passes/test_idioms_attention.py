@@ -71,8 +71,8 @@ PLAIN: dict[str, tuple[Attend, str]] = {
     "permuted from heads": (lambda m, q, k, v: (q @ k.transpose(1, 2).permute(0, 2, 3, 1) / 2).softmax(-1) @ v, ""),
     "float": (lambda m, q, k, v: scores(q, k).softmax(-1, dtype=torch.float32).to(q.dtype) @ v, ""),
     "bmm": (
-        lambda m, q, k, v: (
-            torch.bmm((flat(q) @ flat(k).transpose(1, 2) / 2).softmax(-1), flat(v)).reshape(-1, 2, q.shape[2], 4)
+        lambda m, q, k, v: torch.bmm((flat(q) @ flat(k).transpose(1, 2) / 2).softmax(-1), flat(v)).reshape(
+            -1, 2, q.shape[2], 4
         ),
         "",
     ),

@@ -287,8 +287,9 @@ def outputs(m: Maker, made: list[Value]) -> list[Value]:
 def make(seed: int, count: int | None = None) -> Case:
     """The graph of a seed, of `count` steps (default: drawn)."""
     m = Maker(seed)
-    d, kinds = m.between(1, 6), m.pick(
-        (("f",), ("f", "f"), ("f", "q"), ("f", "?", "f"), ("f", "i"), ("d", "f"), ("f", "e"))
+    d, kinds = (
+        m.between(1, 6),
+        m.pick((("f",), ("f", "f"), ("f", "q"), ("f", "?", "f"), ("f", "i"), ("d", "f"), ("f", "e"))),
     )
     for kind in kinds:
         symbols = (m.symbols["N"], m.symbols["L"])

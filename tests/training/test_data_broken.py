@@ -298,7 +298,7 @@ def corner(name: str, value: str) -> Breaks:
     def breaks(folder: Path) -> None:
         text = (folder / XML).read_text()
         before, rest = text.split(f"<{name}>", 1)
-        (folder / XML).write_text(f"{before}<{name}>{value}{rest[rest.index('</'):]}")
+        (folder / XML).write_text(f"{before}<{name}>{value}{rest[rest.index('</') :]}")
 
     return breaks
 

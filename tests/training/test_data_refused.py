@@ -230,8 +230,7 @@ def test_parquet(vector: torch.nn.Module, tmp_path: Path) -> None:
     assert said(path, vector) == f"{path}, row 1: column 'a' has no value -> {LEAVE}"
     pq.write_table(pa.table({"x": [[1.0], [1.0, 2.0]], "label": [0, 1]}), path)
     assert said(path, vector) == (
-        f"{path}: column 'x' is of type list<element: double>"
-        " -> store numbers, text, or lists of numbers of one length"
+        f"{path}: column 'x' is of type list<element: double> -> store numbers, text, or lists of numbers of one length"
     )
 
 

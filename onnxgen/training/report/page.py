@@ -27,7 +27,9 @@ def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row]
     )
     best = best_row(rows, facts.monitor)
     default, values = Settings(), {field.name: getattr(settings, field.name) for field in fields(settings)}
-    return environment.get_template("report.html.jinja").render(
+    return environment.get_template(
+        "report.html.jinja"
+    ).render(
         facts=facts,
         outcome=outcome,
         out=settings.out,

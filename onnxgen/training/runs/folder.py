@@ -25,8 +25,9 @@ def holds_a_run(out: Path) -> bool:
 
 def files_of(weights: Path) -> list[Path]:
     """Return the files of weights that are there: the file itself, the index, the shards."""
-    index, shards = weights.with_name(weights.name + INDEX), weights.parent.glob(
-        f"{weights.stem}-*-of-*{weights.suffix}"
+    index, shards = (
+        weights.with_name(weights.name + INDEX),
+        weights.parent.glob(f"{weights.stem}-*-of-*{weights.suffix}"),
     )
     return [path for path in (weights, index, *sorted(shards)) if path.is_file()]
 

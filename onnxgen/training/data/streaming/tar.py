@@ -238,8 +238,7 @@ class TarReader:
         kind = np.dtype(str(wanted.dtype).removeprefix("torch."))
         if array.shape != wanted.shape or not np.can_cast(array.dtype, kind, "same_kind"):
             raise Fault(
-                f"{member} is {array.dtype} {list(array.shape)}, and the first samples are {kind} "
-                f"{list(wanted.shape)}"
+                f"{member} is {array.dtype} {list(array.shape)}, and the first samples are {kind} {list(wanted.shape)}"
             )
         return array.astype(kind)
 
