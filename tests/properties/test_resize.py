@@ -128,9 +128,9 @@ def affine_grid(draw: Draw) -> Case:
     return draw(placed("AffineGrid", [theta, size], attrs, draw(opsets(20)), rtol=16 * EPS, atol=32 * EPS))
 
 
-test_resize_to_the_nearest = agreement(resize("nearest"), 60)
-test_resize_by_lines = agreement(resize("linear"), 60)
-test_resize_by_cubes = agreement(resize("cubic"), 60)
+test_resize_to_the_nearest = agreement(resize("nearest"), 70)
+test_resize_by_lines = agreement(resize("linear"), 70)
+test_resize_by_cubes = agreement(resize("cubic"), 70)
 test_upsample = agreement(upsample(), 40)
 test_grid_sample = agreement(grid_sample(), 80)
 test_affine_grid = agreement(affine_grid(), 24)

@@ -23,9 +23,8 @@ import pytest
 CASES = 2  # of a function, in the quick tier
 DRAWN = "ONNXGEN_DRAWN"  # in the environment of the quick tier: one of how many inputs are drawn
 ONE_OF, LEAST = 6, 5
-ONNX_CASE = re.compile(
-    r"::OnnxBackend(?:RealModelTest|\w+::test_[a-z]+)"
-)  # ONNX makes a function for each of its cases
+# ONNX makes a function for each of its cases.
+ONNX_CASE = re.compile(r"::OnnxBackend(?:RealModelTest|\w+::test_[a-z]+)")
 
 
 def drawn(count: int) -> int:
@@ -72,7 +71,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tier", choices=("all", "quick", "rest"), default="all", help="a few cases of each function, or the others"
     )
     group.addoption("--seed", default="0", help="which cases are in the quick tier; the commit's hash in `make test`")
-
     group.addoption("--shuffle", metavar="SEED", help="the files in another order, and the tests of each file, too")
 
 
