@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,9 @@ def evaluate(
     objectives = with_teacher(objectives, network, samples, feeding, settings, opened.normalize)
     _refuse_unordered(opened, samples, objectives, settings)
     task = Task(prepare_for(network, device), objectives, feeding)
-    with quiet():
+    with quiet(), closing(Loader(samples, settings.batch_size, workers=settings.workers)) as loader:
         trainer = lightning.Trainer(**QUIET, **trainer_options(device, settings))
-        trainer.test(task, Loader(samples, settings.batch_size, workers=settings.workers), verbose=False)
+        trainer.test(task, loader, verbose=False)
     return {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
 
 
@@ -99,9 +100,13 @@ def predict(
         count = len(part[feeding.inputs[0]])
         return count, tuple(y.cpu() for y in (found if isinstance(found, tuple) else (found,)))
 
-    with evaluating(network), torch.inference_mode():
-        workers = settings.workers if stream_of(samples) is None else 0  # several readers would change the order
-        for batch in Loader(samples, settings.batch_size, workers=workers):
+    workers = settings.workers if stream_of(samples) is None else 0  # several readers would change the order
+    with (
+        evaluating(network),
+        torch.inference_mode(),
+        closing(Loader(samples, settings.batch_size, workers=workers)) as loader,
+    ):
+        for batch in loader:
             made.extend(micro.each(batch, compute))
     counts, outputs = zip(*made, strict=True)
     whole = tuple(_joined(network, index, parts, counts) for index, parts in enumerate(zip(*outputs, strict=True)))

@@ -6,7 +6,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
@@ -169,8 +169,9 @@ def run(
     keeps.write(settings.out)
     if tested is not None and trainer.is_global_zero:
         tested.write(settings.out)
-    loaders, begun = Loaders(plan, progress.say), time.monotonic()
-    stopped = _train(trainer, task, loaders, go_on_from, deadline)
+    begun = time.monotonic()
+    with closing(Loaders(plan, progress.say)) as loaders:
+        stopped = _train(trainer, task, loaders, go_on_from, deadline)
     seconds = time.monotonic() - begun
     used.end()
     give_back(network, whole, trainer, keep, stopped)

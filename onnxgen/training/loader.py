@@ -111,6 +111,16 @@ class Loader:
         """Lightning looks for `set_epoch` here."""
         return self
 
+    def close(self) -> None:
+        """End the worker processes; another iteration starts others.
+
+        Left to the garbage collector, they are ended when their queues may be gone: none of them hears of it, and torch
+        waits five seconds for each.
+        """
+        if self._workers is not None and self._workers._iterator is not None:
+            self._workers._iterator._shutdown_workers()  # type: ignore[attr-defined]
+        self._workers = None
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. It starts at its first batch, unless `epoch` is already set."""
         if epoch != self.epoch:

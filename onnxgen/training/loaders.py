@@ -22,6 +22,15 @@ class Loaders(lightning.LightningDataModule):
         """`say` tells which samples were skipped."""
         super().__init__()
         self.plan, self.say = plan, say
+        self._made: list[Loader] = []
+
+    def teardown(self, stage: str) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes. A run that is interrupted has no `teardown`."""
+        for loader in self._made:
+            loader.close()
 
     def train_dataloader(self) -> Loader:
         assert self.plan.data.train is not None
@@ -39,7 +48,7 @@ class Loaders(lightning.LightningDataModule):
         rank, world = share_of(trainer)
         # BatchNorm can't train on one sample: it has no variance.
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
-        return Loader(
+        loader = Loader(
             samples,
             settings.batch_size,
             shuffle=shuffle,
@@ -54,3 +63,5 @@ class Loaders(lightning.LightningDataModule):
             say=self.say,
             classes=self.plan.classes if shuffle else None,
         )
+        self._made.append(loader)
+        return loader

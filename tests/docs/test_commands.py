@@ -29,7 +29,6 @@ from onnxgen.cli import run
 from tests.conftest import ROOT
 from tests.docs.blocks import COMMAND, KINDS, Block, blocks, indented
 from tests.docs.given import give, objects
-from tests.support import workers
 from tests.training.sketches import sketched
 
 # What a command writes (docs/*.py, benchmarks), or mkdocstrings; it shows generated code, and the commands below.
@@ -138,7 +137,6 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     yield tmp_path
     sys.path[:] = path
     _forget(str(tmp_path))
-    workers.end()
 
 
 def _forget(folder: str) -> None:
@@ -187,7 +185,6 @@ def _follow(name: str, part: list[Block], given: str, folder: Path, monkeypatch:
         elif block.kind == "python" and not left_out(name, block.text) and not is_generated(block):
             torch.manual_seed(0)
             exec(compile(block.text, space["__file__"], "exec", dont_inherit=True), space)
-            workers.end()
 
 
 def is_generated(block: Block) -> bool:
@@ -210,7 +207,6 @@ def typed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] == "onnxgen":
         limit = ["--max-steps", "2"] if words[1] == "train" and "--resume" not in words else []
         assert run([*words[1:], *limit]) == int(stated[1] if stated else 0), command
-        workers.end()
     elif words[0] == "python":
         monkeypatch.setattr(sys, "argv", words[1:])
         monkeypatch.syspath_prepend(str(Path(words[1]).resolve().parent))

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import pytest
 
-CASES = 2  # of a function, in the quick tier
+ONE_CASE_OF, MOST_CASES = 16, 4  # of a function: one case in the quick tier, and one for every 16 that it has
 DRAWN = "ONNXGEN_DRAWN"  # in the environment of the quick tier: one of how many inputs are drawn
 ONE_OF, LEAST = 6, 5
 # ONNX makes a function for each of its cases.
@@ -44,7 +44,8 @@ def chosen(function: str, count: int, seed: str) -> set[int]:
     Neighbouring cases are often alike, so they are taken from different parts of the list.
     """
     first = zlib.crc32(f"{seed} {function}".encode())
-    return {(first + count * k // CASES) % count for k in range(CASES)} if count else set()
+    some = min(MOST_CASES, 1 + count // ONE_CASE_OF)
+    return {(first + count * k // some) % count for k in range(some)} if count else set()
 
 
 def quick(names: Sequence[str], seed: str) -> set[int]:
@@ -76,7 +77,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     tier, seed = config.getoption("--tier"), config.getoption("--seed")
-    return "all cases" if tier == "all" else f"tier {tier}, seed {seed}: up to {CASES} cases of each function are quick"
+    return (
+        "all cases"
+        if tier == "all"
+        else f"tier {tier}, seed {seed}: up to {MOST_CASES} cases of each function are quick"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

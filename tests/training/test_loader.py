@@ -1,16 +1,20 @@
 """The order of batches is a pure function of seed and epoch; ranks share it, and it resumes at any batch."""
 
+import multiprocessing
 import os
 import random
 import select
 import signal
 from collections import Counter
+from contextlib import nullcontext
 
+import lightning
 import numpy as np
 import pytest
 import torch
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.training import evaluate, fit, predict
 from onnxgen.training.data.samples import Field
 from onnxgen.training.loader import Loader, count_workers
 from tests.conftest import ROOT
@@ -144,6 +148,35 @@ def test_an_abandoned_iteration_starts_again():
     loader = Loader(Numbers(16), 4, shuffle=True)
     first = next(iter(loader))["x"].tolist()
     assert epoch(loader)[0] == first
+
+
+def test_a_closed_loader_has_no_workers_and_begins_anew():
+    loader = Loader(Numbers(20), 4, workers=2)
+    first = epoch(loader)
+    before = {process.pid for process in multiprocessing.active_children()}
+    loader.close()
+    assert len(before - {process.pid for process in multiprocessing.active_children()}) == 2
+    assert epoch(loader) == first
+    next(half := iter(loader))
+    loader.close()
+    assert {process.pid for process in multiprocessing.active_children()}.isdisjoint(before)
+    half.close()
+
+
+class Failing(lightning.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("callbacks", [[], [Failing()]], ids=["to its end", "an error"])
+def test_a_run_leaves_no_workers(callbacks, tmp_path):
+    before = {process.pid for process in multiprocessing.active_children()}
+    data = torch.rand(40, 2), torch.arange(40) % 2
+    with pytest.raises(ZeroDivisionError) if callbacks else nullcontext():
+        fit(torch.nn.Linear(2, 2), data, epochs=1, workers=2, out=tmp_path / "out", callbacks=callbacks)
+    evaluate(torch.nn.Linear(2, 2), data, workers=2)
+    predict(torch.nn.Linear(2, 2), data, workers=2)
+    assert {process.pid for process in multiprocessing.active_children()} == before
 
 
 def test_an_error_of_a_worker_is_one_line():
