@@ -6,6 +6,7 @@ inputs and attributes. An input that was an attribute then is made one, with the
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -87,8 +88,13 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def schema(node: onnx.NodeProto, opset: int) -> defs.OpSchema | None:
+    return _schema(node.op_type, opset, node.domain)
+
+
+@functools.cache
+def _schema(name: str, opset: int, domain: str) -> defs.OpSchema | None:
     try:
-        found = defs.get_schema(node.op_type, opset, node.domain)
+        found = defs.get_schema(name, opset, domain)
     except defs.SchemaError:
         return None
     return None if found.deprecated else found
@@ -98,9 +104,9 @@ def imported(model: onnx.ModelProto) -> dict[str, int]:
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
 
 
-def versions(model: onnx.ModelProto) -> set[Version]:
-    """The schema versions of the operators in a model."""
-    opsets = imported(model)
+def versions(model: onnx.ModelProto, opsets: dict[str, int] | None = None) -> set[Version]:
+    """The schema versions of the operators in a model, or what they are at other opsets."""
+    opsets = opsets or imported(model)
     found = ((node, schema(node, opsets.get(node.domain, 1))) for node in nodes(model.graph) if node.domain in DOMAINS)
     return {(node.domain, node.op_type, s.since_version) for node, s in found if s is not None}
 
@@ -114,8 +120,8 @@ def older(case: Any, opsets: Sequence[int] | None = None) -> Iterator[Older]:
         return
     seen = {frozenset(versions(case.model))}
     for opset in range(newest[domain] - 1, 0, -1):
-        made = carried(case, domain, opset)
-        if made is not None and (key := frozenset(versions(made.model))) not in seen:
+        key = frozenset(versions(case.model, {**newest, domain: opset}))
+        if key not in seen and (made := carried(case, domain, opset)) is not None:
             seen.add(key)
             yield made
     if domain == "":

@@ -108,7 +108,7 @@ def test_steps_that_differ_compute_what_they_did() -> None:
 def test_time_is_linear_in_the_steps(tmp_path: Path) -> None:
     """Counted in calls, which no busy machine changes."""
     counts = []
-    for steps in (10, 30, 90):
+    for steps in (5, 10, 20, 30):
         path = tmp_path / f"steps{steps}.onnx"
         onnx.save(exported(Steps(steps), (torch.randn(2, 4),)), path)
         profile = cProfile.Profile()
@@ -117,4 +117,5 @@ def test_time_is_linear_in_the_steps(tmp_path: Path) -> None:
         profile.disable()
         counts.append(vars(pstats.Stats(profile))["total_calls"])
         assert f"for _ in range({steps}):" in generated.source
-    assert counts[2] < 3 * 1.2 * counts[1], counts
+    _, *few = counts  # what is done once a process counts for the first
+    assert few[2] - few[1] < 1.05 * (few[1] - few[0]), counts
