@@ -38,17 +38,18 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """[batch, 3, 56, 24] float32 -> logits [batch, 144] float32, 36 for each of four characters."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
+        two, four, eight = 2 * width, 4 * width, 8 * width
+        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        self.layer1 = nn.Sequential(BasicBlock(64, 64), BasicBlock(64, 64))
-        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2), BasicBlock(128, 128))
-        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2), BasicBlock(256, 256))
-        self.layer4 = nn.Sequential(BasicBlock(256, 512, 2), BasicBlock(512, 512))
+        self.layer1 = nn.Sequential(BasicBlock(width, width), BasicBlock(width, width))
+        self.layer2 = nn.Sequential(BasicBlock(width, two, 2), BasicBlock(two, two))
+        self.layer3 = nn.Sequential(BasicBlock(two, four, 2), BasicBlock(four, four))
+        self.layer4 = nn.Sequential(BasicBlock(four, eight, 2), BasicBlock(eight, eight))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(512, LENGTH * len(CHARACTERS))
+        self.fc = nn.Linear(eight, LENGTH * len(CHARACTERS))
 
     def forward(self, captcha: Tensor) -> Tensor:
         x = self.maxpool(F.relu(self.bn1(self.conv1(captcha))))
@@ -56,13 +57,13 @@ class ResNet18(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))
 
 
-def export(path: Path) -> None:
+def export(path: Path, width: int = 64) -> None:
     """Write the network with PyTorch's initial values."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the legacy exporter says that it is the legacy exporter
         torch.onnx.export(
-            ResNet18().eval(),
+            ResNet18(width).eval(),
             (torch.zeros(1, 3, WIDTH, HEIGHT),),
             path,
             dynamo=False,
