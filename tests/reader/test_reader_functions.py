@@ -120,7 +120,7 @@ def test_function_takes_and_gives_fewer(write: Write) -> None:
 def test_many_calls_are_linear(write: Write) -> None:
     """Counted in calls, which no busy machine changes."""
     counts = []
-    for count in (20, 1_000, 3_000):  # what is done once a process counts for the first
+    for count in (20, 200, 600):  # what is done once a process counts for the first
         chain = [call("A", [f"v{i}"], [f"v{i + 1}"]) for i in range(count)]
         chain[0].input[0], chain[-1].output[0] = "x", "y"
         path = write(calling(chain, [function("A", [node("Neg", ["a"], ["t"]), node("Neg", ["t"], ["b"])])]))
@@ -129,7 +129,7 @@ def test_many_calls_are_linear(write: Write) -> None:
         counts.append(vars(pstats.Stats(profile))["total_calls"])
         names = [v.name for n in found.graph for v in n.outputs]
         assert len(set(names)) == len(names) == 2 * count
-    assert counts[2] < 3 * 1.2 * counts[1], counts
+    assert counts[2] < 3 * 1.02 * counts[1], counts
 
 
 def test_functions_that_nest_graphs_too_deep(write: Write) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -24,6 +22,7 @@ from onnxgen.weights.sidecar import read_tensors
 from tests.conftest import ROOT
 from tests.fuzz.mutate import mutate
 from tests.fuzz.seeds import few
+from tests.support import forked
 from tests.support.reader_models import ADD, Write, branch, conditional, model, node, refusal, write
 
 __all__ = ["write"]  # a fixture
@@ -183,10 +182,8 @@ def test_memory(tmp_path: Path) -> None:
         inputs = [onnx.helper.make_tensor_value_info("x0", TensorProto.FLOAT, [1, size])]
         path = tmp_path / f"net{size}.onnx"
         onnx.save(model(nodes, stored, inputs, ["x12"]), path)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURED, str(path)], env=environment, capture_output=True, text=True, check=True
-        )
+        done = forked.run(["-c", MEASURED, path], env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout) >> 10)
         tensors = read_tensors(path.with_suffix(".safetensors")).values()
         assert sorted(float(t.flat[0]) for t in tensors if t.ndim == 2) == list(range(12))
