@@ -66,10 +66,10 @@ def test_build_in_isolation(tool: str, builder: Path, tmp_path: Path, env: dict[
 @pytest.mark.parametrize("tool", TOOLS)
 def test_an_editable_install_in_isolation(tool: str, tmp_path: Path, env: dict[str, str]) -> None:
     project, python = write_project(tmp_path / "project", *TOOLS[tool]), make_venv(tmp_path / "venv")
-    pip("--python", python, "install", "--no-deps", "-e", ".", cwd=project, env=env)
+    pip("install", "--no-deps", "-e", ".", cwd=project, env=env, python=python)
     files = compare(sources(project), tmp_path, python=python)
     assert files == {"pkg.one": project / "src/pkg/one.py", "pkg.nets.two": project / "src/pkg/nets/two.py"}
-    pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=env)
+    pip("uninstall", "-y", "pkg", cwd=tmp_path, env=env, python=python)
     assert subprocess.run([python, "-c", "import pkg"], cwd=tmp_path, capture_output=True).returncode == 1
     assert all(file.exists() for file in files.values())
 
@@ -77,7 +77,7 @@ def test_an_editable_install_in_isolation(tool: str, tmp_path: Path, env: dict[s
 def test_onnxgen_installs_from_wheels_and_generates(tmp_path: Path, env: dict[str, str]) -> None:
     """Everything that onnxgen needs is there, and the wheels work: without torch, and without the network."""
     python = make_venv(tmp_path / "venv")
-    pip("--python", python, "install", "onnxgen", cwd=tmp_path, env=env)
+    pip("install", "onnxgen", cwd=tmp_path, env=env, python=python)
     project = write_project(tmp_path / "project", LAYOUTS["src"])
     sources = dict(zip(("one", "two"), [project / source for source in LAYOUTS["src"].outputs], strict=True))
     for stem, source in sources.items():

@@ -36,7 +36,7 @@ def test_it_is_installed_and_reads(wheelhouse: Path, tmp_path: Path) -> None:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(SAMPLE / name, project / name)
     built = isolated(environment(tmp_path / "cache", wheelhouse))
-    pip("--python", python, "install", "--no-deps", project, cwd=tmp_path, env=built)
+    pip("install", "--no-deps", project, cwd=tmp_path, env=built, python=python)
     (package,) = (tmp_path / "venv").rglob("site-packages/digits")
     assert {p.name for p in package.iterdir()} == {"__init__.py", "__main__.py", "network.py", "network.safetensors"}
 

@@ -151,9 +151,24 @@ def execute(python: Path, *words: str | Path, cwd: Path, env: Mapping[str, str],
     return printed
 
 
-def pip(*arguments: str | Path, cwd: Path, env: Mapping[str, str], fails: bool = False) -> str:
-    """Run pip of the test environment; its own packages are not seen by what is built in isolation."""
-    return run(sys.executable, "-m", "pip", *arguments, cwd=cwd, env=env, fails=fails)
+# What `pip --python` runs with the other interpreter: to begin with it saves a process.
+PIP_RUNNER = Path(sysconfig.get_path("purelib"), "pip", "__pip-runner__.py")
+
+
+def pip(
+    *arguments: str | Path, cwd: Path, env: Mapping[str, str], fails: bool = False, python: Path | None = None
+) -> str:
+    """Run pip of the test environment; its own packages are not seen by what is built in isolation.
+
+    Args:
+        arguments: words of the command.
+        cwd: where to run.
+        env: variables.
+        fails: whether it must fail.
+        python: of the environment that it acts on, if that is another one.
+    """
+    command = [sys.executable, "-m", "pip"] if python is None else [python, PIP_RUNNER]
+    return run(*command, *arguments, cwd=cwd, env=env, fails=fails)
 
 
 def pip_wheel(project: Path, into: Path, env: Mapping[str, str], *options: str) -> Path:
@@ -248,6 +263,10 @@ def check_record(wheel: Path) -> None:
 
 
 # ---- what was built, run ---------------------------------------------------------------------------------------------
+
+
+# Prints where modules would be imported from.
+FIND = "import importlib.util as util, sys\nfor name in sys.argv[1:]: print(util.find_spec(name).origin)"
 
 
 def compare(

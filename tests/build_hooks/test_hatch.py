@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.build_hooks.projects import (
+    FIND,
     HATCHLING,
     LAYOUTS,
     Layout,
@@ -149,11 +150,11 @@ def test_an_installed_wheel_computes_what_its_file_does_and_goes_whole(
 ) -> None:
     python = make_venv(tmp_path / "venv")
     empty = set(tree(tmp_path / "venv"))
-    pip("--python", python, "install", "--no-deps", built.wheel, cwd=tmp_path, env=backend.env)
+    pip("install", "--no-deps", built.wheel, cwd=tmp_path, env=backend.env, python=python)
     files = compare(sources(built.project), tmp_path, path=site_of(python))
     assert all(file.is_relative_to(tmp_path / "venv") for file in files.values())
     assert set(tree(tmp_path / "venv")) > empty
-    pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=backend.env)
+    pip("uninstall", "-y", "pkg", cwd=tmp_path, env=backend.env, python=python)
     assert set(tree(tmp_path / "venv")) == empty
 
 
@@ -162,8 +163,10 @@ def test_an_editable_install_follows_the_file(built: Built, backend: Backend, tm
     project = tmp_path / "project"
     shutil.copytree(built.project, project)
     python = make_venv(tmp_path / "venv", backend.python)
-    pip("--python", python, "install", "--no-build-isolation", "--no-deps", "-e", ".", cwd=project, env=backend.env)
-    files = compare(sources(project), tmp_path, python=python)
+    pip("install", "--no-build-isolation", "--no-deps", "-e", ".", cwd=project, env=backend.env, python=python)
+    found = run(python, "-c", FIND, *SRC.modules, cwd=tmp_path, env=backend.env).splitlines()
+    files = compare(sources(project), tmp_path, path=site_of(python))
+    assert [Path(line) for line in found] == list(files.values())
     assert files == {"pkg.one": project / "src/pkg/one.py", "pkg.nets.two": project / "src/pkg/nets/two.py"}
     assert set(tree(project)) - set(built.before) == {f"src/{name}" for name in WHEEL if "__init__" not in name}
     save_model(project / "models/two.onnx", seed=7, external=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.build_hooks.projects import (
+    FIND,
     LAYOUTS,
     backend,
     check_record,
@@ -54,8 +55,6 @@ with open(os.environ["SEEN"], "w") as file:
 setup()
 """
 
-FIND = "import importlib.util as util, sys\nfor name in sys.argv[1:]: print(util.find_spec(name).origin)"
-
 
 @dataclass(frozen=True)
 class Built:
@@ -65,6 +64,7 @@ class Built:
     wheel: Path
     seen: dict[str, object]
     sources: Mapping[str, Path]  # the ONNX file by module
+    cache: Path  # what onnxgen remembers of these files
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def built(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     env = {**environment(folder / "cache", wheelhouse), "SEEN": str(folder / "seen.json")}
     wheel = pip_wheel(project, folder / "wheels", env)
     sources = {m: project / s for m, s in zip(LAYOUT.modules, LAYOUT.outputs, strict=True)}
-    return Built(project, wheel, json.loads((folder / "seen.json").read_text()), sources)
+    return Built(project, wheel, json.loads((folder / "seen.json").read_text()), sources, folder / "cache")
 
 
 @pytest.fixture
@@ -108,24 +108,25 @@ def test_the_build_environment_has_no_torch(built: Built) -> None:
 
 def test_an_uninstall_removes_all_of_it(built: Built, tmp_path: Path, env: dict[str, str]) -> None:
     python = make_venv(tmp_path / "venv")
-    pip("--python", python, "install", "--no-deps", built.wheel, cwd=tmp_path, env=env)
+    pip("install", "--no-deps", built.wheel, cwd=tmp_path, env=env, python=python)
     (package,) = (tmp_path / "venv").rglob("pkg")
     assert {f"pkg/{p.relative_to(package).as_posix()}" for p in package.rglob("*") if p.is_file()} == FILES
     usual = clean_environment()  # compiled files lie beside their sources
     run(python, "-m", "compileall", "-q", package, cwd=tmp_path, env=usual)
     assert (package / "__pycache__").is_dir()
-    pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=usual)
+    pip("uninstall", "-y", "pkg", cwd=tmp_path, env=usual, python=python)
     assert not package.exists() and not list(package.parent.glob("pkg*"))
 
 
 def test_an_editable_install_writes_in_place(built: Built, builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
     """It follows its source when it is built again, and an uninstall leaves the project's files."""
+    env = {**env, "ONNXGEN_CACHE_DIR": str(built.cache)}
     project, python = tmp_path / "project", make_venv(tmp_path / "venv", builder)
     shutil.copytree(built.project, project, ignore=shutil.ignore_patterns("build", "*.egg-info"))
     sources = {m: project / s for m, s in zip(LAYOUT.modules, LAYOUT.outputs, strict=True)}
     outputs = [project / output for output in LAYOUT.outputs.values()]
     install = ("install", "--no-build-isolation", "--no-deps", "-e", project)
-    pip("--python", python, *install, cwd=tmp_path, env=env)
+    pip(*install, cwd=tmp_path, env=env, python=python)
     found = run(python, "-c", FIND, *LAYOUT.modules, cwd=tmp_path, env=env).splitlines()
     assert [Path(line) for line in found] == outputs
     assert list(compare(sources, tmp_path, path=site_of(python)).values()) == outputs
@@ -135,7 +136,7 @@ def test_an_editable_install_writes_in_place(built: Built, builder: Path, tmp_pa
     assert list(compare(sources, tmp_path, path=site_of(python)).values()) == outputs
     second = [(output.read_bytes(), output.stat().st_mtime_ns) for output in outputs]
     assert first[0] != second[0] and first[1] == second[1]
-    pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=env)
+    pip("uninstall", "-y", "pkg", cwd=tmp_path, env=env, python=python)
     assert subprocess.run([python, "-c", "import pkg"], cwd=tmp_path, capture_output=True).returncode == 1
     assert all(output.exists() for output in outputs)
 

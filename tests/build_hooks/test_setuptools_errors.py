@@ -167,11 +167,17 @@ def test_a_folder_that_can_not_be_written_to_is_said(builder: Path, tmp_path: Pa
 def test_the_venv_of_a_failed_editable_install_has_nothing(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
     """The last install stays when the next fails."""
     project, python = write_project(tmp_path / "project", LAYOUTS["src"]), make_venv(tmp_path / "venv", builder)
-    install = ("--python", python, "install", "--no-build-isolation", "--no-deps")
-    pip(*install, backend("build_editable", project, tmp_path / "wheel", builder, env), cwd=tmp_path, env=env)
+    install = ("install", "--no-build-isolation", "--no-deps")
+    pip(
+        *install,
+        backend("build_editable", project, tmp_path / "wheel", builder, env),
+        cwd=tmp_path,
+        env=env,
+        python=python,
+    )
     first = (project / "src/pkg/one.py").read_bytes()
     (project / "models/one.onnx").write_bytes(b"\x08\x09not a model")
-    printed = pip(*install, "-e", project, cwd=tmp_path, env=env, fails=True)
+    printed = pip(*install, "-e", project, cwd=tmp_path, env=env, fails=True, python=python)
     assert "tool.onnxgen.models[0].source" in the_line(printed) and "error: subprocess-exited-with-error" in printed
     assert (project / "src/pkg/one.py").read_bytes() == first
     assert (

@@ -128,14 +128,14 @@ def requirements(distribution: metadata.Distribution) -> list[str]:
 def repack(distribution: metadata.Distribution, folder: Path) -> Path:
     """The wheel that an installed distribution came from, as far as its RECORD still tells; not compressed.
 
-    What onnxgen needs is only linked: its wheels have a .pth file in place of the packages. To unpack them, and to
-    compile them anew, took most of the time of a build in isolation.
+    What it has is only linked: the wheel has a .pth file in place of the packages. To unpack them, and to compile them
+    anew, took most of the time of a build in isolation.
     """
     (info,) = {f.parts[0] for f in distribution.files or [] if f.parts[0].endswith(".dist-info")}
     wheel = folder / f"{info.removesuffix('.dist-info')}-{_tags(distribution)}.whl"
     rows = []
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
-        linked = distribution.name not in BACKENDS and sys.platform != "win32"
+        linked = sys.platform != "win32"
         if linked:
             place = folder / "linked" / distribution.name
             place.mkdir(parents=True)
@@ -212,6 +212,7 @@ def environment(cache: Path, wheelhouse: Path | None = None) -> dict[str, str]:
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheelhouse or os.devnull),
         "PIP_NO_CACHE_DIR": "1",
+        "PIP_NO_WARN_CONFLICTS": "1",  # to look for them takes a tenth of a build, and nobody reads of them
         "PIP_COMPILE": "0",  # of what a build environment holds most is never imported
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "ONNXGEN_CACHE_DIR": str(cache),
