@@ -196,7 +196,7 @@ def place(folder: Path) -> Path:
     return folder
 
 
-GIVEN: dict[str, Any] = {"epochs": 1, "batch_size": 4, "lr": 0.01, "show": "nothing", "normalize": "0,1"}
+GIVEN: dict[str, Any] = {"epochs": 1, "batch_size": 4, "lr": 0.01, "show": "nothing", "normalize": "0,1", "workers": 0}
 
 
 def test_a_plain_module_trains_with_the_classes_of_the_data(place: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.heads import small
 from tests.training.detection.heads import distances
 
 pytest.importorskip("faster_coco_eval")
-GIVEN: dict[str, Any] = {"epochs": 1, "batch_size": 4, "lr": 0.01, "show": "nothing", "normalize": "0,1"}
+GIVEN: dict[str, Any] = {"epochs": 1, "batch_size": 4, "lr": 0.01, "show": "nothing", "normalize": "0,1", "workers": 0}
 
 
 # ---- letterbox -------------------------------------------------------------------------------------------------------
