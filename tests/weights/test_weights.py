@@ -6,10 +6,10 @@ import errno
 import itertools
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from onnxgen.weights import sidecar, streamed
 from onnxgen.weights.provenance import Source, concat, rebuild, way_back
 from onnxgen.weights.sidecar import INDEX, is_sharded, read_tensors, same_content, sidecar_files, write_pair
 from onnxgen.weights.streamed import embed_bytes, header_of, in_order, read_header, write_tensors
+from tests.support import forked
 
 
 def source(array: np.ndarray, name: str = "w") -> Source:
@@ -186,7 +187,8 @@ write_pair(folder / "m.py", None, folder / "m", {"w": Source.of(t, "w")}, {})
 done.set(); thread.join()
 print(peak[0] - before)
 """
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    done = forked.run(["-c", code, tmp_path])
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 64, f"{done.stdout} MiB for 256 MiB of external data"
 
 
@@ -486,8 +488,7 @@ print(t.json.dumps(outcomes))
 )
 def test_killed_at_any_step(tmp_path: Path, old_size: int, shard_size: int) -> None:
     code = KILLED.format(tests=str(Path(__file__).parent))
-    command = [sys.executable, "-c", code, str(tmp_path), str(shard_size), str(old_size)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.run(["-c", code, tmp_path, str(shard_size), str(old_size)])
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
     stages = [stage for stage, _ in itertools.groupby(outcomes)]
@@ -509,8 +510,9 @@ import test_weights as t
 for turn in range(20):
     t.write(Path(sys.argv[1]), int(sys.argv[2]), [10**9, 200, 320][turn % 3])
 """
-    rivals = [subprocess.Popen([sys.executable, "-c", code, tmp_path, str(seed)]) for seed in (1, 2, 3)]
-    assert [rival.wait(120) for rival in rivals] == [0, 0, 0]
+    with ThreadPoolExecutor() as pool:
+        rivals = list(pool.map(lambda seed: forked.run(["-c", code, tmp_path, seed], timeout=120), "123"))
+    assert [rival.returncode for rival in rivals] == [0, 0, 0], rivals
     assert loads(tmp_path) in {"1", "2", "3"} and not list(tmp_path.glob(".*"))
 
 
