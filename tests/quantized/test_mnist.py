@@ -42,7 +42,7 @@ def read(part: str, count: int) -> tuple[Tensor, Tensor]:
 def train(model: nn.Module, images: Tensor, labels: Tensor, rate: float, steps: int) -> None:
     optimizer, generator = torch.optim.Adam(model.parameters(), rate), torch.Generator().manual_seed(1)
     for _ in range(steps):
-        batch = torch.randint(0, len(images), (128,), generator=generator)
+        batch = torch.randint(0, len(images), (64,), generator=generator)
         optimizer.zero_grad()
         F.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
@@ -79,13 +79,13 @@ def test_a_quantised_file_gets_better(tmp_path: Path) -> None:
     (images, labels), (others, answers) = read("train", 12_000), read("t10k", 10_000)
     torch.manual_seed(0)
     net = Net()
-    train(net, images, labels, 2e-3, 300)
+    train(net, images, labels, 2e-3, 240)
     path, module, reached = quantised(net, images, tmp_path), tmp_path / "m.py", {}
     before = accuracy(path, others, answers)
     for mode in ("float", "qat"):
         generate(path, module, Options(quantized=mode), force=True)
         model = pretrained(module)
-        train(model, images, labels, 5e-4, 200)
+        train(model, images, labels, 5e-4, 260)
         report = export(module, path, model.eval(), tmp_path / f"{mode}.onnx")
         assert report.method == "written back" and len(report.changed) == 6
         reached[mode] = accuracy(tmp_path / f"{mode}.onnx", others, answers)
