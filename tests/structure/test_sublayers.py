@@ -392,10 +392,7 @@ def test_loops_whose_turns_are_runs_of_statements(build: type[nn.Module], tmp_pa
 
 
 def test_a_loop_over_pairs_with_the_classes_that_an_exporter_recorded(tmp_path: Path) -> None:
-    def two() -> nn.Module:
-        return Pairs(2)
-
-    found = classes(made(two, tmp_path, rows, Case("dynamo", 18, False)))
+    found = classes(made(Pairs, tmp_path, rows, Case("dynamo", 18, False)))
     assert "for attending, feeding in self.layers:\n            x = attending(x) + x\n" in found["Pairs"]
 
 
