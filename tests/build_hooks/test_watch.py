@@ -170,7 +170,7 @@ def test_new_models(root: Path) -> None:
 # ---- what is not whole -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pause", [0.1, 0.6], ids=["as exporters write", "with long pauses"])
+@pytest.mark.parametrize("pause", [0.1, 1.0], ids=["as exporters write", "with long pauses"])
 def test_a_file_that_is_written_slowly(root: Path, watching: Watching, pause: float) -> None:
     """It is built once, when it is whole, and nothing is said of what it was before."""
     save_model(root / "slow.onnx", 20)
