@@ -27,7 +27,7 @@ from benchmarks.mutation.recorder import import_all
 from benchmarks.mutation.rooms import ROOT, Key, Wrong
 from benchmarks.mutation.started import MUTANT, substitute
 
-LIMIT = 300.0  # seconds of the tests of one mutant
+LIMIT = 300.0  # seconds of a test that runs alone
 PATIENCE = 20, 30.0  # a test hangs that takes so many times its time, and so many seconds
 COLLECTING = 200.0  # seconds
 FIRST = 4  # tests whose files are collected alone at first
@@ -77,10 +77,12 @@ class Held:
 
 
 class Judge:
-    """Tries mutants; `session` is the one that a fork uses, None in a process that has not imported the product."""
+    """Tries mutants, for `limit` seconds each; `session` is the one that a fork uses, None in a process that has not
+    imported the product.
+    """
 
-    def __init__(self, suite: Suite, made: Map) -> None:
-        self.suite, self.made = suite, made
+    def __init__(self, suite: Suite, made: Map, limit: float) -> None:
+        self.suite, self.made, self.limit = suite, made, limit
         self.session: pytest.Session | None = None
         self.functions: dict[tuple[str, Key], list[FunctionType]] = {}
 
@@ -114,7 +116,7 @@ class Judge:
         """Run the tests with a mutant until one fails; that test then runs alone, with it and without."""
         tests, spent, ran, fit = list(trial.tests), 0.0, 0, dict(trial.fit)
         while tests:
-            if (left := LIMIT - spent) <= 0:
+            if (left := self.limit - spent) <= 0:
                 return Verdict("undecided", ran=ran, fit=fit)
             part = tests[:FIRST] if trial.is_anew and len(tests) == len(trial.tests) else tests
             began = time.monotonic()

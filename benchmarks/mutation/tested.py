@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of.add_argument("--tier-seed", default="", help="which cases are in the quick tier; default: as --seed")
     of.add_argument("--tests", nargs="*", default=[], metavar="PATH", help="only tests of these folders judge")
     of.add_argument("--then-all", action="store_true", help="try survivors again, with the cases outside the tier, too")
+    of.add_argument("--limit", type=float, default=300, help="seconds of the tests of one mutant; then it is undecided")
     of.add_argument("--old-map", action="store_true", help="take the last map, although files have changed since")
 
 
@@ -74,7 +75,7 @@ def main(args: argparse.Namespace, report: Path) -> None:
             made = mapped(suite, args.jobs, args.old_map)
             print(f"{len(made.seconds)} tests pass, {time.monotonic() - began:.0f} s", flush=True)
             again = Suite(suite.folder, "all", suite.seed, suite.paths) if args.then_all else suite
-            Run(Judge(again, made), results, args, began).all(plans(rooms, results, made, args))
+            Run(Judge(again, made, args.limit), results, args, began).all(plans(rooms, results, made, args))
     text = section({room: list(results.rows(room).values()) for room in ROOMS}, args.seed, suite.tier)
     print(text)
     if args.write:
@@ -89,7 +90,7 @@ def plans(rooms: Iterable[str], results: Results, made: Map, args: argparse.Name
         same = (w for w in spread(room, args.seed) if now[w.mutant.file] == made.digests.get(w.mutant.file))
         for wrong in itertools.islice(same, args.mutants):
             row = rows.get(str(wrong.mutant))
-            if row["outcome"] in ("survived", "unrun") and row["tier"] != "all" if row and args.then_all else not row:
+            if row["outcome"] != "stopped" and row["tier"] != "all" if row and args.then_all else not row:
                 found.append((room, wrong))
     return found
 
