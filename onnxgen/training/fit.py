@@ -169,9 +169,8 @@ def run(
     keeps.write(settings.out)
     if tested is not None and trainer.is_global_zero:
         tested.write(settings.out)
-    begun = time.monotonic()
-    with closing(Loaders(plan, progress.say)) as loaders:
-        stopped = _train(trainer, task, loaders, go_on_from, deadline)
+    loaders, begun = Loaders(plan, progress.say), time.monotonic()
+    stopped = _train(trainer, task, loaders, go_on_from, deadline)
     seconds = time.monotonic() - begun
     used.end()
     give_back(network, whole, trainer, keep, stopped)
@@ -303,7 +302,8 @@ def _train(
     if go_on_from is not None:
         trainer.num_sanity_val_steps = 0  # the score before training is in the checkpoint
     try:
-        trainer.fit(task, datamodule=loaders, ckpt_path=go_on_from)
+        with closing(loaders):
+            trainer.fit(task, datamodule=loaders, ckpt_path=go_on_from)
     except Stopped:
         return "interrupted"
     except ValueError as error:
