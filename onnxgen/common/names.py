@@ -54,6 +54,8 @@ _WELL_KNOWN = """
     """
 _SPELLING = {name.lower(): name for name in _WELL_KNOWN.split()}
 
+INNER = "_scoped_"  # before the number in a name that `reader.distinct` gives a value of an inner graph
+_INNER = re.compile(rf"{INNER}\d+$")
 _PLAIN = re.compile(r"[ !#-&(-\[\]-_a-~]*")  # printable ASCII but for quotes and backslashes
 _BUILTINS = frozenset(dir(builtins))
 
@@ -218,6 +220,11 @@ def is_class_name(text: str) -> bool:
     )
     frame = RESERVED - {"Model"} | {"constant", "load", "load_weights"}
     return plain and not _taken_by_python(text) and text not in frame
+
+
+def unscoped(name: str) -> str:
+    """Return the name that the file gives a value."""
+    return _INNER.sub("", name)
 
 
 class Namer:

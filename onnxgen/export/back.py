@@ -22,6 +22,7 @@ from onnxgen.export.report import ExportReport
 from onnxgen.export.rest import Rest
 from onnxgen.export.shared import CannotWriteBack, Sharing, Uses, declare, parts, same
 from onnxgen.reader.cut import Cut
+from onnxgen.reader.distinct import distinct, restore
 from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.reader.protos import tensors_of
 from onnxgen.weights.provenance import rebuild
@@ -65,10 +66,12 @@ def write_back(
     """
     model = onnx.load(source, load_external_data=False)
     drop_duplicates(model)  # else the second copy would keep its old values
+    given = distinct(model)
     try:
         with files.data_file(out) as data:
             writer = _Writer(model, source.absolute().parent, record, state, report, data, head)
             writer.run()
+        restore(model, given)
         files.save(model, out, report.out)
     except OSError as error:
         raise OnnxgenError(f"cannot write {report.out}: {error.strerror or error}") from error

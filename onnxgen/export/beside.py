@@ -15,7 +15,7 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.integers import Integers
 from onnxgen.export.origin import Origin
-from onnxgen.export.places import Array, places
+from onnxgen.export.places import Array, places_of
 from onnxgen.reader.protos import with_inner
 from onnxgen.weights.dequantised import Dequantised
 from onnxgen.weights.provenance import rebuild
@@ -47,7 +47,7 @@ class Moved:
 def moved_weights(origin: Origin, state: Mapping[str, Array]) -> list[Moved]:
     """Return the tensors that are stored as integers and differ from the state dict."""
     record, folder = origin.record, origin.onnx.absolute().parent
-    stored = {place.name: place for place in places(onnx.load(origin.onnx, load_external_data=False))}
+    stored = places_of(origin.onnx)
 
     def before(name: str) -> Array:
         return stored[name].read(folder).numpy()

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.reader.distinct import distinct
 from onnxgen.reader.protos import inner_graphs
 from onnxgen.reader.tables import table_name, tables_of
 from onnxgen.reader.tensors import dense
@@ -115,6 +116,13 @@ def fill(tensor: onnx.TensorProto, array: Array) -> None:
         getattr(tensor, field).extend(np.ascontiguousarray(array).reshape(-1).view(kind).tolist())
     else:
         tensor.raw_data = ir.tensor(np.ascontiguousarray(array), ir.DataType(tensor.data_type)).tobytes()
+
+
+def places_of(file: Path) -> dict[str, StoredTensor]:
+    """Return the stored tensors of a file by name."""
+    model = onnx.load(file, load_external_data=False)
+    distinct(model)
+    return {place.name: place for place in places(model)}
 
 
 def places(model: onnx.ModelProto) -> Iterator[StoredTensor]:

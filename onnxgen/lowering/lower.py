@@ -18,7 +18,7 @@ from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statemen
 from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
-from onnxgen.common.names import FileText, class_name, printable
+from onnxgen.common.names import FileText, class_name, printable, unscoped
 from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problems, WrongTranslation, counted, failed
 from onnxgen.graph import operators as registry
 from onnxgen.graph.annotations import CLASSES, KEPT, REFUSED, is_trained
@@ -114,7 +114,7 @@ class Lowering:
             name = f"{hint}%{n}"
         self._counts[hint] = n
         self.infos[name] = known or Info()
-        self.hints[name] = FileText(hint)
+        self.hints[name] = FileText(unscoped(hint))
         return name
 
     def define(self, value: ir.Value) -> str:
@@ -246,7 +246,7 @@ class Lowering:
         """Give the output's facts and name to a value that an operator's function named."""
         if self.infos[name] == Info():
             self.infos[name] = info(output)
-            self.hints[name] = FileText(output.name or name)
+            self.hints[name] = FileText(unscoped(output.name or name))
 
     def subgraph(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
         """Lower a subgraph, whose inputs stand for the given expressions. Returns its statements and outputs."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxgen.common.names import ModulePath
+from onnxgen.common.names import ModulePath, unscoped
 from onnxgen.graph.annotations import ROOT, SCOPE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.trainable import stored_values
@@ -59,7 +59,7 @@ class ParameterPaths:
         found = param_path(label) or param_path(name)
         if found is None:
             root = label if re.fullmatch(r"[A-Za-z_]\w*", label) and not NOISE.match(label) else name
-            return (MERGED.sub("", root),) if root == label or root in self._roots else None
+            return (MERGED.sub("", unscoped(root)),) if root == label or root in self._roots else None
         return seen_from(scope, found) if name in self.shared and not self.is_exact(label) else found
 
     def is_exact(self, label: str) -> bool:

@@ -21,6 +21,7 @@ from onnxgen.graph.sites import note_nodes
 from onnxgen.options import Options
 from onnxgen.reader.check import check
 from onnxgen.reader.cut import cut_graph, cut_of, types_of
+from onnxgen.reader.distinct import distinct
 from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.reader.functions import check_functions, inline
 from onnxgen.reader.normal import normalize
@@ -61,6 +62,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
         cut_graph(proto.graph, cut, _input_types(path, options))
     maps = map_types(proto.graph)
     normalize(proto)
+    distinct(proto)
     model = _deserialize(proto)
     if source is not None:
         put_elements(model.graph, source)

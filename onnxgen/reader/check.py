@@ -21,6 +21,7 @@ from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
 from onnxgen.reader.cycles import find_cycle
 from onnxgen.reader.external import ExternalData
+from onnxgen.reader.protos import inner_graphs, outer_uses
 from onnxgen.reader.tensors import label, sparse_problem, tensor_problem, type_problem
 
 Attribute = onnx.AttributeProto
@@ -250,6 +251,7 @@ class _Checker:
         for name in node.output:
             if name and scope.hides(name):
                 report(f"duplicate name {label(name)}: the output hides a value of an outer graph")
+        self.hidden(node, report)
         expected = attribute_types(node.op_type, domain, opset or 1)
         seen = set()
         for attribute in node.attribute:
@@ -259,6 +261,20 @@ class _Checker:
             if isinstance(attribute.name, bytes):
                 report(f"the name of attribute {label(attribute.name)} is not valid UTF-8 text")
             self.attribute(attribute, scope, report, expected.get(attribute.name), depth)
+
+    def hidden(self, node: onnx.NodeProto, report: Report) -> None:
+        """Refuse what ONNX forbids and runtimes take for different things: a name with two values among branches.
+
+        onnxruntime gives a branch the outer value in place of its own stored tensor if another branch takes that one.
+        """
+        graphs = list(inner_graphs(node))
+        taken = [outer_uses(graph) for graph in graphs] if len(graphs) > 1 else []
+        for i in range(len(taken)):
+            own = {tensor.name for tensor in graphs[i].initializer}
+            own |= {sparse.values.name for sparse in graphs[i].sparse_initializer}
+            for name in sorted(own.intersection(set[str]().union(*taken[:i], *taken[i + 1 :]))):
+                what = f"one branch stores a tensor {label(name)}, and another one takes the outer value of that name"
+                report(f"{what}, which ONNX does not allow")
 
     def attribute(
         self, a: onnx.AttributeProto, scope: GraphNames, report: Report, expected: int | None, depth: int

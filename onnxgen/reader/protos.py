@@ -72,6 +72,25 @@ def uses(graph: onnx.GraphProto) -> set[str]:
     return {value.name for value in graph.output}.union(*map(taken, graph.node))
 
 
+def outer_uses(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the values that a graph takes from the graphs around it."""
+    found = {value.name for value in graph.output}
+    for node in graph.node:
+        found.update((name for name in node.input if name), *map(outer_uses, inner_graphs(node)))
+    return found.difference(declared(graph))
+
+
+def declared(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[str]:
+    """Yield the names of the values that a graph or a function has itself, in order; some twice."""
+    if isinstance(graph, onnx.FunctionProto):
+        yield from graph.input
+    else:
+        yield from (value.name for value in graph.input)
+        yield from (tensor.name for tensor in graph.initializer)
+        yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    yield from (name for node in graph.node for name in node.output if name)
+
+
 def inner_uses(graph: onnx.GraphProto) -> set[str]:
     """Return the names of all values that the subgraphs of a graph use."""
     return set[str]().union(*(uses(inner) for node in graph.node for inner in inner_graphs(node)))

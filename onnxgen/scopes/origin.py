@@ -21,7 +21,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from onnxgen.common.names import ModulePath
+from onnxgen.common.names import ModulePath, unscoped
 from onnxgen.graph.annotations import CALLS, CLASSES, SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
@@ -44,7 +44,7 @@ def param_path(name: str) -> tuple[str, ...] | None:
 
     A name without a dot is None too: `w` and an exporter's `val_14` cannot be told apart.
     """
-    name = MERGED.sub("", name)
+    name = MERGED.sub("", unscoped(name))
     if not re.fullmatch(r"[^\s/:'\"\\;,()]+", name) or _PADDLE.fullmatch(name):
         return None
     parts = tuple(name.split("."))

@@ -113,9 +113,7 @@ class Statements(Comprehensions):
         self.under = around
         for name in dict.fromkeys([*sides[0].values, *sides[1].values]):
             then, orelse = (side.find(name, self.undefined) for side in sides)
-            if then is not orelse:
-                then = self.make("choice", condition, self.node(then), self.node(orelse))
-            self.bind(name, then, scope)
+            self.bind(name, then if then is orelse else _Choice(self, condition, then, orelse), scope)
 
     def _with(self, statement: ast.With, scope: LocalVariables) -> None:
         if len(statement.items) > 1 or statement.items[0].optional_vars is not None:
@@ -256,6 +254,16 @@ class _After(Lazy):
 
     def read(self) -> Node:
         return self.program.make("end", self.carried.read())
+
+
+class _Choice(Lazy):
+    """A variable after an `if`. It is read where it is used: what is left of a loop in a branch may be of no use."""
+
+    def __init__(self, program: Statements, condition: Node, then: Value, orelse: Value) -> None:
+        self.program, self.condition, self.sides = program, condition, (then, orelse)
+
+    def read(self) -> Node:
+        return self.program.make("choice", self.condition, *map(self.program.node, self.sides))
 
 
 def _stop(body: list[ast.stmt]) -> ast.expr | None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.export.origin import Origin, origin_of
-from onnxgen.export.places import places
+from onnxgen.export.places import places_of
 from onnxgen.export.shared import parts
 from onnxgen.surgery.example import Example, call, undisturbed
 from onnxgen.surgery.owners import is_below
@@ -268,7 +267,7 @@ class _Packing:
     def __init__(self, model: nn.Module, origin: Origin, without: tuple[str, ...]) -> None:
         self.model, self.record, self.without = model, origin.record, without
         self.folder, self.onnx = origin.onnx.absolute().parent, origin.onnx
-        self.stored = {place.name: place for place in places(onnx.load(origin.onnx, load_external_data=False))}
+        self.stored = places_of(origin.onnx)
         self.made: dict[str, Integers | None] = {}
         self.value = _values(origin.space)
         self.packed: list[Packed] = []
