@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.conftest import ROOT
 from tests.fuzz.seeds import few
 from tests.fuzz.targets import VARIANTS
 from tests.fuzz.valid import graphs, mutated
+from tests.support import forked
 from tests.support.clean_source import assert_safe
 from tests.support.graphs import Case
 from tests.support.tiers import drawn
@@ -32,9 +32,7 @@ SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), dera
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return forked.run(arguments, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)})
 
 
 @pytest.mark.parametrize(("target", "executions"), [("reader", 500), ("lowering", 200), ("pipeline", 40)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cProfile
-import pstats
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,15 +16,14 @@ from onnxgen.pipeline import build
 
 def calls(graph: onnx.ModelProto, folder: Path) -> int:
     onnx.save(graph, folder / "net.onnx")
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(subcalls=False)
     profile.enable()
     build(folder / "net.onnx", Options(), folder / "net.py")
     profile.disable()
-    total: int = vars(pstats.Stats(profile))["total_calls"]
-    return total
+    return sum(entry.callcount for entry in profile.getstats())
 
 
-@pytest.mark.parametrize(("graph", "nodes", "slack"), [(chain, 100, 1.02), (irregular, 200, 1.05)])
+@pytest.mark.parametrize(("graph", "nodes", "slack"), [(chain, 50, 1.01), (irregular, 200, 1.05)])
 def test_twice_the_nodes_twice_the_calls(
     graph: Callable[[int], onnx.ModelProto], nodes: int, slack: float, tmp_path: Path
 ) -> None:
