@@ -118,6 +118,47 @@ def run(
         return subprocess.CompletedProcess([*words], process.exitcode, out.read_text(encoding="utf-8"), printed)
 
 
+class Spare:
+    """A process of which nobody knows yet what it runs: `subprocess.Popen` for one call, which tells it.
+
+    It is a fork of this process as it is when the spare is made, and its streams are those of this process.
+    """
+
+    def __init__(self) -> None:
+        asked, self._told = os.pipe()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            os.close(asked)
+            return
+        os.close(self._told)
+        code = 1
+        try:
+            with open(asked, encoding="utf-8") as told:
+                line = told.read()  # nothing, if the process that made it has ended
+            code = _child(*json.loads(line)) if line else 0
+        except SystemExit as error:
+            code = int(error.code or 0)
+            atexit._run_exitfuncs()
+        finally:
+            os._exit(code)
+
+    def __call__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | None = None) -> Spare:
+        words = [[*command[1:]], cwd or os.getcwd(), dict(env), *(f"/dev/fd/{number}" for number in (1, 2))]
+        with open(self._told, "w", encoding="utf-8") as told:
+            json.dump(words, told)
+        return self
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
 def _count(seconds: float) -> None:
     global spent
     spent += seconds

@@ -32,6 +32,16 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "fsdp, 5 steps": ((), {"batch_size": 8, "devices": 2, "strategy": "fsdp", "max_steps": 5}),
 }
 
+# Lightning's command for the second process runs in a fork that has torch imported, and nothing of onnxgen.
+SECOND = """
+import runpy, sys, types
+from tests.support import forked
+second = forked.Spare()
+from lightning.pytorch.strategies.launchers import subprocess_script
+subprocess_script.subprocess = types.SimpleNamespace(Popen=second)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
 
 class Job:
     """A generated vision transformer, images for it (the last batch has 5), and the runs that train it."""
@@ -77,7 +87,8 @@ class Job:
             more = "--master-port", str(free_port())
             finish(self.command(out, given, *launcher[1:], *more), out.parent)
         else:
-            _, *words = self.command(out, given)  # Lightning starts the second process as any
+            _, *words = self.command(out, given)
+            words = ["-c", SECOND, *words[1:]] if hasattr(os, "fork") else words
             done = forked.run(words, cwd=out.parent, env=environment(), merged=True)
             assert done.returncode == 0, done.stdout
         return out
