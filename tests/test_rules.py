@@ -244,13 +244,13 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
 @cache
 def imported(path: Path) -> tuple[str, ...]:
     """The modules that a file imports."""
-    return tuple(imports(tree(path)))
+    return tuple(imports(nodes(path)))
 
 
-def imports(module: ast.Module) -> Iterator[str]:
-    """Yield the modules that a module imports, anywhere in it, unless only for a type checker."""
+def imports(module: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the modules that a module of these nodes imports, anywhere in it, unless only for a type checker."""
     skipped = set()
-    for node in ast.walk(module):
+    for node in module:
         if isinstance(node, ast.If) and _for_types(node):
             skipped |= {id(inner) for inner in ast.walk(node)}
         if id(node) in skipped:
@@ -270,7 +270,7 @@ def test_nothing_uses_the_optimizer_that_folds() -> None:
 def test_generated_code_imports_torch_and_the_standard_library_only(tmp_path: Path) -> None:
     out = tmp_path / "model.py"
     generate(SAMPLE, out)
-    found = {module.split(".")[0] for module in imports(tree(out))}
+    found = {module.split(".")[0] for module in imports(ast.walk(tree(out)))}
     assert found <= {"torch", "safetensors", "numpy", "pathlib", "math", "json", "base64", "re", "typing", "warnings"}
     assert {"torch", "safetensors"} <= found
 

@@ -688,40 +688,45 @@ from pathlib import Path
 from onnxgen.build_hooks.build import build_project
 from onnxgen.build_hooks.settings import read_project
 import onnxgen.build_hooks.making
-root, go, *to = map(Path, sys.argv[1:])
-print("ready", flush=True)
-while not go.exists():
-    time.sleep(0.001)
-print(*(built.status for built in build_project(read_project(root), *to)))
+go = Path(sys.argv[1])
+for place in sys.argv[2:]:
+    print("ready", flush=True)
+    while not (go / place).exists():
+        time.sleep(0.001)
+    to = [] if place == "in place" else [go.parent / "lib"]
+    print(*(built.status for built in build_project(read_project(go.parent / place), *to)), flush=True)
 """
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["in place", "one build folder"])
-def test_processes_at_once(root: Path, tmp_path: Path, elsewhere: bool) -> None:
-    """They write each file once, and none of them sees half a pair."""
-    (root / "pyproject.toml").write_text(SETTINGS + OTHER)
+def test_processes_at_once(tmp_path: Path) -> None:
+    """They write each file once, and none of them sees half a pair: in place, and in one build folder."""
+    folders = {name: make(tmp_path / name, SETTINGS + OTHER) for name in ("in place", "elsewhere")}
     go = tmp_path / "go"
-    words = ["-c", PROCESS, root, go, *([tmp_path / "lib"] if elsewhere else [])]
+    go.mkdir()
     said = [tmp_path / f"said{number}" for number in range(4)]
-    running = [forked.start(words, out, out, cwd=ROOT) for out in said]
-    while any(process.is_alive() for process in running) and not all(out.is_file() and out.read_text() for out in said):
-        time.sleep(0.01)
-    go.touch()
+    running = [forked.start(["-c", PROCESS, go, *folders], out, out, cwd=ROOT) for out in said]
+    for number, name in enumerate(folders, 1):
+        while not all(out.is_file() and out.read_text().count("ready\n") == number for out in said):
+            assert all(process.is_alive() for process in running), [out.read_text() for out in said if out.is_file()]
+            time.sleep(0.01)
+        (go / name).touch()
     for process in running:
         process.join(100)
     results = [out.read_text().splitlines() for out in said]
     assert all(
-        process.exitcode == 0 and lines[0] == "ready" for process, lines in zip(running, results, strict=True)
+        process.exitcode == 0 and lines[::2] == ["ready", "ready"]
+        for process, lines in zip(running, results, strict=True)
     ), results
-    for statuses in zip(*(last.split() for _, last in results), strict=True):
-        assert sorted(statuses) == ["fresh", "fresh", "fresh", "written"]
-    folder = tmp_path / "lib" if elsewhere else root
-    assert not [name for name in tree(folder) if "onnxgen-tmp" in name]
-    entries = project(root).entries
-    assert [built.status for built in build_project(project(root), *([folder] if elsewhere else []))] == ["fresh"] * 2
-    for entry in entries:
-        sidecar = folder / entry.output.relative_to(root).with_suffix(".safetensors")
-        np.testing.assert_array_equal(stored(sidecar), weights(entry.source))
+    for number, (name, root) in enumerate(folders.items()):
+        for statuses in zip(*(lines[2 * number + 1].split() for lines in results), strict=True):
+            assert sorted(statuses) == ["fresh", "fresh", "fresh", "written"]
+        to = [] if name == "in place" else [tmp_path / "lib"]
+        folder = to[0] if to else root
+        assert not [path for path in tree(folder) if "onnxgen-tmp" in path]
+        assert [built.status for built in build_project(project(root), *to)] == ["fresh"] * 2
+        for entry in project(root).entries:
+            sidecar = folder / entry.output.relative_to(root).with_suffix(".safetensors")
+            np.testing.assert_array_equal(stored(sidecar), weights(entry.source))
 
 
 def test_one_entry_alone(root: Path, tmp_path: Path) -> None:

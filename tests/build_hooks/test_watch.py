@@ -41,12 +41,14 @@ def root(tmp_path: Path) -> Path:
     return write_project(tmp_path / "project", LAYOUTS["src"])
 
 
-# The command as it is, but for how long it waits for the rest of a file before it says what is wrong with it.
+# The command as it is, but for how long it waits for the rest of a file: before a build, and before it says what is
+# wrong with it.
 COMMAND = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 from onnxgen.build_hooks import watch
-watch.PATIENCE_SECONDS = float(sys.argv[1]) or watch.PATIENCE_SECONDS
+if patience := float(sys.argv[1]):
+    watch.PATIENCE_SECONDS, watch.QUIET_SECONDS, watch.TICK_MILLISECONDS = patience, 0.1, 100
 from onnxgen.cli import main
 main(["build", "--watch", *sys.argv[2:]])
 """
@@ -71,7 +73,7 @@ class Watching:
         end = time.monotonic() + LONG
         while not any(text in line for line in self.lines[self.taken :]):
             assert time.monotonic() < end and self.process.is_alive(), (text, self.lines)
-            time.sleep(0.05)
+            time.sleep(0.02)
         lines = self.lines
         last = next(i for i in range(self.taken, len(lines)) if text in lines[i])
         found = lines[self.taken : last + 1]
@@ -176,10 +178,10 @@ def test_a_file_that_is_written_slowly(root: Path, watching: Watching, pause: fl
     save_model(root / "slow.onnx", 20)
     content = (root / "slow.onnx").read_bytes()
     with open(root / "models/one.onnx", "wb") as file:
-        for begin in range(0, len(content), len(content) // 5):
-            file.write(content[begin : begin + len(content) // 5])
+        for part in range(4):
+            time.sleep(pause if part else 0)
+            file.write(content[part * len(content) // 4 : (part + 1) * len(content) // 4])
             file.flush()
-            time.sleep(pause)
     assert watching.until("src/pkg/one") == [WROTE_ONE]
     assert has(root, "src/pkg/one.py", "models/one.onnx")
 

@@ -86,8 +86,8 @@ def test_no_name_of_a_carried_value_breaks_a_module(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     names = {*NOT_NAMES[1:-1], *keyword.kwlist, *keyword.softkwlist, *BUILTINS, *helper_names(), *RESERVED}
     with unformatted():  # black finds what Python finds, and takes most of the time
-        for first in range(0, len(names), 8):
-            some = sorted(names)[first : first + 8]
+        for first in range(0, len(names), 24):
+            some = sorted(names)[first : first + 24]
             path.write_bytes(looped(*some).SerializeToString())
             hold_clean(build(path, Options(), tmp_path / "net.py").source, ", ".join(some))
 

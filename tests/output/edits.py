@@ -41,11 +41,11 @@ def network(seed: int = 0, width: int = 8, layers: int = 3, first: str = "Relu")
 class Place:
     """A folder with `net.onnx` and what was generated from it."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, of: onnx.ModelProto | None = None) -> None:
         self.folder, self.options = folder, options
         self.model, self.out, self.weights = (folder / name for name in ("net.onnx", "model.py", "model.safetensors"))
         self.new = folder / "model.py.new"
-        onnx.save(network(), self.model)
+        onnx.save(of or network(), self.model)
         assert self() == 0
 
     def __call__(self, *options: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import onnx
 import pytest
 
 from onnxgen.cli import run
+from onnxgen.output import merge as merging
 from onnxgen.output import write
 from onnxgen.output.merge import BASE, merge
 from onnxgen.weights.streamed import read_header
@@ -386,9 +388,10 @@ def test_faults_of_one_side_are_its_own() -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_the_merge_is_that_of_git(tmp_path: Path) -> None:
+def test_the_merge_is_that_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn changes of real modules: where git has no conflict either, the text is the same."""
     texts = [path.read_text() for path in sorted((ROOT / "tests/golden").glob("*.py"))]
+    monkeypatch.setattr(merging, "formatted", functools.cache(merging.formatted))  # the bases are ten texts
     rng = random.Random(0)
     outcomes = []
     for _ in range(200):
@@ -430,7 +433,7 @@ def drawn(text: str, rng: random.Random) -> str:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
-@pytest.mark.parametrize("options", [[], ["--shard-size", "450B"], ["--embed"]], ids=["one", "shards", "embedded"])
+@pytest.mark.parametrize("options", [[], ["--shard-size", "96B"], ["--embed"]], ids=["one", "shards", "embedded"])
 def test_killed_while_it_merges(options: list[str], tmp_path: Path) -> None:
     """What is left has the edits, and is the old pair, the new pair, or one that refuses; the next run merges."""
     pytest.importorskip("torch")
@@ -439,10 +442,10 @@ def test_killed_while_it_merges(options: list[str], tmp_path: Path) -> None:
 
     with unformatted():  # black takes most of the time
         (tmp_path / "work").mkdir()
-        place = Place(tmp_path / "work", *options)
+        place = Place(tmp_path / "work", *options, of=network(width=3, layers=2))
         place.edit()
         old = place.files()
-        onnx.save(FAR, place.model)
+        onnx.save(network(width=3, layers=3), place.model)
         changed = place.model.read_bytes()
         assert place("-q") == 0
         new = place.files()

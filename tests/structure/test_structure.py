@@ -501,7 +501,7 @@ class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return self.encoder(x, src_key_padding_mask=mask)
