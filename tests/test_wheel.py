@@ -113,18 +113,18 @@ def test_the_sdist_has_what_its_tests_need() -> None:
 def test_the_installed_command_generates(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-
-    def python(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    where = "import onnxgen, onnxgen.templates, onnxgen.build_hooks; print(onnxgen.__file__)"
-    assert Path(python("-c", where).strip()).is_relative_to(tmp_path / "site")
-    python("-m", "onnxgen", str(ROOT / "samples" / "mnist" / "mnist.onnx"), "-o", "model.py")
+    code = (
+        "import runpy, onnxgen, onnxgen.templates, onnxgen.build_hooks\n"
+        "print(onnxgen.__file__)\n"
+        "runpy.run_module('onnxgen', run_name='__main__')"  # `python -m onnxgen`
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT / "samples" / "mnist" / "mnist.onnx"), "-o", "model.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Path(done.stdout.splitlines()[0]).is_relative_to(tmp_path / "site")
     assert (tmp_path / "model.py").is_file() and (tmp_path / "model.safetensors").is_file()
 
 
