@@ -169,9 +169,9 @@ def test_fashion_keeps_the_rows_of_known_classes(shared: Path, tmp_path: Path) -
 
 def test_fashion(sample: Sample, shared: Path, tmp_path: Path) -> None:
     """The fine-tuned network learns more from the same few images."""
-    data = little("fashion-mnist", shared, tmp_path / "data", 1000, 500)
+    data = little("fashion-mnist", shared, tmp_path / "data", 600, 400)
     _, scratch, tuned = sample(
-        fashion, "--data", data, "--images", "30", "--seeds", "1", "--epochs", "6", "--out", tmp_path / "out"
+        fashion, "--data", data, "--images", "30", "--seeds", "1", "--epochs", "4", "--out", tmp_path / "out"
     )
     assert (scratch[0], tuned[0]) == ("from scratch", "fine-tuned")
     assert float(tuned[1].rstrip("%")) > float(scratch[1].rstrip("%")) + 1
