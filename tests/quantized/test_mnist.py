@@ -85,7 +85,7 @@ def test_a_quantised_file_gets_better(tmp_path: Path) -> None:
     for mode in ("float", "qat"):
         generate(path, module, Options(quantized=mode), force=True)
         model = pretrained(module)
-        train(model, images, labels, 5e-4, 260)
+        train(model, images, labels, 1e-3, 130)
         report = export(module, path, model.eval(), tmp_path / f"{mode}.onnx")
         assert report.method == "written back" and len(report.changed) == 6
         reached[mode] = accuracy(tmp_path / f"{mode}.onnx", others, answers)
