@@ -33,8 +33,10 @@ class Net(nn.Module):
 
 
 def read(part: str, count: int) -> tuple[Tensor, Tensor]:
-    images = gzip.decompress((MNIST / f"{part}-images-idx3-ubyte.gz").read_bytes())[16 : 16 + 784 * count]
-    labels = gzip.decompress((MNIST / f"{part}-labels-idx1-ubyte.gz").read_bytes())[8 : 8 + count]
+    with gzip.open(MNIST / f"{part}-images-idx3-ubyte.gz") as file:
+        images = file.read(16 + 784 * count)[16:]
+    with gzip.open(MNIST / f"{part}-labels-idx1-ubyte.gz") as file:
+        labels = file.read(8 + count)[8:]
     pixels = torch.frombuffer(bytearray(images), dtype=torch.uint8).reshape(-1, 1, 28, 28)
     return pixels.float() / 255, torch.frombuffer(bytearray(labels), dtype=torch.uint8).long()
 
