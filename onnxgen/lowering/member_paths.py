@@ -7,6 +7,7 @@ two names gets an underscore.
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 
 from onnxgen.code.module_def import Member
@@ -23,6 +24,23 @@ _LAYER_ATTRIBUTES = """
     num_heads head_dim bias_k bias_v add_zero_attn in_proj_weight in_proj_bias out_proj merge_masks
     """
 LAYER_ATTRIBUTES: frozenset[str] = frozenset(_LAYER_ATTRIBUTES.split())
+
+# Those of composite layers, besides.
+_IN_LAYERS = "self_attn linear1 linear2 dropout norm1 norm2 dropout1 dropout2 activation norm_first"
+COMPOSITE_ATTRIBUTES = {
+    "TransformerEncoderLayer": f"{_IN_LAYERS} activation_relu_or_gelu",
+    "TransformerDecoderLayer": f"{_IN_LAYERS} multihead_attn norm3 dropout3",
+    "TransformerEncoder": "layers num_layers norm enable_nested_tensor use_nested_tensor mask_check",
+    "TransformerDecoder": "layers num_layers norm",
+    "Transformer": "encoder decoder d_model nhead",
+}
+
+
+def attributes_of(member: Member) -> frozenset[str]:
+    """Return the names that a layer gives a meaning; others may lie in it."""
+    build = member.build
+    name = build.func.attr if isinstance(build, ast.Call) and isinstance(build.func, ast.Attribute) else ""
+    return LAYER_ATTRIBUTES | {*COMPOSITE_ATTRIBUTES.get(name, "").split()}
 
 
 def settle(members: list[Member]) -> None:
@@ -52,39 +70,39 @@ class Places:
 
     Attributes:
         tensors: parameters and buffers, those of layers included.
-        modules: layers.
+        modules: layers, each with the names that it gives a meaning.
         inner: paths that have children.
     """
 
     def __init__(self) -> None:
         self.tensors: set[ModulePath] = set()
-        self.modules: set[ModulePath] = set()
+        self.modules: dict[ModulePath, frozenset[str]] = {}
         self.inner: set[ModulePath] = set()
 
     def take(self, member: Member) -> None:
         tensors = _tensors(member, member.path)
         self.tensors.update(tensors)
         if member.kind == "module":
-            self.modules.add(member.path)
+            self.modules[member.path] = attributes_of(member)
         self.inner.update(p[:n] for p in (member.path, *tensors) for n in range(1, len(p)))
 
     def is_free(self, member: Member, path: ModulePath) -> bool:
         """Return True if a member can have this path."""
         if path in self.modules or path in self.tensors or self.clear(path[:-1]) != path[:-1]:
             return False
-        if path[:-1] in self.modules and path[-1] in LAYER_ATTRIBUTES:
+        if path[-1] in self.modules.get(path[:-1], ()):
             return False
         if member.kind != "module":
             return path not in self.inner
         if path not in self.inner:
             return True
-        own = ((*path, name) for name in LAYER_ATTRIBUTES)
+        own = ((*path, name) for name in attributes_of(member))
         return not any(p in self.tensors or p in self.inner for p in own)
 
     def clear(self, path: ModulePath) -> ModulePath:
         """Rename the modules on a path that are tensors or attributes of a layer."""
         for n in range(1, len(path) + 1):
-            while path[:n] in self.tensors or (path[: n - 1] in self.modules and path[n - 1] in LAYER_ATTRIBUTES):
+            while path[:n] in self.tensors or path[n - 1] in self.modules.get(path[: n - 1], ()):
                 path = (*path[: n - 1], _other(path[n - 1]), *path[n:])
         return path
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
 from onnxgen.code.quote import OMIT, MemberRef, call, quote, walk
-from onnxgen.common.names import ModulePath, identifier, module_part
+from onnxgen.common.names import ModulePath, identifier, module_part, unscoped
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
 from onnxgen.lowering.beginnings import share_beginnings
 from onnxgen.lowering.member_paths import settle
@@ -205,7 +205,7 @@ class Members:
                 return path, True
         if NOISE.match(name) or "/" in name:
             return (*clean, part), False
-        return (*clean, module_part(identifier(name.split(".")[-1].split(":")[0]))), False
+        return (*clean, module_part(identifier(unscoped(name).split(".")[-1].split(":")[0]))), False
 
     def buffer(self, scope: ModulePath, array: NDArray[Any], hint: str, dtype: ir.DataType) -> ast.expr:
         """Return a constant tensor as a non-persistent buffer. Equal constants in one scope share a buffer."""
@@ -377,6 +377,7 @@ def _is_to_be_read(member: Member) -> bool:
 
 
 def _buffer_name(hint: str, array: NDArray[Any] | None = None) -> str:
+    hint = unscoped(hint)
     last = re.split(r"[./]", hint)[-1]
     is_noise = not last or NOISE.match(hint) or "/" in hint or "output" in last.lower()
     says_nothing = is_noise or last == "constant" or ":" in last or is_function_name(last)  # "y:3": a pass made it

@@ -59,7 +59,10 @@ def transformer(
         build = b.call(f"nn.Transformer{'Encoder' if encoders else 'Decoder'}Layer", size, heads, inner, **options)
         if stacked:
             epsilon = shortest(norm_epsilon, ir.DataType.FLOAT)
-            norm = b.call("nn.LayerNorm", size, eps=unless(epsilon, 1e-5), bias=bias, dtype=dtype) if norms else OMIT
+            has_bias = unless(tensors[-1] is not None, True)  # of the norm behind the stack
+            norm = (
+                b.call("nn.LayerNorm", size, eps=unless(epsilon, 1e-5), bias=has_bias, dtype=dtype) if norms else OMIT
+            )
             is_fast = batch_first and not norm_first and heads % 2 == 0 and bias is OMIT
             build = _stack(b, build, encoders, decoders, norm, bool(is_fast))
     module = b.module_at(b.scope, "transformer", build, keys)

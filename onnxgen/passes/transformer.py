@@ -10,6 +10,8 @@ since torch's layer has one argument for them. Stacks of layers are joined by `p
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -19,6 +21,7 @@ from onnxgen.graph.annotations import CLASSES, SCOPE, SITES
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
+from onnxgen.passes.alone import Takers
 from onnxgen.passes.match import dropout_ratio, other
 from onnxgen.passes.rewrite import only_user, own
 from onnxgen.passes.steps import input_at
@@ -36,19 +39,34 @@ def transformer(model: ir.Model, options: Options) -> None:
     if options.dropout:
         return
     views, finder, classes = Views(model, options), Finder(model), CLASSES.get(model)
+    first = [node for node in all_nodes(model.graph) if _begins(node)]
+    found = [layer for node in first if (layer := _layer(node, views, classes)) is not None]
+    if not found:
+        return
+    takers, nodes = Takers(model, views), defaultdict[ModulePath, list[ir.Node]](list)
+    for layer in found:  # a layer may be called several times
+        nodes[layer.scope] += layer.nodes
+    alone = {scope for scope, own in nodes.items() if takers.are_alone(own, scope)}
     layers = []
-    for node in all_nodes(model.graph):
-        if (node.domain, node.op_type) != (DOMAIN, "MultiheadAttention") or SCOPE.get(node)[1:][-1:] != ("self_attn",):
-            continue
-        for norm_first in (False, True):
-            found = None if node.graph is None else _Reader(node, norm_first, views).layer()
-            if (
-                found is not None
-                and classes.get(found.scope, NAMES[len(found.attentions)]) == NAMES[len(found.attentions)]
-            ):
-                layers.append(_write(found, finder, views))
-                break
-    join(layers, views, finder, classes)
+    for node in (layer.attentions[0] for layer in found if layer.scope in alone):
+        again = None if node.graph is None else _layer(node, views, classes)  # another one's result by now
+        if again is not None:
+            layers.append(_write(again, finder, views))
+    join(model, layers, views, finder, classes)
+
+
+def _begins(node: ir.Node) -> bool:
+    """Return True for the first attention of a layer."""
+    return (node.domain, node.op_type) == (DOMAIN, "MultiheadAttention") and SCOPE.get(node)[1:][-1:] == ("self_attn",)
+
+
+def _layer(node: ir.Node, views: Views, classes: Mapping[ModulePath, str]) -> _Found | None:
+    """Return the layer that begins with this attention."""
+    for norm_first in (False, True):
+        found = _Reader(node, norm_first, views).layer()
+        if found is not None and classes.get(found.scope, kind := NAMES[len(found.attentions)]) == kind:
+            return found
+    return None
 
 
 @dataclass
@@ -70,6 +88,10 @@ class _Found:
     others: list[ir.Node] = field(default_factory=list)
     dropout: list[float | None] = field(default_factory=list)
     activation: str = ""
+
+    @property
+    def nodes(self) -> list[ir.Node]:
+        return [*self.attentions, *self.norms, *self.linears, *self.others]
 
 
 class _Reader:
@@ -224,6 +246,5 @@ def _write(found: _Found, finder: Finder, views: Views) -> Layer:
     )  # fmt: skip
     finder.note(new, places)
     SITES.set(new, {**SITES.get(new), **noted})
-    nodes = [*found.attentions, *found.norms, *found.linears, *found.others]
-    put(new, at, found.last, found.scope, nodes)
+    put(new, at, found.last, found.scope, found.nodes)
     return Layer(new, found.scope)

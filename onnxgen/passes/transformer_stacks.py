@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, SITES, STANDS_FOR
 from onnxgen.graph.sites import Site
+from onnxgen.passes.alone import Takers
 from onnxgen.passes.match import elements
 from onnxgen.passes.rewrite import drop, names_of, only_user, own
 from onnxgen.passes.steps import input_at, insert, replace_uses
@@ -37,10 +38,10 @@ class Layer:
     scope: ModulePath
 
 
-def join(layers: list[Layer], views: Views, finder: Finder, classes: Mapping[ModulePath, str]) -> None:
+def join(model: ir.Model, layers: list[Layer], views: Views, finder: Finder, classes: Mapping[ModulePath, str]) -> None:
     """Join the layers of each stack, and the stacks of each `nn.Transformer`."""
     by_scope = {layer.scope: layer for layer in layers}
-    listed = _all_listed(layers)
+    listed, takers = _all_listed(layers), Takers(model, views)
     stacks = []
     for layer in layers:
         if len(layer.scope) > 2 and layer.scope[-2:] == ("layers", "0"):
@@ -48,12 +49,17 @@ def join(layers: list[Layer], views: Views, finder: Finder, classes: Mapping[Mod
             module = layer.scope[:-2]
             chain = _chain(layer, by_scope)
             if classes.get(module, kind) == kind and len(listed[module]) == len(chain):
-                stacks.append(_stacked(chain, module, views, finder))
+                norm = _norm(chain[-1], module, views)
+                if takers.are_alone([*chain, *([] if norm is None else [norm])], module):
+                    stacks.append(_stacked(chain, norm, module, views, finder))
     decoders = {s.scope: s for s in stacks if s.scope[1:][-1:] == ("decoder",)}
+    takers = Takers(model, views) if decoders else takers
     for encoder in stacks:
-        decoder = decoders.get((*encoder.scope[:-1], "decoder")) if encoder.scope[1:][-1:] == ("encoder",) else None
-        if decoder is not None and classes.get(encoder.scope[:-1], "Transformer") == "Transformer":
-            _whole(encoder.node, decoder.node, encoder.scope[:-1])
+        module = encoder.scope[:-1]
+        decoder = decoders.get((*module, "decoder")) if encoder.scope[1:][-1:] == ("encoder",) else None
+        if decoder is not None and classes.get(module, "Transformer") == "Transformer":
+            if takers.are_alone([encoder.node, decoder.node], module):
+                _whole(encoder.node, decoder.node, module)
 
 
 def _all_listed(layers: Sequence[Layer]) -> Mapping[ModulePath, Set[str]]:
@@ -96,24 +102,31 @@ def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
     return first.dtype == second.dtype and np.array_equal(first, second)
 
 
-def _stacked(chain: Sequence[ir.Node], module: ModulePath, views: Views, finder: Finder) -> Layer:
+def _norm(last: ir.Node, module: ModulePath, views: Views) -> ir.Node | None:
+    """Return the norm of a stack, behind its last layer."""
+    norm = only_user(last.outputs[0], "LayerNormalization")
+    if norm is None or SCOPE.get(norm) != (*module, "norm"):
+        return None
+    axis, rank = norm.attributes.get_int("axis", -1), info(norm.inputs[0]).rank or 0
+    is_stored = all(value is None or views(value) is not None for value in norm.inputs[1:3])
+    return norm if axis in (-1, rank - 1) and is_stored else None
+
+
+def _stacked(chain: Sequence[ir.Node], norm: ir.Node | None, module: ModulePath, views: Views, finder: Finder) -> Layer:
     """Replace the layers of a stack by one node, with the norm behind them."""
     first, y = chain[0], chain[-1].outputs[0]
-    norm = only_user(y, "LayerNormalization")
     nodes = list(chain)
     tensors, noted = _tensors(chain)
     attributes = {name: a.value for name, a in first.attributes.items()}
     attributes |= {"stacked": 1, "starts": _listed(chain, "starts"), "transposed": _listed(chain, "transposed")}
     attributes |= {key: attributes[key] * len(chain) for key in ("encoders", "decoders")}
     places = []
-    axis, rank = (-1, 0) if norm is None else (norm.attributes.get_int("axis", -1), info(y).rank or 0)
-    if norm is not None and SCOPE.get(norm) == (*module, "norm") and axis in (-1, rank - 1):
-        sources = [(i, value, views(value)) for i in (1, 2) if (value := input_at(norm, i)) is not None]
-        if all(source is not None for _, _, source in sources):
-            nodes, y = [*nodes, norm], norm.outputs[0]
-            attributes |= {"norms": 1, "norm_epsilon": norm.attributes.get_float("epsilon", 1e-5)}
-            places = [(FIRST + len(tensors) + i - 1, norm, i, s) for i, _, s in sources if s is not None]
-            tensors += [input_at(norm, 1), input_at(norm, 2)]
+    if norm is not None:
+        nodes, y = [*nodes, norm], norm.outputs[0]
+        attributes |= {"norms": 1, "norm_epsilon": norm.attributes.get_float("epsilon", 1e-5)}
+        sources = ((i, views(input_at(norm, i))) for i in (1, 2))
+        places = [(FIRST + len(tensors) + i - 1, norm, i, source) for i, source in sources if source is not None]
+        tensors += [input_at(norm, 1), input_at(norm, 2)]
     new = own("Transformer", [*first.inputs[:FIRST], *tensors], **attributes)
     finder.note(new, places)
     SITES.set(new, {**SITES.get(new), **noted})
@@ -137,12 +150,17 @@ def _tensors(chain: Sequence[ir.Node]) -> tuple[list[ir.Value | None], Noted]:
 
 def _whole(encoder: ir.Node, decoder: ir.Node, module: ModulePath) -> None:
     """Replace an encoder and a decoder that takes its result by one node, if they have one form."""
-    memory = encoder.outputs[0]
+    memory, biased = (
+        encoder.outputs[0],
+        [node.inputs[i] is not None for node in (encoder, decoder) for i in (FIRST + 7, -1)],
+    )
     options = [name for name in ALIKE if name not in ("encoders", "decoders")]
     if any(encoder.attributes[n].value != decoder.attributes[n].value for n in options):
         return
     ends = {n.attributes["norm_epsilon"].as_float() for n in (encoder, decoder)}
-    is_usual = ends == {encoder.attributes["epsilon"].as_float()} and memory is decoder.inputs[1]
+    is_usual = (
+        ends == {encoder.attributes["epsilon"].as_float()} and memory is decoder.inputs[1] and len({*biased}) == 1
+    )
     if not is_usual or only_user(memory) is not decoder or _width(encoder) != _width(decoder):
         return
     tensors, noted = _tensors([encoder, decoder])
