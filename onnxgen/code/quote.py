@@ -201,10 +201,19 @@ def quote(template: str, **values: Any) -> ast.expr:
 
 
 def tensor_of(owner: ast.expr, key: str) -> ast.expr:
-    """Return the tensor of a layer by its state-dict key: `self.fc.quantize.scale`. The key "" is `owner` itself."""
+    """Return the tensor of a layer by its state-dict key: `self.encoder.layers[0].norm1.bias`; "" is `owner` itself."""
     for part in key.split(".") if key else ():
-        owner = ast.Attribute(owner, part, ast.Load())
+        item = part.isdigit()
+        owner = ast.Subscript(owner, literal(int(part)), ast.Load()) if item else ast.Attribute(owner, part, ast.Load())
     return owner
+
+
+def last_step(tree: ast.expr) -> tuple[ast.expr, str] | None:
+    """Return the owner and the last part of what `tensor_of` makes, else None."""
+    match tree:
+        case ast.Attribute(attr=part) | ast.Subscript(slice=ast.Constant(value=int(part))):
+            return tree.value, str(part)
+    return None
 
 
 def call(function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:

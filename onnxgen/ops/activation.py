@@ -63,7 +63,14 @@ def _elu(function: str) -> Lowering:
 
 
 op("Elu", traits=[RECTIFIER])(_elu("F.elu"))
-op("Celu", traits=[RECTIFIER])(_elu("F.celu"))
+
+
+@op("Celu", traits=[RECTIFIER])
+def celu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
+    """`max(0, x) + min(0, alpha * (exp(x / alpha) - 1))`."""
+    if alpha == 0:
+        raise b.error("attribute 'alpha' is 0, by which the operator divides", "give it another value")
+    return b.call("F.celu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
 
 
 @op("Selu", traits=[RECTIFIER])

@@ -87,7 +87,7 @@ def resize(
     request.whole = scales is None or _between_whole_sizes(b, X, request)
     if not cropped and policy is OMIT:
         _drop_unchanged(request, X)
-    if not request.axes:
+    if not request.axes or (not cropped and _keeps_its_size(request, X)):
         return X.expr
     if all(v is OMIT for v in special.values()):
         multiple = _multiple(request, X)
@@ -151,6 +151,15 @@ def _scales(arg: Arg) -> list[float] | None:
 def _floats(arg: Arg) -> Any:
     known = _scales(arg)
     return arg if known is None else tuple(shortest(v) for v in known)
+
+
+def _keeps_its_size(request: Request, X: Arg) -> bool:
+    """Return True if the scales round to the size that X has: onnxruntime copies it, in every mode."""
+    shape, scales = X.shape, request.scales
+    if shape is None or scales is None:
+        return False
+    dims = [shape[axis] for axis in request.axes]
+    return all(isinstance(d, int) and scale_size(d, s) == d for d, s in zip(dims, scales))
 
 
 def _drop_unchanged(request: Request, X: Arg) -> None:

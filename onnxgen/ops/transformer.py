@@ -58,17 +58,19 @@ def transformer(
     else:
         build = b.call(f"nn.Transformer{'Encoder' if encoders else 'Decoder'}Layer", size, heads, inner, **options)
         if stacked:
-            epsilon = shortest(norm_epsilon, ir.DataType.FLOAT)
-            has_bias = unless(tensors[-1] is not None, True)  # of the norm behind the stack
-            norm = (
-                b.call("nn.LayerNorm", size, eps=unless(epsilon, 1e-5), bias=has_bias, dtype=dtype) if norms else OMIT
-            )
+            norm = _norm(b, size, norm_epsilon, tensors[-1] is not None, dtype) if norms else OMIT
             is_fast = batch_first and not norm_first and heads % 2 == 0 and bias is OMIT
             build = _stack(b, build, encoders, decoders, norm, bool(is_fast))
     module = b.module_at(b.scope, "transformer", build, keys)
     if module is None:
         raise b.error("the weights of the transformer belong to other modules", BUG)
     return b.call(module, source, unless(target, None), **_masks(b, stacked, encoders, src_mask, tgt_mask, memory_mask))
+
+
+def _norm(b: Builder, size: Any, epsilon: float, has_bias: bool, dtype: Any) -> ast.expr:
+    """Return the norm behind a stack."""
+    eps = unless(shortest(epsilon, ir.DataType.FLOAT), 1e-5)
+    return b.call("nn.LayerNorm", size, eps=eps, bias=unless(has_bias, True), dtype=dtype)
 
 
 def _stack(b: Builder, layer: ast.expr, encoders: int, decoders: int, norm: Any, is_fast: bool) -> ast.expr:

@@ -30,6 +30,7 @@ from onnxgen.options import Options
 from onnxgen.passes.attention_operands import (
     Operand,
     as_value,
+    is_no_number,
     lifted,
     merge_heads,
     product,
@@ -200,6 +201,8 @@ def _scores(value: ir.Value) -> Logits | None:
         return None
     q, factor = without_number(found.left.value)
     k = swapped(unscaled(found.right))
+    if is_no_number(q) or is_no_number(k.value):  # torch's fused attention makes numbers of NaN
+        return None
     return Logits(Operand(q, found.left.perm), Operand(k.value, k.perm), scale * factor * k.scale)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -95,6 +96,13 @@ def without_number(value: ir.Value) -> tuple[ir.Value, float]:
         if number is not None and number > 0 and x is not None and info(x).rank == info(value).rank:
             return x, number if node.op_type == "Mul" else 1 / number
     return value, 1.0
+
+
+def is_no_number(value: ir.Value) -> bool:
+    """Return True if a value is multiplied by NaN or an infinity."""
+    node = made_by(value, "Mul", "Div")
+    factors = [] if node is None else [scalar(x) for x in node.inputs]
+    return any(factor is not None and not math.isfinite(factor) for factor in factors)
 
 
 def lifted(operand: Operand) -> Operand | None:

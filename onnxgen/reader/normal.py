@@ -2,7 +2,7 @@
 
 The model must have passed `check`, and still computes the same. These forms are rewritten: missing attribute types,
 types that onnx_ir cannot hold, subgraphs that return an outer value, types spelled as text, a missing axis that was
-once optional, sparse constants, and a missing ai.onnx import.
+once optional, an operand that counts for nothing, sparse constants, and a missing ai.onnx import.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def _nodes(nodes: Iterable[onnx.NodeProto], names: set[str]) -> None:
                 attribute.Clear()
                 attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
                 attribute.t.CopyFrom(tensor)
+        if not node.domain and len(node.input) == 3 and any(a.name == "beta" and a.f == 0 for a in node.attribute):
+            del node.input[2:]  # Gemm's C counts for nothing, whatever it is
         if (node.domain, node.op_type) == ("", "Concat") and not any(a.name == "axis" for a in node.attribute):
             node.attribute.append(onnx.helper.make_attribute("axis", 1))  # the default of Concat-1
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxgen.code.module_def import Member
 from onnxgen.code.torch_api import PARAMETRISATIONS, SIGNATURES, function_of
-from onnxgen.errors import WrongTranslation
+from onnxgen.errors import OnnxgenError, WrongTranslation
 
 Shapes = dict[str, tuple[int, ...]]
 GATES = {"nn.LSTM": 4, "nn.GRU": 3, "nn.RNN": 1}
@@ -20,15 +20,21 @@ def hold_shapes(members: Sequence[Member]) -> None:
     """Check that every torch layer has the tensors that it registers, with their shapes.
 
     Raises:
-        WrongTranslation: a tensor is missing, or has another shape: the weights could not be loaded.
+        WrongTranslation: a tensor is missing, or in another form: the weights could not be loaded.
+        OnnxgenError: a stored tensor has another shape than the layer's other tensors tell.
     """
     for member in members:
         for key, wanted in registered(member.build).items():
             found = member.keys[key].shape if key in member.keys else None
             found = member.extra[key].shape if key in member.extra else found
-            if found is None or tuple(found) != wanted:
+            name = ".".join((*member.path, key))
+            if found is None or (tuple(found) != wanted and math.prod(found) == math.prod(wanted)):
                 there = "missing" if found is None else f"of shape {list(found)}"
-                raise WrongTranslation(f"{'.'.join(member.path)}.{key} is {there}, and should be {list(wanted)}")
+                raise WrongTranslation(f"{name} is {there}, and should be {list(wanted)}")
+            if tuple(found) != wanted:  # no reshape changes how many elements there are: so the file's tensors differ
+                what = f"the tensors of a layer do not fit together: {name} has the shape {list(found)}"
+                what += f", and {function_of(member.build)} takes {list(wanted)}"
+                raise OnnxgenError(what, help="export the file again; if onnxruntime runs it, please report this")
 
 
 def registered(build: ast.expr) -> Shapes:

@@ -197,5 +197,5 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
         raise WrongTranslation(f"{min(lost)!r} is a constant or a statistic, and is trained")
     if lost := frozen & (asked | weights):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not trained")
-    if options.quantized == "keep" and (lost := set(weights.difference(way_back))):
+    if options.quantized == "keep" and (lost := set(weights.difference(way_back, barred))):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not written back")

@@ -10,6 +10,7 @@ import ast
 from collections import Counter
 from typing import Any, TypeGuard
 
+from onnxgen.code.quote import last_step
 from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.file import METHODS, PYTHONS, check_body, check_variables, module_names
@@ -265,10 +266,9 @@ class Text(Statements):
         """Return the registered member that holds a parameter in the text, and the parameter's key in it."""
         parts: list[str] = []
         while not isinstance(found := self.evaluate(tree, scope), Leaf):
-            if not isinstance(tree, ast.Attribute):
+            if (step := last_step(tree)) is None:
                 raise Unreadable("what is tied or frozen is no parameter")
-            parts.insert(0, tree.attr)
-            tree = tree.value
+            tree, parts = step[0], [step[1], *parts]
         return found, ".".join(parts)
 
     # ------------------------------------------------------------------------------------------ calling modules

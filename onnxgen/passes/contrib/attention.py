@@ -203,6 +203,8 @@ def _padding(g: Writer, mask: Maybe, x: Value, k: Value, filtered: float, like: 
     if mask is None:
         return None
     rank = g.rank(mask)
+    if rank == 2 and (info(mask).shape or (None,))[-1] == 1:  # the same for all keys, so onnxruntime applies none
+        return None
     if rank == 1:
         keeps = _by_length(g, mask, x, k)
     elif rank in (2, 3):
