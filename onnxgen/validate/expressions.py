@@ -194,6 +194,8 @@ class Expressions:
         """Return True if a value may be a tensor: it was computed, or belongs to a module."""
         if isinstance(value, Node) and value.key[0] == "attribute":
             return self.is_tensor(value.key[1])
+        if isinstance(value, Node) and value.key[0] == "compare":
+            return any(map(self.is_tensor, value.key[2]))
         return isinstance(value, Node) and value.key[0] not in NO_TENSORS
 
     def _subscript(self, tree: ast.Subscript, scope: LocalVariables) -> Value:
