@@ -165,3 +165,83 @@ def test_a_list_with_other_layers_is_no_encoder(case: str) -> None:
     """Keys are those of the original: an `nn.TransformerEncoder` would take the list for its own."""
     ran = held(trained(Mixed()), [X], case)
     assert "nn.TransformerEncoder(" not in ran.source
+
+
+class Author(nn.Module):
+    """A class of an author with `layers` and a `norm` of its own, which is no `nn.TransformerEncoder`."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        made = (nn.TransformerEncoderLayer(WIDTH, 2, 20, 0.0, batch_first=True) for _ in range(2))
+        self.layers, self.where = nn.ModuleList(made), where
+        norms = {
+            "RMSNorm": nn.RMSNorm(WIDTH),
+            "Linear": nn.Linear(WIDTH, WIDTH),
+            "two axes": nn.LayerNorm((LENGTH, WIDTH)),
+        }
+        self.norm = norms.get(where, nn.LayerNorm(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = y = self.norm(x) if self.where == "before" else x
+        for layer in self.layers:
+            x = layer(x)
+        if self.where == "before":
+            return x
+        first: Any = self.layers[0]
+        read = x + first.norm1.weight if self.where == "read" else x
+        x = {"first token": x[:, 0], "mean": x.mean(1), "sum": x + y}.get(self.where, read)
+        made: Tensor = self.norm(x)
+        return made
+
+
+class Body(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(self.body(x))
+        return made
+
+
+@pytest.mark.parametrize("case", ["legacy-17", "dynamo-18"])
+@pytest.mark.parametrize("where", ["before", "first token", "mean", "sum", "RMSNorm", "Linear", "two axes", "nothing"])
+def test_an_authors_norm_is_applied_once(where: str, case: str) -> None:
+    """`nn.TransformerEncoder` would apply what is called `norm` itself, behind the last layer."""
+    torch.manual_seed(0)
+    if (where, case) == ("RMSNorm", "legacy-17"):
+        pytest.skip("the exporter refuses it: aten::rms_norm")
+    ran = held(trained(Body(Author(where))).eval(), [X], case)
+    is_torchs = where == "nothing" and case.startswith("legacy")  # the other exporter records the class
+    assert ("nn.TransformerEncoder(" in ran.source) == is_torchs
+
+
+def test_a_weight_that_is_read_beside_its_layer() -> None:
+    torch.manual_seed(0)
+    proto = exported(trained(Body(Author("read"))).eval(), [X], "legacy-17")
+    ran, expected = run_model(proto, {"i0": X.numpy()}), run_onnxruntime(proto, {"i0": X.numpy()})
+    np.testing.assert_allclose(ran.outputs[0], expected[0], 1e-4, 1e-5)
+
+
+class Beside(nn.Module):
+    """A layer beside which the class has something that is called as a part of torch's layer is."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.net = nn.TransformerEncoderLayer(WIDTH, 2, 20, 0.0, batch_first=True)
+        self.name = name
+        setattr(self.net, name, nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        own, torchs = getattr(self.net, self.name), nn.Identity()
+        setattr(self.net, self.name, torchs)
+        x = self.net(x)
+        setattr(self.net, self.name, own)
+        made: Tensor = own(x)
+        return made
+
+
+@pytest.mark.parametrize("name", ["dropout1", "norm3"])
+def test_a_part_that_is_called_as_one_of_torchs(name: str) -> None:
+    torch.manual_seed(0)
+    held(trained(Beside(name)).eval(), [X], "legacy-17")
