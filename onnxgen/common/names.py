@@ -55,7 +55,7 @@ _WELL_KNOWN = """
 _SPELLING = {name.lower(): name for name in _WELL_KNOWN.split()}
 
 INNER = "_scoped_"  # before the number in a name that `reader.distinct` gives a value of an inner graph
-_INNER = re.compile(rf"{INNER}\d+$")
+_INNER = re.compile(rf"{INNER}\d+\b")
 _PLAIN = re.compile(r"[ !#-&(-\[\]-_a-~]*")  # printable ASCII but for quotes and backslashes
 _BUILTINS = frozenset(dir(builtins))
 
@@ -223,7 +223,7 @@ def is_class_name(text: str) -> bool:
 
 
 def unscoped(name: str) -> str:
-    """Return the name that the file gives a value."""
+    """Return the name that the file gives a value, or a text with such names."""
     return _INNER.sub("", name)
 
 
