@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxgen.common.names import unscoped, visible
+from onnxgen.common.names import visible
 
 # Help that many problems share.
 BUG = "if onnxruntime runs the model, report this as a bug in onnxgen"
@@ -39,7 +39,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name in ("what", "node", "op", "help"):
-            object.__setattr__(self, name, visible(unscoped(getattr(self, name))))
+            object.__setattr__(self, name, visible(getattr(self, name)))
 
     def __str__(self) -> str:
         where = ""

@@ -272,6 +272,7 @@ def printable(text: str | bytes, limit: int = 80) -> str:
     """
     if isinstance(text, bytes):  # protobuf returns text that is not UTF-8 as bytes
         text = text.decode("utf-8", "replace")
+    text = unscoped(text) if INNER in text else text
     if len(text) <= limit and _PLAIN.fullmatch(text):
         return text
     return _replaced(text, limit, r"[^ -~]|['\"\\`]")
