@@ -10,6 +10,7 @@ import pytest
 from onnx import helper as oh
 from onnx.numpy_helper import from_array
 
+from onnxgen.common.names import printable
 from onnxgen.reader.distinct import distinct, restore
 from tests.export.test_shared import back
 from tests.support.reader_models import TRUE, Write, branch, model, node, refusal, write
@@ -54,6 +55,7 @@ def test_names_are_given_and_taken_back() -> None:
     assert sorted(given.values()) == ["fc.weight", "fc.weight", "h", "s"]
     names = [n.name for a in proto.graph.node[0].attribute for n in a.g.initializer]
     assert len({*names, "fc.weight"}) == 3 and not distinct(proto)
+    assert {printable(name) for name in names} == {"fc.weight"}  # whatever shows a name shows the file's
     restore(proto, given)
     assert proto.SerializeToString(deterministic=True) == before
 
