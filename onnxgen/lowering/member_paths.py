@@ -40,7 +40,8 @@ def attributes_of(member: Member) -> frozenset[str]:
     """Return the names that a layer gives a meaning; others may lie in it."""
     build = member.build
     name = build.func.attr if isinstance(build, ast.Call) and isinstance(build.func, ast.Attribute) else ""
-    return LAYER_ATTRIBUTES | {*COMPOSITE_ATTRIBUTES.get(name, "").split()}
+    own = COMPOSITE_ATTRIBUTES.get(name)
+    return LAYER_ATTRIBUTES if own is None else LAYER_ATTRIBUTES | {*own.split()}
 
 
 def settle(members: list[Member]) -> None:

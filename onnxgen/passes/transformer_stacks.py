@@ -150,18 +150,14 @@ def _tensors(chain: Sequence[ir.Node]) -> tuple[list[ir.Value | None], Noted]:
 
 def _whole(encoder: ir.Node, decoder: ir.Node, module: ModulePath) -> None:
     """Replace an encoder and a decoder that takes its result by one node, if they have one form."""
-    memory, biased = (
-        encoder.outputs[0],
-        [node.inputs[i] is not None for node in (encoder, decoder) for i in (FIRST + 7, -1)],
-    )
+    memory = encoder.outputs[0]
     options = [name for name in ALIKE if name not in ("encoders", "decoders")]
     if any(encoder.attributes[n].value != decoder.attributes[n].value for n in options):
         return
     ends = {n.attributes["norm_epsilon"].as_float() for n in (encoder, decoder)}
-    is_usual = (
-        ends == {encoder.attributes["epsilon"].as_float()} and memory is decoder.inputs[1] and len({*biased}) == 1
-    )
-    if not is_usual or only_user(memory) is not decoder or _width(encoder) != _width(decoder):
+    biased = {node.inputs[i] is not None for node in (encoder, decoder) for i in (FIRST + 7, -1)}  # out_proj, norm
+    is_usual = ends == {encoder.attributes["epsilon"].as_float()} and memory is decoder.inputs[1]
+    if not is_usual or len(biased) > 1 or only_user(memory) is not decoder or _width(encoder) != _width(decoder):
         return
     tensors, noted = _tensors([encoder, decoder])
     attributes = {name: a.value for name, a in encoder.attributes.items()}

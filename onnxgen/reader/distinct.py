@@ -7,6 +7,7 @@ value. The names of the main graph stay, and of several inner values with one na
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import onnx
@@ -57,6 +58,7 @@ class _Distinct:
 
     def __init__(self, every: set[str], given: dict[str, str], used: set[str]) -> None:
         self.every, self.given, self.used = every, given, used
+        self.counts = Counter[str]()  # the last number of each name
 
     def node(self, node: onnx.NodeProto, names: Mapping[str, str]) -> None:
         """Rename what a node takes and makes, and what is in its graphs; `names`: those that are others by now."""
@@ -74,10 +76,10 @@ class _Distinct:
 
     def own(self, name: str) -> str:
         """Return a name that no value has yet: this one, or with a number."""
-        new, number = name, 1
+        new = name
         while new in self.used or (new != name and new in self.every):
-            number += 1
-            new = f"{name}{INNER}{number}"
+            self.counts[name] += 1
+            new = f"{name}{INNER}{self.counts[name] + 1}"
         self.used.add(new)
         if new != name:
             self.every.add(new)
