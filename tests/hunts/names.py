@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from tests.hunts.judge import Case
 
 WIDTH = 3
-STORED = ("w", "b", "fc.weight", "fc.bias", "w_2", "val_1")
+STORED = ("w", "b", "fc.weight", "fc.bias", "w_2", "w_scoped_2", "val_1")
 DOMAIN, OPSET = "local", 18
 Known = Mapping[str, tuple[int, ...]]  # stored tensors by the name that a graph sees them by
 
