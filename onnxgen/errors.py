@@ -6,6 +6,7 @@ command line prints an `OnnxgenError` without a traceback and exits with its `ex
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -74,8 +75,28 @@ class EditedError(OnnxgenError):
     exit_code = 3
 
 
+STRICT = "ONNXGEN_STRICT"  # environment variable: what onnxgen would work around is an error at once
+
+
+def is_strict() -> bool:
+    """Return True if a fault of onnxgen is an error, where it could do without the faulty step."""
+    return os.environ.get(STRICT, "") not in ("", "0")
+
+
 class WrongTranslation(Exception):
     """The generated text does not compute what the network computes: a bug in onnxgen. Nothing is written."""
+
+
+class WrongRewrite(Exception):
+    """A pass changed what the network computes: a bug in onnxgen.
+
+    Attributes:
+        step: the name of the pass; "" if the weights are wrong.
+    """
+
+    def __init__(self, said: str, step: str = "") -> None:
+        super().__init__(said)
+        self.step = step
 
 
 class Problems:

@@ -20,7 +20,7 @@ from onnxgen.code.module_def import ModuleDef
 from onnxgen.common.names import identifier, network_name
 from onnxgen.common.paths import python_file, refuse_hiding
 from onnxgen.common.timing import recorded, stage, uncollected
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import CHECKED, CLASSES
 from onnxgen.heads.trained import of_task
 from onnxgen.lowering.dropout import add_dropout
@@ -29,7 +29,8 @@ from onnxgen.options import Options
 from onnxgen.output.compose import Build, Generated, Report, compose
 from onnxgen.output.notes import inference_notes
 from onnxgen.output.write import Output
-from onnxgen.passes import simplify
+from onnxgen.paranoid.check import hold_way_back
+from onnxgen.passes import is_paranoid, simplified
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.scopes import find_blocks
@@ -37,6 +38,7 @@ from onnxgen.structure import Plain, join_branches, structure
 from onnxgen.validate import (
     Difference,
     Specification,
+    Stored,
     hold,
     hold_keys,
     same_either_way,
@@ -51,12 +53,9 @@ Progress = Callable[[str], None]  # called with the name of each stage (`common.
 
 
 def read_and_simplify(path: Path, options: Options) -> ir.Model:
-    """Read a file and run all passes. Raises `OnnxgenError` (see `reader.read`)."""
+    """Read a file and run all passes. Raises `OnnxgenError` (see `reader.read`, `passes.simplified`)."""
     with plugged(options):
-        options = of_task(path, options)
-        model = read(path, options)
-        simplify(model, options)
-    return model
+        return _simplified(path, of_task(path, options), Report())[0]
 
 
 def build(
@@ -70,13 +69,8 @@ def build(
     report = Report()
     report.progress = progress
     with plugged(options), uncollected():
-        with timed(report, "read"):
-            model = read(path, options := of_task(path, options))
-        with timed(report, "validate"):
-            stored = stored_by(model.graph)
+        model, stored = _simplified(path, options := of_task(path, options), report)
         with timed(report, "simplify"):
-            simplify(model, options)
-            report.checked = str(CHECKED.get(model) or "")
             find_blocks(model, options)
             report.notes += inference_notes(model, options)
         with timed(report, "lower"):
@@ -99,11 +93,27 @@ def build(
         with timed(report, "validate"):
             hold_keys(module, generated.tensors)
             hold(stored, module, json.loads(generated.metadata["wayback"]), options)
-        if CHECKED.has(model):
-            from onnxgen.paranoid.check import hold_way_back
-
+        if is_paranoid(options):
             hold_way_back(model, generated)
         return generated
+
+
+def _simplified(path: Path, options: Options, report: Report) -> tuple[ir.Model, Stored]:
+    """Return a file's graph after all passes, and its stored tensors before."""
+    left_out: dict[str, str] = {}
+    while True:
+        with timed(report, "read"):
+            model = read(path, options)
+        with timed(report, "validate"):
+            stored = stored_by(model.graph)
+        with timed(report, "simplify"):
+            if simplified(model, options, left_out):
+                break
+    report.checked, report.left_out = str(CHECKED.get(model)), left_out
+    names = ", ".join(left_out)
+    if left_out:
+        report.notes.append(f"{counted(len(left_out), 'rewriting')} left out, which would change results: {names}")
+    return model, stored
 
 
 def _specified(module: ModuleDef, options: Options, report: Report) -> Specification:

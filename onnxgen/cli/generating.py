@@ -44,7 +44,7 @@ def generate_command(
     generated.report.stages[IMPORTS] = generated.report.stages.get(IMPORTS, 0.0) + imports
     result = summary(generated, model, out)
     if not as_json and not quiet:
-        _print(result, verbose, verified)
+        _print(result, verbose, verified, verbose or options.paranoid)
     code = 0
     if verified:
         code = _verify(model, out, options, result, quiet, as_json)
@@ -109,7 +109,7 @@ _STATUS_TEXTS = {
 }
 
 
-def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
+def _print(result: dict[str, Any], verbose: bool, verified: bool, tells_checks: bool) -> None:
     text = _STATUS_TEXTS.get(result["status"], "{status}: {module}")
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
@@ -123,7 +123,7 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
         tell("  recognised: " + ", ".join(recognised))
     for note in result["notes"]:
         tell(f"  note: {note}")
-    if result["checked"]:
+    if tells_checks:
         tell(f"  checked: {result['checked']}")
     if result["status"] in ("written", "merged") and not verified:
         how = PARTLY if edited else ""

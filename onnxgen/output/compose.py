@@ -68,7 +68,8 @@ class Report:
         plain: paths of modules left without structure, which would have changed their results (see `validate`).
         status: "written", "merged" (written with the edits that were made by hand), "fresh" (nothing to do) or "kept"
             (edited by hand, source unchanged).
-        checked: the result of `Options.paranoid` in a sentence; "" if it was off.
+        checked: what comparing the rewritten regions gave, in a sentence.
+        left_out: the passes that were left out, since they would have changed results, each with what they changed.
         progress: called with the name of each stage when it begins.
     """
 
@@ -83,6 +84,7 @@ class Report:
     plain: list[str] = field(default_factory=list)
     status: str = "built"
     checked: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)
     progress: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
 
 

@@ -13,21 +13,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-try:
-    import onnxruntime
-except ImportError:  # the checker reports that onnxruntime is missing
-    onnxruntime = None
-
-HAS_ONNXRUNTIME = onnxruntime is not None
+HAS_ONNXRUNTIME = find_spec("onnxruntime") is not None  # the checker reports that it is missing
 TIMEOUT_SECONDS = 60.0  # seconds that the other process has to end
 CHILD = "from onnxgen.paranoid.apart import serve; serve()"
 
 
 def session(model: bytes) -> Any:
     """Make an onnxruntime session that does not change the model."""
+    import onnxruntime  # not above: the check that every generation makes seldom needs it
+
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ WORDS = ("", "a", "b", "ab", "Zebra", "été", "b c", "10")
 # rows of sizes for named dims, tried in order until a region ran on `ENOUGH_ROWS` of them
 DRAWN_SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 19, 23, 18), (2,))
 ENOUGH_ROWS = 3
+FEW_SIZES, ENOUGH_FEW = (*DRAWN_SIZES[:2], (33, 40, 36), (160,), (640,), (1,)), 3
 STATED, WIDEST = 6, 128  # number and limit of sizes stated by the file, tried if no others were conclusive
-MAX_DRAWN_ELEMENTS = 1_000_003  # number of drawn elements; a larger tensor repeats them
+MAX_DRAWN_ELEMENTS, FEW_DRAWN_ELEMENTS = 1_000_003, 10_007  # a larger tensor repeats them
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ STYLES = (
     Style("small, with zeros", 1e-3, zeros=0.2, integers=(-3, 4)),
     Style("large", 25.0, even=True, integers=(-1000, 1001)),
 )
+QUICK = tuple(replace(style, name=f"{style.name}, quick") for style in (STYLES[0], STYLES[3]))
 EVERY = 6
 # For tensors that hide the effect of others, as a mask of large numbers hides scores.
 FILLED = tuple(Style(f"a tensor of {x}, {n}", 1.0, filled=(n, x)) for x in (0, 1) for n in range(EVERY))
@@ -77,22 +80,52 @@ def element_count(facts: Iterable[Info], numbers: Mapping[str, int]) -> int:
     return total
 
 
-def sizes(region: Region) -> Iterator[dict[str, int]]:
+def sizes(region: Region, rows: Sequence[tuple[int, ...]] = DRAWN_SIZES) -> Iterator[dict[str, int]]:
     """Yield numbers for every named dim of a region, to be tried in turn. Dims that were numbers keep them.
 
-    The first `len(DRAWN_SIZES)` are for any region, the rest for those of which nothing is told by then.
+    The first, of `rows`, are for any region, the rest for those of which nothing is told by then.
     """
     names: dict[str, None] = {}
-    for cone in (region.before, region.after):
+    for cone in region.cones:
         for value in (*cone.cuts, *cone.constants):
             facts = facts_of(cone.picture, value)
             elements = facts.data.flat if facts.data is not None and facts.data.dtype == object else ()
-            for dim in (*(facts.shape or ()), *elements):
-                names.update(dict.fromkeys(symbols(dim)))
+            names.update(dict.fromkeys(_symbols((*(facts.shape or ()), *elements))))
+    _refuse_computed(region, names.keys() - region.fixed.keys())
     free = [name for name in names if name not in region.fixed]
-    for turn, row in enumerate((*DRAWN_SIZES, *_stated(region)) if free else DRAWN_SIZES[:1]):
+    for turn, row in enumerate((*rows, *_stated(region)) if free else rows[:1]):
         numbers = {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
         yield {**_fitting(region.before, numbers, turn), **region.fixed} if free else numbers
+
+
+def _symbols(dims: Iterable[Dim]) -> Iterator[str]:
+    return (name for dim in dims for name in symbols(dim))
+
+
+def _refuse_computed(region: Region, names: Set[str]) -> None:
+    """Raise `Untold` if one of these sizes is that of a value that the region computes, and of none that is drawn: only
+    its elements say how large it is.
+    """
+    of_cuts = ((cone.picture, v) for cone in region.cones for v in cone.cuts)
+    if not (others := names - {n for cut in of_cuts for n in _symbols(facts_of(*cut).shape or ())}):
+        return
+    computed = ((cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs)
+    found = next((n for value in computed for n in _symbols(facts_of(*value).shape or ()) if n in others), None)
+    if found is not None:
+        raise Untold("a size that elements decide")
+
+
+def few_sizes(region: Region) -> Iterator[dict[str, int]]:
+    """Yield the first numbers for the named dims with which all drawn values have elements, some small, some large."""
+    shapes = [facts.shape or () for facts in (facts_of(c.picture, v) for c in region.cones for v in c.cuts)]
+    found = 0
+    for numbers in sizes(region, FEW_SIZES):
+        with suppress(Untold):
+            if all(_number(dim, numbers) > 0 for shape in shapes for dim in shape):
+                found += 1
+                yield numbers
+        if found == ENOUGH_FEW:
+            return
 
 
 def _stated(region: Region) -> Iterator[tuple[int]]:
@@ -134,7 +167,7 @@ def _number(dim: Dim, numbers: Mapping[str, int]) -> int:
 def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: bool) -> dict[ir.Value, Any]:
     """Return an array for every key of a region. Raises `Untold`."""
     made: dict[ir.Value, Any] = {}
-    for cone in (region.before, region.after):
+    for cone in region.cones:
         for value, key in cone.cuts.items():
             facts = facts_of(cone.picture, value)
             if key not in made:
@@ -179,9 +212,8 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
     if facts.data is not None:
         flat = [evaluate(d, numbers) if isinstance(d, Sym) else d for d in facts.data.flat]
         return np.array(flat, facts.dtype.numpy()).reshape(shape)
-    rng = np.random.default_rng(zlib.crc32(f"{style.name} {seed}".encode()))
     count = int(np.prod(shape, dtype=np.int64))
-    flat = _flat(facts.dtype, min(count, MAX_DRAWN_ELEMENTS), style, rng)
+    flat = _few(facts.dtype, style, seed)[:count] if style in QUICK else _many(facts.dtype, count, style, seed)
     if style.filled is not None and seed % EVERY == style.filled[0] and facts.dtype != ir.DataType.STRING:
         flat[:] = style.filled[1]
     array = np.resize(flat, count).reshape(shape)
@@ -189,6 +221,16 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
         return array
     dtype = np.dtype(np.float64) if wide and int(facts.dtype) in NARROW else facts.dtype.numpy()
     return array.astype(dtype)
+
+
+@lru_cache(64)
+def _few(dtype: ir.DataType, style: Style, seed: int) -> Any:
+    return _many(dtype, FEW_DRAWN_ELEMENTS, style, seed)
+
+
+def _many(dtype: ir.DataType, count: int, style: Style, seed: int) -> Any:
+    rng = np.random.default_rng(zlib.crc32(f"{style.name} {seed}".encode()))
+    return _flat(dtype, min(count, MAX_DRAWN_ELEMENTS), style, rng)
 
 
 def _flat(dtype: ir.DataType, count: int, style: Style, rng: np.random.Generator) -> Any:

@@ -126,7 +126,7 @@ def Attention(
     shown = np.broadcast_to(shown, scores.shape)
     scores = np.where(shown, scores, -np.inf)
     with np.errstate(all="ignore"):
-        powers = np.exp(scores - scores.max(-1, keepdims=True))
+        powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         weights = powers / powers.sum(-1, keepdims=True)
     weights = np.where(shown.any(-1, keepdims=True), weights, 0).astype(q.dtype)
     return dropped(weights, dropout) @ v

@@ -43,7 +43,7 @@ def MultiheadAttention(
         scores = scores + (attn_mask if attn_mask.ndim == 2 else attn_mask.reshape(scores.shape))
     if padding is not None:
         scores = scores + _added(padding, scores)[:, None, None]
-    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
     shares = dropped(powers / powers.sum(-1, keepdims=True), dropout)
     y = (shares @ v).swapaxes(1, 2)
     y = y.reshape(*y.shape[:2], width) @ (out_weight if transposed else out_weight.T)

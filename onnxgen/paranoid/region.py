@@ -61,6 +61,10 @@ class Region:
     fixed: dict[str, int]
 
     @property
+    def cones(self) -> tuple[Cone, Cone]:
+        return self.before, self.after
+
+    @property
     def keys(self) -> dict[ir.Value, ir.Value]:
         """Return the drawn values by key, with the facts of the graph before if it has them."""
         found: dict[ir.Value, ir.Value] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.traits import MOVES
+from onnxgen.paranoid import usual
 from onnxgen.paranoid.apart import APART, HAS_ONNXRUNTIME, session
 from onnxgen.paranoid.claims import LAYOUTS
 from onnxgen.paranoid.picture import Made
@@ -45,10 +47,12 @@ class Single:
 
     Args:
         second: ask onnx's own evaluator alone, for a second opinion.
+        quick: compute the usual operators here (see `usual`).
+        most: the number of elements that onnx's evaluator may be given, which is slow; None: any.
     """
 
-    def __init__(self, second: bool = False) -> None:
-        self.second = second
+    def __init__(self, second: bool = False, quick: bool = False, most: int | None = None) -> None:
+        self.second, self.quick, self.most = second, quick, most
         self.sessions: dict[Key, Any] = {}
         self.evaluators: dict[Key, Any] = {}
 
@@ -61,6 +65,9 @@ class Single:
         """
         if made.domain in LAYOUTS:
             raise Untold("kernels whose layout is that of the processor that they run on")
+        if self.quick:
+            with suppress(usual.Unusual), np.errstate(all="ignore"):
+                return self._usual(made, inputs, wide)
         attributes = _attributes(made, wide)
         given = tuple(_kind(v) for v in inputs)
         texts = [a.SerializeToString() for a in attributes]
@@ -81,8 +88,18 @@ class Single:
             raise Broken(f"{made.op}: {why}")  # onnx.reference slices as numpy does, also past the end
         try:
             return self._with_onnx(key, made, attributes, inputs)
+        except Unable:
+            raise
         except Exception as error:
             raise (Broken if known else Untold)(f"{made.op}: {why}; onnx.reference: {_line(error)}") from None
+
+    def _usual(self, made: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
+        try:
+            return usual.run(made, inputs, wide)
+        except usual.Unusual:
+            raise
+        except Exception as error:
+            raise Broken(f"{made.op}: {_line(error)}") from None
 
     def _with_onnxruntime(
         self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any], told: Sequence[int]
@@ -100,6 +117,8 @@ class Single:
         return APART.run(found, feeds) if made.domain else list(found.run(None, feeds))
 
     def _with_onnx(self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any]) -> list[Any]:
+        if self.most is not None and sum(v.size for v in inputs if isinstance(v, np.ndarray)) > self.most:
+            raise Unable(f"{made.op}: onnx.reference would take long")
         from onnx.reference import ReferenceEvaluator
 
         if key not in self.evaluators:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import onnx_ir as ir
 
-from onnxgen.errors import FIX_SHAPE, OnnxgenError
+from onnxgen.errors import FIX_SHAPE, OnnxgenError, WrongRewrite, is_strict
 from onnxgen.graph.annotations import CHECKED
 from onnxgen.options import Options
+from onnxgen.paranoid.check import Checker
+from onnxgen.paranoid.quick import QuickChecker
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.attention import attention
@@ -56,6 +59,7 @@ from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
+ASKED_FOR = ("dynamic_batch", "restore_batchnorm")  # by options: what was asked for is not left out
 PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 
 
@@ -111,29 +115,50 @@ PASSES: list[Pass] = [
 ]
 
 
-def simplify(model: ir.Model, options: Options) -> None:
+def simplify(model: ir.Model, options: Options, left_out: Mapping[str, str] = MappingProxyType({})) -> None:
     """Run every pass, then give floats the type of `options.dtype`: idioms are recognised in the file's own type.
+
+    Args:
+        left_out: names of passes that do not run, each with the reason.
 
     Raises:
         OnnxgenError: a pass refuses the model, or meets a dim that is too complex to compute with.
-        WrongRewrite: with `options.paranoid`, a pass changed what the network computes.
+        WrongRewrite: a pass changed what the network computes. The model is not to be used.
     """
-    run = _running(model, options)
+    checker = _checker(options, left_out)
+    CHECKED.set(model, checker.counts)
     for step in PASSES:
         try:
-            run(step, model, options)
+            checker.run(step, model, options)
         except TooComplex as error:
             raise OnnxgenError(str(error), help=FIX_SHAPE) from error
     if options.dtype:
         retype(model, DTYPES[options.dtype])
 
 
-def _running(model: ir.Model, options: Options) -> Callable[[Pass, ir.Model, Options], None]:
-    """Return the function that runs a pass. With `--paranoid` it also checks the result, and counts the checks."""
-    if not options.paranoid and os.environ.get(PARANOID, "") in ("", "0"):
-        return lambda step, *given: step(*given)
-    from onnxgen.paranoid.check import Checker
+def simplified(model: ir.Model, options: Options, left_out: dict[str, str]) -> bool:
+    """Run every pass but those that are left out. Returns False if one more must be: then the file is to be read again.
 
-    checker = Checker()
-    CHECKED.set(model, checker.counts)
-    return checker.run
+    Such a pass would change what the network computes. It is added to `left_out`, and `CHECKED` counts it.
+
+    Raises:
+        OnnxgenError: see `simplify`.
+        WrongRewrite: `ONNXGEN_STRICT=1` is set, or the options ask for the pass or for `--paranoid`.
+    """
+    try:
+        simplify(model, options, left_out)
+    except WrongRewrite as error:
+        if is_strict() or is_paranoid(options) or error.step in (*ASKED_FOR, *left_out):
+            raise
+        left_out[error.step] = str(error)
+        return False
+    return True
+
+
+def is_paranoid(options: Options) -> bool:
+    """Return True if everything is checked that can be."""
+    return options.paranoid or os.environ.get(PARANOID, "") not in ("", "0")
+
+
+def _checker(options: Options, left_out: Mapping[str, str]) -> Checker:
+    return Checker() if is_paranoid(options) else QuickChecker(left_out)

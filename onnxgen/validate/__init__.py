@@ -10,14 +10,14 @@ on the terms of a flat module (`code/module_def.py`, the placeholders of `code/q
 
 from onnxgen.errors import WrongTranslation
 from onnxgen.validate.check import Difference, validate
-from onnxgen.validate.fallback import STRICT, translated
+from onnxgen.validate.fallback import translated
 from onnxgen.validate.flat import Specification, same_either_way, specify
-from onnxgen.validate.stored import hold, hold_keys, stored_by
+from onnxgen.validate.stored import Stored, hold, hold_keys, stored_by
 
 __all__ = [
-    "STRICT",
     "Difference",
     "Specification",
+    "Stored",
     "WrongTranslation",
     "hold",
     "hold_keys",

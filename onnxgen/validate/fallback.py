@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from onnxgen.common.names import ModulePath
-from onnxgen.errors import WrongTranslation, counted
+from onnxgen.errors import WrongTranslation, counted, is_strict
 from onnxgen.output.compose import Generated, Report
 from onnxgen.validate.check import Difference
-
-STRICT = "ONNXGEN_STRICT"  # environment variable: a difference is an error at once
 
 
 def translated(
@@ -35,7 +32,7 @@ def translated(
         difference = differs(generated)
         if difference is None:
             break
-        if () in plain or os.environ.get(STRICT, "") not in ("", "0"):
+        if () in plain or is_strict():
             where = difference.path or "the network"
             raise WrongTranslation(f"the text of {where} is not what the graph computes: {difference.what}")
         path = tuple(difference.path.split(".")) if difference.path else ()

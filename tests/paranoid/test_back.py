@@ -12,9 +12,9 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxgen import pipeline
+from onnxgen.errors import WrongRewrite
 from onnxgen.options import Options
 from onnxgen.output import compose as generated
-from onnxgen.paranoid.check import WrongRewrite
 from onnxgen.passes.folded import folds
 from onnxgen.weights.provenance import way_back
 

@@ -10,9 +10,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from onnxgen.errors import WrongRewrite
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.paranoid.check import Checker, Counts, WrongRewrite
+from onnxgen.paranoid.check import Checker, Counts
 from onnxgen.passes import contrib
 from onnxgen.reader import read
 from tests.ops.fuzz import floats

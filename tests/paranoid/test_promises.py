@@ -15,7 +15,7 @@ from onnx import numpy_helper, parser
 
 import onnxgen.passes
 from onnxgen import Options, pipeline
-from onnxgen.paranoid.check import WrongRewrite
+from onnxgen.errors import WrongRewrite
 from onnxgen.shapes.info import info, set_info
 
 GRAPH = """

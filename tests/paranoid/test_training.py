@@ -12,10 +12,11 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+from onnxgen.errors import WrongRewrite
 from onnxgen.graph.annotations import RESTORED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.paranoid.check import Checker, WrongRewrite
+from onnxgen.paranoid.check import Checker
 from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.reader import read
 from onnxgen.shapes import propagate

@@ -17,9 +17,9 @@ import pytest
 import onnxgen.output.compose
 import onnxgen.passes
 from onnxgen import Options
+from onnxgen.errors import WrongRewrite
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.paranoid.check import WrongRewrite
 from onnxgen.passes import PASSES
 from onnxgen.pipeline import build
 from onnxgen.weights.dequantised import Dequantised

@@ -13,11 +13,13 @@ import onnx_ir as ir
 import pytest
 
 import onnxgen.passes
+from onnxgen.errors import WrongRewrite
 from onnxgen.graph.annotations import CHECKED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.paranoid import check
-from onnxgen.paranoid.check import Comparison, Counts, WrongRewrite
+from onnxgen.paranoid import comparison
+from onnxgen.paranoid.check import Counts
+from onnxgen.paranoid.comparison import Comparison
 from onnxgen.paranoid.region import Broken
 from onnxgen.passes import PASSES, simplify
 from onnxgen.reader import read
@@ -324,7 +326,7 @@ def test_sizes_that_the_second_side_refuses(
             raise Broken("another size")
         return ""
 
-    monkeypatch.setattr(check, "sizes", lambda region: [{"n": n} for n in (5, 3, 2, 1, 4)])
+    monkeypatch.setattr(comparison, "sizes", lambda region: [{"n": n} for n in (5, 3, 2, 1, 4)])
     monkeypatch.setattr(Comparison, "_on", on)
     compared = object.__new__(Comparison)
     compared.region, compared.fits = None, False  # type: ignore[assignment]

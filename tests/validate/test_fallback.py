@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from onnxgen.cli import BUG, run
 from onnxgen.code.quote import call
+from onnxgen.errors import STRICT, WrongTranslation
 from onnxgen.lowering import dropout
 from onnxgen.options import Options
 from onnxgen.output import compose as generated
 from onnxgen.pipeline import generate
 from onnxgen.structure import runs
-from onnxgen.validate import STRICT, WrongTranslation
 from tests.backend.road import imported
 
 Network = tuple[Path, nn.Module]

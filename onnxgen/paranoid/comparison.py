@@ -1,0 +1,230 @@
+"""Compare both sides of one region on drawn inputs: on many (`verdict`), or on few, quickly (`is_same`)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.paranoid import usual
+from onnxgen.paranoid.compare import gap_of, gaps_of, only_ties, tells, unlike, widened
+from onnxgen.paranoid.draws import (
+    DRAWN_SIZES,
+    ENOUGH_ROWS,
+    EVERY,
+    QUICK,
+    STYLES,
+    Style,
+    element_count,
+    elements,
+    facts_of,
+    few_sizes,
+    sizes,
+)
+from onnxgen.paranoid.foreign import MICROSOFT, SHAPES
+from onnxgen.paranoid.picture import Made
+from onnxgen.paranoid.region import Broken, Refused, Region, Unable, Untold
+from onnxgen.paranoid.run import Side
+from onnxgen.paranoid.single import Single, copies
+
+MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
+    3_000_000,
+    60_000_000,
+    400_000_000,
+)  # elements of a region; larger ones get fewer draws, or none
+QUICK_SLACK = 5e-3  # a part of the largest element
+MOVED = 5  # elements that are moved in the time in which one is computed
+MAX_ELEMENTS_MORE_DRAWS, MORE_DRAWS = 10_000, (1, 2)  # elements of a region; smaller ones get these additional draws
+FLOAT32_KERNEL_TOLERANCE = 0.05  # allowed difference, as a part of the largest element, of kernels without float64
+
+
+class Comparison:
+    """Compares one region on several draws. `more`: additional draws."""
+
+    def __init__(self, region: Region, single: Single, more: tuple[Style, ...] = ()) -> None:
+        self.region, self.single = region, single
+        steps = [*region.before.steps, *region.after.steps]
+        self.exact = all(_moves(step) for step in steps)
+        # kernels outside the standard do not check positions and lengths, so drawn ones must be small; 8-bit integers
+        # are not positions
+        self.trusts = any(step.domain not in ("", DOMAIN) for step in steps)
+        self.styles = [replace(s, integers=STYLES[0].integers, bytes=s.integers) for s in STYLES]
+        self.styles = self.styles if self.trusts else list(STYLES)
+        self.is_usual = all(step.domain == DOMAIN or usual.has(step.domain, step.op) for step in steps)
+        self.more = list(more)
+        self.fits = any(step.domain == MICROSOFT and step.op in SHAPES for step in region.before.steps)
+
+    def verdict(self) -> str:
+        """Describe how both sides differ, or return "". Raises `Untold` if no draw can be computed.
+
+        The second side may refuse some sizes if it runs on at least as many others: the network cannot take these. But
+        it must run on sizes that were made to fit.
+        """
+        why: Untold | None = None
+        told, refused, broken = 0, 0, ""
+        for turn, numbers in enumerate(sizes(self.region)):
+            if told and turn >= len(DRAWN_SIZES):
+                break
+            try:
+                found = self._on(numbers)
+            except Broken as error:
+                refused, broken = refused + 1, broken or f"it no longer runs: {error}"
+                if self.fits and 1 not in numbers.values():
+                    return broken
+                continue
+            except Untold as error:
+                why = why or error
+                continue
+            if found:
+                return found
+            told += 1
+            if told == ENOUGH_ROWS:
+                break
+        if told == 0 and not broken:
+            raise why or Untold("nothing was computed")
+        return broken if told < refused else ""
+
+    def is_same(self, most: int) -> bool:
+        """Return True if both sides are the same on the first sizes on which the first one runs. False says only that
+        more must be drawn. Raises `Untold` if nothing is computed, since there are more than `most` elements, say.
+        """
+        why: Untold | None = None
+        for numbers in few_sizes(self.region):
+            if self._weight(numbers) > most * (MOVED if self.exact else 1):
+                raise Untold(f"more than {most:,} elements")
+            try:
+                told = [
+                    self._is_same(numbers, style) for style in (QUICK if self.is_usual or self.exact else QUICK[:1])
+                ]
+            except Broken:
+                return False
+            except Untold as error:
+                why = why or error
+                continue
+            if False in told:
+                return False
+            if True in told:
+                return True
+        raise why or Untold("nothing but NaN on every draw")
+
+    def _is_same(self, numbers: dict[str, int], style: Style) -> bool | None:
+        """Return True if both sides are the same on one draw, None if that has no number to compare."""
+        expected, got = self._both(numbers, style, wide := self.is_usual and not self.exact)
+        # float32 alone: what is wrong differs by more than rounding does
+        slack = 0.0 if wide or self.exact or not isinstance(expected, np.ndarray) else QUICK_SLACK * gap_of(expected, 0)
+        if unlike(expected, got, wide, self.exact, slack):
+            return False
+        return True if tells(expected) else None
+
+    def _weight(self, numbers: dict[str, int]) -> int:
+        values = (
+            (c.picture, v) for c in self.region.cones for v in (*c.cuts, *(v for step in c.steps for v in step.outputs))
+        )
+        return element_count((facts_of(*value) for value in values), numbers)
+
+    def _on(self, numbers: dict[str, int]) -> str:
+        """Compare both sides on some sizes. Raises `Broken` if only the second side fails on them."""
+        weight = self._weight(numbers)
+        if weight > MAX_ELEMENTS:
+            raise Untold(f"more than {MAX_ELEMENTS:,} elements")
+        count = len(self.styles) if weight < MAX_ELEMENTS_ALL_DRAWS else 1 if weight < MAX_ELEMENTS_ONE_DRAW else 0
+        # most kernels outside the standard have no float64, so there are more draws in their own types
+        draws = [(style, False) for style in (self.styles[: max(1, count)] if self.trusts else STYLES[:1])]
+        if self.trusts and weight < MAX_ELEMENTS_MORE_DRAWS:
+            draws += [(replace(s, name=f"{s.name}, again {n}"), False) for n in MORE_DRAWS for s in self.styles[:2]]
+        draws += [(style, not self.exact) for style in (*self.styles[:count], *self.more[: count * EVERY])]
+        told, why = False, None
+        for style, wide in draws:
+            try:
+                found, telling = self._once(numbers, style, wide)
+            except Untold as error:
+                if isinstance(error, Broken) and not wide:
+                    raise
+                why = why or error
+                continue
+            if found:
+                return f"{found} ({style.name} inputs, {'float64' if wide else 'as it is'})"
+            told = told or telling
+        if not told:
+            raise why or Untold("nothing but NaN on every draw")
+        return ""
+
+    def _once(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[str, bool]:
+        """Return how both sides differ on one draw, and whether that draw is conclusive."""
+        try:
+            expected, got = self._both(numbers, style, wide)
+        except Broken:
+            self._ask_again(numbers, style, wide, None)
+            raise
+        found = unlike(expected, got, wide, self.exact)
+        if found and self.trusts and style.bytes != STYLES[0].integers and only_ties(expected, got):
+            found = ""
+        if found and wide:
+            self._trust(expected, got, self._both(numbers, style, wide=False))
+        elif found and not self.exact and getattr(expected, "shape", 0) == getattr(got, "shape", 1):
+            found = unlike(expected, got, wide, self.exact, self._rounding(numbers, style, (expected, got)))
+        if found:
+            self._ask_again(numbers, style, wide, got)
+        return found, tells(expected)
+
+    def _ask_again(self, numbers: dict[str, int], style: Style, wide: bool, got: Any) -> None:
+        """Raise `Untold` if another implementation of the first side agrees with the second side or refuses
+        the inputs.
+        """
+        before = self.region.before
+        if any(step.domain not in ("", DOMAIN) for step in before.steps):
+            return
+        side = Side(before.picture, Single(second=True, most=self.single.most), numbers, wide)
+        try:
+            with np.errstate(all="ignore"):
+                other = side.value(before, elements(self.region, numbers, style, wide))
+        except Untold as error:
+            if got is None and not isinstance(error, Unable):
+                raise Untold(f"onnxruntime alone runs it: {error}") from None
+            return
+        if got is not None and not unlike(other, got, wide, self.exact):
+            raise Untold("onnxruntime and onnx.reference compute something else")
+
+    def _trust(self, expected: Any, got: Any, narrow: tuple[Any, Any]) -> None:
+        """Raise `Untold` unless each side computes the same in float64 as in its own types."""
+        for one, other in zip((expected, got), narrow):
+            if unlike(widened(other), widened(one), wide=False, exact=False):
+                raise Untold("an operator computes something else in float64")
+
+    def _rounding(self, numbers: dict[str, int], style: Style, narrow: tuple[Any, Any]) -> Any:
+        """Return how far rounding may separate both sides: four times the distance of one side from itself in float64,
+        for each row.
+        """
+        found: Any = 0.0
+        drawn = elements(self.region, numbers, style, wide=True)
+        for cone, one in zip((self.region.before, self.region.after), narrow):
+            with suppress(Untold), np.errstate(all="ignore"):
+                other = Side(cone.picture, self.single, numbers, wide=True).value(cone, drawn)
+                if getattr(other, "shape", None) == getattr(one, "shape", ()) and one.dtype.kind == "f":
+                    found = np.maximum(found, 4 * gaps_of(widened(one), widened(other)))
+        if self.trusts and isinstance(narrow[0], np.ndarray) and narrow[0].dtype.kind == "f":
+            first = np.abs(widened(narrow[0]))
+            found = np.minimum(found, FLOAT32_KERNEL_TOLERANCE * np.max(first, initial=0.0, where=np.isfinite(first)))
+        return found
+
+    def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any]:
+        """Return the values of both sides. Raises `Broken` if only the first one runs, `Untold` if it does not."""
+        drawn = elements(self.region, numbers, style, wide)
+        before, after = self.region.before, self.region.after
+        with np.errstate(all="ignore"):
+            first, second = (Side(cone.picture, self.single, numbers, wide) for cone in (before, after))
+            try:
+                expected = first.value(before, drawn)
+            except Broken as error:
+                raise Refused(str(error)) from None
+            got = second.value(after, drawn)
+            if first.narrowed or second.narrowed:
+                raise Untold("an operator computes in float32 alone")
+            return expected, got
+
+
+def _moves(step: Made) -> bool:
+    return copies(step) and step.domain in ("", DOMAIN)

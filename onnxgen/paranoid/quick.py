@@ -1,0 +1,84 @@
+"""The check that every generation makes: each region that a pass rewrote is computed on few drawn inputs.
+
+What seems to differ is compared as with `--paranoid`. If it differs there too, the graph is read again, and the pass is
+left out (see `pipeline`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.options import Options
+from onnxgen.paranoid.check import Checker, Counts, Pass, name_of
+from onnxgen.paranoid.claims import Claim, difference
+from onnxgen.paranoid.comparison import Comparison
+from onnxgen.paranoid.picture import Picture, take
+from onnxgen.paranoid.region import Region, Regions
+from onnxgen.paranoid.single import Single
+
+FEW, MANY = 4_000_000, 40_000_000  # elements of a region that are computed, and of one of which a part differs
+MOST = 20_000  # elements that onnx's evaluator, which is slow, is given
+# Passes that replace an operator by its definition, or that decide; `--paranoid` checks these, too.
+DEFINE = frozenset("gradient quantized contrib trainable propagate expand text infer_missing_scopes".split())
+
+
+class QuickChecker(Checker):
+    """Runs the passes of one model, and compares what they rewrote."""
+
+    def __init__(self, left_out: Mapping[str, str]) -> None:
+        super().__init__()
+        self.counts = Counts(left_out=dict(left_out), oracle="numpy")
+        self.single, self.quick = Single(most=MOST), Single(quick=True, most=MOST)
+        self.is_sure = False  # compare as with `--paranoid`
+
+    def run(self, step: Pass, model: ir.Model, options: Options) -> None:
+        """Run one pass, unless it is left out. Raises `WrongRewrite` if it changed what the network computes."""
+        name = name_of(step)
+        if name in self.counts.left_out:
+            return
+        if name in DEFINE:
+            step(model, options)
+            self.last = None
+            return
+        start = time.perf_counter()
+        before = self.last or take(model)
+        self.counts.seconds += time.perf_counter() - start
+        step(model, options)
+        start = time.perf_counter()
+        self.last = before if _is_as(before, model) else take(model)
+        if self.last is not before and (found := difference(before, self.last)) is not None:
+            self.judge(name, model, options, found)
+        self.counts.seconds += time.perf_counter() - start
+
+    def _verdict(self, regions: Regions, claim: Claim) -> str | None:
+        """Compare quickly; what differs however much of the network is computed is compared as with `--paranoid`."""
+        self.is_sure = False
+        verdict = super()._verdict(regions, claim)
+        if not verdict or not claim.needed:
+            return verdict
+        self.is_sure = True
+        return super()._verdict(regions, claim)
+
+    def _fresh(self, region: Region, differed: bool) -> str:
+        if self.is_sure:
+            return super()._fresh(region, differed)
+        return "" if Comparison(region, self.quick).is_same(MANY if differed else FEW) else "it seems to differ"
+
+
+def _is_as(picture: Picture, model: ir.Model) -> bool:
+    """Return True if the graphs are as in the picture."""
+    nodes = all_nodes(model.graph)
+    graphs = [(tuple(graph.inputs), tuple(graph.outputs)) for graph in picture.graphs]
+    if len(nodes) != len(picture.nodes) or graphs != list(picture.graphs.values()):
+        return False
+    for node in nodes:
+        made = picture.nodes.get(node)
+        if made is None or made.inputs != tuple(node.inputs) or made.op != node.op_type or made.graph is not node.graph:
+            return False
+        if node.attributes.data != made.attributes:
+            return False
+    return all(value.const_value is tensor for value, tensor in picture.stored.items())
