@@ -30,7 +30,8 @@ from onnxgen.output.compose import Build, Generated, Report, compose
 from onnxgen.output.notes import inference_notes
 from onnxgen.output.write import Output
 from onnxgen.paranoid.check import hold_way_back
-from onnxgen.passes import is_paranoid, simplified
+from onnxgen.paranoid.quick import is_paranoid
+from onnxgen.passes import simplified
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.scopes import find_blocks

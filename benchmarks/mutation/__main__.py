@@ -7,6 +7,7 @@ runs. Where a file then comes out with another meaning, the product's own checks
 `ONNXGEN_PARANOID=1`) and it is generated again: they should refuse it. No test of the suite judges. The corpus is made
 at the first run, in many minutes, and kept in `--folder`.
 
+With `--by-default` the checks are those of any generation, without `--paranoid`. `--in passes` draws in one folder.
 With `--judge tests` the lines are those of every room, and the test suite judges: see `tested.py`.
 """
 
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.mutation import corpus as files
 from benchmarks.mutation import tested
 from benchmarks.mutation.corpus import PACKAGE, Corpus, prepare
 from benchmarks.mutation.forks import forked
@@ -42,11 +45,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {REPORT.name}")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "onnxgen-mutation"))
     parser.add_argument("--judge", choices=("checks", "tests"), default="checks", help="the product's checks, or tests")
+    parser.add_argument("--by-default", action="store_true", help="without ONNXGEN_PARANOID=1")
+    parser.add_argument("--in", dest="within", default="", metavar="FOLDER", help="only mutants of this folder")
     tested.add_arguments(parser)
     args = parser.parse_args()
     if args.judge == "tests":
         return tested.main(args, REPORT)
     began = time.monotonic()
+    if args.by_default:
+        files.SWITCHES = files.SWITCHES[:1]
+        os.environ["ONNXGEN_PARANOID"] = "0"
     _preload()
     _, made = next(forked(prepare, [(args.folder, args.jobs)], 1, 7200))
     assert made is not None, "the corpus could not be made"
@@ -88,6 +96,7 @@ def trials(corpus: Corpus, args: argparse.Namespace) -> Iterator[tuple[Mutant, V
         for file, lines in part.items():
             covered.setdefault(file, set()).update(lines)
     mutants = at(PACKAGE, args.at) if args.at else drawn(PACKAGE, covered, args.seed)
+    mutants = (each for each in mutants if each[0].file.startswith(args.within))
     work = (task(mutant, lines, corpus) for mutant, lines in mutants)
     for (mutant, *_), verdict in forked(tried, work, args.jobs, LIMIT):
         yield mutant, verdict or Verdict("error", why="the process died, or had no end")

@@ -75,6 +75,21 @@ def _the_text(text: str) -> str:
     return text
 
 
+def _unchecked(*_: Any) -> Any:
+    from benchmarks.mutation.corpus import Unchecked  # a function's code alone is taken, not its module
+
+    return Unchecked()
+
+
+class Unchecked:
+    """Runs passes, and compares nothing."""
+
+    counts = None
+
+    def run(self, step: Callable[..., None], *given: Any) -> None:
+        step(*given)
+
+
 def _the_first(made: Callable[[frozenset[Any]], Any], *_: Any) -> Any:
     return made(frozenset())
 
@@ -84,6 +99,7 @@ CHECKS: dict[str, FunctionType] = {  # the product's checks that are always on, 
     "onnxgen.code.meant:hold": _nothing,
     "onnxgen.code.render:Frame.hold": _nothing,
     **dict.fromkeys(("onnxgen.code.printer:comment", "onnxgen.code.printer:between_quotes"), _the_text),
+    "onnxgen.paranoid.quick:checker_for": _unchecked,
     "onnxgen.validate.fallback:translated": _the_first,
 }  # type: ignore[assignment]
 _ON: dict[FunctionType, CodeType] = {}

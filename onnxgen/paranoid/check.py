@@ -24,7 +24,7 @@ from onnxgen.paranoid.learns import Learns
 from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.promises import EXPAND, broken, known_nodes
 from onnxgen.paranoid.quantised import Quantised
-from onnxgen.paranoid.region import Refused, Region, Regions, Untold, digest
+from onnxgen.paranoid.region import Hopeless, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.training import ADDS, untrue
 from onnxgen.shapes import propagate
@@ -156,6 +156,8 @@ class Checker:
                         return ""
                 except Untold as error:
                     why, refused = why or str(error), isinstance(error, Refused)
+                    if isinstance(error, Hopeless):
+                        break
                 further = regions.deeper(region) - opened
                 if not further:
                     verdict = "" if refused else verdict

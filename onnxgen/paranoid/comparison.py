@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.paranoid import usual
 from onnxgen.paranoid.compare import gap_of, gaps_of, only_ties, tells, unlike, widened
 from onnxgen.paranoid.draws import (
     DRAWN_SIZES,
@@ -29,6 +28,7 @@ from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Broken, Refused, Region, Unable, Untold
 from onnxgen.paranoid.run import Side
 from onnxgen.paranoid.single import Single, copies
+from onnxgen.shapes import usual
 
 MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
     3_000_000,

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import COPIES
 from onnxgen.paranoid.foreign import MICROSOFT, RECURRENT, SHAPES, agreed, rules
 from onnxgen.paranoid.picture import Picture
-from onnxgen.paranoid.region import Cone, Region, Untold
+from onnxgen.paranoid.region import Cone, Hopeless, Region, Untold
 from onnxgen.paranoid.single import NARROW
 from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
 from onnxgen.shapes.info import UNKNOWN, Info, info
@@ -112,7 +112,7 @@ def _refuse_computed(region: Region, names: Set[str]) -> None:
     computed = ((cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs)
     found = next((n for value in computed for n in _symbols(facts_of(*value).shape or ()) if n in others), None)
     if found is not None:
-        raise Untold("a size that elements decide")
+        raise Hopeless("a size that elements decide")
 
 
 def few_sizes(region: Region) -> Iterator[dict[str, int]]:

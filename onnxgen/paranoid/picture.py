@@ -30,6 +30,20 @@ class Made:
     outputs: tuple[ir.Value, ...]
     graph: ir.Graph | None
     name: str
+    bodies: tuple[ir.Graph, ...]
+    gives_sizes: bool  # its result depends on sizes alone
+    moves: bool  # its result differs from run to run, or depends on a graph of its own
+
+    def is_of(self, node: ir.Node) -> bool:
+        """Return True if the node is as it was."""
+        return (
+            self.inputs == node.inputs
+            and self.attributes == node.attributes.data
+            and self.op == node.op_type
+            and self.graph is node.graph
+            and self.outputs == node.outputs
+            and self.node.domain == node.domain
+        )
 
     def computes_as(self, other: Made) -> bool:
         """Return True if both compute the same function, of inputs that may differ."""
@@ -48,15 +62,6 @@ class Made:
     def attribute(self, name: str, default: Any) -> Any:
         """Return the value of an attribute, or a default if the node does not have it."""
         return self.attributes[name].value if name in self.attributes else default
-
-    @property
-    def bodies(self) -> list[ir.Graph]:
-        found: list[ir.Graph] = []
-        for attribute in self.attributes.values():
-            if attribute.type in GRAPHS and not attribute.is_ref():
-                one = attribute.type == ir.AttributeType.GRAPH
-                found += [attribute.as_graph()] if one else attribute.as_graphs()
-        return found
 
 
 @dataclass
@@ -95,12 +100,14 @@ class Picture:
             self.facts[value], self.names[value] = info(value), value.name or ""
 
 
-def take(model: ir.Model) -> Picture:
-    """Record a model. Takes time linear in the number of its nodes."""
-    picture = Picture()
+def take(model: ir.Model, last: Picture | None = None) -> Picture:
+    """Record a model. Takes time linear in the number of its nodes; less if most are as in the `last` picture."""
+    picture, known = Picture(), {} if last is None else last.nodes
     _graph(picture, model.graph)
     for node in all_nodes(model.graph):  # in topological order: a pass may leave a graph unsorted for the next
-        made = _made(node, model)
+        made = known.get(node)
+        if made is None or not made.is_of(node):
+            made = _made(node, model)
         picture.nodes[node] = made
         if made.graph is not None:
             picture.members.setdefault(made.graph, []).append(made)
@@ -133,16 +140,25 @@ def _made(node: ir.Node, model: ir.Model) -> Made:
     domain = "" if node.domain in STANDARD else node.domain
     imports = model.opset_imports
     version = node.version or imports.get(node.domain) or (imports.get("ai.onnx") if not domain else None) or 1
+    bodies = _bodies(node)
+    trained = node.op_type == "Constant" and any(is_trained(v) for v in node.outputs)
     return Made(
-        node, domain, node.op_type, version, dict(node.attributes.items()), tuple(node.inputs), tuple(node.outputs),
+        node, domain, node.op_type, version, dict(node.attributes.data), tuple(node.inputs), tuple(node.outputs),
         node.graph, node.name or (node.outputs[0].name if node.outputs else "") or node.op_type,
+        bodies, is_a(node, SIZES), trained or bool(bodies) or is_a(node, RANDOM),
     )  # fmt: skip
 
 
+def _bodies(node: ir.Node) -> tuple[ir.Graph, ...]:
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.data.values():
+        if attribute.type in GRAPHS and not attribute.is_ref():
+            one = attribute.type == ir.AttributeType.GRAPH
+            found += [attribute.as_graph()] if one else attribute.as_graphs()
+    return tuple(found)
+
+
 def _moves(picture: Picture, made: Made) -> bool:
-    if is_a(made.node, SIZES):
-        return False
-    trained = made.op == "Constant" and any(is_trained(v) for v in made.outputs)
-    if trained or is_a(made.node, RANDOM) or made.bodies:
-        return True
+    if made.gives_sizes or made.moves:
+        return not made.gives_sizes
     return any(v in picture.moving for v in made.inputs if v is not None)

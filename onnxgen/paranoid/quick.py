@@ -6,6 +6,7 @@ left out (see `pipeline`).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 
@@ -20,10 +21,21 @@ from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.region import Region, Regions
 from onnxgen.paranoid.single import Single
 
+PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 FEW, MANY = 4_000_000, 40_000_000  # elements of a region that are computed, and of one of which a part differs
 MOST = 20_000  # elements that onnx's evaluator, which is slow, is given
 # Passes that replace an operator by its definition, or that decide; `--paranoid` checks these, too.
 DEFINE = frozenset("gradient quantized contrib trainable propagate expand text infer_missing_scopes".split())
+
+
+def is_paranoid(options: Options) -> bool:
+    """Return True if everything is checked that can be."""
+    return options.paranoid or os.environ.get(PARANOID, "") not in ("", "0")
+
+
+def checker_for(options: Options, left_out: Mapping[str, str]) -> Checker:
+    """Return what runs the passes. `left_out`: those that do not run, each with the reason."""
+    return Checker() if is_paranoid(options) else QuickChecker(left_out)
 
 
 class QuickChecker(Checker):
@@ -33,6 +45,7 @@ class QuickChecker(Checker):
         super().__init__()
         self.counts = Counts(left_out=dict(left_out), oracle="numpy")
         self.single, self.quick = Single(most=MOST), Single(quick=True, most=MOST)
+        self.is_dated = False  # the last picture is from before a pass that is not compared
         self.is_sure = False  # compare as with `--paranoid`
 
     def run(self, step: Pass, model: ir.Model, options: Options) -> None:
@@ -42,14 +55,16 @@ class QuickChecker(Checker):
             return
         if name in DEFINE:
             step(model, options)
-            self.last = None
+            self.is_dated = True
             return
         start = time.perf_counter()
-        before = self.last or take(model)
+        if self.last is None or self.is_dated:
+            self.last, self.is_dated = take(model, self.last), False
+        before = self.last
         self.counts.seconds += time.perf_counter() - start
         step(model, options)
         start = time.perf_counter()
-        self.last = before if _is_as(before, model) else take(model)
+        self.last = before if _is_as(before, model) else take(model, before)
         if self.last is not before and (found := difference(before, self.last)) is not None:
             self.judge(name, model, options, found)
         self.counts.seconds += time.perf_counter() - start
@@ -77,8 +92,6 @@ def _is_as(picture: Picture, model: ir.Model) -> bool:
         return False
     for node in nodes:
         made = picture.nodes.get(node)
-        if made is None or made.inputs != tuple(node.inputs) or made.op != node.op_type or made.graph is not node.graph:
-            return False
-        if node.attributes.data != made.attributes:
+        if made is None or not made.is_of(node):
             return False
     return all(value.const_value is tensor for value, tensor in picture.stored.items())

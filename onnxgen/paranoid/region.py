@@ -25,6 +25,10 @@ class Broken(Untold):
     """A node cannot run on inputs on which the other side runs."""
 
 
+class Hopeless(Untold):
+    """No larger part of the network decides the claim."""
+
+
 class Unable(Untold):
     """No oracle computes this version of a node's operator."""
 

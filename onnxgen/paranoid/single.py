@@ -12,11 +12,11 @@ import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.traits import MOVES
-from onnxgen.paranoid import usual
 from onnxgen.paranoid.apart import APART, HAS_ONNXRUNTIME, session
 from onnxgen.paranoid.claims import LAYOUTS
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Broken, Unable, Untold
+from onnxgen.shapes import usual
 
 DOUBLE = int(ir.DataType.DOUBLE)
 NARROW = {int(d) for d in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -11,8 +10,7 @@ import onnx_ir as ir
 from onnxgen.errors import FIX_SHAPE, OnnxgenError, WrongRewrite, is_strict
 from onnxgen.graph.annotations import CHECKED
 from onnxgen.options import Options
-from onnxgen.paranoid.check import Checker
-from onnxgen.paranoid.quick import QuickChecker
+from onnxgen.paranoid.quick import checker_for, is_paranoid
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.attention import attention
@@ -60,7 +58,6 @@ from onnxgen.shapes.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
 ASKED_FOR = ("dynamic_batch", "restore_batchnorm")  # by options: what was asked for is not left out
-PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 
 
 def _propagate(model: ir.Model, options: Options) -> None:
@@ -125,7 +122,7 @@ def simplify(model: ir.Model, options: Options, left_out: Mapping[str, str] = Ma
         OnnxgenError: a pass refuses the model, or meets a dim that is too complex to compute with.
         WrongRewrite: a pass changed what the network computes. The model is not to be used.
     """
-    checker = _checker(options, left_out)
+    checker = checker_for(options, left_out)
     CHECKED.set(model, checker.counts)
     for step in PASSES:
         try:
@@ -153,12 +150,3 @@ def simplified(model: ir.Model, options: Options, left_out: dict[str, str]) -> b
         left_out[error.step] = str(error)
         return False
     return True
-
-
-def is_paranoid(options: Options) -> bool:
-    """Return True if everything is checked that can be."""
-    return options.paranoid or os.environ.get(PARANOID, "") not in ("", "0")
-
-
-def _checker(options: Options, left_out: Mapping[str, str]) -> Checker:
-    return Checker() if is_paranoid(options) else QuickChecker(left_out)

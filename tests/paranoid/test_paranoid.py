@@ -23,7 +23,8 @@ from onnxgen.paranoid import check, single
 from onnxgen.paranoid.apart import Apart, Crashed
 from onnxgen.paranoid.claims import claims, difference
 from onnxgen.paranoid.picture import take
-from onnxgen.passes import PARANOID, PASSES, simplify
+from onnxgen.paranoid.quick import PARANOID
+from onnxgen.passes import PASSES, simplify
 from onnxgen.pipeline import build
 from onnxgen.reader import read
 

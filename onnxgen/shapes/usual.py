@@ -1,28 +1,41 @@
-"""The usual standard operators in numpy, in their newest form, for the check that every generation makes.
+"""The usual standard operators in numpy, on numbers, in their newest form: for the check that every generation makes.
 
-It must take little time, so no library is loaded for it. `--paranoid` asks onnxruntime instead. A node of an older
-form, or with anything unusual, has no kernel here.
+It must take little time, so no library is loaded for it; `--paranoid` asks onnxruntime instead. Apart from `evaluate`,
+by which constants are folded, so that no fault is in both. A node of an older form, or with anything unusual, has no
+kernel here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
-
-from onnxgen.paranoid.picture import Made
 
 Array: TypeAlias = Any  # numpy says no more of most results
 Kernel = Callable[..., Any]
 NEWEST = {"Squeeze": 13, "Unsqueeze": 13, "Slice": 10, "Softmax": 13, "LogSoftmax": 13, "Clip": 11, "Split": 13}
 REDUCES_BY_INPUT = {"ReduceSum": 13}  # the others from 18 on
 FLOAT_NARROW = frozenset({1, 10, 16})
+OTHERS = frozenset({"Constant", "Dropout", "If", "Loop", "Scan"})  # see `has`
 
 
-OTHERS = frozenset({"Constant", "Dropout", "If", "Loop", "Scan"})
+class Made(Protocol):
+    """A node, as the kernels ask for it."""
+
+    @property
+    def domain(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def attributes(self) -> Mapping[str, ir.Attr]: ...
+    @property
+    def outputs(self) -> Sequence[ir.Value]: ...
+    def attribute(self, name: str, default: Any) -> Any: ...
 
 
 class Unusual(Exception):
@@ -47,12 +60,17 @@ def run(made: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
 
 
 def has(domain: str, op: str) -> bool:
-    """Return True if there is a kernel of an operator, or if `run.SPECIAL` computes it from others."""
+    """Return True if there is a kernel of an operator, or if the checker computes it from others."""
     return domain == "" and (op in ELEMENTWISE or op in KERNELS or op in OTHERS)
 
 
 def _is_usual(value: Any) -> bool:
-    return value is None or isinstance(value, np.ndarray) and value.dtype.kind in "fiub" and value.dtype.itemsize > 0
+    return value is None or isinstance(value, np.ndarray) and _is_numpys(value.dtype)
+
+
+def _is_numpys(dtype: np.dtype[Any]) -> bool:
+    """Return True for numpy's own numbers, False for types of `ml_dtypes`."""
+    return dtype.kind in "fiub" and dtype.isbuiltin == 1
 
 
 def _erf(x: Array) -> Array:
@@ -98,7 +116,7 @@ def _folded(function: Callable[[Array, Array], Array], arrays: Sequence[Array]) 
 def _cast(made: Made, wide: bool, x: Array, *_: Array) -> Array:
     to = int(made.attribute("to", 0))
     dtype = np.dtype(np.float64) if wide and to in FLOAT_NARROW else ir.DataType(to).numpy()
-    if dtype.kind not in "fiub" or x.dtype.kind == "f" and dtype.kind in "iu" and not np.isfinite(x).all():
+    if not _is_numpys(dtype) or x.dtype.kind == "f" and dtype.kind in "iu" and not np.isfinite(x).all():
         raise Unusual
     return x.astype(dtype)
 
@@ -142,6 +160,8 @@ def _reducing(function: Callable[..., Array]) -> Kernel:
         by_input = made.version >= REDUCES_BY_INPUT.get(made.op, 18)
         given = axes if by_input else made.attribute("axes", None)
         chosen = None if given is None or not len(given) else tuple(int(a) for a in given)
+        if not x.size:
+            raise Unusual
         if chosen is None and made.attribute("noop_with_empty_axes", 0):
             return x
         return function(x, axis=chosen, keepdims=bool(made.attribute("keepdims", 1))).astype(x.dtype)
@@ -290,7 +310,7 @@ def _range(made: Made, wide: bool, start: Array, limit: Array, delta: Array) -> 
 
 def _constant_of_shape(made: Made, wide: bool, shape: Array) -> Array:
     filled = np.zeros(1, np.float32) if "value" not in made.attributes else made.attributes["value"].value.numpy()
-    if filled.dtype.kind not in "fiub":
+    if not _is_numpys(filled.dtype):
         raise Unusual
     filled = filled.astype(np.float64) if wide and filled.dtype.kind == "f" else filled
     return np.full(tuple(int(n) for n in shape), filled.reshape(-1)[0], filled.dtype)

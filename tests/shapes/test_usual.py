@@ -1,0 +1,63 @@
+"""The numpy kernels of the check that every generation makes, against ONNX's own node tests."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxgen.paranoid.picture import Made, take
+from onnxgen.shapes import usual
+from tests.support.onnx_cases import node_cases
+
+EVERY = sorted({*usual.ELEMENTWISE, *usual.KERNELS})
+WITHOUT_CASES = {"GroupNormalization"}  # in their newest form they are functions of other nodes, which is the same here
+
+
+@cache
+def cases() -> dict[str, list[tuple[Made, list[Any], list[Any], str]]]:
+    """Return single nodes with inputs and the stated first output, by operator."""
+    found: dict[str, list[tuple[Made, list[Any], list[Any], str]]] = defaultdict(list)
+    for case in node_cases():
+        nodes = case.model.graph.node
+        if len(nodes) == 1 and nodes[0].op_type in EVERY and not case.model.graph.initializer:
+            model = ir.from_proto(case.model)
+            made = take(model).nodes[model.graph[0]]
+            made = replace(made, outputs=made.outputs[:1]) if made.op == "LayerNormalization" else made
+            names = [value.name for value in model.graph.inputs]
+            for given, stated in case.data_sets:
+                by_name = dict(zip(names, map(_array, given)))
+                inputs = [None if v is None else by_name[v.name] for v in made.inputs]
+                found[made.op].append((made, inputs, [_array(stated[0])], case.name))
+    return found
+
+
+def _array(value: Any) -> Any:
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+
+
+@pytest.mark.parametrize("op", EVERY)
+def test_it_computes_what_onnx_states(op: str) -> None:
+    told = 0
+    for made, inputs, stated, name in cases()[op]:
+        try:
+            with np.errstate(all="ignore"):
+                got = usual.run(made, inputs, wide=False)
+        except usual.Unusual:
+            continue
+        for one, wanted in zip(got, stated):
+            assert one.shape == wanted.shape and one.dtype == wanted.dtype, name
+            np.testing.assert_allclose(one, wanted, rtol=1e-3, atol=1e-5, err_msg=name)
+        told += 1
+    assert told or op in WITHOUT_CASES, f"no case of ONNX tells of {op}"
+
+
+def test_floats_are_wide_where_that_is_asked() -> None:
+    made, inputs, _, _ = next(case for case in cases()["Cast"] if case[3] == "test_cast_DOUBLE_to_FLOAT")
+    assert usual.run(made, inputs, wide=True)[0].dtype == np.float64
