@@ -19,6 +19,7 @@ Kernel = Callable[..., Any]
 NEWEST = {"Squeeze": 13, "Unsqueeze": 13, "Slice": 10, "Softmax": 13, "LogSoftmax": 13, "Clip": 11, "Split": 13}
 REDUCES_BY_INPUT = {"ReduceSum": 13}  # the others from 18 on
 FLOAT_NARROW = frozenset({1, 10, 16})
+NUMPY_TYPES = 256  # the numbers of types that others add to numpy begin there
 OTHERS = frozenset({"Constant", "Dropout", "If", "Loop", "Scan"})  # see `has`
 
 
@@ -70,7 +71,7 @@ def _is_usual(value: Any) -> bool:
 
 def _is_numpys(dtype: np.dtype[Any]) -> bool:
     """Return True for numpy's own numbers, False for types of `ml_dtypes`."""
-    return dtype.kind in "fiub" and dtype.isbuiltin == 1
+    return dtype.num < NUMPY_TYPES and dtype.kind in "fiub"
 
 
 def _erf(x: Array) -> Array:
