@@ -86,7 +86,7 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "model": str(model),
         "module": str(out),
         "wrote": [str(path) for path in report.wrote],
-        **{name: getattr(report, name) for name in ("classes", "parameters", "lines", "recognised", "plain")},
+        **{name: getattr(report, name) for name in ("classes", "parameters", "lines", "recognised", "plain", "left_out")},
         "notes": [*report.notes, *_names(out)],
         "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN_STAGES if name in report.stages},
