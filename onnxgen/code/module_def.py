@@ -204,16 +204,19 @@ def assigned(statement: Statement) -> Iterator[str]:
 
 
 def used(statement: Statement) -> list[str]:
-    """Return the values that a statement needs from outside, in order of first use."""
-    inside = set(assigned(statement)) if blocks(statement) else set()
-    found: dict[str, None] = {}
-    for expression in expressions(statement):
-        for name in refs(expression):
-            if name not in inside:
-                found.setdefault(name)
-    if isinstance(statement, Loop) or (isinstance(statement, If) and not statement.orelse):
-        # values carried around the loop, or past a branch, are assigned in it but must exist before it
-        found.update(dict.fromkeys(statement.targets))
+    """Return the values that a statement needs from outside, in order of first use.
+
+    A nested block may need a value that it assigns later, and an `if` needs a target that one of its sides leaves as it
+    is. What a loop carries is assigned in it, but must exist before it.
+    """
+    found = {name: None for expression in own_expressions(statement) for name in refs(expression)}
+    for block in blocks(statement):
+        known = {*statement.turn} if isinstance(statement, Loop) else set[str]()
+        for inner in block:
+            found.update((name, None) for name in used(inner) if name not in known)
+            known.update(inner.targets)
+        carried = isinstance(statement, Loop)
+        found.update((name, None) for name in statement.targets if carried or name not in known)
     return list(found)
 
 

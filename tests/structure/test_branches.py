@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 import torch.nn.functional as F
@@ -199,6 +200,32 @@ def test_a_branch_that_only_hands_a_value_on(
     if wanted is not None:
         made = [f"{s.targets[0]} = {shown(next(expressions(s)))}" for s in choice.then]
         assert (made, len(choice.orelse)) == wanted
+
+
+LOOPS_IN_BRANCHES = """
+<ir_version: 9, opset_import: ["": 18]> net (float[N,3] x, bool c) => (float[N,3] y)
+<int64 trips = {2}, bool go = {1}, float[3] w = {1, 2, 3}> {
+  z = Loop (trips, go, x) <body = turn (int64 i, bool on, float[N,3] a) => (bool on_, float[N,3] d) {
+    b = Add (a, w)
+    d = If (c) <then_branch = yes () => (float[N,3] t) {
+      t = Loop (trips, go, b) <body = one (int64 j, bool on1, float[N,3] e) => (bool on1_, float[N,3] f)
+        { f = Tanh (e) on1_ = Identity (on1) }>
+    }, else_branch = no () => (float[N,3] u) {
+      v = Loop (trips, go, b) <body = two (int64 k, bool on2, float[N,3] g) => (bool on2_, float[N,3] h)
+        { h = Sin (g) on2_ = Identity (on2) }>
+      u = Mul (v, w)
+    }>
+    on_ = Identity (on)
+  }>
+  y = Tanh (z)
+}"""
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_loops_in_both_branches_begin_with_one_value(condition: bool) -> None:
+    """A branch needs from outside what it assigns later."""
+    x = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+    held_graph(onnx.parser.parse_model(LOOPS_IN_BRANCHES), {"x": x, "c": np.array(condition)})
 
 
 def shown(tree: ast.expr) -> str:
