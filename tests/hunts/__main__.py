@@ -10,7 +10,7 @@ from tests.hunts.hunting import hunt
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.hunts")
-    parser.add_argument("hunt", choices=("scopes", "modules", "names"))
+    parser.add_argument("hunt", choices=("scopes", "modules", "names", "composite"))
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=1)

@@ -35,11 +35,14 @@ class Unmade(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """A file, and what it is run with."""
+    """A file, and what it is run with. `fused`: torch's transformers may take their fast path, as
+    in evaluation; else they compute as in training."""
 
     seed: int
     model: onnx.ModelProto
     feeds: list[Feed]
+    options: Options | None = None
+    fused: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Verdict:
         return self.kind in BAD
 
 
-def judge(case: Case, options: Options | None = None) -> Verdict:
+def judge(case: Case) -> Verdict:
     """Generate the file, run it on every feed, and compare with onnxruntime."""
     with tempfile.TemporaryDirectory(prefix="hunt-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -75,7 +78,8 @@ def judge(case: Case, options: Options | None = None) -> Verdict:
         path = Path(folder) / "graph.onnx"
         onnx.save(case.model, path)
         try:
-            model = load(path, options)
+            torch.backends.mha.set_fastpath_enabled(case.fused)
+            model = load(path, case.options)
         except OnnxgenError as error:
             kind = "crash" if "can't be loaded" in str(error) or BUG in str(error) else "refused"
             return Verdict(kind, " ".join(error.problems[0].what.split())[:100], str(error))
