@@ -10,7 +10,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +19,24 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal, text_literal
-from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
-from onnxgen.code.quote import OMIT, MemberRef, call, quote, walk
+from onnxgen.code.module_def import (
+    Member,
+    Statement,
+    Tie,
+    User,
+    change_own,
+    expressions,
+    flattened,
+    is_rounding,
+)
+from onnxgen.code.quote import OMIT, MemberRef, call, quote, rewrite, walk
 from onnxgen.common.names import ModulePath, identifier, module_part, unscoped
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
 from onnxgen.lowering.beginnings import share_beginnings
 from onnxgen.lowering.member_paths import settle
 from onnxgen.lowering.parameter import initial, is_repeated, is_table, role, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
-from onnxgen.lowering.tied import TiedTensors
+from onnxgen.lowering.sharing import Place, Sharing
 from onnxgen.options import Options
 from onnxgen.passes.exporters import is_function_name
 from onnxgen.passes.regular import name_of
@@ -65,6 +74,7 @@ class Members:
         self.written: dict[int, tuple[ir.DataType, tuple[int, ...]]] = {}  # dtype and shape of buffers in source, by id
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by the `id` of their member
         self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which are JSON in the sidecar
+        self._sharing = Sharing(model, options)
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not is_trained(v)}
         self._paths, self._classes = ParameterPaths(model.graph), CLASSES.get(model)
 
@@ -87,7 +97,7 @@ class Members:
         identity = (kind, ast.dump(build), labels, scope if apart else ())
         # a layer without tensors has a scope of its own if it is a module, which may be called several times
         is_one = bool(sources) or (bool(scope) and not self._paths.crowd.get(scope))
-        known = _known(self._modules.setdefault(identity, []), scope) if is_one else None
+        known = self._known(self._modules.setdefault(identity, []), scope, own.values()) if is_one else None
         if known is not None:
             return _used(known, users)
         if elsewhere:
@@ -166,7 +176,7 @@ class Members:
         rows = dims[0] if shape is None and not transposed and is_repeated(value) else 1
         is_merged = is_uniform(tensor) and not self._paths.is_exact(label)
         made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
-        known = _known(made, b.scope)
+        known = self._known(made, b.scope, [Source.of(tensor, name)])
         if known is None:
             known_as = "/" if rows > 1 else name  # an exporter calls what it has expanded after the function
             path, named = self._parameter_path(b.scope, known_as, label, role(b.node, value), is_merged)
@@ -242,7 +252,7 @@ class Members:
         """Return a stored tensor that is not trained but has a name, as a buffer that is in the state dict."""
         scope, value = arg.builder.scope, arg.value
         made = self._parameters.setdefault((value,), [])
-        known = _known(made, scope)
+        known = self._known(made, scope)
         if known is None:
             tensor, name = stored(value), value.name or ""
             assert tensor is not None
@@ -253,6 +263,15 @@ class Members:
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
             made.append((scope, known))
         return _used(known, {"": _user(arg)})
+
+    def _known(
+        self, made: list[tuple[ModulePath, Member]], scope: ModulePath, sources: Iterable[Source] = ()
+    ) -> Member | None:
+        """Return the member that was made for this scope, or for another that is no sibling and may have the same."""
+        for other, member in made:
+            if not siblings(other, scope) and not self._sharing.apart(sources, other, scope):
+                return member
+        return None
 
     def _register(self, member: Member) -> Member:
         if member.named:
@@ -268,6 +287,20 @@ class Members:
     def share(self, body: list[Statement]) -> None:
         """Let one table stand for those that begin it."""
         share_beginnings(body, self.members, self._large)
+
+    def read_inside(self, body: list[Statement], outputs: list[ast.expr]) -> list[ast.expr]:
+        """Let parameters that are a layer's own tensor be read from the layer. Returns the outputs."""
+        found = self._sharing.inside(self.members)
+
+        def change(tree: ast.AST) -> ast.expr | None:
+            return _read(found[id(tree.member)]) if isinstance(tree, MemberRef) and id(tree.member) in found else None
+
+        for member in [m for m in self.members if id(m) in found]:
+            layer = found[id(member)]
+            layer.member.users.setdefault(layer.key, []).extend(member.users.get("", ()))
+        for statement in flattened(body) if found else ():
+            change_own(statement, change)
+        return [rewrite(output, change) for output in outputs] if found else outputs
 
     def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
         """Return the members that the code uses, with their final names."""
@@ -307,32 +340,21 @@ class Members:
         return list(found.values())
 
     def ties(self, members: list[Member]) -> list[Tie]:
-        """Return the stored matrices that are a weight in two places, with the biases that their two layers share.
+        """Return the tensors that are one parameter in several members."""
+        return self._sharing.ties(members)
 
-        Two names in the file mean two tensors: the legacy exporter stores equal tensors once, with Identity nodes.
-        """
-        first: dict[Source, tuple[Member, str, str]] = {}
-        tied = TiedTensors([s for m in members for s in m.keys.values()])
-        pairs = []
-        for member in members:
-            for key, source in member.keys.items():
-                if len(source.shape) < 2:
-                    continue
-                original = tied.original(source) or source
-                kept, kept_key, label = first.setdefault(original, (member, key, original.label))
-                if kept is not member and label == original.label and not siblings(kept.path, member.path):
-                    pairs.append(Tie(kept, kept_key, member, key))
-                    pairs += [
-                        Tie(kept, k, member, k) for k in kept.keys if key == kept_key and _is_shared(kept, member, k)
-                    ]
-        return pairs
+    def guesses(self) -> list[str]:
+        """Return notes on the members that were taken for one parameter, or for several."""
+        return self._sharing.notes()
 
 
-def _is_shared(one: Member, other: Member, key: str) -> bool:
-    """Return True if two layers have one trained vector of the file. Equal numbers say nothing, as before training."""
-    source = one.keys[key]
-    is_vector = len(source.shape) == 1 and source.is_identity and key not in one.frozen
-    return is_vector and other.keys.get(key) == source and not is_uniform(source.pieces[0].tensor)
+def _read(place: Place) -> ast.expr:
+    """Return the expression of a layer's tensor."""
+    made: ast.expr = MemberRef(place.member)
+    for part in place.key.split("."):
+        index = ast.Constant(int(part)) if part.isdigit() else None
+        made = ast.Attribute(made, part, ast.Load()) if index is None else ast.Subscript(made, index, ast.Load())
+    return made
 
 
 def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:
@@ -359,11 +381,6 @@ def _used(member: Member, users: Mapping[str, User]) -> MemberRef:
 def _user(arg: Any) -> User:
     node, index = arg.builder.node, arg.index
     return node, tuple(i for i, v in enumerate(node.inputs) if v is arg.value) if index is None else (index,)
-
-
-def _known(made: list[tuple[ModulePath, Member]], scope: ModulePath) -> Member | None:
-    """Return the member that was made for this scope, or for any other except its siblings."""
-    return next((member for other, member in made if not siblings(other, scope)), None)
 
 
 def is_named_buffer(value: ir.Value) -> bool:
