@@ -290,23 +290,27 @@ class Members:
 
     def read_inside(self, body: list[Statement], outputs: list[ast.expr]) -> list[ast.expr]:
         """Let parameters that are a layer's own tensor be read from the layer. Returns the outputs."""
-        found = self._sharing.inside(self.members)
+        used = self._used(body, outputs)
+        found = self._sharing.inside(used)
 
         def change(tree: ast.AST) -> ast.expr | None:
             return _read(found[id(tree.member)]) if isinstance(tree, MemberRef) and id(tree.member) in found else None
 
-        for member in [m for m in self.members if id(m) in found]:
+        for member in [m for m in used if id(m) in found]:
             layer = found[id(member)]
             layer.member.users.setdefault(layer.key, []).extend(member.users.get("", ()))
         for statement in flattened(body) if found else ():
             change_own(statement, change)
         return [rewrite(output, change) for output in outputs] if found else outputs
 
-    def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
-        """Return the members that the code uses, with their final names."""
+    def _used(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
         trees = [*(e for s in body for e in expressions(s)), *outputs]
         used = {id(n.member) for tree in trees for n in walk(tree) if isinstance(n, MemberRef)}
-        members = [m for m in self.members if id(m) in used]
+        return [m for m in self.members if id(m) in used]
+
+    def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
+        """Return the members that the code uses, with their final names."""
+        members = self._used(body, outputs)
         members = [*self._holders(members), *members]
         settle(members)
         taken = {member.path[0] for member in members}

@@ -26,7 +26,7 @@ import onnx_ir as ir
 from onnxgen.code.module_def import Member, Tie, is_statistic
 from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.graph.annotations import PARAMETER_NAMES, SCOPE
+from onnxgen.graph.annotations import PARAMETER_NAMES, RESTORED, SCOPE
 from onnxgen.lowering.tied import TiedTensors, look
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path, siblings
@@ -78,6 +78,7 @@ class Sharing:
     def __init__(self, model: ir.Model, options: Options) -> None:
         self._options = options
         self._names = PARAMETER_NAMES.get(model)
+        self._folded = {norm.bias for norm in RESTORED.get(model) or ()}
         self._matched: set[str] = set()
         self._guesses: dict[str, None] = {}
         self._plain: dict[str, bool] = {}
@@ -89,7 +90,13 @@ class Sharing:
 
     def apart(self, sources: Iterable[Source], a: ModulePath, b: ModulePath) -> bool:
         """Return True if the file or an option says that a tensor is not the same parameter in two scopes."""
-        return a != b and any(self._told(source, a, b) is False for source in sources)
+        if a == b:
+            return False
+        for source in sources:
+            named = [self._names.get(name, {}) for name in source.names]
+            if self._answer(source, [(_names_at(names, a), _names_at(names, b)) for names in named]) is False:
+                return True
+        return False
 
     def ties(self, members: Sequence[Member]) -> list[Tie]:
         """Return the tensors that several members share, each with the first of them.
@@ -102,7 +109,7 @@ class Sharing:
         found = []
         for place in _places(members):
             original = self._copies.original(place.source) or place.source
-            if not original.pieces or (len(original.shape) < 2 and not _is_trained(place)):
+            if not original.pieces or (len(original.shape) < 2 and not self._may_be_tied(place)):
                 continue
             first = self.first(kept[original], place)
             if first is None:
@@ -141,26 +148,31 @@ class Sharing:
     # decisions
 
     def _same(self, a: Place, b: Place) -> bool:
-        told = self._told(b.source, _lookup(a), _lookup(b))
+        told = self._told(a, b)
         return self._by_structure(a, b) if told is None else told
 
-    def _told(self, source: Source, a: ModulePath, b: ModulePath) -> bool | None:
+    def _told(self, a: Place, b: Place) -> bool | None:
         """Return what an option or the names of the parameters say; None if nothing."""
+        pairs = [(self._recorded(name, a), self._recorded(name, b)) for name in b.source.names]
+        return self._answer(b.source, pairs)
+
+    def _answer(self, source: Source, pairs: Iterable[tuple[frozenset[str], frozenset[str]]]) -> bool | None:
         for pattern, answer in ((self._options.untied, False), (self._options.tied, True)):
             if pattern and any(re.search(pattern, name) for name in source.names):
                 self._matched.add(pattern)
                 return answer
-        said = [self._recorded(name, a, b) for name in source.names]
+        said = [bool(one & other) if one and other else None for one, other in pairs]
         return None if None in said or not said else all(said)
 
-    def _recorded(self, name: str, a: ModulePath, b: ModulePath) -> bool | None:
-        names = self._names.get(name, {})
-        one, other = _names_at(names, a), _names_at(names, b)
-        return bool(one & other) if one and other else None
+    def _recorded(self, name: str, place: Place) -> frozenset[str]:
+        """Return the names of the parameter that a stored tensor is in a place."""
+        names, label = self._names.get(name, {}), place.source.label
+        if label and any(label in found for found in names.values()):
+            return frozenset({label})
+        return _names_at(names, place.path if place.member.named else _scope(place.member, place.key, place.path))
 
     def _recorded_at(self, place: Place) -> frozenset[str]:
-        names = self._names.get(place.source.names[0], {}) if len(place.source.names) == 1 else {}
-        return _names_at(names, _lookup(place))
+        return self._recorded(place.source.names[0], place) if len(place.source.names) == 1 else frozenset()
 
     def _by_structure(self, a: Place, b: Place) -> bool:
         """Compare the two modules, then those around them."""
@@ -205,7 +217,7 @@ class Sharing:
             a, b = one[key], other[key]
             plain = self._is_plain(a.source)
             if self._original(a) == self._original(b):
-                told.append((self._told(a.source, _lookup(a), _lookup(b)), plain))
+                told.append((self._told(a, b), plain))
             elif not self._is_unmerged() and _equal(a.source, b.source):
                 told.append((False, plain))  # copies that were too large to be merged
             else:
@@ -268,6 +280,10 @@ class Sharing:
                 rest = (*place.path[n:], place.key.rpartition(".")[2] or place.member.path[-1])
                 self._trees[place.path[:n]][rest] = place
 
+    def _may_be_tied(self, place: Place) -> bool:
+        """True for a vector that is trained. (A bias with a BatchNorm that is put back is another for each norm.)"""
+        return _is_trained(place) and self._folded.isdisjoint(place.source.names)
+
     def _check_options(self) -> None:
         for option, pattern in (("tied", self._options.tied), ("untied", self._options.untied)):
             if pattern and pattern not in self._matched:
@@ -281,6 +297,7 @@ def _places(members: Iterable[Member]) -> Iterable[Place]:
             if is_statistic(key):
                 continue
             path = (*member.path, *key.split("."))[:-1] if key else _scope(member, key, member.path[:-1])
+            path = (param_path(source.label) or (*path, ""))[:-1] if not key and source.label else path
             yield Place(member, key, source, path)
 
 
@@ -295,12 +312,8 @@ def _is_small(source: Source) -> bool:
     )
 
 
-def _lookup(place: Place) -> ModulePath:
-    """Return the scope under which the users of a place are recorded."""
-    return place.path if place.member.named else _scope(place.member, place.key, place.path)
-
-
 def _scope(member: Member, key: str, default: ModulePath) -> ModulePath:
+    """Return the scope of a tensor's first user. Without one: the default."""
     users = member.users.get(key, ())
     return SCOPE.get(users[0][0]) if users else default
 
