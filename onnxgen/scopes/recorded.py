@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping, Set
 import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath, unscoped
-from onnxgen.graph.annotations import PARAMETER_NAMES, SCOPE
+from onnxgen.graph.annotations import NO_PARAMETER, PARAMETER_NAMES, SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import PASSES_ON, VIEW
 
 Names = Mapping[ModulePath, frozenset[str]]
 
-_CALL = "pkg.torch.onnx.fx_node"
+CALL = "pkg.torch.onnx.fx_node"  # of the original, on each node of the dynamo exporter
 _ARGUMENT = re.compile(r"%([pbc]_\w+)")
 # `onnx::MatMul_12`, `12` and `/fc/Constant_output_0` are no parameters
 _OF_TORCH = re.compile(r"(?!val_\d+$)[A-Za-z_]\w*|\w+(\.\w+)+")
@@ -33,13 +33,15 @@ _DEPTH = 8  # of views of a stored tensor
 
 
 def note_parameter_names(model: ir.Model) -> None:
-    """Set the model's `PARAMETER_NAMES`. The nodes must be the file's own, with their scopes."""
+    """Set the model's `PARAMETER_NAMES`, and `NO_PARAMETER` of tensors. The nodes must be the file's own."""
     values = list(model.graph.initializers.values())
     called = {node: frozenset(_ARGUMENT.findall(text)) for node, text in _calls(model)}
     found: dict[str, Names] = {}
     if any(called.values()):
         stored = {_argument(value.name or "") for value in values}
         found = {value.name or "": _by_calls(value, called, stored) for value in values}
+        for value in values:
+            NO_PARAMETER.set(value, _is_never_parameter(value, called))
     elif model.producer_name in _PRODUCERS and any(label for value in values for _, label in _takers(value)):
         found = {value.name or "": _by_labels(value) for value in values}
     PARAMETER_NAMES.set(model, {name: names for name, names in found.items() if names})
@@ -47,7 +49,7 @@ def note_parameter_names(model: ir.Model) -> None:
 
 def _calls(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
     for node in all_nodes(model.graph):
-        if text := node.metadata_props.get(_CALL):
+        if text := node.metadata_props.get(CALL):
             yield node, text.lower()
 
 
@@ -65,6 +67,13 @@ def _by_calls(value: ir.Value, called: Mapping[ir.Node, frozenset[str]], stored:
             scope = SCOPE.get(node)
             found[scope] = found.get(scope, frozenset()) | names
     return found
+
+
+def _is_never_parameter(value: ir.Value, called: Mapping[ir.Node, frozenset[str]]) -> bool:
+    """True if all calls that take a tensor name it as a buffer or constant: no equal parameter was merged into it."""
+    own = _argument(value.name or "").removeprefix("p_")
+    takers = [called.get(node, frozenset()) for node, _ in _takers(value)]
+    return bool(takers) and all({f"b_{own}", f"c_{own}"} & names for names in takers)
 
 
 def _by_labels(value: ir.Value) -> Names:
