@@ -19,24 +19,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal, text_literal
-from onnxgen.code.module_def import (
-    Member,
-    Statement,
-    Tie,
-    User,
-    change_own,
-    expressions,
-    flattened,
-    is_rounding,
-)
-from onnxgen.code.quote import OMIT, MemberRef, call, quote, rewrite, walk
+from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
+from onnxgen.code.quote import OMIT, MemberRef, call, quote, walk
 from onnxgen.common.names import ModulePath, identifier, module_part, unscoped
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
 from onnxgen.lowering.beginnings import share_beginnings
 from onnxgen.lowering.member_paths import settle
 from onnxgen.lowering.parameter import initial, is_repeated, is_table, role, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
-from onnxgen.lowering.sharing import Place, Sharing
+from onnxgen.lowering.sharing import Sharing
 from onnxgen.options import Options
 from onnxgen.passes.exporters import is_function_name
 from onnxgen.passes.regular import name_of
@@ -290,18 +281,7 @@ class Members:
 
     def read_inside(self, body: list[Statement], outputs: list[ast.expr]) -> list[ast.expr]:
         """Let parameters that are a layer's own tensor be read from the layer. Returns the outputs."""
-        used = self._used(body, outputs)
-        found = self._sharing.inside(used)
-
-        def change(tree: ast.AST) -> ast.expr | None:
-            return _read(found[id(tree.member)]) if isinstance(tree, MemberRef) and id(tree.member) in found else None
-
-        for member in [m for m in used if id(m) in found]:
-            layer = found[id(member)]
-            layer.member.users.setdefault(layer.key, []).extend(member.users.get("", ()))
-        for statement in flattened(body) if found else ():
-            change_own(statement, change)
-        return [rewrite(output, change) for output in outputs] if found else outputs
+        return self._sharing.read_inside(self._used(body, outputs), body, outputs)
 
     def _used(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
         trees = [*(e for s in body for e in expressions(s)), *outputs]
@@ -350,15 +330,6 @@ class Members:
     def guesses(self) -> list[str]:
         """Return notes on the members that were taken for one parameter, or for several."""
         return self._sharing.notes()
-
-
-def _read(place: Place) -> ast.expr:
-    """Return the expression of a layer's tensor."""
-    made: ast.expr = MemberRef(place.member)
-    for part in place.key.split("."):
-        index = ast.Constant(int(part)) if part.isdigit() else None
-        made = ast.Attribute(made, part, ast.Load()) if index is None else ast.Subscript(made, index, ast.Load())
-    return made
 
 
 def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:

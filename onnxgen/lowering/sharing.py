@@ -16,6 +16,7 @@ two kinds, or a module that is shared as a whole.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.code.module_def import Member, Tie, is_statistic
+from onnxgen.code.module_def import Member, Statement, Tie, change_own, flattened, is_statistic
+from onnxgen.code.quote import MemberRef, rewrite
 from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.graph.annotations import PARAMETER_NAMES, RESTORED, SCOPE
@@ -46,6 +48,14 @@ class Place:
     key: str
     source: Source
     path: ModulePath
+
+    def read(self) -> ast.expr:
+        """Return the expression of the tensor."""
+        made: ast.expr = MemberRef(self.member)
+        for part in self.key.split("."):
+            index = ast.Constant(int(part)) if part.isdigit() else None
+            made = ast.Attribute(made, part, ast.Load()) if index is None else ast.Subscript(made, index, ast.Load())
+        return made
 
 
 class Kept:
@@ -124,7 +134,21 @@ class Sharing:
         others = kept.like(self._recorded_at(place), has_options=bool(self._options.tied or self._options.untied))
         return next((other for other in others if self._same(other, place)), None)
 
-    def inside(self, members: Sequence[Member]) -> dict[int, Place]:
+    def read_inside(self, members: Sequence[Member], body: list[Statement], outputs: list[ast.expr]) -> list[ast.expr]:
+        """Let parameters that are a layer's own tensor be read from the layer. Returns the outputs."""
+        found = self._inside(members)
+
+        def change(tree: ast.AST) -> ast.expr | None:
+            return found[id(tree.member)].read() if isinstance(tree, MemberRef) and id(tree.member) in found else None
+
+        for member in [m for m in members if id(m) in found]:
+            layer = found[id(member)]
+            layer.member.users.setdefault(layer.key, []).extend(member.users.get("", ()))
+        for statement in flattened(body) if found else ():
+            change_own(statement, change)
+        return [rewrite(output, change) for output in outputs] if found else outputs
+
+    def _inside(self, members: Sequence[Member]) -> dict[int, Place]:
         """Return the parameters that are a layer's own tensor, which is read beside the layer, by `id`."""
         self._index(members)
         in_layers: dict[Source, Kept] = defaultdict(Kept)
