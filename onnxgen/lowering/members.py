@@ -99,6 +99,7 @@ class Members:
         path, named = self._module_path(scope, role, home, is_layer)
         frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
         member = self._register(Member(path, build, "module", dict(sources), frozen, named))
+        member.scope = scope
         if is_one:
             self._modules[identity].append((scope, member))
         return _used(member, users)
@@ -183,6 +184,7 @@ class Members:
                 return ast.Attribute(_used(table, {path[-1]: _user(arg)}), path[-1], ast.Load())
             build = initial(source, b.node, value)
             known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
+            known.scope = b.scope
             made.append((b.scope, known))
         found = _used(known, {"": _user(arg)})
         return found if axes is None else call(quote("p.view", p=found), *(d if d == 1 else -1 for d in dims))

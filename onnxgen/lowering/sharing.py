@@ -28,7 +28,7 @@ from onnxgen.code.module_def import Member, Statement, Tie, change_own, flattene
 from onnxgen.code.quote import MemberRef, rewrite
 from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.graph.annotations import PARAMETER_NAMES, RESTORED, SCOPE
+from onnxgen.graph.annotations import PARAMETER_NAMES, RESTORED
 from onnxgen.lowering.tied import TiedTensors, look
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path, siblings
@@ -193,7 +193,7 @@ class Sharing:
         names, label = self._names.get(name, {}), place.source.label
         if label and any(label in found for found in names.values()):
             return frozenset({label})
-        return _names_at(names, place.path if place.member.named else _scope(place.member, place.key, place.path))
+        return _names_at(names, _where(place))
 
     def _recorded_at(self, place: Place) -> frozenset[str]:
         return self._recorded(place.source.names[0], place) if len(place.source.names) == 1 else frozenset()
@@ -320,8 +320,8 @@ def _places(members: Iterable[Member]) -> Iterable[Place]:
         for key, source in member.keys.items() if member.kind in ("module", "parameter") else ():
             if is_statistic(key):
                 continue
-            path = (*member.path, *key.split("."))[:-1] if key else _scope(member, key, member.path[:-1])
-            path = (param_path(source.label) or (*path, ""))[:-1] if not key and source.label else path
+            scope = member.path[:-1] if member.scope is None else member.scope
+            path = (*member.path, *key.split("."))[:-1] if key else scope
             yield Place(member, key, source, path)
 
 
@@ -336,10 +336,10 @@ def _is_small(source: Source) -> bool:
     )
 
 
-def _scope(member: Member, key: str, default: ModulePath) -> ModulePath:
-    """Return the scope of a tensor's first user. Without one: the default."""
-    users = member.users.get(key, ())
-    return SCOPE.get(users[0][0]) if users else default
+def _where(place: Place) -> ModulePath:
+    """Return the scope that the users of a place are recorded under. A member without a name may get another path."""
+    scope = place.member.scope
+    return place.path if place.member.named or scope is None else scope
 
 
 def _names_at(names: Mapping[ModulePath, frozenset[str]], path: ModulePath) -> frozenset[str]:
