@@ -31,6 +31,8 @@ MORE = {
     "--outputs": "[A part of the network](USES.md#a-part-of-the-network).",
     "--trainable": "[The rules](CONVERT.md#which-tensors-are-trained).",
     "--frozen": "A pattern without a match is an error, as with `--trainable`.",
+    "--tied": "It must match a tensor of several layers. [The rules](CONVERT.md#which-tensors-are-one-parameter).",
+    "--untied": "As with `--tied`, which it overrules.",
     "--dynamic-batch": "[A batch of any size](CONVERT.md#a-batch-of-any-size).",
     "--restore-batchnorm": "[How](CONVERT.md#batchnorm-that-the-export-folded).",
     "--quantized": "[Quantised models](QUANTIZED.md).",

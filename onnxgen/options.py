@@ -82,6 +82,15 @@ class Options:
         None, "REGEX", "Train the tensors whose ONNX name matches, whatever the rules say.", TEXT
     )
     frozen: str | None = _training(None, "REGEX", "Do not train the tensors whose ONNX name matches.", TEXT)
+    tied: str | None = _training(
+        None,
+        "REGEX",
+        "Let a stored tensor whose ONNX name matches be one parameter in all layers that take it.",
+        TEXT,
+    )
+    untied: str | None = _training(
+        None, "REGEX", "Give each layer that takes a tensor whose ONNX name matches a parameter of its own.", TEXT
+    )
     dropout: Mapping[str, float] = _training(
         dict,
         "SCOPE=P",
@@ -132,7 +141,7 @@ class Options:
         for name, known in (("dtype", DTYPES), ("quantized", QUANTIZED), ("task", TASKS)):
             if (given := getattr(self, name)) is not None and given not in known:
                 raise OnnxgenError(f"--{name} must be one of {', '.join(known)}, not {given!r}")
-        for name in ("trainable", "frozen"):
+        for name in ("trainable", "frozen", "tied", "untied"):
             pattern = getattr(self, name)
             try:
                 re.compile(pattern or "")

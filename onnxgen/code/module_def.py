@@ -38,6 +38,7 @@ class Member:
         extra: state-dict tensors that are not made of ONNX tensors, such as a BatchNorm's counter.
         users: by key, the nodes that use the tensor, and the indices of their inputs that it is.
         named: the path is from the file; otherwise its last part is a role, and gets a number.
+        scope: the module path of the node that it was made for.
     """
 
     path: ModulePath
@@ -48,6 +49,7 @@ class Member:
     named: bool = True
     extra: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     users: dict[str, list[User]] = field(default_factory=dict)
+    scope: ModulePath | None = None
 
     @property
     def layer(self) -> str:

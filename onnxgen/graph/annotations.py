@@ -71,6 +71,8 @@ CALLED: Annotation[ir.Node, Mapping[int, Site]] = Annotation("called", {})
 STANDS_FOR: Annotation[ir.Node, tuple[str, ...]] = Annotation("nodes", ())
 # Names of the inputs that were attributes, after the schema's own. reader.tables -> lowering.bind
 TABLE_INPUTS: Annotation[ir.Node, tuple[str, ...]] = Annotation("tables", ())
+# The row of a table that a lookup gives no gradient, if the file has it. passes.contrib -> ops.index
+PADDING: Annotation[ir.Node, int | None] = Annotation("padding", None)
 # Inputs that training should not follow. passes.contrib, passes.quantized -> passes.trainable, paranoid.trained
 BLOCKED: Annotation[ir.Node, Set[int] | None] = Annotation("blocked", None)
 # The feature of the node that can't be written, and the workaround. passes.contrib -> lowering.lower
@@ -102,6 +104,8 @@ ROOT: Annotation[ir.Value, bool] = Annotation("root", False)
 STILL: Annotation[ir.Value, str] = Annotation("still", "")
 # True for a buffer of PyTorch's state dict, or a view of one. passes.trainable -> passes, lowering
 KEPT: Annotation[ir.Value, bool] = Annotation("kept", False)
+# True for a tensor that each call which takes it names as a buffer or constant. scopes.recorded -> passes.trainable
+NO_PARAMETER: Annotation[ir.Value, bool] = Annotation("no parameter", False)
 # What constant folding made a tensor of: copies of other stored tensors. passes.unrolled -> output.compose, paranoid
 COPIES: Annotation[ir.Value, Sequence[Copied]] = Annotation("copies", ())
 # The local function that stores a tensor (3 names), and the tensor's name there. graph.sites -> output.compose
@@ -124,6 +128,8 @@ DATA_FILES: Annotation[ir.Model, Set[Path]] = Annotation("data files", frozenset
 BYTES_READ: Annotation[ir.Model, int] = Annotation("bytes read", 0)
 # The class names that an exporter recorded, or `scopes` found, by module path. scopes -> lowering, pipeline
 CLASSES: Annotation[ir.Model, Mapping[ModulePath, str]] = Annotation("classes", {})
+# By stored tensor and scope of its users: the parameters that it is there. scopes.recorded -> lowering.sharing
+PARAMETER_NAMES: Annotation[ir.Model, Mapping[str, Mapping[ModulePath, frozenset[str]]]] = Annotation("parameters", {})
 # For each node's output, by name: the sites of the node's inputs, and their names. graph.sites -> lowering.uses
 NODES: Annotation[ir.Model, Nodes] = Annotation("nodes", {})
 # The norms that were put back, in order. passes.folded -> output, paranoid

@@ -61,8 +61,11 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     write_fills(body, state.members.written, state.infos, state.fresh, [argument.value for argument in inputs])
     free_rows(body, state.infos, [argument.value for argument in inputs], [r for o in outputs for r in refs(o)])
     state.members.share(body)
+    outputs = state.members.read_inside(body, outputs)
     find_roles(body, state.infos, state.roles, outputs)
     members = state.members.finish(body, outputs)
+    ties = state.members.ties(members)
+    state.notes += state.members.guesses()
     stubs = state.open.finish(members, state.notes)
     name = options.class_name or class_name(name)
     if name in state.own.names:
@@ -72,7 +75,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
         )
     return ModuleDef(
         name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
-        state.members.ties(members), dict(CLASSES.get(model)), state.notes, state.roles, state.members.prefix,
+        ties, dict(CLASSES.get(model)), state.notes, state.roles, state.members.prefix,
         own=state.own, stubs=stubs,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from onnxgen.lowering.beginnings import share_beginnings
 from onnxgen.lowering.member_paths import settle
 from onnxgen.lowering.parameter import initial, is_repeated, is_table, role, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
-from onnxgen.lowering.tied import TiedTensors
+from onnxgen.lowering.sharing import Sharing
 from onnxgen.options import Options
 from onnxgen.passes.exporters import is_function_name
 from onnxgen.passes.regular import name_of
@@ -65,6 +65,7 @@ class Members:
         self.written: dict[int, tuple[ir.DataType, tuple[int, ...]]] = {}  # dtype and shape of buffers in source, by id
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by the `id` of their member
         self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which are JSON in the sidecar
+        self._sharing = Sharing(model, options)
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not is_trained(v)}
         self._paths, self._classes = ParameterPaths(model.graph), CLASSES.get(model)
 
@@ -87,7 +88,7 @@ class Members:
         identity = (kind, ast.dump(build), labels, scope if apart else ())
         # a layer without tensors has a scope of its own if it is a module, which may be called several times
         is_one = bool(sources) or (bool(scope) and not self._paths.crowd.get(scope))
-        known = _known(self._modules.setdefault(identity, []), scope) if is_one else None
+        known = self._known(self._modules.setdefault(identity, []), scope, own.values()) if is_one else None
         if known is not None:
             return _used(known, users)
         if elsewhere:
@@ -98,6 +99,7 @@ class Members:
         path, named = self._module_path(scope, role, home, is_layer)
         frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
         member = self._register(Member(path, build, "module", dict(sources), frozen, named))
+        member.scope = scope
         if is_one:
             self._modules[identity].append((scope, member))
         return _used(member, users)
@@ -166,7 +168,7 @@ class Members:
         rows = dims[0] if shape is None and not transposed and is_repeated(value) else 1
         is_merged = is_uniform(tensor) and not self._paths.is_exact(label)
         made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
-        known = _known(made, b.scope)
+        known = self._known(made, b.scope, [Source.of(tensor, name)])
         if known is None:
             known_as = "/" if rows > 1 else name  # an exporter calls what it has expanded after the function
             path, named = self._parameter_path(b.scope, known_as, label, role(b.node, value), is_merged)
@@ -182,6 +184,7 @@ class Members:
                 return ast.Attribute(_used(table, {path[-1]: _user(arg)}), path[-1], ast.Load())
             build = initial(source, b.node, value)
             known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
+            known.scope = b.scope
             made.append((b.scope, known))
         found = _used(known, {"": _user(arg)})
         return found if axes is None else call(quote("p.view", p=found), *(d if d == 1 else -1 for d in dims))
@@ -242,7 +245,7 @@ class Members:
         """Return a stored tensor that is not trained but has a name, as a buffer that is in the state dict."""
         scope, value = arg.builder.scope, arg.value
         made = self._parameters.setdefault((value,), [])
-        known = _known(made, scope)
+        known = self._known(made, scope)
         if known is None:
             tensor, name = stored(value), value.name or ""
             assert tensor is not None
@@ -253,6 +256,15 @@ class Members:
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
             made.append((scope, known))
         return _used(known, {"": _user(arg)})
+
+    def _known(
+        self, made: list[tuple[ModulePath, Member]], scope: ModulePath, sources: Iterable[Source] = ()
+    ) -> Member | None:
+        """Return the member that was made for this scope, or for another that is no sibling and may have the same."""
+        for other, member in made:
+            if not siblings(other, scope) and not self._sharing.apart(sources, other, scope):
+                return member
+        return None
 
     def _register(self, member: Member) -> Member:
         if member.named:
@@ -269,11 +281,18 @@ class Members:
         """Let one table stand for those that begin it."""
         share_beginnings(body, self.members, self._large)
 
-    def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
-        """Return the members that the code uses, with their final names."""
+    def read_inside(self, body: list[Statement], outputs: list[ast.expr]) -> list[ast.expr]:
+        """Let parameters that are a layer's own tensor be read from the layer. Returns the outputs."""
+        return self._sharing.read_inside(self._used(body, outputs), body, outputs)
+
+    def _used(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
         trees = [*(e for s in body for e in expressions(s)), *outputs]
         used = {id(n.member) for tree in trees for n in walk(tree) if isinstance(n, MemberRef)}
-        members = [m for m in self.members if id(m) in used]
+        return [m for m in self.members if id(m) in used]
+
+    def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
+        """Return the members that the code uses, with their final names."""
+        members = self._used(body, outputs)
         members = [*self._holders(members), *members]
         settle(members)
         taken = {member.path[0] for member in members}
@@ -307,32 +326,12 @@ class Members:
         return list(found.values())
 
     def ties(self, members: list[Member]) -> list[Tie]:
-        """Return the stored matrices that are a weight in two places, with the biases that their two layers share.
+        """Return the tensors that are one parameter in several members."""
+        return self._sharing.ties(members)
 
-        Two names in the file mean two tensors: the legacy exporter stores equal tensors once, with Identity nodes.
-        """
-        first: dict[Source, tuple[Member, str, str]] = {}
-        tied = TiedTensors([s for m in members for s in m.keys.values()])
-        pairs = []
-        for member in members:
-            for key, source in member.keys.items():
-                if len(source.shape) < 2:
-                    continue
-                original = tied.original(source) or source
-                kept, kept_key, label = first.setdefault(original, (member, key, original.label))
-                if kept is not member and label == original.label and not siblings(kept.path, member.path):
-                    pairs.append(Tie(kept, kept_key, member, key))
-                    pairs += [
-                        Tie(kept, k, member, k) for k in kept.keys if key == kept_key and _is_shared(kept, member, k)
-                    ]
-        return pairs
-
-
-def _is_shared(one: Member, other: Member, key: str) -> bool:
-    """Return True if two layers have one trained vector of the file. Equal numbers say nothing, as before training."""
-    source = one.keys[key]
-    is_vector = len(source.shape) == 1 and source.is_identity and key not in one.frozen
-    return is_vector and other.keys.get(key) == source and not is_uniform(source.pieces[0].tensor)
+    def guesses(self) -> list[str]:
+        """Return notes on the members that were taken for one parameter, or for several."""
+        return self._sharing.notes()
 
 
 def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:
@@ -359,11 +358,6 @@ def _used(member: Member, users: Mapping[str, User]) -> MemberRef:
 def _user(arg: Any) -> User:
     node, index = arg.builder.node, arg.index
     return node, tuple(i for i, v in enumerate(node.inputs) if v is arg.value) if index is None else (index,)
-
-
-def _known(made: list[tuple[ModulePath, Member]], scope: ModulePath) -> Member | None:
-    """Return the member that was made for this scope, or for any other except its siblings."""
-    return next((member for other, member in made if not siblings(other, scope)), None)
 
 
 def is_named_buffer(value: ir.Value) -> bool:

@@ -35,8 +35,8 @@ class TiedTensors:
         if kind not in self._by_look:
             looks = self._by_look[kind] = defaultdict(list)
             for named in self._named[kind]:
-                looks[_look(named)].append(named)
-        alike = self._by_look[kind].get(_look(source), ())
+                looks[look(named)].append(named)
+        alike = self._by_look[kind].get(look(source), ())
         return next((found for found in alike if _is_copy(source, found)), None)
 
 
@@ -55,7 +55,7 @@ def _is_named(source: Source) -> bool:
     return param_path(source.names[0]) is not None
 
 
-def _look(source: Source) -> object:
+def look(source: Source) -> object:
     """Return three corners of the first two axes, to tell most different matrices apart.
 
     Not a row, which is scattered over the whole file if the matrix is stored transposed.

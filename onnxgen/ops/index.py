@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import CHECK, FIX_SHAPE
+from onnxgen.graph.annotations import PADDING
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import MOVES, PASSES_ON, SELECTS, STRIDES
@@ -21,16 +22,15 @@ from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
 from onnxgen.ops.wide import BITS, flipped, moved
+from onnxgen.passes.exporters import padding_row
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, dim_min
 from onnxgen.shapes.info import info
-from onnxgen.weights.stored import leading, stored
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
 FARTHEST = (2**31 - 1, 2**63 - 1)  # "to the end" for negative steps in onnxruntime; the standard says INT_MIN
 MAX_WRITTEN_INDICES = 8  # a longer list of indices is a buffer
 _IDS = re.compile(r"(token_type|position|segment)_ids?")  # inputs beside those of the vocabulary
-MAX_PADDING_ROWS = 4  # padding is among the first tokens of a vocabulary
 
 # ------------------------------------------------------------------------------------------------------- Gather
 
@@ -61,7 +61,7 @@ def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | Non
     if not named and (data.constant is not None or not never_negative(indices.value, trust_inputs=True)):
         return None
     dtype = unless(source.dtype, ir.DataType.FLOAT)
-    build = table.build(b, *source.shape, padding_idx=_padding_row(data), dtype=dtype)
+    build = table.build(b, *source.shape, padding_idx=_padding_row(b.node, source.shape[0]), dtype=dtype)
     module = b.module(_kind_of(indices), build, **table.keys)
     return None if module is None else b("m(i)", m=module, i=indices)
 
@@ -85,18 +85,11 @@ def _counts(array: NDArray[Any] | None) -> bool:
     return array is not None and array.size > 1 and bool((np.diff(array.reshape(-1)) == 1).all())
 
 
-def _padding_row(table: Arg) -> Any:
-    """Return the `padding_idx` of a table that has zeros in one of its first rows only, which training does not make.
-
-    A large table is not read as a whole. Several rows of zeros may be tokens that were never seen.
-    """
-    tensor = stored(table.value)
-    if tensor is None or not table.is_trainable or len(tensor.shape) != 2:
-        return OMIT
-    width = int(tensor.shape.numpy()[1])
-    rows = leading(tensor, MAX_PADDING_ROWS * width).reshape(-1, width)
-    zeros = np.flatnonzero(~rows.any(1)).tolist() if width else []
-    return zeros[0] if len(zeros) == 1 < len(rows) else OMIT
+def _padding_row(node: ir.Node, rows: int) -> Any:
+    """Return the `padding_idx` of a lookup. A row of zeros does not tell: a table may have one that is trained."""
+    row = PADDING.get(node)
+    row = padding_row(node) if row is None else row
+    return row if row is not None and row < rows else OMIT
 
 
 def _index(data: Arg, indices: Arg, axis: int) -> Any:

@@ -137,13 +137,15 @@ class Rules:
             return False
         if self.has_state and value.producer() is not None:
             return False
+        is_folded = kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None
         if any(i in known(node).weights for node, i in uses):
-            return True
+            is_clear = kind not in ("BUFFER", "CONSTANT_TENSOR") and not is_folded
+            return True if is_clear else None  # a parameter may have been merged into a buffer
         if name.rpartition(".")[2] in ("running_mean", "running_var"):
             return None if any(i == known(node).matrix for node, i in uses) else False
         if kind == "BUFFER" or name.endswith(("_u", "_v")) and tensor.shape.rank() == 1 and name[:-2] in self.divided:
             return False
-        if kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None:
+        if is_folded:
             return None  # of constants, or of a parameter of the root
         return self._by_elements(value, tensor, path)
 

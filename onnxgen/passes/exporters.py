@@ -11,6 +11,7 @@ import re
 
 import onnx_ir as ir
 
+from onnxgen.scopes.recorded import CALL
 from onnxgen.weights.stored import folded_names
 
 # The dynamo exporter, on each initializer: "PARAMETER", "BUFFER", ...
@@ -29,13 +30,16 @@ _GENERATED = re.compile(r"reorder|\w+_token_\d+|val_\d+")
 # Names of tensors with a folded BatchNorm: the legacy exporter's weights, the bias that the dynamo exporter adds to a
 # layer without one, and tf2onnx's weights.
 _FOLDED_NORM = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")
+_LOOKUP = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d{1,18})[,)]")
 # Names that the dynamo exporter gives to values which no parameter is: torch's functions, numbered.
 _COMPUTED = re.compile(
     r"(val|(c_)?lifted_tensor|arange|zeros|ones|full|eye|linspace|(zeros|ones|full)_like|scalar_tensor|empty|add|sub|mul|"
     r"div|rsub|neg|pow|sqrt|rsqrt|exp|log|sin|cos|abs|floor|floor_divide|remainder|clamp|round|reciprocal|"
     r"_?(unsafe_)?view|reshape|unsqueeze|squeeze|expand|permute|transpose|stack|cat|repeat|tile|slice|select|flip|roll|"
     r"flatten|getitem|index|index_select|convert_element_type|_?to_copy|clone|alias|detach|lift_fresh_copy|tril|triu|"
-    r"where|eq|ne|lt|gt|le|ge|logical_(not|and|or)|bitwise_(not|and|or)|constant_pad_nd|meshgrid|cumsum)"
+    r"where|eq|ne|lt|gt|le|ge|logical_(not|and|or)|bitwise_(not|and|or)|constant_pad_nd|meshgrid|cumsum|sum|mean|max|"
+    r"min|amax|amin|sinc|tmp|const|const_cast|pi_self|_MATH_PI|_MATH_PI_cast|int64|"
+    r"(hamming|hann|bartlett|blackman|kaiser)_window)"
     r"(_default)?(_\d+)?"
 )
 
@@ -70,6 +74,12 @@ def is_by_dynamo(graph: ir.Graph) -> bool:
 def holds_folded_norm(name: str) -> bool:
     """True if a tensor's name says that a BatchNorm was folded into it."""
     return _FOLDED_NORM.fullmatch(name) is not None
+
+
+def padding_row(node: ir.Node) -> int | None:
+    """Return the row without a gradient in a lookup, `aten.embedding(weight, ids, row)`, if the file has the call."""
+    found = _LOOKUP.search(node.metadata_props.get(CALL, ""))
+    return int(found[1]) if found else None
 
 
 def is_in_norm(node: ir.Node) -> bool:

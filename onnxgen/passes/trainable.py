@@ -17,7 +17,18 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.graph.annotations import BLOCKED, KEEPS_STATE, KEPT, PRODUCER, RECORDED, ROOT, STILL, TRAINABLE, is_trained
+from onnxgen.graph.annotations import (
+    BLOCKED,
+    KEEPS_STATE,
+    KEPT,
+    NO_PARAMETER,
+    PRODUCER,
+    RECORDED,
+    ROOT,
+    STILL,
+    TRAINABLE,
+    is_trained,
+)
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
@@ -39,7 +50,7 @@ from onnxgen.passes.regular import is_expectation, is_fresh, rule_of
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
-from onnxgen.weights.stored import folded_from, stored
+from onnxgen.weights.stored import folded_from, is_plain, stored
 
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _BEFORE_SCALING = ("Cast", "Sub", "Div", "Concat", "Slice", "Split", "Gather")  # of columns of the input
@@ -185,6 +196,11 @@ def _decide(
         return False, "a Constant node: PyTorch exports parameters as initializers"
     if kind is None and RECORDED.get(graph) and _is_made(value):  # a parameter's kind would be recorded
         return False, "a tensor of one number that forward made"
+    if NO_PARAMETER.get(value) and kind is not None:
+        return False, "a buffer or constant in all calls that the exporter recorded"
+    is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
+    if is_computed and not is_plain(tensor):  # a parameter of equal numbers may have been merged into it
+        return False, "the exporter computed it, and not from a parameter"
     role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
@@ -194,7 +210,7 @@ def _decide(
         return False, "the exporter recorded it as a buffer"
     if any(_is_bias(use.node, use.idx, tensor) for use in value.uses()):
         return True, "the bias of a product with a weight"
-    if kind is None and RECORDED.get(graph) and is_made_of_constants(value):
+    if is_computed:
         return False, "the exporter computed it, and not from a parameter"
     return _by_elements(value, tensor, inputs, graph)
 

@@ -32,6 +32,7 @@ from onnxgen.reader.signatures import check_signatures
 from onnxgen.reader.skeleton import put_elements
 from onnxgen.reader.tables import store_tables
 from onnxgen.scopes.origin import note_origin, param_path
+from onnxgen.scopes.recorded import note_parameter_names
 
 __all__ = ["param_path", "read"]
 
@@ -81,6 +82,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     _drop_default_inputs(model.graph)
     fix_inputs(model, options.input_shapes)
     note_origin(model)
+    note_parameter_names(model)
     note_nodes(model)
     return model
 

@@ -45,6 +45,7 @@ MAX_MASK_NUMBERS, SAMPLED_ELEMENTS = (
     4096,
 )  # a matrix with at most this many distinct numbers among its first elements may be a mask
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _taken(node: ir.Node) -> list[ir.Graph]:
 
 
 def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value]) -> bool:
-    if value.metadata_props.get(KIND) == "BUFFER":
+    if value.metadata_props.get(KIND) in ("BUFFER", "CONSTANT_TENSOR") or _is_computed(value):
         return False
     if 4 <= tensor.size == max(tensor.shape.numpy()) and np.array_equal(tensor.numpy().ravel(), np.arange(tensor.size)):
         return False  # such a kernel computes a mean
@@ -116,6 +117,11 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value
         return True
     multiplies = bool(uses) and len(tensor.shape) == 2
     return (multiplies or _is_packed(value, reached)) and _is_irregular(tensor)
+
+
+def _is_computed(value: ir.Value) -> bool:
+    """Return True if the exporter recorded that it computed a tensor, from values whose names have no module."""
+    return "'" in value.metadata_props.get(FOLDED, "") and "." not in value.metadata_props[FOLDED]
 
 
 def _is_irregular(tensor: ir.TensorProtocol) -> bool:

@@ -61,6 +61,12 @@ def is_uniform(tensor: ir.TensorProtocol) -> bool:
     return bool((array == array.flat[0]).all())
 
 
+def is_plain(tensor: ir.TensorProtocol) -> bool:
+    """Return True for a tensor of one number, or of equal numbers, of any shape: another one may be equal by chance."""
+    start = leading(tensor, 64)
+    return bool((start == start[:1]).all()) and (tensor.size <= 64 or bool((tensor.numpy() == start[0]).all()))
+
+
 def _ints(node: ir.Node, index: int, attribute: str) -> list[int] | None:
     """Return a list of ints that is an attribute or a constant input, depending on the opset."""
     if attribute in node.attributes:

@@ -275,9 +275,12 @@ def test_what_the_graph_cant_hold_is_exported_anew(name: str, tmp_path: Path) ->
     model, why = ANEW_CASES[name]
     onnx.save(model, tmp_path / "m.onnx")
     module = f"anew_{name.replace(' ', '_')}"
-    given: dict[str, Any] = {"integers": {"quantized": "float"}, "another layer behind a cut": {"outputs": ["a"]}}.get(
-        name, {}
-    )
+    options: dict[str, dict[str, Any]] = {
+        "integers": {"quantized": "float"},
+        "another layer behind a cut": {"outputs": ["a"]},
+        "stored once for two layers": {"untied": "^b$"},
+    }
+    given = options.get(name, {})
     generate(tmp_path / "m.onnx", tmp_path / f"{module}.py", Options(**given))
     trained, report = swapped(tmp_path, 5, module)
     assert report.method == ANEW and report.verified is not None and report.verified.agrees

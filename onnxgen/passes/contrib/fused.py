@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from onnxgen.graph.annotations import PADDING
 from onnxgen.passes.contrib.activations import fast_gelu
 from onnxgen.passes.contrib.quantized import quantized_to
 from onnxgen.passes.contrib.writer import INT32, Maybe, Results, Value, Writer, body, nchw, nhwc
+from onnxgen.weights.stored import stored
 
 
 @body("GemmFastGelu")
@@ -39,7 +41,12 @@ def torch_embedding(
     g: Writer, weight: Value, indices: Value, padding_idx: Maybe = None, scale_grad_by_freq: Maybe = None
 ) -> Value:
     """A Gather. The further inputs only concern gradients."""
-    return g("Gather", weight, indices)
+    made = g("Gather", weight, indices)
+    row = stored(padding_idx)
+    lookup = made.producer()
+    if lookup is not None and row is not None and row.size == 1 and row.numpy().item() >= 0:
+        PADDING.set(lookup, int(row.numpy().item()))
+    return made
 
 
 @body("ComplexMul")
