@@ -333,7 +333,7 @@ def _sizes_agree(before: Dim, after: Dim) -> bool:
         pairs = {(evaluate(before, v), evaluate(after, v)) for v in values}
     except ArithmeticError:  # some sizes are refused
         return False
-    return all(_picks_the_same(np.float32(a), np.float32(b)) for a, b in pairs if a > 0 and b > 0)
+    return all(_picks_the_same(np.float32(a), np.float32(b)) for a, b in pairs if a > 0 and 0 < b <= 4 * LONGEST)
 
 
 def _picks_the_same(before: np.float32, after: np.float32) -> bool:
