@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.shapes.dims import Atom, Dim, Sym, Symbol, nonnegative
+from onnxgen.shapes.dims import Dim, Sym, Symbol, nonnegative
+from onnxgen.shapes.expression import Atom
 
 LARGEST = 2.0**20  # a size, or a product of sizes, that is counted on. A factor below 2**11 keeps it within int32.
 
