@@ -17,6 +17,7 @@ from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.wide import WIDER, computed, is_integer
 from onnxgen.shapes.dims import Dim, dim_max, product, symbols
 
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 EMPTY_IS_NONE = ("any", "all", "logsumexp")  # for these an empty `dim` does not mean all axes
 Dims = Any  # an int, a list of ints, or an expression; None: all axes
 
@@ -158,6 +159,8 @@ def _reduced(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg, integer
     if how == "mean" and (integer or r.may_be_empty):
         count = dim_max(r.count, 1) if r.may_be_empty and not isinstance(r.count, ast.expr) else r.count
         template = "torch.div(s, n, rounding_mode='trunc')" if integer else "s / n"
+        if data.dtype in HALF:  # the sum may pass their range
+            return b("(s / n).to(d)", s=r.call("sum", x, ir.DataType.FLOAT), n=count, d=data.dtype)
         return b(template, s=r.call("sum", x, dtype), n=count)
     if how == "prod":
         return _product(b, x, r, dtype)

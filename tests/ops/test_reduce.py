@@ -197,6 +197,15 @@ def test_sizes_of_inputs_are_no_selection(name: str) -> None:
     assert {"ReduceMean": "i0.mean(dim=0)", "ReduceMax": "i0.amax(dim=0)"}[name] in ran.forward
 
 
+def test_the_mean_of_half_numbers_whose_sum_is_none() -> None:
+    text = """g (float16[n, 2] x, bool[n] c) => (float16[a] y) {
+        s = Compress <axis = 0> (x, c) y = ReduceMean <axes = [0], keepdims = 0> (s) }"""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    for chosen in ([True, True], [False, False]):
+        feeds = {"x": np.full((2, 2), 60000, np.float16), "c": np.array(chosen)}
+        assert_same(run_model(model, feeds).outputs, run_onnxruntime(model, feeds))
+
+
 @pytest.mark.parametrize("dtype", [F, np.int32])
 def test_the_mean_of_nothing(dtype: type) -> None:
     run_node("ReduceMean", [np.zeros((0, 3), dtype)], {"axes": [0], "keepdims": 0}, opset=17)
