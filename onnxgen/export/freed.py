@@ -25,6 +25,7 @@ from onnxgen.passes import PASSES
 from onnxgen.passes.batch import Freed, dynamic_batch
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
+from onnxgen.reader.placeholders import is_placeholder
 from onnxgen.reader.protos import opset_of, put, uses
 from onnxgen.shapes.dims import Dim, Sym, Symbol
 from onnxgen.shapes.info import Info, info
@@ -46,7 +47,7 @@ def fix_sizes(model: onnx.ModelProto, signature: Signature) -> bool:
     _fixed(model.graph.output, known)
     for value in model.graph.value_info:
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in sizes:
+            if dim.dim_param in sizes and not is_placeholder(dim.dim_param):
                 dim.dim_value = sizes[dim.dim_param]
     return True
 

@@ -21,7 +21,8 @@ def range_tensor(
     error if limit is in the other direction.
     """
     if dtype.is_floating_point:
-        count = math.ceil((limit - float(start)) / float(delta))
+        first, last, step = (rounded_to(float(v), dtype) for v in (start, limit, delta))
+        count = math.ceil(rounded_to(last - first, dtype) / step)
     else:
         count = int(-((start - limit) // delta))
     steps = torch.arange(max(count, 0), device=device)
@@ -29,6 +30,12 @@ def range_tensor(
     if dtype.is_floating_point:
         wide = torch.promote_types(dtype, torch.float32)
     return (start + steps.to(wide) * delta).to(dtype)
+
+
+def rounded_to(value: float, dtype: torch.dtype) -> float:
+    """Round to a number of a dtype in a way that compiled code can trace (Veltkamp 1968)."""
+    spread = value * (torch.finfo(dtype).eps * 2.0**52 + 1)
+    return spread - (spread - value)
 
 
 def one_hot_places(indices: Tensor, depth: int, axis: int = -1) -> Tensor:

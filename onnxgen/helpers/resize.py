@@ -69,6 +69,19 @@ def resize(
     return x if x.dtype == dtype else x.to(dtype)
 
 
+def resize_floor(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Resize the last axes to `size`: output point i is input point floor(i / scale).
+
+    F.interpolate computes floor(i * (1 / scale)). For some sizes, such as 26 and 64, it
+    rounds to another point.
+    """
+    for axis, new in enumerate(size, x.dim() - len(size)):
+        i = torch.arange(new, dtype=torch.float32, device=x.device)
+        scale = torch.tensor(new / x.shape[axis], dtype=torch.float32, device=x.device)
+        x = x.index_select(axis, (i / scale).long())
+    return x
+
+
 def resize_targets(
     old: Sequence[int], sizes: Sequence[int] | None, scales: Sequence[float] | None, policy: str, whole: bool
 ) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:

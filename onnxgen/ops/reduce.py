@@ -15,8 +15,9 @@ from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.wide import WIDER, computed, is_integer
-from onnxgen.shapes.dims import Dim, product
+from onnxgen.shapes.dims import Dim, dim_max, product, symbols
 
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 EMPTY_IS_NONE = ("any", "all", "logsumexp")  # for these an empty `dim` does not mean all axes
 Dims = Any  # an int, a list of ints, or an expression; None: all axes
 
@@ -60,6 +61,12 @@ class Reduction:
     def is_empty(self) -> bool:
         """True if it is known that there is nothing to reduce."""
         return bool(self.axes) and self.x.shape is not None and any(self.x.shape[a] == 0 for a in self.axes or [])
+
+    @property
+    def may_be_empty(self) -> bool:
+        """True if an operator counts what is reduced, as boxes that a suppression keeps: there may be nothing."""
+        shape = self.x.shape
+        return shape is not None and any(s.selected for a in self.axes or [] for s in symbols(shape[a]).values())
 
     @property
     def count(self) -> Dim | ast.expr:
@@ -147,8 +154,14 @@ def _reduced(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg, integer
     dtype = unless(data.dtype, ir.DataType.INT64) if integer and data.dtype not in WIDER else OMIT
     if how == "sum":
         return r.call("sum", x, dtype)
-    if how == "mean" and integer:
-        return b("torch.div(s, n, rounding_mode='trunc')", s=r.call("sum", x, dtype), n=r.count)
+    if how == "mean" and r.is_empty:  # 0 in onnxruntime, where torch has NaN
+        return r.call("sum", x, dtype)
+    if how == "mean" and (integer or r.may_be_empty):
+        count = dim_max(r.count, 1) if r.may_be_empty and not isinstance(r.count, ast.expr) else r.count
+        template = "torch.div(s, n, rounding_mode='trunc')" if integer else "s / n"
+        if data.dtype in HALF:  # the sum may pass their range
+            return b("(s / n).to(d)", s=r.call("sum", x, ir.DataType.FLOAT), n=count, d=data.dtype)
+        return b(template, s=r.call("sum", x, dtype), n=count)
     if how == "prod":
         return _product(b, x, r, dtype)
     if how in ("amax", "amin"):
@@ -170,14 +183,14 @@ def _product(b: Builder, x: ast.expr, r: Reduction, dtype: Any) -> ast.expr:
 
 
 def _as_list(dims: Dims) -> Any:
-    return [dims] if isinstance(dims, int) else dims
+    return [dims] if isinstance(dims, int) else [] if dims is None else dims
 
 
 def _extreme(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg) -> ast.expr:
     """Write a maximum or minimum; without elements it is the lowest (or highest) number of the type (ReduceMax-20)."""
     if data.dtype == ir.DataType.BOOL:
         return r.call("any" if how == "amax" else "all", x)
-    if r.axes is None and data.shape is not None and 0 in data.shape:
+    if r.may_be_empty or (r.axes is None and data.shape is not None and 0 in data.shape):
         return b("extreme(x, dims, keepdim=k, largest=l)", x=x, dims=_as_list(r.dims), k=r.keep, l=how == "amax")
     if not r.is_empty or data.dtype is None:
         return r.call(how, x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from onnxgen.graph.traits import RESAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
-from onnxgen.shapes.dims import Dim, exact_div, scale_size
+from onnxgen.shapes.dims import Dim, evaluate, exact_div, scale_size, symbols
 from onnxgen.shapes.info import Info
 
 SPATIAL = {3: "linear", 4: "bilinear", 5: "trilinear"}
 WHOLE_SIZE_PRODUCERS = ("pytorch", "tf2onnx")  # their frameworks align corners between whole sizes
+LONGEST = 2048  # the sizes up to which a ratio that is no single number is tried
 COMPARED_SIZE = 1024  # the input size for which two roundings are compared if the size is dynamic
 
 
@@ -93,6 +95,7 @@ def resize(
         multiple = _multiple(request, X)
         made = None if multiple is None else _interpolate(b, X, multiple)
         made = _interpolate(b, X, request) if made is None else made
+        made = _resize_floor(b, X, request) if made is None else made
         if made is not None:
             return made
     return _resize(b, X, request, scales, sizes, special)
@@ -186,6 +189,16 @@ def _multiple(request: Request, X: Arg) -> Request | None:
     return replace(request, sizes=None, scales=[float(factor)] * len(request.axes))
 
 
+def _resize_floor(b: Builder, X: Arg, r: Request) -> ast.expr | None:
+    """Return the helper for sizes of which one is known only at run time, where `F.interpolate` rounds otherwise."""
+    is_floor = (r.mode, r.coordinates, r.rounding) == ("nearest", "asymmetric", "floor")
+    if not is_floor or r.sizes is None or all(isinstance(s, int) for s in r.sizes) or 0 in (b.out().shape or ()):
+        return None
+    by_axis = dict(zip(r.axes, r.sizes))
+    sizes = tuple(by_axis.get(a, d) for a, d in enumerate(X.shape or ()))
+    return b.call("resize_floor", X, size=sizes[min(r.axes) :])
+
+
 def _resize(b: Builder, X: Arg, r: Request, scales: Arg | None, sizes: Arg | None, special: dict[str, Any]) -> ast.expr:
     size: Any = OMIT
     scale: Any = OMIT
@@ -228,6 +241,8 @@ def _interpolate(b: Builder, X: Arg, r: Request) -> ast.expr | None:
         sizes = [new.get(a, shape[a]) for a in range(2, rank)]
         options = {"size": same(sizes)}
         ratios = [_ratio(shape[a], s) for a, s in new.items()]
+        if None in ratios and r.mode == "nearest" and not all(_sizes_agree(shape[a], s) for a, s in new.items()):
+            return None
     mode = _torch_mode(r, shape, ratios)
     if mode is None:
         return None
@@ -276,7 +291,7 @@ def _torch_mode(r: Request, shape: tuple[Dim, ...], ratios: list[float | None]) 
 def _nearest_agrees(r: Request, dim: Dim, scale: float | None) -> bool:
     """Return True if torch picks the same elements along an axis, which is tried for every output point.
 
-    If the ratio of the sizes is known only at run time, torch rounds i / scale down.
+    If the ratio of the sizes is known only at run time, see `_sizes_agree`.
     """
     rounding = r.rounding
     if scale is None:
@@ -301,6 +316,29 @@ def _nearest_agrees(r: Request, dim: Dim, scale: float | None) -> bool:
     else:
         rounded = np.floor(onnx) if rounding == "floor" else np.ceil(onnx)
     return bool(np.array_equal(torch, np.clip(rounded, 0, before - 1)))
+
+
+@lru_cache(maxsize=256)
+def _sizes_agree(before: Dim, after: Dim) -> bool:
+    """Return True if torch's floor(i * (1 / scale)) is floor(i / scale) between two sizes.
+
+    It is if one size is the other's double or half, also rounded up. Whether it is for sizes that depend on one symbol
+    is tried; between unrelated sizes it is not, for four pairs in a hundred.
+    """
+    names = [*symbols(before), *(name for name in symbols(after) if name not in symbols(before))]
+    if len(names) > 1:
+        return False
+    values = (dict.fromkeys(names, n) for n in range(1, LONGEST + 1 if names else 2))
+    try:
+        pairs = {(evaluate(before, v), evaluate(after, v)) for v in values}
+    except ArithmeticError:  # some sizes are refused
+        return False
+    return all(_picks_the_same(np.float32(a), np.float32(b)) for a, b in pairs if a > 0 and 0 < b <= 4 * LONGEST)
+
+
+def _picks_the_same(before: np.float32, after: np.float32) -> bool:
+    i = np.arange(after, dtype=np.float32)
+    return bool(np.array_equal(np.floor(i * (before / after)), np.floor(i / (after / before))))
 
 
 def _positions(

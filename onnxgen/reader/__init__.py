@@ -26,6 +26,7 @@ from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.reader.functions import check_functions, inline
 from onnxgen.reader.normal import normalize
 from onnxgen.reader.parse import parse
+from onnxgen.reader.placeholders import separate
 from onnxgen.reader.rehearsal import rehearse
 from onnxgen.reader.shapes import fix_inputs
 from onnxgen.reader.signatures import check_signatures
@@ -64,6 +65,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     maps = map_types(proto.graph)
     normalize(proto)
     distinct(proto)
+    separate(proto)
     model = _deserialize(proto)
     if source is not None:
         put_elements(model.graph, source)

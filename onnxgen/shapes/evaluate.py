@@ -12,6 +12,7 @@ from onnxgen.shapes.dims import Sym
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import Info
 from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, numbers_if_possible
+from onnxgen.shapes.wrapping import fits
 
 TABLE = {**evaluate_math.TABLE, **evaluate_layout.TABLE}
 
@@ -54,6 +55,8 @@ def _with_data(facts: Info, data: Array) -> Info:
     """Add elements to the facts, if they agree with the inferred dtype and shape."""
     elements = numbers_if_possible(data, facts.dtype)
     if elements is None or facts.dtype is None or facts.dtype == ir.DataType.STRING:
+        return facts
+    if elements.dtype == object and facts.dtype.is_integer() and not all(fits(d, facts.dtype) for d in elements.flat):
         return facts
     if elements.dtype != object and elements.dtype != facts.dtype.numpy():
         return facts

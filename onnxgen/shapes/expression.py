@@ -22,13 +22,15 @@ class Symbol:
     Attributes:
         name: the file's `dim_param`, unchanged, or a generated `"{value}.{axis}"`.
         source: (value name, axis) of its first occurrence; None if it belongs to no value.
+        selected: it counts what an operator found or selected, of which there may be nothing.
     """
 
-    __slots__ = ("key", "name", "source")
+    __slots__ = ("key", "name", "selected", "source")
 
-    def __init__(self, name: str, source: tuple[str, int] | None = None) -> None:
+    def __init__(self, name: str, source: tuple[str, int] | None = None, selected: bool = False) -> None:
         self.name = name
         self.source = source
+        self.selected = selected
         self.key = repr(name)  # quoted, so that a name cannot look like a call
 
     def __eq__(self, other: object) -> bool:
@@ -156,9 +158,9 @@ class Sym:
 Dim: TypeAlias = int | Sym
 
 
-def symbol(name: str, source: tuple[str, int] | None = None) -> Sym:
+def symbol(name: str, source: tuple[str, int] | None = None, selected: bool = False) -> Sym:
     """Return the dim called `name`."""
-    return Sym(((((Symbol(name, source), 1),), 1),))
+    return Sym(((((Symbol(name, source, selected), 1),), 1),))
 
 
 def call(function: str, *args: Dim | float) -> Sym:

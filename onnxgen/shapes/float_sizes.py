@@ -15,8 +15,10 @@ from onnxgen.shapes import evaluate_layout
 from onnxgen.shapes.dims import Dim, Sym, nonnegative, scale_size
 from onnxgen.shapes.info import Info
 from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, Unknown, integer, numbers_if_possible
+from onnxgen.shapes.wrapping import bound
 
 FLOAT = ir.DataType.FLOAT
+EXACT = 2.0**24  # float32 holds every integer up to here
 ARRANGING = ("Floor", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Concat", "Gather", "Slice", "Split")
 
 
@@ -93,9 +95,13 @@ class FloatSizes:
 
 
 def _one_axis(size: Dim) -> bool:
-    """Return True if a size is that of one axis, not a product (below 2**24, so it is exact in float32)."""
+    """Return True if a size is that of one axis, not a product (below 2**24, so it is exact in float32).
+
+    It may be a small multiple: `bound` counts on axes 16 times as long as the longest that tensors have.
+    """
     terms = size.terms if isinstance(size, Sym) else ()
-    return nonnegative(size) and all(sum(power for _, power in monomial) < 2 for monomial, _ in terms)
+    is_linear = all(sum(power for _, power in monomial) < 2 for monomial, _ in terms)
+    return nonnegative(size) and is_linear and bound(size) <= 16 * EXACT
 
 
 def _each(function: object, array: Array) -> Array:

@@ -9,6 +9,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import SELECTS
 from onnxgen.shapes.dims import Dim, Sym, as_size, atoms, symbol, symbols
 from onnxgen.shapes.info import UNKNOWN, Info, Shape
 
@@ -61,7 +63,9 @@ class Symbols:
                 tries += 1
                 name = f"{base}.{tries}"
             self._owner[name] = value
-            made = self._made[id(value), axis] = symbol(name, (value.name or "", axis))
+            maker = value.producer()
+            selected = maker is not None and is_a(maker, SELECTS)
+            made = self._made[id(value), axis] = symbol(name, (value.name or "", axis), selected)
         if self._bodies:
             self._bodies[-1].add(next(iter(atoms(made))).key)
         return made

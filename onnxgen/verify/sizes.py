@@ -18,6 +18,9 @@ MAX_INPUT_ELEMENTS = 1 << 26  # elements of one input; larger ones are not tried
 USUAL_CANDIDATES = 4  # number of candidates that runs begin with, in turn
 SEARCH_SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 1)
 MAX_SEARCH_ROWS = 5000  # combinations of these sizes that are tried
+# Heights and widths of two images, and of a third, whose sizes are unrelated. Rounding shows between them: torch and
+# onnxruntime enlarge 26 to 64 and shrink 100 to 30 differently, if they round at all.
+UNRELATED = (26, 30, 64, 100, 82, 84)
 # sizes of images, which the strides of most networks divide, and of sounds
 SPATIAL_SIZES = (32, 64, 128, 224, 256, 512, 2048, 16000)
 
@@ -77,7 +80,11 @@ def _candidates(kinds: Mapping[str, str], training: bool) -> Iterator[Sizes]:
     """Yield sizes by the kinds of symbols. The first `USUAL_CANDIDATES` are equally good."""
     # batch statistics of two examples show little, and PyTorch refuses a single one
     batches = (4, 7, 5, 4) if training else (2, 3, 1, 2)
-    yield from (_spread(kinds, *sizes) for sizes in zip(batches, (8, 5, 16, 12), (8, 33, 64, 48), (0, 1, 0, 0)))
+    usual = [_spread(kinds, *sizes) for sizes in zip(batches, (8, 5, 16, 12), (8, 33, 64, 48), (0, 1, 0, 0))]
+    spatial = [name for name, kind in kinds.items() if kind == "spatial"]
+    if len(spatial) > 2:  # of more than one image
+        usual[1] |= dict(zip(spatial, UNRELATED))
+    yield from usual
     yield from (dict.fromkeys(kinds, size) for size in (1, 2, 4, 8))
     yield from (_spread(kinds, batch, n, n, 0) for n in SPATIAL_SIZES for batch in (batches[0], 1))
 

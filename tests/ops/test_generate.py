@@ -51,7 +51,7 @@ RANGES = [(0, 5, 1), (2, 9, 3), (5, 1, 2), (5, 1, -2), (1, 5, -1), (0, 0, 1)]
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "float32", "float64"])
-@pytest.mark.parametrize("bounds", [*RANGES, (0, 1, 0.1), (1.5, -1.0, -0.5)], ids=str)
+@pytest.mark.parametrize("bounds", [*RANGES, (0, 1, 0.1), (0, 0.1, 0.1), (0.6, 0, -0.3), (1.5, -1.0, -0.5)], ids=str)
 @pytest.mark.parametrize("stored", [(), (0, 2), (0, 1, 2)])
 def test_range(dtype: str, bounds: tuple[float, ...], stored: tuple[int, ...]) -> None:
     if dtype.startswith("int") and bounds not in RANGES:

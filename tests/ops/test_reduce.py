@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import parser
 
-from tests.ops.harness import run_node, unbound_names
+from tests.ops.harness import assert_same, run_model, run_node, run_onnxruntime, unbound_names
 from tests.support.tiers import drawn
 
 F = np.float32
@@ -169,3 +170,42 @@ def test_reads_well() -> None:
     assert "F.adaptive_avg_pool2d(i0, 1)" in forward
     assert "i0.sum(dim=-1)" in run_node("ReduceSum", [x, np.array([-1])], {"keepdims": 0}, initializers={1}).forward
     assert "i0.mean()" in run_node("ReduceMean", [x], {"keepdims": 0}).forward
+
+
+@pytest.mark.parametrize("name", REDUCE)
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axes", ["0", "0, 1", "1", ""])
+@pytest.mark.parametrize("kind", ["float", "int32"])
+def test_of_what_is_selected_even_if_it_is_nothing(name: str, keepdims: int, axes: str, kind: str) -> None:
+    """A suppression may keep no box."""
+    if name in ("ReduceLogSum", "ReduceLogSumExp", "ReduceL2") and kind == "int32":
+        return
+    stored = f"ax = Constant <value = int64[{axes.count(',') + 1}] {{{axes}}}> ()" if axes else ""
+    text = f"""g ({kind}[n, 3] x, bool[n] c) => ({kind}[a] y) {{
+        {stored} s = Compress <axis = 0> (x, c) y = {name} <keepdims = {keepdims}> (s{", ax" if axes else ""}) }}"""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
+    x = np.array([[1, -2, 3], [5, 7, 2]], "float32" if kind == "float" else kind)
+    for chosen in ([False, False], [True, True], [True, False]):
+        feeds = {"x": x, "c": np.array(chosen)}
+        expected = run_onnxruntime(model, feeds)
+        assert_same(run_model(model, feeds).outputs, expected)
+
+
+@pytest.mark.parametrize("name", ["ReduceMean", "ReduceMax"])
+def test_sizes_of_inputs_are_no_selection(name: str) -> None:
+    ran = run_node(name, [spread(2, 3)], {"axes": [0], "keepdims": 0}, opset=17, dynamic=True)
+    assert {"ReduceMean": "i0.mean(dim=0)", "ReduceMax": "i0.amax(dim=0)"}[name] in ran.forward
+
+
+def test_the_mean_of_half_numbers_whose_sum_is_none() -> None:
+    text = """g (float16[n, 2] x, bool[n] c) => (float16[a] y) {
+        s = Compress <axis = 0> (x, c) y = ReduceMean <axes = [0], keepdims = 0> (s) }"""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    for chosen in ([True, True], [False, False]):
+        feeds = {"x": np.full((2, 2), 60000, np.float16), "c": np.array(chosen)}
+        assert_same(run_model(model, feeds).outputs, run_onnxruntime(model, feeds))
+
+
+@pytest.mark.parametrize("dtype", [F, np.int32])
+def test_the_mean_of_nothing(dtype: type) -> None:
+    run_node("ReduceMean", [np.zeros((0, 3), dtype)], {"axes": [0], "keepdims": 0}, opset=17)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from onnx import parser
 
+import onnxgen
 from tests.ops.fuzz import agree, examples, floats, ints
 from tests.ops.harness import run_node, unbound_names
 
@@ -195,6 +201,54 @@ def test_what_people_write() -> None:
             ran = run_node("Resize", [x, None, twice], attrs, 19, initializers={2}, dynamic=dynamic)
             rest = "" if mode == "nearest" else f", mode='{mode}'"
             assert f"F.interpolate(i0, scale_factor=2{rest})" in ran.forward
+
+
+FLOOR = 'nearest_mode = "floor", coordinate_transformation_mode = "asymmetric", mode = "nearest"'
+
+
+def to_size_of(other: str, steps: str) -> onnx.ModelProto:
+    """Return a graph that resizes x to the last axis of y, which `steps` may compute."""
+    text = f"""g (float[1, 1, n] x{other}) => (float[a, b, c] z) {{
+        one = Constant <value = int64[2] {{1, 1}}> () {steps} last = Shape <start = 2> (y)
+        s = Concat <axis = 0> (one, last) z = Resize <{FLOOR}> (x, , , s) }}"""
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+
+
+def test_nearest_of_every_pair_of_sizes(tmp_path: Path) -> None:
+    """Sizes that have nothing to do with each other, as of the levels of a feature pyramid."""
+    onnx.save(to_size_of(", float[1, 1, m] y", ""), path := tmp_path / "m.onnx")
+    onnxgen.generate(path, tmp_path / "model.py")
+    assert "return resize_floor(x, size=" in (tmp_path / "model.py").read_text()
+    session, made = onnxruntime.InferenceSession(path), onnxgen.load(path)
+    points = np.arange(256, dtype=np.float32).reshape(1, 1, -1)
+    for n in range(1, 257):
+        x = points[:, :, :n]
+        for m in range(1, 257):
+            expected = session.run(None, {"x": x, "y": points[:, :, :m]})[0]
+            assert np.array_equal(made(torch.from_numpy(x), torch.from_numpy(points[:, :, :m])), expected), (n, m)
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_usual"),
+    [
+        ("y = Concat <axis = 2> (x, x)", True),  # the double
+        ("y = Concat <axis = 2> (x, x, x)", True),
+        ("y = MaxPool <kernel_shape = [2], strides = [2]> (x)", True),  # the half, rounded down
+        ("y = MaxPool <kernel_shape = [3], strides = [2], pads = [1, 1]> (x)", True),  # or up
+        ("y = MaxPool <kernel_shape = [3], strides = [3]> (x)", False),  # 74 to 24 is one of those that differ
+        ("t = Constant <value = float {0.67}> () i = Shape <start = 2> (x) f = Cast <to = 1> (i) k = Mul (f, t) "
+         "j = Cast <to = 7> (k) l = Concat <axis = 0> (one, j) y = ConstantOfShape (l)", False),
+    ],
+)  # fmt: skip
+def test_nearest_of_related_sizes(steps: str, is_usual: bool, tmp_path: Path) -> None:
+    """`F.interpolate` stays where it picks the same points for every size."""
+    onnx.save(to_size_of("", steps), path := tmp_path / "m.onnx")
+    onnxgen.generate(path, tmp_path / "model.py")
+    assert ("F.interpolate(" in (tmp_path / "model.py").read_text()) is is_usual
+    session, made = onnxruntime.InferenceSession(path), onnxgen.load(path)
+    for n in range(3, 600):
+        x = np.arange(n, dtype=np.float32).reshape(1, 1, -1)
+        assert np.array_equal(made(torch.from_numpy(x)), session.run(None, {"x": x})[0]), n
 
 
 @pytest.mark.parametrize("op", ["Resize", "Upsample"])

@@ -112,3 +112,20 @@ def test_inputs_of_unknown_rank_are_tried_with_several(tmp_path: Path) -> None:
     report = onnxgen.verify(path)
     assert report.agrees
     assert {run.inputs["y"] for run in report.runs} <= {"float32 [4]", "float32 [2, 3, 4]", "float32 []"}
+
+
+def test_sizes_of_two_images_are_unrelated(tmp_path: Path) -> None:
+    """torch's own nearest points between two sizes are not onnxruntime's, which only some pairs of sizes show."""
+    text = """(float[n, 1, h, w] x, float[n, 1, k, v] y) => (float[a, b, c, d] z) {
+        s = Shape (x) e = Shape <start = 2> (y) f = Shape <end = 2> (x) t = Concat <axis = 0> (f, e)
+        z = Resize <mode = "nearest", nearest_mode = "floor", coordinate_transformation_mode = "asymmetric"> (x, , , t)
+    }"""
+    path, found = graph(tmp_path, text)
+    assert {"h": 26, "w": 30, "k": 64, "v": 100}.items() <= next(iter(sizes(found, 1))).items()
+    module = tmp_path / "model.py"
+    onnxgen.generate(path, module)
+    assert onnxgen.verify(path, module).agrees
+    written = module.read_text()
+    assert "resize_floor(x, size=y.shape[2:])" in written
+    module.write_text(written.replace("resize_floor(x,", "F.interpolate(x,"))
+    assert not onnxgen.verify(path, module).agrees

@@ -20,7 +20,6 @@ REFUSED = {  # the file, and what the line says
     "r25_shadow_outer_init": "one branch stores a tensor w, and another one takes the outer value of that name",
 }
 OPEN = {
-    "r28_int_int32_wrap": "int32 that wraps",
     "scatter_fill": "its values are right; a scatter with duplicates has another gradient than its differences",
 }
 
