@@ -112,11 +112,15 @@ class _Adding:
             member = self._register_in(path[:-1], p)
 
         def wrapped(node: ast.AST) -> ast.expr | None:
-            if not _is_call(node, leaf):
-                return None
+            if isinstance(node, ast.Subscript) and _is_call(node.value, leaf):  # attention returns several values
+                part = ast.Subscript(called(node.value), node.slice, node.ctx)
+                is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
+                return quote("d(x)", d=MemberRef(member), x=part) if is_first else part
+            return quote("d(x)", d=MemberRef(member), x=called(node)) if _is_call(node, leaf) else None
+
+        def called(node: ast.AST) -> ast.expr:
             assert isinstance(node, ast.Call)
-            made = ast.Call(node.func, [rewrite(a, wrapped) for a in node.args], node.keywords)
-            return quote("d(x)", d=MemberRef(member), x=made)
+            return ast.Call(node.func, [rewrite(a, wrapped) for a in node.args], node.keywords)
 
         for block, statement in [(b, s) for b in _blocks(self.module.body) for s in b]:
             if isinstance(statement, Assign) and statement.targets and _is_call(statement.value, leaf):

@@ -46,6 +46,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("lstm_tagger", {"rnn": 0.25, "embedding": 0.1}, ["dropout", "dropout1"]),
         ("encoder", {"encoder.layers.*": 0.4}, ["encoder.layers.0.dropout", "encoder.layers.1.dropout"]),
         ("encoder", {"**.linear1": 0.4, "encoder": 0.1}, None),
+        ("encoder", {"**.self_attn": 0.1}, ["encoder.layers.0.dropout", "encoder.layers.1.dropout"]),  # of two results
     ],
 )
 def test_it_stands_after_the_module(
