@@ -98,10 +98,15 @@ class Check:
         return model
 
     def _cut(self, space: Mapping[str, Any]) -> None:
-        """Restrict the comparison to the part of the file that the module was generated from."""
-        cut = recorded_cut(metadata_of(space)) if cut_of(self.options) is None else None
+        """Restrict the comparison to the part and the ranks of the file that the module was generated from."""
+        metadata = metadata_of(space)
+        cut = recorded_cut(metadata) if cut_of(self.options) is None else None
         if cut is not None:
             self.options = replace(self.options, inputs=cut[0], outputs=cut[1])
+        shapes = sizing.recorded_ranks(self.graph, metadata)
+        if shapes:
+            self.options = replace(self.options, input_shapes={**shapes, **self.options.input_shapes})
+        if cut is not None or shapes:
             self._examined()
         sizing.need_named(self.sizes, self.graph, self.path)
 

@@ -16,7 +16,7 @@ REFUSED = {  # the file, and what the line says
     "c05_celu_alpha_0": "by which the operator divides",
     "r3_conv_bias_len1": "conv.bias has the shape [1], and nn.Conv2d takes [4]",
     "F_concat_bomb": "the size of the file allows",
-    "c02_input_without_rank_softmax11": "the rank of input x is unknown",
+    "c02_input_without_rank_softmax11": "no rank for x: give all dims, such as --input-shape x=",
     "r25_shadow_outer_init": "one branch stores a tensor w, and another one takes the outer value of that name",
 }
 OPEN = {
