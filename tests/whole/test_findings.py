@@ -21,7 +21,6 @@ REFUSED = {  # the file, and what the line says
 }
 OPEN = {
     "r28_int_int32_wrap": "int32 that wraps",
-    "scatter_fill": "its values are right; a scatter with duplicates has another gradient than its differences",
 }
 
 
