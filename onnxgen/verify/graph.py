@@ -278,8 +278,7 @@ def _role(value: ir.Value) -> Role:
             elif position in SIZE_INPUTS.get(node.op_type, ()):
                 role.size = True
                 if current in copies:
-                    role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" else None
-                    role.parts = _axis_size(node) if node.op_type in ("Split", "SplitToSequence") else None
+                    _note_sizes(role, node)
             elif node.op_type == "Dropout" and position == 2:
                 role.mode = True
             elif node.op_type in INDEXES and position == 1:
@@ -301,6 +300,12 @@ def _role(value: ir.Value) -> Role:
                 todo.extend(new)
     role.compared = list(constants | neighbours)
     return role
+
+
+def _note_sizes(role: Role, node: ir.Node) -> None:
+    """Note what sizes of one axis each, or of all, must fit."""
+    role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" else None
+    role.parts = _axis_size(node) if node.op_type in ("Split", "SplitToSequence") else None
 
 
 def _limit(role: Role, taken: Range) -> None:
