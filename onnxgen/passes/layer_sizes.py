@@ -10,32 +10,39 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER, OnnxgenError, Problem
-from onnxgen.graph.nodes import opset_of, told
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import all_nodes, opset_of, told
+from onnxgen.graph.operators import own
+from onnxgen.graph.traits import NORM, SAMPLES
 from onnxgen.options import Options
 from onnxgen.passes.match import standard_nodes
+from onnxgen.passes.recurrent import ACTIVATIONS
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
 Sizes = tuple[Dim | None, ...]  # None: any size
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-# inputs with one number for each channel
-VECTORS = {
-    **dict.fromkeys(("Conv", "ConvTranspose"), {2: "B"}),
-    "BatchNormalization": {1: "scale", 2: "B", 3: "mean", 4: "var"},
-    "InstanceNormalization": {1: "scale", 2: "B"},
-    "GroupNormalization": {1: "scale", 2: "bias"},
-}
 
 
 def layer_sizes(model: ir.Model, options: Options) -> None:
     """Check the tensors of layers. Raises `OnnxgenError` for one whose rank or size its operator does not allow."""
-    for node in standard_nodes(model, *VECTORS):
-        wanted: dict[int, tuple[str, Sizes]] = {i: (name, (None,)) for i, name in VECTORS[node.op_type].items()}
-        _hold(model, node, wanted, [None if stored(v) is None else _shape(v) for v in node.inputs])
-    for node in standard_nodes(model, *GATES):
+    for node in all_nodes(model.graph):
+        if node.domain == "" and is_a(node, SAMPLES):
+            stored_shapes = [None if stored(v) is None else _shape(v) for v in node.inputs]
+            _hold(model, node, dict(_vectors(model, node)), stored_shapes)
+    for node in standard_nodes(model, *ACTIVATIONS):
         shapes = [_shape(value) for value in node.inputs]
         _hold(model, node, dict(_recurrent(node, shapes)), shapes)
+
+
+def _vectors(model: ir.Model, node: ir.Node) -> Iterator[tuple[int, tuple[str, Sizes]]]:
+    """Yield the inputs of a layer that have one number for each channel: its weights, without the kernel."""
+    operator = own(node.domain, node.op_type, opset_of(node, model))
+    names = [] if operator is None else list(operator.parameters)
+    weights = names[1 : len(node.inputs)] if is_a(node, NORM) else operator.weights.split() if operator else []
+    for name in weights:
+        if operator is not None and name != operator.matrix:
+            yield names.index(name), (name, (None,))
 
 
 def _shape(value: ir.Value | None) -> Sizes | None:
@@ -49,7 +56,8 @@ def _recurrent(node: ir.Node, shapes: list[Sizes | None]) -> Iterator[tuple[int,
     directions = 2 if node.attributes.get_string("direction", "forward") == "bidirectional" else 1
     hidden = node.attributes.get_int("hidden_size", 0) or (r[-1] if r else None)
     if isinstance(hidden, int):
-        rows = GATES[node.op_type] * hidden
+        count = len(ACTIVATIONS[node.op_type])
+        rows = (count + (count > 1)) * hidden  # LSTM: 4, GRU: 3, RNN: 1; the sigmoid stands for several gates
         state: Sizes = (directions, None, hidden)
         state = (None, directions, hidden) if node.attributes.get_int("layout", 0) else state
         yield 1, ("W", (directions, rows, x[-1] if x else None))

@@ -263,8 +263,8 @@ class Check:
         try:
             outputs = torch_side.forward(network, feeds, self.cast, len(expected), self._limit(given))
             got = torch_side.as_onnx(outputs)
-        except TimedOut as error:
-            what = f"could not verify {self.path}: a loop of the module runs on with inputs that were drawn ({error})"
+        except TimedOut as stopped:
+            what = f"could not verify {self.path}: a loop of the module runs on with inputs that were drawn ({stopped})"
             raise OnnxgenError(
                 f"{what}; {given.oracle.name} took {given.seconds:.2g} s", help=answering.OWN_INPUTS
             ) from None

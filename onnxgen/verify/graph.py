@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a, known
-from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.nodes import all_nodes, has_subgraphs, subgraphs
 from onnxgen.graph.traits import COMPARISON, MOVES, RANDOM
 from onnxgen.options import Options
 from onnxgen.reader.cut import types_of
@@ -151,7 +151,7 @@ def examine(model: ir.Model, options: Options) -> Graph:
     found.multiplies_bytes = any(PRODUCTS.fullmatch(node.op_type) for node in nodes)
     found.straight_through = any(STRAIGHT_THROUGH.search(node.op_type) for node in nodes)
     found.chooses = any(node.op_type == "If" for node in nodes)
-    found.loops = any(node.op_type in ("Loop", "Scan", "SequenceMap") for node in nodes)
+    found.loops = any(node.op_type != "If" and has_subgraphs(node) for node in nodes)
     found.is_standard = all(node.domain in ("", "ai.onnx") for node in nodes)
     found.branches = any(True for node in nodes for _ in subgraphs(node))
     used = [*arguments, *(v for node in nodes for v in (*node.inputs, *node.outputs))]
@@ -260,10 +260,9 @@ COUNTS = {"GroupQueryAttention": (5, 16), "SparseAttention": (8,)}  # inputs wit
 def _role(value: ir.Value) -> Role:
     """Follow an input through the graph to the nodes that use its elements as indices or sizes."""
     role = Role()
-    seen, todo, sums = {value}, [value], set[ir.Value]()
-    copies = {value}  # values with the same numbers in the same shape
-    constants: dict[int, None] = {}
-    neighbours: dict[int, None] = {}
+    # copies: values with the same numbers in the same shape
+    seen, todo, sums, copies = {value}, [value], set[ir.Value](), {value}
+    constants, neighbours = dict[int, None](), dict[int, None]()
     while todo:
         current = todo.pop()
         for use in current.uses():
@@ -296,7 +295,7 @@ def _role(value: ir.Value) -> Role:
                 new = [o for o in node.outputs if o not in seen]
                 sums.update(new if current in sums or node.op_type == "ReduceSum" else ())
                 seen.update(new)
-                copies.update(new if current in copies and node.op_type in ("Cast", "Identity") else ())
+                copies.update(new if current in copies and node.op_type == "Cast" else ())
                 todo.extend(new)
     role.compared = list(constants | neighbours)
     return role
