@@ -33,7 +33,7 @@ HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 INDEXES = frozenset("Gather GatherElements GatherND ScatterElements Scatter ScatterND".split())
 # inputs that act as sizes, counts or positions, and need small positive numbers
 SIZE_INPUTS = {
-    **dict.fromkeys("Reshape Expand Tile TopK OneHot Split SplitToSequence Pad Trilu CenterCropPad".split(), {1}),
+    **dict.fromkeys("Reshape Expand Tile TopK OneHot Split Pad Trilu CenterCropPad".split(), {1}),
     **dict.fromkeys(("ConstantOfShape", "Loop"), {0}),
     "Range": {0, 1, 2},
     "Resize": {2, 3},
@@ -260,8 +260,7 @@ COUNTS = {"GroupQueryAttention": (5, 16), "SparseAttention": (8,)}  # inputs wit
 def _role(value: ir.Value) -> Role:
     """Follow an input through the graph to the nodes that use its elements as indices or sizes."""
     role = Role()
-    # copies: values with the same numbers in the same shape
-    seen, todo, sums, copies = {value}, [value], set[ir.Value](), {value}
+    seen, todo, sums, copies = {value}, [value], set[ir.Value](), {value}  # copies: with the same numbers and shape
     constants, neighbours = dict[int, None](), dict[int, None]()
     while todo:
         current = todo.pop()
@@ -274,7 +273,7 @@ def _role(value: ir.Value) -> Role:
             taken = range_of(node, position)
             if taken is not None:
                 _limit(role, taken)
-            elif position in SIZE_INPUTS.get(node.op_type, ()):
+            elif position in SIZE_INPUTS.get(node.op_type.removesuffix("ToSequence"), ()):
                 role.size = True
                 if current in copies:
                     _note_sizes(role, node)
@@ -304,7 +303,7 @@ def _role(value: ir.Value) -> Role:
 def _note_sizes(role: Role, node: ir.Node) -> None:
     """Note what sizes of one axis each, or of all, must fit."""
     role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" else None
-    role.parts = _axis_size(node) if node.op_type in ("Split", "SplitToSequence") else None
+    role.parts = _axis_size(node) if node.op_type.startswith("Split") else None
 
 
 def _limit(role: Role, taken: Range) -> None:
