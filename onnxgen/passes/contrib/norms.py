@@ -31,8 +31,8 @@ def skip_simplified_layer_normalization(
     if g.wants(1):
         raise Refused(*STATISTICS)  # onnxruntime computes none
     total = _total(g, input, skip, bias)
-    made = g.like(total, input) if g.wants(2) else total
-    made, *deviation = _rms(g, made, gamma, g.wants(2), -1, epsilon, 1)
+    normal = g.like(total, input) if g.wants(2) else total
+    made, *deviation = _rms(g, normal, gamma, g.wants(2), -1, epsilon, 1)
     return [made, None, *(deviation or [None]), total]
 
 
