@@ -108,6 +108,8 @@ KEPT: Annotation[ir.Value, bool] = Annotation("kept", False)
 NO_PARAMETER: Annotation[ir.Value, bool] = Annotation("no parameter", False)
 # What constant folding made a tensor of: copies of other stored tensors. passes.unrolled -> output.compose, paranoid
 COPIES: Annotation[ir.Value, Sequence[Copied]] = Annotation("copies", ())
+# True for an input that the file declares without a rank. reader.shapes -> shapes.rankless, verify
+RANKLESS: Annotation[ir.Value, bool] = Annotation("rankless", False)
 # The local function that stores a tensor (3 names), and the tensor's name there. graph.sites -> output.compose
 LOCAL: Annotation[ir.Value, tuple[str | None, ...]] = Annotation("local", ())
 

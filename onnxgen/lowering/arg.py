@@ -18,6 +18,7 @@ from onnxgen.lowering.parameter_paths import NOISE
 from onnxgen.passes.exporters import is_function_name
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import Info, Shape
+from onnxgen.shapes.rankless import shape_option
 from onnxgen.weights.provenance import Source
 
 UNKNOWN_SHAPE = f"{INFER}; after an operator of a plugin, give the plugin an infer rule (docs/EXTENDING.md)"
@@ -59,7 +60,8 @@ class Arg:
     def known_rank(self) -> int:
         """The rank, for operators that need it. Raises `OnnxgenError` if it is unknown."""
         if self.info.rank is None:
-            raise self.builder.error(f"the rank of input {self.name} is unknown", UNKNOWN_SHAPE)
+            way_out = shape_option(self.value) or UNKNOWN_SHAPE
+            raise self.builder.error(f"the rank of input {self.name} is unknown", way_out)
         return self.info.rank
 
     @property

@@ -27,6 +27,7 @@ from onnxgen.passes.gradient import gradient
 from onnxgen.passes.group_norm import group_norm
 from onnxgen.passes.growing import growing
 from onnxgen.passes.known import known
+from onnxgen.passes.layer_sizes import layer_sizes
 from onnxgen.passes.linear import linear
 from onnxgen.passes.multihead import multihead
 from onnxgen.passes.no_ops import no_ops
@@ -70,6 +71,7 @@ PASSES: list[Pass] = [
     contrib,  # before trainable, which knows weights by the standard's operators
     trainable,  # before anything is folded: trained tensors must not be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
+    layer_sizes,  # after contrib, which writes layers, and before any pass moves their tensors
     axes,  # before anything counts axes modulo the rank
     expand,  # after propagation: a function body may depend on types
     text,  # text becomes numbers, so that the passes below meet nothing unusual

@@ -74,7 +74,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
         model.graph.sort()
         for function in model.functions.values():
             function.sort()
-    _leave_to_plugins(model)
+    _leave_to_others(model)
     inline(model)
     check_signatures(model)
     store_tables(model)
@@ -99,10 +99,13 @@ def _input_types(path: Path, options: Options) -> dict[str, onnx.TypeProto]:
     return types_of(whole.graph, [name for name in options.inputs if name in names])
 
 
-def _leave_to_plugins(model: ir.Model) -> None:
-    """Remove the local functions that a named plugin implements, so that they are not inlined: the plugin wins."""
+def _leave_to_others(model: ir.Model) -> None:
+    """Remove the local functions that are not inlined: a named plugin wins, and so does an operator of onnxruntime."""
+    from onnxgen.shapes.infer import is_operator  # imported here: `shapes` needs this package for the types of maps
+
     for key, function in list(model.functions.items()):
-        if named(function.domain, function.name, model.opset_imports.get(function.domain, 1)) is not None:
+        operator = function.domain, function.name, model.opset_imports.get(function.domain, 1)
+        if named(*operator) is not None or (not function.overload and is_operator(*operator)):
             del model.functions[key]
 
 

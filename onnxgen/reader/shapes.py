@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import Problems
+from onnxgen.graph.annotations import RANKLESS
 from onnxgen.graph.nodes import all_nodes, subgraphs
 
 
@@ -17,8 +18,6 @@ def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
     Raises:
         OnnxgenError: there is no such input, its rank differs, or the file fixes a dim to another size.
     """
-    if not wanted:
-        return
     problems = Problems()
     inputs = {value.name: value for value in model.graph.inputs}
     sizes: dict[str, int] = {}
@@ -30,6 +29,11 @@ def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
         elif problem := _fix(value, dims, sizes):
             problems.add(f"--input-shape of {printable(name)}: {problem}")
     problems.raise_if_any()
+    for value in model.graph.inputs:
+        if value.shape is None:
+            RANKLESS.set(value, True)
+    if not wanted:
+        return
     for value in _values(model.graph):
         if value.shape is not None and any(_size(dim, sizes) is not None for dim in value.shape):
             value.shape = ir.Shape([dim if (n := _size(dim, sizes)) is None else n for dim in value.shape])

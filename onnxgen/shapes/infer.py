@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import of_plugins, own
+from onnxgen.graph.schemas import schema
 from onnxgen.shapes import infer_conv, infer_elementwise, infer_layout, infer_math, infer_microsoft, infer_slice
 from onnxgen.shapes.dims import TooComplex
 from onnxgen.shapes.infer_fallback import infer_with_onnx
@@ -30,6 +31,25 @@ OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators of other domains
         **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic", "WeightNorm", "SpectralNorm"), lambda n: [n.input(0)]),
     },
 }
+
+
+# operators of com.microsoft that have neither a rule nor a function
+_UNRULED = frozenset(
+    """
+    ComplexMul ComplexMulConj ConvTransposeWithDynamicPads ExpandDims GatherND GemmFastGelu GemmFloat8
+    GemmaRotaryEmbedding HyperConnectionLowRankMix MatMulBlockQuantizedFp4Weight MatMulBlockQuantizedFp8Weight
+    MatMulInteger16 MulInteger NhwcMaxPool Pad QLinearReduceMean RMSNormRotary Range ReduceSumInteger
+    TorchEmbedding
+    """.split()
+)
+
+
+def is_operator(domain: str, name: str, opset: int) -> bool:
+    """Return True if onnxruntime has an operator of this name: it takes that, and not a local function of the file."""
+    if domain in STANDARD:
+        return schema("", name, opset) is not None
+    rules = OTHERS.get(domain, {}) if domain == "com.microsoft" else {}
+    return name in rules or domain == "com.microsoft" and (name in _UNRULED or own(domain, name, opset) is not None)
 
 
 def infer(n: NodeFacts) -> list[Info]:

@@ -13,6 +13,11 @@ from onnxgen.errors import OnnxgenError, WrongTranslation
 
 Shapes = dict[str, tuple[int, ...]]
 GATES = {"nn.LSTM": 4, "nn.GRU": 3, "nn.RNN": 1}
+# arguments of layers: channels that must be a multiple of a number of groups
+GROUPED = {
+    **dict.fromkeys(("nn.Conv", "nn.ConvTranspose"), (("in_channels", "groups"), ("out_channels", "groups"))),
+    "nn.GroupNorm": (("num_channels", "num_groups"),),
+}
 GATES |= {f"{name}Cell": count for name, count in GATES.items()}
 
 
@@ -24,6 +29,7 @@ def hold_shapes(members: Sequence[Member]) -> None:
         OnnxgenError: a stored tensor has another shape than the layer's other tensors tell.
     """
     for member in members:
+        _hold_groups(member)
         for key, wanted in registered(member.build).items():
             found = member.keys[key].shape if key in member.keys else None
             found = member.extra[key].shape if key in member.extra else found
@@ -37,6 +43,29 @@ def hold_shapes(members: Sequence[Member]) -> None:
                 raise OnnxgenError(what, help="export the file again; if onnxruntime runs it, please report this")
 
 
+def _hold_groups(member: Member) -> None:
+    """Check that a layer's groups divide its channels. Raises `OnnxgenError`."""
+    name = function_of(member.build)
+    for channels, groups in GROUPED.get(name.rstrip("123d"), ()):
+        given = arguments(member.build)
+        if given is not None and given.get(channels, 0) % max(given.get(groups, 1), 1):
+            what = f"the tensors of a layer do not fit together: {'.'.join(member.path)} is {name} with "
+            what += f"{given[channels]} {channels} in {given[groups]} groups"
+            raise OnnxgenError(what, help="export the file again; if onnxruntime runs it, please report this")
+
+
+def arguments(build: ast.expr) -> dict[str, Any] | None:
+    """Return the arguments that a layer is made with, by name; None if they are not all numbers and text."""
+    if not isinstance(build, ast.Call):
+        return None
+    try:
+        given = dict(zip(SIGNATURES[function_of(build)], map(ast.literal_eval, build.args)))
+        options = {k.arg: k.value for k in build.keywords if k.arg not in ("dtype", "device")}
+        return given | {str(key): ast.literal_eval(value) for key, value in options.items()}
+    except (ValueError, KeyError):
+        return None
+
+
 def registered(build: ast.expr) -> Shapes:
     """Return the tensors that a layer registers; none if it is not in the table or its sizes are unknown."""
     name = function_of(build)
@@ -45,13 +74,8 @@ def registered(build: ast.expr) -> Shapes:
     rule = next((rule for names, rule in TENSOR_RULES.items() if name.rstrip("123d") in names.split()), None)
     if rule is None or not isinstance(build, ast.Call):
         return {}
-    try:
-        given = dict(zip(SIGNATURES[name], map(ast.literal_eval, build.args)))
-        options = {k.arg: k.value for k in build.keywords if k.arg not in ("dtype", "device")}
-        given |= {str(key): ast.literal_eval(value) for key, value in options.items()}
-    except ValueError:
-        return {}
-    return rule(name, given)
+    given = arguments(build)
+    return {} if given is None else rule(name, given)
 
 
 def _parametrised(name: str, build: ast.Call) -> Shapes:

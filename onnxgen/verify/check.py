@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +27,7 @@ from onnxgen.reader import read
 from onnxgen.reader.cut import cut_of, recorded_cut
 from onnxgen.runtime.load import from_pretrained, imported, load
 from onnxgen.runtime.partial import load_partly
-from onnxgen.verify import directions, excuses, gradients, torch_side
-from onnxgen.verify import feeds as drawing
+from onnxgen.verify import answering, directions, excuses, gradients, promises, torch_side
 from onnxgen.verify import locate as where
 from onnxgen.verify import sizes as sizing
 from onnxgen.verify.compare import Tolerance, compare, describe
@@ -44,10 +41,11 @@ from onnxgen.verify.integrity import (
     other_file,
     record_of,
 )
-from onnxgen.verify.oracle import Answer, ModelPart, Oracle, Refused, oracles, proto
+from onnxgen.verify.limits import LOOP_SECONDS, SLOWER, TimedOut
+from onnxgen.verify.oracle import Answer, ModelPart, proto
 from onnxgen.verify.partial import in_part
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
-from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
+from onnxgen.verify.stacked import free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
 from onnxgen.weights.approximation import Approximation
 from onnxgen.weights.stored import stored
@@ -55,10 +53,6 @@ from onnxgen.weights.stored import stored
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-MAX_REFUSALS = 120  # inputs that an oracle may refuse before it is given up
-MAX_REFUSALS_SHOWN = 3  # refusals in the notes
-_Input = tuple[sizing.Sizes, int, dict[str, Any]]  # sizes of dynamic dims, the seed, and the inputs by name
 
 
 class Check:
@@ -86,6 +80,8 @@ class Check:
         self.telling = Telling()
         # outputs in which the oracle's own rounding could hide errors in some run, with the reason
         self.coarse: dict[str, str] = {}
+        # True if onnxruntime loads the file, and (second) if it refused all inputs, so that onnx.reference answers
+        self.loads_elsewhere = self.only_reference = False
         self.partly = ""  # what of the module's weights was loaded, if not all
         self.is_rounded = False  # True if the file's weights are the module's, rounded to integers after training
 
@@ -98,10 +94,15 @@ class Check:
         return model
 
     def _cut(self, space: Mapping[str, Any]) -> None:
-        """Restrict the comparison to the part of the file that the module was generated from."""
-        cut = recorded_cut(metadata_of(space)) if cut_of(self.options) is None else None
+        """Restrict the comparison to the part and the ranks of the file that the module was generated from."""
+        metadata = metadata_of(space)
+        cut = recorded_cut(metadata) if cut_of(self.options) is None else None
         if cut is not None:
             self.options = replace(self.options, inputs=cut[0], outputs=cut[1])
+        shapes = sizing.recorded_ranks(self.graph, metadata)
+        if shapes:
+            self.options = replace(self.options, input_shapes={**shapes, **self.options.input_shapes})
+        if cut is not None or shapes:
             self._examined()
         sizing.need_named(self.sizes, self.graph, self.path)
 
@@ -146,14 +147,18 @@ class Check:
             report, backward = self._begun(network, space, shown), torch_side.Backward()
             if self.partly:
                 return in_part(self, network, space, report, self.answers(runs, seed, feeds))
+            first: Answer | None = None
             different: tuple[dict[str, Any], Run] | None = None  # inputs of the first run that differs, and the run
             with torch_side.in_mode(network, self.graph):
                 for given in self.answers(runs, seed, feeds):
+                    first = first or given
                     report.runs.append(self.run(network, given, backward, report.gradients))
                     self.notes += gradients.without_nans(self.path, self.proto, given.feeds, backward)
                     if not report.runs[-1].agrees and different is None:
                         different = given.feeds, report.runs[-1]
-                gradients.excuse_idle(network, given.feeds, backward)
+                if feeds is None and first is not None and all(run.agrees for run in report.runs):
+                    self.notes += promises.relied_on(self, network, first)
+                gradients.excuse_idle(network, given.feeds, backward, self._limit(given))
             report.untold = self.telling.untold() | self.coarse
             if self.cast is None and self.approximation is None:  # a small change of a weight may not show in outputs
                 report.moved = compare_recorded(self.path, space, self.options)
@@ -245,68 +250,9 @@ class Check:
         if self.graph.trains_norm and self.graph.keeps_norm:
             self.notes.append("only some of the graph's BatchNormalizations record training mode")
 
-    # ---- inputs that an oracle accepts -----------------------------------------------------------------------------
-
     def answers(self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None) -> Iterator[Answer]:
         """Yield inputs that an oracle accepts, with its outputs. Raises `OnnxgenError` if there are none."""
-        graph, part = self.graph, self._part()
-        how = partial(oracles, without_dropout=graph.training, part=part, exact=graph.multiplies_bytes)
-        for oracle in how(self.path, new_ops=self.new_ops):
-            if isinstance(oracle, Refused):
-                self.refusals.append(str(oracle))
-                self.notes.append(str(oracle))
-                continue
-            if self.freed is not None:
-                oracle = Stacked(oracle, self.freed, self.graph.outputs)
-            used: list[sizing.Sizes] = []
-            for run in range(runs if feeds is None else len(feeds)):
-                tries = self._drawn(run, seed, used) if feeds is None else self._own(feeds[run])
-                answer = self._answer(oracle, tries)
-                if answer is None and not used:
-                    break
-                if answer is not None:
-                    used.append(answer.sizes)
-                    yield answer
-            if used:
-                if used[0] and len(used) > 1 and all(u == used[0] for u in used):
-                    self.notes.append(f"of the sizes tried for dynamic dims, only {_sizes(used[0])} runs")
-                return
-        reasons = "; ".join(dict.fromkeys(self.refusals[:1] + self.refusals[-1:]))
-        way_out = "fix sizes with --sizes NAME=N, or give inputs of your own with --inputs FILE.npz"
-        if self.unsaid:
-            way_out = f"give a reference for {', '.join(self.unsaid)} in a --plugin: @onnxgen.op(..., reference=...)"
-        what = f"could not verify {self.path}: onnxruntime and onnx.reference refused all inputs that were tried"
-        raise OnnxgenError(f"{what} ({reasons})", help=way_out)
-
-    def _drawn(self, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:
-        """Yield inputs to try: those with new sizes first, cautious values only after all sizes."""
-        candidates = list(sizing.sizes(self.graph, run, self.sizes))
-        candidates.sort(key=lambda c: c in used)
-        number = seed * 1000 + run
-        shapes = range(len(drawing.UNRANKED) if drawing.is_unranked(self.graph) else 1)
-        near = self.approximation
-        for spread, sizes, unranked in product(drawing.spreads(run), candidates, shapes):
-            feeds = drawing.draw(self.graph, sizes, spread, number, None if near is None else near.inputs, unranked)
-            yield sizes, number, feeds if near is None else near.within(feeds)
-
-    def _own(self, feeds: Mapping[str, Any]) -> Iterator[_Input]:
-        names = [name for name, _, _ in self.graph.inputs]
-        wrong = sorted(set(names) ^ set(feeds))
-        if wrong:
-            raise OnnxgenError(f"the given inputs do not match the graph: {', '.join(map(printable, wrong))}")
-        yield {}, 0, {name: feeds[name] for name in names}
-
-    def _answer(self, oracle: Oracle, tries: Iterator[_Input]) -> Answer | None:
-        """Return the answer to the first inputs that the oracle accepts."""
-        for sizes, seed, feeds in islice(tries, MAX_REFUSALS):
-            try:
-                return Answer(sizes, seed, feeds, oracle, oracle.run(feeds))
-            except Refused as refusal:
-                line = f"{oracle.name} refused inputs with {_sizes(sizes)}: {refusal}"
-                if line not in self.refusals and len(self.refusals) < MAX_REFUSALS_SHOWN:
-                    self.notes.append(line)
-                self.refusals.append(line)
-        return None
+        return answering.answers(self, runs, seed, feeds)
 
     # ---- one run ---------------------------------------------------------------------------------------------------
 
@@ -315,9 +261,17 @@ class Check:
         feeds, expected = given.feeds, given.outputs
         run = Run(given.seed, {name: describe(v) for name, v in feeds.items()}, given.sizes, given.oracle.name)
         try:
-            outputs = torch_side.forward(network, feeds, self.cast, len(expected))
+            outputs = torch_side.forward(network, feeds, self.cast, len(expected), self._limit(given))
             got = torch_side.as_onnx(outputs)
+        except TimedOut as stopped:
+            what = f"could not verify {self.path}: a loop of the module runs on with inputs that were drawn ({stopped})"
+            raise OnnxgenError(
+                f"{what}; {given.oracle.name} took {given.seconds:.2g} s", help=answering.OWN_INPUTS
+            ) from None
         except torch_side.Failed as failure:
+            if self.only_reference:
+                what = f"could not verify {self.path}: of the inputs that were tried, onnxruntime refused all"
+                raise OnnxgenError(f"{what}, and the module others ({failure})", help=answering.OWN_INPUTS) from None
             return replace(run, error=str(failure))
         if len(got) != len(expected):
             error = f"forward returned {counted(len(got), 'output')}, the graph has {len(expected)}"
@@ -334,12 +288,16 @@ class Check:
         try:
             if backward is not None:
                 backward.add(network, outputs)
-                self._hold_gradients(network, feeds, run, found)
+                self._hold_gradients(network, given, run, found)
         except torch_side.Failed as failure:
             found.error = found.error or str(failure)
         return run
 
-    def _hold_gradients(self, network: nn.Module, feeds: Mapping[str, Any], run: Run, found: Gradients) -> None:
+    def _limit(self, given: Answer) -> float | None:
+        """Return the seconds that the module may take for the inputs of an answer."""
+        return max(LOOP_SECONDS, SLOWER * given.seconds) if given.oracle.seconds is not None else None
+
+    def _hold_gradients(self, network: nn.Module, given: Answer, run: Run, found: Gradients) -> None:
         """Compare gradients with differences, in the first run whose outputs agree."""
         if found.groups or not run.agrees or self.graph.random or self.approximation is not None:
             return
@@ -348,7 +306,7 @@ class Check:
         else:
             # a small step changes the meaning of inputs that are sizes or scales
             fixed = {name for name, role in self.graph.roles.items() if role.size or role.mode}
-            why = directions.hold(network, feeds, fixed, found)
+            why = directions.hold(network, given.feeds, fixed, found, self._limit(given))
         if why and why not in self.notes:
             self.notes.append(why)
 
@@ -385,7 +343,3 @@ class Check:
         is_known = record is not None and not self.graph.branches and not all_reached
         expected = gradients.expected_keys(self.path, self.options, record or {}) if is_known else set()
         gradients.finish(network, backward, expected, found)
-
-
-def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{printable(name)}={size}" for name, size in sizes.items()) or "the file's own sizes"

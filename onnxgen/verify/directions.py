@@ -20,7 +20,9 @@ from torch.overrides import TorchFunctionMode
 from onnxgen.common.names import printable
 from onnxgen.errors import counted, typed
 from onnxgen.verify.convert import to_torch
+from onnxgen.verify.limits import limited
 from onnxgen.verify.report import Gradients
+from onnxgen.verify.writers import LastWriters
 
 STEP_SIZES = (1e-6, 1e-8)  # step sizes; the second is used if the first meets a kink
 MAX_GROUPS = 24  # groups of parameters; each takes two runs per step
@@ -85,7 +87,9 @@ def _float64() -> Iterator[None]:
         torch.set_default_dtype(usual)
 
 
-def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gradients) -> str:
+def hold(
+    module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gradients, seconds: float | None = None
+) -> str:
     """Compare the gradients of a module with differences, on one set of inputs.
 
     Args:
@@ -93,13 +97,14 @@ def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gr
         feeds: the graph's inputs, in order.
         fixed: inputs that are not changed by a step.
         found: receives the counts, and the names of the groups that differ.
+        seconds: the limit for all runs, if they may run on.
 
     Returns:
-        the reason why nothing was compared, for the notes; empty if something was.
+        for the notes: the reason why nothing was compared, or what was compared otherwise; else empty.
     """
     try:
         inputs = {name: to_torch(value) for name, value in feeds.items()}  # numpy bfloat16 is recognised by name
-        with _float64():
+        with _float64(), limited(seconds):
             return _Held(module, inputs, fixed).compare(found)
     except Exception as error:  # an operator without float64 support, or out of memory
         return f"finite differences are not compared: {typed(error, 200)}"
@@ -124,6 +129,7 @@ class _Held:
         self.leaves = [tensor.requires_grad_() for _, tensors in self.groups for tensor in tensors]
         self.generator = torch.Generator().manual_seed(0)
         self.weights: list[Tensor] = []
+        self.writers = LastWriters()
         self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
 
     def loss(self) -> Tensor | None:
@@ -131,7 +137,7 @@ class _Held:
         with torch.no_grad():  # a BatchNorm in training changed its statistics in the last run
             for name, buffer in self.module.named_buffers():
                 buffer.copy_(self.buffers[name])
-        with _Bounded():
+        with _Bounded(), self.writers:
             made = self.module(*self.inputs.values())
         floats = [torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in _floats([made])]
         if not self.weights:
@@ -152,7 +158,7 @@ class _Held:
                     found.not_compared = len(self.groups) - number
                     break
                 self._compare_group(name, tensors, gradients, float(loss), found)
-        return ""
+        return self.writers.note
 
     def _compare_group(
         self, name: str, tensors: list[Tensor], gradients: Mapping[Tensor, Tensor | None], loss: float, found: Gradients

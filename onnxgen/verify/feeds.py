@@ -118,6 +118,8 @@ def _array(
         return np.asarray(rng.choice(numbers, shape)).astype(dtype.numpy())
     if role.reshapes is not None and len(shape) == 1 and shape[0]:
         return _new_shape(shape[0], role.reshapes).astype(dtype.numpy())
+    if role.parts is not None and len(shape) == 1 and shape[0]:
+        return _parts(rng, shape[0], sum(_known([role.parts], candidate))).astype(dtype.numpy())
     if role.counted:
         return np.ones(shape, dtype.numpy())
     if spread in ("ones", "zeros"):
@@ -144,6 +146,13 @@ def _new_shape(count: int, rank: int) -> NDArray[Any]:
     if count > rank:
         return np.array([0] * rank + [1] * (count - rank))
     return np.array([0] * (count - 1) + [-1])
+
+
+def _parts(rng: np.random.Generator, count: int, total: int) -> NDArray[Any]:
+    """Return sizes that sum up to the whole, in `count` parts. None is empty if there is enough for all."""
+    least = 1 if total >= count else 0
+    cuts = np.sort(rng.integers(0, total - least * count + 1, count - 1))
+    return np.diff(np.array([0, *cuts, total - least * count])) + least
 
 
 def _range(dtype: ir.DataType, role: Role, candidate: Sizes, spread: str) -> tuple[int, int]:

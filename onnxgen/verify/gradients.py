@@ -18,6 +18,7 @@ from onnxgen.graph.annotations import is_trained
 from onnxgen.options import Options
 from onnxgen.passes.trainable import differentiable, stored_values
 from onnxgen.pipeline import read_and_simplify
+from onnxgen.verify.limits import limited
 from onnxgen.verify.oracle import nan_node
 from onnxgen.verify.report import Gradients
 from onnxgen.verify.torch_side import Backward, flat_outputs
@@ -52,21 +53,21 @@ def without_nans(
     return [f"the file computes NaN at {name} ({node.op_type}): there is no gradient of {names} for such inputs"]
 
 
-def excuse_idle(network: nn.Module, feeds: Mapping[str, Any], backward: Backward) -> None:
+def excuse_idle(network: nn.Module, feeds: Mapping[str, Any], backward: Backward, seconds: float | None = None) -> None:
     """Excuse missing gradients of parameters whose value does not change any output.
 
     For example, a file may compute attention, but return only the cache that it fills.
     """
     known = backward.reached | backward.not_finite | backward.excused
     for name, parameter in network.named_parameters():
-        if parameter.requires_grad and name not in known and _is_idle(network, parameter, feeds):
+        if parameter.requires_grad and name not in known and _is_idle(network, parameter, feeds, seconds):
             backward.idle.add(name)
 
 
-def _is_idle(network: nn.Module, parameter: nn.Parameter, feeds: Mapping[str, Any]) -> bool:
+def _is_idle(network: nn.Module, parameter: nn.Parameter, feeds: Mapping[str, Any], seconds: float | None) -> bool:
     stored = parameter.detach().clone()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), limited(seconds):
             before = flat_outputs(network, feeds)
             parameter.copy_(stored * 1.5 + torch.randn(stored.shape, generator=torch.Generator().manual_seed(0)))
             after = flat_outputs(network, feeds)

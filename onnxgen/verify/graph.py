@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a, known
-from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.nodes import all_nodes, has_subgraphs, subgraphs
 from onnxgen.graph.traits import COMPARISON, MOVES, RANDOM
 from onnxgen.options import Options
 from onnxgen.reader.cut import types_of
@@ -57,6 +57,7 @@ class Role:
         categories: words or integers that an encoder knows, and unknown ones if it accepts them.
         shape: for an input of unknown rank, a shape that its operators accept; None if unknown.
         reshapes: if it is the shape input of a Reshape, the rank of the reshaped tensor; else None.
+        parts: if it has the sizes that a Split cuts an axis into, the size of the axis; else None.
         counted: it is a mask, and the ones of each row are counted as its keys. All must be 1, or caches hold garbage.
     """
 
@@ -71,6 +72,7 @@ class Role:
     categories: list[str] | list[int] = field(default_factory=list)
     shape: tuple[int, ...] | None = None
     reshapes: int | None = None
+    parts: Dim | None = None
     counted: bool = False
 
 
@@ -87,6 +89,8 @@ class Graph:
         keeps_norm: it has a BatchNormalization in evaluation mode.
         trains_dropout: it has a Dropout in training mode.
         branches: it has control flow, so a run need not reach every parameter.
+        loops: it has a loop, which may run on for some inputs.
+        is_standard: all of its operators are ONNX's own.
         chooses: it has an If, so a run takes one of two branches.
         halves: the half precision types it computes in.
         multiplies_bytes: it multiplies 8-bit integers.
@@ -106,6 +110,8 @@ class Graph:
     keeps_norm: bool = False
     trains_dropout: bool = False
     branches: bool = False
+    loops: bool = False
+    is_standard: bool = True
     chooses: bool = False
     halves: set[ir.DataType] = field(default_factory=set)
     multiplies_bytes: bool = False
@@ -145,6 +151,8 @@ def examine(model: ir.Model, options: Options) -> Graph:
     found.multiplies_bytes = any(PRODUCTS.fullmatch(node.op_type) for node in nodes)
     found.straight_through = any(STRAIGHT_THROUGH.search(node.op_type) for node in nodes)
     found.chooses = any(node.op_type == "If" for node in nodes)
+    found.loops = any(node.op_type != "If" and has_subgraphs(node) for node in nodes)
+    found.is_standard = all(node.domain in ("", "ai.onnx") for node in nodes)
     found.branches = any(True for node in nodes for _ in subgraphs(node))
     used = [*arguments, *(v for node in nodes for v in (*node.inputs, *node.outputs))]
     types = {v.dtype for v in used if v is not None}
@@ -252,9 +260,8 @@ COUNTS = {"GroupQueryAttention": (5, 16), "SparseAttention": (8,)}  # inputs wit
 def _role(value: ir.Value) -> Role:
     """Follow an input through the graph to the nodes that use its elements as indices or sizes."""
     role = Role()
-    seen, todo, sums = {value}, [value], set[ir.Value]()
-    constants: dict[int, None] = {}
-    neighbours: dict[int, None] = {}
+    seen, todo, sums, copies = {value}, [value], set[ir.Value](), {value}  # copies: with the same numbers and shape
+    constants, neighbours = dict[int, None](), dict[int, None]()
     while todo:
         current = todo.pop()
         for use in current.uses():
@@ -266,9 +273,10 @@ def _role(value: ir.Value) -> Role:
             taken = range_of(node, position)
             if taken is not None:
                 _limit(role, taken)
-            elif position in SIZE_INPUTS.get(node.op_type, ()):
+            elif position in SIZE_INPUTS.get(node.op_type.removesuffix("ToSequence"), ()):
                 role.size = True
-                role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" and current is value else None
+                if current in copies:
+                    _note_sizes(role, node)
             elif node.op_type == "Dropout" and position == 2:
                 role.mode = True
             elif node.op_type in INDEXES and position == 1:
@@ -286,9 +294,16 @@ def _role(value: ir.Value) -> Role:
                 new = [o for o in node.outputs if o not in seen]
                 sums.update(new if current in sums or node.op_type == "ReduceSum" else ())
                 seen.update(new)
+                copies.update(new if current in copies and node.op_type == "Cast" else ())
                 todo.extend(new)
     role.compared = list(constants | neighbours)
     return role
+
+
+def _note_sizes(role: Role, node: ir.Node) -> None:
+    """Note what sizes of one axis each, or of all, must fit."""
+    role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" else None
+    role.parts = _axis_size(node) if node.op_type.startswith("Split") else None
 
 
 def _limit(role: Role, taken: Range) -> None:
@@ -313,6 +328,12 @@ def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
         return (inner, 3) if whole(node, "transA") else (3, inner)
     inner = sizes[-2] if whole(node, "transA") else sizes[-1]
     return (3, inner) if whole(node, "transB") else (inner, 3)
+
+
+def _axis_size(node: ir.Node) -> Dim | None:
+    """Return the size of the axis that a node names, if it is known."""
+    shape, axis = info(node.inputs[0]).shape or (), whole(node, "axis")
+    return shape[axis] if -len(shape) <= axis < len(shape) else None
 
 
 def _keys(node: ir.Node) -> list[str] | list[int]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.reader.cut import Cut, cut_graph
 from onnxgen.reader.protos import every_node, opset_of
+from onnxgen.verify.limits import TimedOut, limited
 
 # Without it, sums of products of uint8 and int8 saturate at 16 bits on processors with AVX2 but without VNNI.
 # onnxruntime rewrites the graph for it, which needs optimisations, and weights in the file.
@@ -37,10 +38,19 @@ class Refused(Exception):
     """The oracle cannot load a model, or cannot run it on an input."""
 
 
+class RanOn(Refused):
+    """The oracle was stopped: it ran for longer than its limit."""
+
+
 class Oracle(Protocol):
-    """Runs an ONNX model: maps inputs by name to outputs in graph order. Raises `Refused`."""
+    """Runs an ONNX model: maps inputs by name to outputs in graph order. Raises `Refused`.
+
+    Attributes:
+        seconds: the limit for one run; None for no limit of its own.
+    """
 
     name: str
+    seconds: float | None
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]: ...
 
@@ -53,6 +63,7 @@ class Answer:
         sizes: of dynamic dims, by name.
         seed: the seed of the inputs.
         feeds: the inputs by name.
+        seconds: the time that the oracle took.
     """
 
     sizes: dict[str, int]
@@ -60,6 +71,7 @@ class Answer:
     feeds: dict[str, Any]
     oracle: Oracle
     outputs: list[Any]
+    seconds: float = 0.0
 
 
 class Onnxruntime:
@@ -77,6 +89,7 @@ class Onnxruntime:
     """
 
     name = "onnxruntime"
+    seconds: float | None = None
 
     def __init__(
         self,
@@ -120,7 +133,8 @@ class Onnxruntime:
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         options = self.ort.RunOptions()
         options.log_severity_level = 4
-        timer = threading.Timer(TIMEOUT_SECONDS, setattr, (options, "terminate", True))
+        seconds = self.seconds or TIMEOUT_SECONDS
+        timer = threading.Timer(seconds, setattr, (options, "terminate", True))
         timer.daemon = True
         timer.start()
         try:
@@ -128,6 +142,8 @@ class Onnxruntime:
                 return self._run_raw(feeds, options)
             return [_maps(v) for v in self.session.run(None, dict(feeds), options)]
         except Exception as error:
+            if options.terminate:
+                raise RanOn(f"it was stopped after {seconds:.0f} s") from None
             raise Refused(_line(error)) from None
         finally:
             timer.cancel()
@@ -195,6 +211,7 @@ class Reference:
     """
 
     name = "onnx.reference"
+    seconds: float | None = None
 
     def __init__(self, path: Path, changed: onnx.ModelProto | None, new_ops: Sequence[Any]) -> None:
         from onnx.reference import ReferenceEvaluator
@@ -214,7 +231,10 @@ class Reference:
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         with np.errstate(all="ignore"):
             try:
-                return [_tidy(v) for v in self.evaluator.run(None, dict(feeds))]
+                with limited(self.seconds):
+                    return [_tidy(v) for v in self.evaluator.run(None, dict(feeds))]
+            except TimedOut as error:
+                raise RanOn(str(error)) from None
             except Exception as error:
                 raise Refused(_line(error)) from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
+from onnxgen.output.signature import recorded
 from onnxgen.shapes.dims import evaluate, substitute, symbols
 from onnxgen.verify.graph import Graph
 
@@ -32,6 +33,17 @@ def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
     if unknown:
         has = ", ".join(map(printable, names)) or "none"
         raise OnnxgenError(f"{path} has no dynamic dim {printable(unknown[0])} (it has: {has})")
+
+
+def recorded_ranks(graph: Graph, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that a module was generated for, of the inputs whose rank the file leaves open (-1: any)."""
+    signature = recorded(metadata)
+    open_ranks = {name for name, _, facts in graph.inputs if facts.shape is None and facts.kind == "tensor"}
+    return {
+        port.name: tuple(dim if isinstance(dim, int) else -1 for dim in port.dims)
+        for port in ([] if signature is None else signature.inputs)
+        if port.name in open_ranks and port.dims is not None and port.kind == "tensor"
+    }
 
 
 def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Iterator[Sizes]:

@@ -47,6 +47,7 @@ class Stacked:
 
     def __init__(self, oracle: Oracle, freed: Freed, outputs: list[str]) -> None:
         self.oracle, self.freed, self.outputs = oracle, freed, outputs
+        self.seconds = oracle.seconds
         self.name = f"{oracle.name}, stacked runs of {freed.size}"
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:

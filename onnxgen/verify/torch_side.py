@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from onnxgen.errors import typed
 from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.verify.graph import Graph
+from onnxgen.verify.limits import TimedOut, limited
 
 _DROPOUTS = {
     getattr(torch.nn.functional, name)
@@ -75,12 +76,16 @@ def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
             m.training = training
 
 
-def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | None, count: int) -> list[Any]:
-    """Return the module's outputs in graph order. A single output is not a tuple. Raises `Failed`."""
+def forward(
+    module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | None, count: int, seconds: float | None = None
+) -> list[Any]:
+    """Return the module's outputs in graph order. A single output is not a tuple. Raises `Failed`, `TimedOut`."""
     arguments = [_cast(to_torch(v), cast) for v in feeds.values()]
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), limited(seconds):
             result = module(*arguments)
+    except TimedOut:
+        raise
     except Exception as error:
         raise Failed(f"forward raised {typed(error)}") from error
     return [result] if not isinstance(result, tuple) or len(result) == count == 1 else list(result)

@@ -23,9 +23,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.weights.coverage import Covered, covers
 from onnxgen.weights.strided import (
     Array,
-    Axis,
     Piece,
     block,
     common_groups,
@@ -275,11 +275,14 @@ def way_back(
         tensors = {(tuple(p.tensor.shape.numpy()), p.tensor.dtype) for _, _, p in found}
         if len(tensors) > 1:
             raise ValueError(f"two different tensors are called {name!r}")
-        covered = _Covered([piece for _, _, piece in found])
+        covered = Covered([piece for _, _, piece in found])
         primary: list[_Use] = []
         others: dict[str, list[_Use]] = {}
         for use in found:
-            (primary if covered.add(use[2]) else others.setdefault(use[0], [])).append(use)
+            is_new, is_again = covered.add(use[2])  # both if some of its elements are also another key's
+            primary += [use] if is_new else []
+            if is_again:
+                others.setdefault(use[0], []).append(use)
         entries = [_entry(group, folds or {}) for group in (primary, *others.values())]
         record[name] = entries[0] if len(entries) == 1 else entries
     return record
@@ -339,7 +342,7 @@ def _entry(uses: list[_Use], folds: Mapping[str, Fold]) -> Any:
         return key
     entry: dict[str, Any] = {"shape": list(piece.tensor.shape.numpy()), "dtype": ir.DataType(piece.tensor.dtype).name}
     entry["parts"] = [_part(*use, folds.get(use[0])) for use in uses if math.prod(use[2].shape)]
-    if not _covers([piece for _, _, piece in uses]):
+    if not covers([piece for _, _, piece in uses]):
         entry["partial"] = True
     return entry
 
@@ -357,44 +360,3 @@ def _part(key: str, source: Source, piece: Piece, fold: Fold | None) -> dict[str
     if not lossless(ir.DataType(piece.tensor.dtype), piece.casts):
         part["lossy"] = True
     return part
-
-
-class _Covered:
-    """Tracks which elements of one ONNX tensor are covered, in cells as large as the edges of the pieces allow."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        size = max(math.prod(pieces[0].tensor.shape.numpy()), 1)  # an empty tensor has one cell that must be covered
-        self.grain = size
-        for piece in pieces:
-            *outer, (run, _) = _runs(piece)
-            self.grain = math.gcd(self.grain, piece.offset, run, *(stride for _, stride in outer))
-        self.cells = np.zeros(size // self.grain, bool)
-
-    @property
-    def all(self) -> bool:
-        return bool(self.cells.all())
-
-    def add(self, piece: Piece) -> bool:
-        """Cover a piece. Returns False if all of it was covered before."""
-        *outer, (run, _) = _runs(piece)
-        atoms = [(size, stride // self.grain) for size, stride in outer] + [(run // self.grain, 1)]
-        cells = window(self.cells, piece.offset // self.grain, tuple(atoms), write=True) if run else self.cells
-        new = not cells.all()
-        cells[...] = True
-        return new
-
-
-def _covers(pieces: Sequence[Piece]) -> bool:
-    """Return True if the pieces together cover their whole ONNX tensor."""
-    covered = _Covered(pieces)
-    for piece in pieces:
-        covered.add(piece)
-    return covered.all
-
-
-def _runs(piece: Piece) -> Axis:
-    """Return the piece's atoms by falling stride. The last is its contiguous run of stride 1 (size 0: no elements)."""
-    if 0 in piece.shape:
-        return ((0, 1),)
-    atoms = merged(sorted(itertools.chain(*piece.axes), key=lambda atom: -atom[1]))
-    return atoms if atoms and atoms[-1][1] == 1 else (*atoms, (1, 1))

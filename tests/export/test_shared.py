@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 import torch
@@ -110,3 +111,27 @@ def test_what_torch_stores_once(case: str, tmp_path: Path) -> None:
     assert report.method == BACK
     if case.startswith("legacy"):  # the other one shares nothing, and drops the addition of zeros
         assert report.added and sum(1 for _ in model.parameters()) == 12
+
+
+OVERLAPPING = {
+    "columns of a matrix": """(float[n, 8] x) => (float[n, 4] y) <float[8, 6] w = {W48}> {
+        p = Slice (w, a, b, i)  q = Slice (w, c, d, i)  u = MatMul (x, p)  v = MatMul (x, q)  y = Add (u, v) }""",
+    "a bias": """(float[n, 8] x) => (float[n, 4] y) <float[6] w = {W6}, float[4, 8] k = {W32}, float[4, 8] l = {W32}> {
+        p = Slice (w, a, b, z)  q = Slice (w, c, d, z)  u = Gemm <transB = 1> (x, k, p)
+        v = Gemm <transB = 1> (x, l, q)  y = Mul (u, v) }""",
+}
+
+
+@pytest.mark.parametrize("case", OVERLAPPING)
+def test_slices_that_overlap(case: str, tmp_path: Path) -> None:
+    """Two layers have slices of one tensor with some elements in common, which training makes different."""
+    text = OVERLAPPING[case]
+    bounds = (
+        "int64[1] a = {0}, int64[1] b = {4}, int64[1] c = {2}, int64[1] d = {6}, int64[1] i = {1}, int64[1] z = {0}"
+    )
+    text = text.replace("}>", "}, " + bounds + ">", 1)
+    for count in (48, 32, 6):
+        text = text.replace(f"W{count}", ", ".join(f"{x:.3f}" for x in RANDOM.standard_normal(count)))
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    report, _ = back(proto, tmp_path, [RANDOM.standard_normal((3, 8)).astype(np.float32)])
+    assert report.method == BACK

@@ -82,10 +82,10 @@ def test_skip_layer_normalization_without_beta() -> None:
     run_node("SkipLayerNormalization", [floats(2, 3, 8), floats(2, 3, 8, seed=1), floats(8, seed=2)])
 
 
-def test_statistics_of_a_fused_norm_are_refused() -> None:
+def test_the_mean_of_a_norm_without_one_is_refused() -> None:
     inputs = [floats(2, 3, 8), floats(2, 3, 8), floats(8)]
-    text = refusal("SkipLayerNormalization", inputs, outputs=2, domain=MICROSOFT)
-    assert "mean and deviation" in text and "for inference" in text
+    text = refusal("SkipSimplifiedLayerNormalization", inputs, outputs=2, domain=MICROSOFT)
+    assert "the mean of a fused norm that has none" in text and "for inference" in text
 
 
 @pytest.mark.parametrize("axis", [-1, 1, 2])

@@ -54,6 +54,30 @@ def test_tokenizers_are_out_of_scope(here: Path) -> None:
     assert "(ai.onnx.contrib.BertTokenizer-1): tokenizers" in said and "tokenize in Python" in said
 
 
+@pytest.mark.parametrize(
+    ("domain", "name", "says"),
+    [
+        ("com.microsoft.extensions", "DecodeImage", "operators of onnxruntime-extensions are out of scope"),
+        ("trt.plugins", "EfficientNMS", "one of TensorRT's plugins"),
+        ("TRT", "EfficientNMS_TRT", "one of TensorRT's plugins"),
+        ("", "EfficientNMS_TRT", "one of TensorRT's plugins"),
+        ("mmdeploy", "TRTBatchedNMS", "one of MMDeploy and MMCV"),
+        ("", "MMCVModulatedDeformConv2d", "one of MMDeploy and MMCV"),
+        ("Paddle", "multiclass_nms3", "one of PaddlePaddle"),
+        ("org.pytorch.aten", "ATen", "one of PyTorch (ATen)"),
+        ("torchvision", "deform_conv2d", "one of torchvision"),
+        ("ai.onnx.converters.tensorflow", "TensorListReserve", "one of TensorFlow or Keras"),
+        ("qonnx.custom_op.general", "Quant", "one of QONNX"),
+    ],
+)
+def test_whose_operator_it_is(here: Path, domain: str, name: str, says: str) -> None:
+    """One line names the package and the ways out; with the option the operator is left open all the same."""
+    path = saved(one(name, domain=domain), here / "m.onnx")
+    (said,) = refusal(path)
+    assert says in said and "--inputs/--outputs" in said and "write a plugin for it" in said
+    assert name.replace("_", "").lower() in build(path, OPEN, here / "m.py").source.replace("_", "").lower()
+
+
 # ---- with it ---------------------------------------------------------------------------------------------------------
 
 

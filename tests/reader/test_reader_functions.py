@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import pytest
 from onnx import NodeProto
 from onnx import helper as oh
 from onnx.numpy_helper import from_array
 
 from onnxgen.common.limits import Limits
 from onnxgen.graph.annotations import SCOPE
+from onnxgen.graph.operators import operators
 from onnxgen.options import Options
+from onnxgen.passes.contrib import bodies
 from onnxgen.reader import read
+from onnxgen.shapes.infer import is_operator
 from tests.support.reader_models import Write, X, branch, conditional, model, node, refusal, run, same_as_before, write
 
 __all__ = ["write"]  # a fixture
@@ -148,3 +152,33 @@ def test_exponential_functions_are_refused(write: Write) -> None:
     for inner, name in itertools.pairwise(names):
         functions.append(function(name, [call(inner, ["a"], ["t"]), call(inner, ["t"], ["b"])]))
     assert "makes more than 10**15 nodes" in refusal(write(calling([call("F59")], functions)))
+
+
+KERNELS = [("com.microsoft", "Gelu"), ("com.microsoft", "FastGelu"), ("", "Softplus")]
+
+
+@pytest.mark.parametrize(("domain", "name"), KERNELS)
+def test_a_function_with_the_name_of_an_operator(domain: str, name: str, write: Write) -> None:
+    """onnxruntime takes its own operator, whatever the function of that name says; the node stays as it is."""
+    opsets = [oh.make_opsetid("", 17)]
+    made = oh.make_function(domain, name, ["a"], ["b"], [node("Neg", ["a"], ["b"])], opsets)
+    proto = model([node(name, ["x"], ["y"], domain=domain)], opsets={"": 17, "com.microsoft": 1}, functions=[made])
+    found = read(write(proto), Options())
+    assert [n.op_type for n in found.graph] == [name] and not found.functions
+    same_as_before(proto, found)
+
+
+def test_a_function_of_the_domain_that_no_operator_has(write: Write) -> None:
+    made = oh.make_function(
+        "com.microsoft", "Mine", ["a"], ["b"], [node("Neg", ["a"], ["b"])], [oh.make_opsetid("", 17)]
+    )
+    call = node("Mine", ["x"], ["y"], domain="com.microsoft")
+    proto = model([call], opsets={"": 17, "com.microsoft": 1}, functions=[made])
+    found = read(write(proto), Options())
+    assert [n.op_type for n in found.graph] == ["Neg"]
+    same_as_before(proto, found)
+
+
+def test_all_operators_of_onnxruntime_are_known() -> None:
+    names = {key for key in (*bodies(), *operators()) if key[0] == "com.microsoft"}
+    assert [name for domain, name in names if not is_operator(domain, name, 1)] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from onnx import TensorProto
 from onnx import helper as oh
 from onnx.numpy_helper import from_array
 
+import onnxgen
+from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.reader import read
 from tests.support.reader_models import (
@@ -164,3 +167,18 @@ def test_input_shapes(write: Write) -> None:
 def test_wrong_input_shapes(write: Write, shapes: dict[str, tuple[int, ...]], says: str) -> None:
     path = write(model([node("Add", ["x", "m"])], inputs=[value("x", ["n", 3, None]), value("m", ["n", 1, 1])]))
     assert says in refusal(path, Options(input_shapes=shapes))
+
+
+def test_an_input_without_a_rank_gets_one_from_the_option(write: Write, tmp_path: Path) -> None:
+    """The refusal names the option and the input; `verify` takes the shape that the module was generated for."""
+    proto = model([node("Relu", ["x"], ["r"]), node("Flatten", ["r"])], inputs=[value("x", [1])])
+    for port in (*proto.graph.input, *proto.graph.output):
+        port.type.tensor_type.ClearField("shape")
+    path, out = write(proto), tmp_path / "made.py"
+    with pytest.raises(OnnxgenError, match="the file declares no rank for x: .* --input-shape x="):
+        onnxgen.generate(path, out)
+    onnxgen.generate(path, out, Options(input_shapes={"x": (-1, 3, 4)}))
+    report = onnxgen.verify(path, out)
+    assert report.agrees and {run.inputs["x"] for run in report.runs} == {
+        "float32 [2, 3, 4]", "float32 [3, 3, 4]", "float32 [1, 3, 4]"
+    }  # fmt: skip

@@ -41,6 +41,11 @@ RELATED: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {  # a graph, and t
         z = Reshape (x, r) }""", {}),
     "rows of fours": ("""(float[n] x) => (float[a, b] z) { r = Constant <value = int64[2] {-1, 4}> ()
         z = Reshape (x, r) }""", {}),
+    "parts of an axis": ("(float[n, t] x, int64[3] s) => (float[a, b] z) { z, u, v = Split <axis = 1> (x, s) }", {}),
+    "parts in other integers": ("""(float[n, 8] x, int32[2] s) => (float[a, b] z) {
+        l = Cast <to = 7> (s)  z, u = Split <axis = -1> (x, l) }""", {}),
+    "parts of a sequence": ("""(float[n, 8] x, int64[3] s) => (float[a, b] z) { k = Constant <value_int = 1> ()
+        l = SplitToSequence <axis = 1> (x, s)  z = SequenceAt (l, k) }""", {}),
     "updates": ("""(float[n, 3] x, int64[m, 3] i, float[k, 3] u) => (float[a, b] z) {
         z = ScatterElements <axis = 1> (x, i, u) }""", {}),
 }  # fmt: skip

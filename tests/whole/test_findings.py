@@ -16,25 +16,15 @@ REFUSED = {  # the file, and what the line says
     "c05_celu_alpha_0": "by which the operator divides",
     "r3_conv_bias_len1": "conv.bias has the shape [1], and nn.Conv2d takes [4]",
     "F_concat_bomb": "the size of the file allows",
-    "c02_input_without_rank_softmax11": "the rank of input x is unknown",
+    "c02_input_without_rank_softmax11": "no rank for x: give all dims, such as --input-shape x=",
     "r25_shadow_outer_init": "one branch stores a tensor w, and another one takes the outer value of that name",
-}
-OPEN = {
-    "scatter_fill": "its values are right; a scatter with duplicates has another gradient than its differences",
 }
 
 
 def findings() -> list[Any]:
     if not FOLDER.is_dir():
         return [pytest.param(Path(), id="absent", marks=pytest.mark.skip(reason=f"no small files in {FOLDER}"))]
-    return [
-        pytest.param(
-            path,
-            id=path.stem,
-            marks=[pytest.mark.xfail(strict=True, reason=OPEN[path.stem])] if path.stem in OPEN else [],
-        )
-        for path in sorted(FOLDER.glob("*.onnx"))
-    ]
+    return [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.onnx"))]
 
 
 @pytest.mark.parametrize("path", findings())

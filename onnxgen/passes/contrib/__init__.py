@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import WRITER
 from onnxgen.graph.annotations import REFUSED
+from onnxgen.graph.foreign import owner
 from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.graph.operators import find
 from onnxgen.options import Options
@@ -27,13 +28,6 @@ from onnxgen.shapes.node_facts import NONSENSE
 
 MAX_ROUNDS = 8  # a body may write nodes that have bodies
 
-# domains that are refused as a whole: the reason and the way out
-FOREIGN = {
-    "ai.onnx.contrib": (
-        "tokenizers and other operators of onnxruntime-extensions are out of scope: they work on text, not on tensors",
-        "cut them off with --inputs and tokenize in Python, or write a plugin for them (docs/EXTENDING.md)",
-    ),
-}
 # operators of onnxruntime that are whole programs, or have an undocumented format: the reason and the way out
 _REFUSALS = {
     "BeamSearch WhisperBeamSearch GreedySearch Sampling": (
@@ -72,8 +66,8 @@ def contrib(model: ir.Model, options: Options) -> None:
     """Rewrite every node that has a body. A node that cannot be rewritten stays, and `lower` reports the reason."""
     known = bodies()
     for node in all_nodes(model.graph):
-        if node.domain in FOREIGN:
-            REFUSED.set(node, FOREIGN[node.domain])
+        if (foreign := owner(node.domain, node.op_type)) is not None:
+            REFUSED.set(node, foreign)
         elif node.domain == MICROSOFT and node.op_type in REFUSALS:
             REFUSED.set(node, REFUSALS[node.op_type])
     for _ in range(MAX_ROUNDS):  # shapes are inferred again after each round, for the bodies of the next

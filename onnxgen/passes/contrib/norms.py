@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
 from onnxgen.shapes.info import info
 
-STATISTICS = "the mean and deviation of a fused norm are used", "optimise the model for inference, not for training"
+STATISTICS = "the mean of a fused norm that has none is used", "optimise the model for inference, not for training"
 
 
 @body("SkipLayerNormalization")
@@ -17,22 +17,26 @@ def skip_layer_normalization(
     g: Writer, input: Value, skip: Value, gamma: Value, beta: Maybe = None, bias: Maybe = None, *,
     epsilon: float = 1e-12,
 ) -> Results:  # fmt: skip
-    """LayerNormalization of `input + skip + bias`. The sum is an output too."""
+    """LayerNormalization of `input + skip + bias`, with its mean and inverse deviation. The sum is an output too."""
     total = _total(g, input, skip, bias)
-    return [g("LayerNormalization", total, gamma, beta, axis=-1, epsilon=epsilon), None, None, total]
+    count = 3 if g.wants(1) or g.wants(2) else 1
+    made = g.several(count, "LayerNormalization", total, gamma, beta, axis=-1, epsilon=epsilon)
+    return [*made, *[None] * (3 - count), total]
 
 
 @body("SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_normalization(
     g: Writer, input: Value, skip: Value, gamma: Value, bias: Maybe = None, *, epsilon: float = 1e-12
 ) -> Results:
+    if g.wants(1):
+        raise Refused(*STATISTICS)  # onnxruntime computes none
     total = _total(g, input, skip, bias)
-    return [g("RMSNormalization", total, gamma, axis=-1, epsilon=epsilon), None, None, total]
+    normal = g.like(total, input) if g.wants(2) else total
+    made, *deviation = _rms(g, normal, gamma, g.wants(2), -1, epsilon, 1)
+    return [made, None, *(deviation or [None]), total]
 
 
 def _total(g: Writer, input: Value, skip: Value, bias: Maybe) -> Value:
-    if g.wants(1) or g.wants(2):
-        raise Refused(*STATISTICS)
     total = g("Add", input, skip)
     return total if bias is None else g("Add", total, bias)
 
@@ -50,8 +54,14 @@ def simplified_layer_normalization(
     g: Writer, X: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Results:
     """RMSNormalization, and the inverse deviation if it is used."""
+    return _rms(g, X, scale, g.wants(1), axis, epsilon, stash_type)
+
+
+def _rms(
+    g: Writer, X: Value, scale: Value, with_deviation: bool, axis: int, epsilon: float, stash_type: int
+) -> Results:
     made = g("RMSNormalization", X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
-    if not g.wants(1):
+    if not with_deviation:
         return [made]
     rank = g.rank(X)
     wide = g("Cast", X, to=stash_type)

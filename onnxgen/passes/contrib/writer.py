@@ -23,6 +23,7 @@ from onnxgen.graph.annotations import BLOCKED, STANDS_FOR, copy_all
 from onnxgen.graph.schemas import NEWER_RUNTIME, plain
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import info, set_info
+from onnxgen.shapes.rankless import shape_option
 
 MICROSOFT = "com.microsoft"
 VERSION = 22  # the opset of the written nodes
@@ -160,7 +161,7 @@ class Writer:
         """Return the rank of an input. Raises `Refused` if it is unknown."""
         found = info(value).rank
         if found is None:
-            raise Refused(f"the rank of input {printable(value.name or '')} is unknown", INFER)
+            raise Refused(f"the rank of input {printable(value.name or '')} is unknown", shape_option(value) or INFER)
         return found
 
 

@@ -1,0 +1,83 @@
+"""The sizes of a layer's tensors: onnxruntime refuses wrong ones, and torch's layers can't hold them.
+
+This is asked of the file's own nodes, before any pass moves their tensors. What is wrong later is a bug of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxgen.errors import WRITER, OnnxgenError, Problem
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import all_nodes, opset_of, told
+from onnxgen.graph.operators import own
+from onnxgen.graph.traits import NORM, SAMPLES
+from onnxgen.options import Options
+from onnxgen.passes.match import standard_nodes
+from onnxgen.passes.recurrent import ACTIVATIONS
+from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
+
+Sizes = tuple[Dim | None, ...]  # None: any size
+
+
+def layer_sizes(model: ir.Model, options: Options) -> None:
+    """Check the tensors of layers. Raises `OnnxgenError` for one whose rank or size its operator does not allow."""
+    for node in all_nodes(model.graph):
+        if node.domain == "" and is_a(node, SAMPLES):
+            stored_shapes = [None if stored(v) is None else _shape(v) for v in node.inputs]
+            _hold(model, node, dict(_vectors(model, node)), stored_shapes)
+    for node in standard_nodes(model, *ACTIVATIONS):
+        shapes = [_shape(value) for value in node.inputs]
+        _hold(model, node, dict(_recurrent(node, shapes)), shapes)
+
+
+def _vectors(model: ir.Model, node: ir.Node) -> Iterator[tuple[int, tuple[str, Sizes]]]:
+    """Yield the inputs of a layer that have one number for each channel: its weights, without the kernel."""
+    operator = own(node.domain, node.op_type, opset_of(node, model))
+    names = [] if operator is None else list(operator.parameters)
+    weights = names[1 : len(node.inputs)] if is_a(node, NORM) else operator.weights.split() if operator else []
+    for name in weights:
+        if operator is not None and name != operator.matrix:
+            yield names.index(name), (name, (None,))
+
+
+def _shape(value: ir.Value | None) -> Sizes | None:
+    tensor = stored(value)
+    return info(value).shape if tensor is None else tuple(tensor.shape.numpy())
+
+
+def _recurrent(node: ir.Node, shapes: list[Sizes | None]) -> Iterator[tuple[int, tuple[str, Sizes]]]:
+    """Yield the sizes of weights, recurrent weights, biases, states and peepholes, by the index of the input."""
+    x, r = shapes[0], shapes[2] if len(shapes) > 2 else None
+    directions = 2 if node.attributes.get_string("direction", "forward") == "bidirectional" else 1
+    hidden = node.attributes.get_int("hidden_size", 0) or (r[-1] if r else None)
+    if isinstance(hidden, int):
+        count = len(ACTIVATIONS[node.op_type])
+        rows = (count + (count > 1)) * hidden  # LSTM: 4, GRU: 3, RNN: 1; the sigmoid stands for several gates
+        state: Sizes = (directions, None, hidden)
+        state = (None, directions, hidden) if node.attributes.get_int("layout", 0) else state
+        yield 1, ("W", (directions, rows, x[-1] if x else None))
+        yield 2, ("R", (directions, rows, hidden))
+        yield 3, ("B", (directions, 2 * rows))
+        yield from ((i, (name, state)) for i, name in ((5, "initial_h"), (6, "initial_c")))
+        yield 7, ("P", (directions, 3 * hidden))
+
+
+def _hold(model: ir.Model, node: ir.Node, wanted: dict[int, tuple[str, Sizes]], shapes: list[Sizes | None]) -> None:
+    for index, (name, sizes) in wanted.items():
+        found = shapes[index] if index < len(shapes) else None
+        is_batch = index in (5, 6)  # which may have no sequence
+        if found is None or (_fits(found, sizes) and (is_batch or 0 not in found)):
+            continue
+        told_sizes = ", ".join("any size" if size is None else str(size) for size in sizes)
+        what = f"{name} has the shape {list(found)}, and the operator takes [{told_sizes}]"
+        raise OnnxgenError(Problem(what, told(node), node.op_type, opset_of(node, model), WRITER))
+
+
+def _fits(found: Sizes, wanted: Sizes) -> bool:
+    pairs = [(a, b) for a, b in zip(found, wanted) if isinstance(a, int) and isinstance(b, int)]
+    return len(found) == len(wanted) and all(a == b for a, b in pairs)
