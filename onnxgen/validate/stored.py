@@ -19,6 +19,7 @@ from onnxgen.errors import WrongTranslation
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.options import Options
 from onnxgen.validate.shapes import hold_shapes
+from onnxgen.weights.stored import is_uniform
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 # inputs of operators through which a gradient flows; None: all inputs
@@ -186,18 +187,21 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
     Raises:
         WrongTranslation: a tensor is lost, or a flag is wrong.
     """
-    trained, frozen = set[str](), set[str]()
+    trained, frozen, several = set[str](), set[str](), set[str]()
     for member in module.members:
         for key, source in member.keys.items():
             is_trained = key not in member.frozen and member.kind != "buffer"
             if is_trained and source.dtype not in FLOATS:
                 raise WrongTranslation(f"{member.state_key(key)} is trained, and is {source.dtype.name}")
             (trained if is_trained else frozen).update(source.names)
+            several.update(piece.name for piece in source.pieces if is_uniform(piece.tensor))
     asked = {name for name in stored.floats if options.trainable and re.search(options.trainable, name)}
     barred = {name for name in stored.floats if options.frozen and re.search(options.frozen, name)}
+    is_frozen = frozenset(frozen)
     frozen -= trained | barred
     weights = stored.weights if module.own == OwnCode() else frozenset[str]()  # a plugin may leave any weight untrained
-    if lost := barred & trained:
+    # an exporter stores equal vectors of several layers once, and one of these may be frozen
+    if lost := barred & trained - (several & is_frozen):
         raise WrongTranslation(f"--frozen is not obeyed: {min(lost)!r} is trained")
     if lost := trained & stored.fixed - asked:
         raise WrongTranslation(f"{min(lost)!r} is a constant or a statistic, and is trained")
