@@ -17,7 +17,7 @@ from onnxgen.arguments import with_arguments
 from onnxgen.code.alike import written_once
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
-from onnxgen.common.names import identifier, network_name
+from onnxgen.common.names import identifier, network_name, printable
 from onnxgen.common.paths import python_file, refuse_hiding
 from onnxgen.common.timing import recorded, stage, uncollected
 from onnxgen.errors import OnnxgenError, counted
@@ -110,10 +110,12 @@ def _simplified(path: Path, options: Options, report: Report) -> tuple[ir.Model,
         with timed(report, "simplify"):
             if simplified(model, options, left_out):
                 break
-    report.checked, report.left_out = str(CHECKED.get(model)), left_out
-    names = ", ".join(left_out)
+    checked = CHECKED.get(model)
+    report.checked, report.left_out, names = str(checked), left_out, ", ".join(left_out)
     if left_out:
         report.notes.append(f"{counted(len(left_out), 'rewriting')} left out, which would change results: {names}")
+    if checked is not None and checked.doubts:
+        report.notes.append(f"what is trained is in doubt, please report it: {printable(checked.doubts[0])}")
     return model, stored
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from onnxgen.graph.maps import MapType
     from onnxgen.graph.sites import Nodes, Site
+    from onnxgen.paranoid.check import Counts
     from onnxgen.passes.batch import Freed
     from onnxgen.passes.folded import Restored
     from onnxgen.shapes.info import Info
@@ -144,8 +145,8 @@ APPROXIMATED: Annotation[ir.Model, Approximation | None] = Annotation("quantized
 UNROLLED: Annotation[ir.Model, Set[int]] = Annotation("unrolled", frozenset())
 # Notes for the user about integers that became floats. passes.quantized -> output.notes
 QUANTISED_NOTES: Annotation[ir.Model, list[str]] = Annotation("quantised", [])
-# The counts of what `--paranoid` compared. passes -> pipeline
-CHECKED: Annotation[ir.Model, object] = Annotation("checked", None)
+# The counts of what was compared. passes -> pipeline
+CHECKED: Annotation[ir.Model, Counts | None] = Annotation("checked", None)
 # True once `--paranoid` has checked which tensors are trained. paranoid.promises -> the same
 DECIDED: Annotation[ir.Model, bool] = Annotation("decided", False)
 

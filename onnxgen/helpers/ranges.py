@@ -33,7 +33,7 @@ def range_tensor(
 
 
 def rounded_to(value: float, dtype: torch.dtype) -> float:
-    """Round to a number of a dtype in a way that compiled code can trace (Veltkamp 1968)."""
+    """Round to a dtype in a way that compiled code can trace (Veltkamp 1968)."""
     spread = value * (torch.finfo(dtype).eps * 2.0**52 + 1)
     return spread - (spread - value)
 

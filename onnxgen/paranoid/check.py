@@ -49,6 +49,7 @@ class Counts:
         repeated: regions that are equal to one that was computed.
         untold: the reasons why regions could not be decided, with their numbers.
         seconds: the time that the checks took.
+        doubts: the tensors of which a second set of rules says otherwise whether they are trained.
         left_out: the passes that were left out, each with what it would have changed.
         oracle: the library that computed the standard operators.
     """
@@ -57,6 +58,7 @@ class Counts:
     repeated: int = 0
     untold: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    doubts: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     oracle: str = field(default_factory=lambda: "onnxruntime" if HAS_ONNXRUNTIME else "onnx.reference")
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnxgen.errors import WrongRewrite, is_strict
+from onnxgen.graph.annotations import DECIDED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid.check import Checker, Counts, Pass, name_of
@@ -20,6 +22,7 @@ from onnxgen.paranoid.comparison import Comparison
 from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.region import Region, Regions
 from onnxgen.paranoid.single import Single
+from onnxgen.paranoid.trained import wrong_decisions
 
 PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 FEW, MANY = 4_000_000, 40_000_000  # elements of a region that are computed, and of one of which a part differs
@@ -56,6 +59,9 @@ class QuickChecker(Checker):
         if name in DEFINE:
             step(model, options)
             self.is_dated = True
+            if name == "propagate" and not DECIDED.has(model):
+                DECIDED.set(model, True)
+                self._doubt(model, options)
             return
         start = time.perf_counter()
         if self.last is None or self.is_dated:
@@ -68,6 +74,12 @@ class QuickChecker(Checker):
         if self.last is not before and (found := difference(before, self.last)) is not None:
             self.judge(name, model, options, found)
         self.counts.seconds += time.perf_counter() - start
+
+    def _doubt(self, model: ir.Model, options: Options) -> None:
+        """Decide a second time which tensors are trained, and count those about which the pass thinks otherwise."""
+        self.counts.doubts = list(wrong_decisions(model, options))
+        if self.counts.doubts and is_strict():
+            raise WrongRewrite(f"the pass trainable is wrong: {self.counts.doubts[0]}", "trainable")
 
     def _verdict(self, regions: Regions, claim: Claim) -> str | None:
         """Compare quickly; what differs however much of the network is computed is compared as with `--paranoid`."""

@@ -35,6 +35,16 @@ PYTHON: dict[type[ast.AST], Callable[..., Any]] = {
 }
 
 
+def is_fixed(tree: ast.expr) -> bool:
+    """Return True for an expression whose value no call can change: names, numbers, and what `math` makes of them."""
+    if isinstance(tree, ast.Call):
+        is_math = isinstance(tree.func, ast.Attribute) and ast.unparse(tree.func.value) == "math"
+        return is_math and not tree.keywords and all(map(is_fixed, tree.args))
+    if isinstance(tree, ast.BinOp):
+        return is_fixed(tree.left) and is_fixed(tree.right)
+    return isinstance(tree, (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.UnaryOp))
+
+
 def of_math(module: Node, name: str, *args: Value) -> float | None:
     """Return `math.pi`, or a root or logarithm of a number; None for all else."""
     try:

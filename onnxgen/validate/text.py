@@ -15,6 +15,7 @@ from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.file import METHODS, PYTHONS, check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
+from onnxgen.validate.python import is_fixed
 from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import FileClass, Holder, Leaf, LocalVariables, Node, Once, Unreadable, Value, divides
 
@@ -134,13 +135,12 @@ class Text(Statements):
         if len(args) > len(names) or set(kwargs) & set(values) or not set(kwargs) <= set(names):
             raise Unreadable(f"arguments that {method.name} does not take")
         values |= kwargs
-        for name in names:
-            if name not in values:
-                if name not in defaults:
-                    raise Unreadable(f"{method.name} lacks an argument")
-                if not isinstance(defaults[name], (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.UnaryOp)):
-                    raise Unreadable(f"the default of {name} is made once, for all calls")
-                values[name] = self.evaluate(defaults[name], LocalVariables())
+        for name in (name for name in names if name not in values):
+            if name not in defaults:
+                raise Unreadable(f"{method.name} lacks an argument")
+            if not is_fixed(defaults[name]):
+                raise Unreadable(f"the default of {name} is made once, for all calls")
+            values[name] = self.evaluate(defaults[name], LocalVariables())
         if self.globals & {"self", *values}:
             raise Unreadable(f"an argument of {method.name} hides what the file calls so")
         return LocalVariables({"self": own, **values})

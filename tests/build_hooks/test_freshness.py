@@ -114,6 +114,8 @@ CHANGES: dict[str, Callable[[Entry], Entry]] = {
     "annotate": with_options(annotate=True),
     "trainable": with_options(trainable="fc"),
     "frozen": with_options(frozen="fc"),
+    "tied": with_options(tied="fc"),
+    "untied": with_options(untied="fc"),
     "dynamic batch": with_options(dynamic_batch=True),
     "batch axes": with_options(dynamic_batch=True, batch_axes={"x": 1}),
     "no batch axis": with_options(dynamic_batch=True, batch_axes={"x": None}),

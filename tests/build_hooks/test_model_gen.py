@@ -101,6 +101,8 @@ SAID = {
     "annotate": True,
     "trainable": "fc1.*",
     "frozen": "fc2.*",
+    "tied": "fc3.*",
+    "untied": "fc4.*",
     "dynamic_batch": True,
     "batch_axes": {"x": 1, "y": None},
     "inputs": ("a", "b"),
