@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -91,24 +92,24 @@ class Comparison:
         """Return True if both sides are the same on the first sizes on which the first one runs. False says only that
         more must be drawn. Raises `Untold` if nothing is computed, since there are more than `most` elements, say.
         """
-        why: Untold | None = None
+        why: list[Untold] = []
         for numbers in few_sizes(self.region):
             if self._weight(numbers) > most * (MOVED if self.exact else 1):
                 raise Untold(f"more than {most:,} elements")
+            told = set(self._told(numbers, why))
+            if told - {None}:
+                return False not in told
+        raise why[0] if why else Untold("nothing but NaN on every draw")
+
+    def _told(self, numbers: dict[str, int], why: list[Untold]) -> Iterator[bool | None]:
+        """Yield what each draw tells. Adds to `why` the reason of each that cannot be computed."""
+        for style in QUICK if self.is_usual or self.exact else QUICK[:1]:
             try:
-                told = [
-                    self._is_same(numbers, style) for style in (QUICK if self.is_usual or self.exact else QUICK[:1])
-                ]
+                yield self._is_same(numbers, style)
             except Broken:
-                return False
+                yield False
             except Untold as error:
-                why = why or error
-                continue
-            if False in told:
-                return False
-            if True in told:
-                return True
-        raise why or Untold("nothing but NaN on every draw")
+                why.append(error)
 
     def _is_same(self, numbers: dict[str, int], style: Style) -> bool | None:
         """Return True if both sides are the same on one draw, None if that has no number to compare."""
@@ -120,9 +121,8 @@ class Comparison:
         return True if tells(expected) else None
 
     def _weight(self, numbers: dict[str, int]) -> int:
-        values = (
-            (c.picture, v) for c in self.region.cones for v in (*c.cuts, *(v for step in c.steps for v in step.outputs))
-        )
+        found = ((cone, [*cone.cuts, *(v for step in cone.steps for v in step.outputs)]) for cone in self.region.cones)
+        values = ((cone.picture, v) for cone, values in found for v in values)
         return element_count((facts_of(*value) for value in values), numbers)
 
     def _on(self, numbers: dict[str, int]) -> str:

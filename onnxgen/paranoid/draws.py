@@ -59,7 +59,7 @@ STYLES = (
     Style("small, with zeros", 1e-3, zeros=0.2, integers=(-3, 4)),
     Style("large", 25.0, even=True, integers=(-1000, 1001)),
 )
-QUICK = tuple(replace(style, name=f"{style.name}, quick") for style in (STYLES[0], STYLES[3]))
+QUICK = tuple(replace(s, name=f"{s.name}, quick", integers=STYLES[0].integers) for s in (STYLES[0], STYLES[3]))
 EVERY = 6
 # For tensors that hide the effect of others, as a mask of large numbers hides scores.
 FILLED = tuple(Style(f"a tensor of {x}, {n}", 1.0, filled=(n, x)) for x in (0, 1) for n in range(EVERY))
