@@ -153,3 +153,22 @@ def test_an_input_keeps_its_width(case: str) -> None:
         ran = held(network.eval(), given, case)
         for name, number in defaults(ran).items():
             type(ran.model)(**{name: 2 * number}).eval()(*given)
+
+
+class Gate(nn.Module):
+    """A block of diffusion networks: its scale is a root of its width, written as such."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Conv1d(width, width, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(self.q(x).transpose(1, 2) @ self.k(x) * int(x.shape[1]) ** -0.5, 2)
+        return x + self.v(x) @ weights.transpose(1, 2)
+
+
+def test_a_default_may_be_a_root() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(Gate(32), nn.Conv1d(32, 8, 1), Gate(8), nn.Conv1d(8, 32, 1), Gate(32))
+    made = held(net, [torch.randn(2, 32, 5)], "legacy-17")
+    assert "1 / math.sqrt(32)" in made.source and made.source.count("(nn.Module)") <= 3
