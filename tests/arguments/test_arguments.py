@@ -160,15 +160,18 @@ class Gate(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Conv1d(width, width, 1) for _ in range(3))
+        self.norm = nn.GroupNorm(4, width)
+        self.q, self.k, self.v, self.proj = (nn.Conv2d(width, width, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = torch.softmax(self.q(x).transpose(1, 2) @ self.k(x) * int(x.shape[1]) ** -0.5, 2)
-        return x + self.v(x) @ weights.transpose(1, 2)
+        h = self.norm(x)
+        q, k, v = (part(h).flatten(2) for part in (self.q, self.k, self.v))
+        weights = torch.softmax(q.transpose(1, 2) @ k * int(x.shape[1]) ** -0.5, 2)
+        return x + self.proj((v @ weights.transpose(1, 2)).reshape(x.shape))
 
 
 def test_a_default_may_be_a_root() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(Gate(32), nn.Conv1d(32, 8, 1), Gate(8), nn.Conv1d(8, 32, 1), Gate(32))
-    made = held(net, [torch.randn(2, 32, 5)], "legacy-17")
-    assert "1 / math.sqrt(32)" in made.source and made.source.count("(nn.Module)") <= 3
+    net = nn.Sequential(Gate(32), nn.Conv2d(32, 16, 3, 2, 1), Gate(16), nn.Conv2d(16, 32, 1), Gate(32))
+    made = held(net, [torch.randn(1, 32, 8, 8)], "legacy-17")
+    assert "float = 1 / math.sqrt(32)" in made.source
