@@ -12,7 +12,7 @@ from tests.hunts.hunting import judged, recorded
 from tests.hunts.judge import Case, Verdict, judge
 from tests.hunts.shrink import shrink
 
-RUNS = {"scopes": range(25), "modules": range(20), "names": range(20)}
+RUNS = {"scopes": range(25), "modules": range(20), "names": range(20), "composite": range(8)}
 
 
 def hold(hunt: str, seeds: list[int]) -> Counter[str]:
