@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import onnx_ir as ir
 
@@ -26,7 +27,7 @@ from onnxgen.paranoid.trained import wrong_decisions
 
 PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 FEW, MANY = 4_000_000, 40_000_000  # elements of a region that are computed, and of one of which a part differs
-MOST = 20_000  # elements that onnx's evaluator, which is slow, is given
+MOST = 20_000  # elements that onnx's evaluator, which is slow, is given; those of a tensor that are looked at
 # Passes that decide what others do, or change numbers by design; `--paranoid` checks these, too.
 UNCOMPARED = frozenset("gradient quantized trainable propagate text infer_missing_scopes".split())
 
@@ -72,12 +73,26 @@ class QuickChecker(Checker):
         start = time.perf_counter()
         self.last = before if _is_as(before, model) else take(model, before)
         if self.last is not before and (found := difference(before, self.last)) is not None:
-            self.judge(name, model, options, found)
+            with self._checking():
+                self.judge(name, model, options, found)
         self.counts.seconds += time.perf_counter() - start
+
+    @contextmanager
+    def _checking(self) -> Iterator[None]:
+        """Count what the check itself can't do: that is no reason to write nothing."""
+        try:
+            yield
+        except WrongRewrite:
+            raise
+        except Exception as error:
+            if is_strict():
+                raise
+            self.counts.untold[f"the check failed: {type(error).__name__}"] += 1
 
     def _doubt(self, model: ir.Model, options: Options) -> None:
         """Decide a second time which tensors are trained, and count those about which the pass thinks otherwise."""
-        self.counts.doubts = list(wrong_decisions(model, options))
+        with self._checking():
+            self.counts.doubts = list(wrong_decisions(model, options, MOST))
         if self.counts.doubts and is_strict():
             raise WrongRewrite(f"the pass trainable is wrong: {self.counts.doubts[0]}", "trainable")
 

@@ -73,16 +73,17 @@ def _is_barrier(node: ir.Node) -> bool:
     return reason(node.domain, node.op_type) is not None or to is not None and to.value not in FLOATS
 
 
-def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
+def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) -> Iterator[str]:
     """Yield the decisions of the pass `trainable` that differ from these rules.
 
     Args:
         model: as the pass left it, which changes nothing but what is noted; types are known by now.
         options: `trainable` and `frozen`.
+        most: elements of a tensor that are looked at; of larger ones they decide nothing. None: of any.
     """
     reach = Reach()
     reach.walk(model.graph)
-    rules = Rules(model, options, reach)
+    rules = Rules(model, options, reach, most)
     for value in _all_stored(model.graph):
         tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
@@ -106,8 +107,8 @@ def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
 class Rules:
     """Decides for each stored tensor of a model. The first rule that applies wins."""
 
-    def __init__(self, model: ir.Model, options: Options, reach: Reach) -> None:
-        self.options, self.reach = options, reach
+    def __init__(self, model: ir.Model, options: Options, reach: Reach, most: int | None = None) -> None:
+        self.options, self.reach, self.most = options, reach, most
         tensors = model.graph.initializers.values()
         self.by_pytorch = model.producer_name in ("pytorch", "optimum-onnx")
         self.has_state = self.by_pytorch and any(param_path(v.name or "") for v in tensors)
@@ -147,7 +148,8 @@ class Rules:
             return False
         if is_folded:
             return None  # of constants, or of a parameter of the root
-        return self._by_elements(value, tensor, path)
+        is_large = self.most is not None and tensor.size > self.most
+        return None if is_large else self._by_elements(value, tensor, path)
 
     def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[ir.Node, int]]) -> bool:
         """Return True if it is a scale of ones or bias of zeros of a layer without parameters."""
@@ -262,9 +264,10 @@ def _may_follow(tensor: ir.TensorProtocol) -> bool:
     if np.unique(some).size <= some.size // 2:
         return True
     columns = next(n for n in reversed(tensor.shape.numpy()) if n != 1)
-    rows = some[columns : 5 * columns].reshape(-1, columns)
-    if len(rows) < 4:
+    rows = some[columns : 5 * columns]
+    if rows.size < 4 * columns:
         return False
+    rows = rows.reshape(-1, columns)
     return bool((np.abs((rows[0] + rows[2]) * rows[2] - (rows[1] + rows[3]) * rows[1]) < 0.01).all())
 
 
