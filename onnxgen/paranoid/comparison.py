@@ -37,6 +37,7 @@ MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
     400_000_000,
 )  # elements of a region; larger ones get fewer draws, or none
 QUICK_SLACK = 5e-3  # a part of the largest element
+MAX_ELEMENTS_WIDE = 4_000_000  # elements of a region that is compared quickly in float64; larger ones in float32
 MOVED = 5  # elements that are moved in the time in which one is computed
 MAX_ELEMENTS_MORE_DRAWS, MORE_DRAWS = 10_000, (1, 2)  # elements of a region; smaller ones get these additional draws
 FLOAT32_KERNEL_TOLERANCE = 0.05  # allowed difference, as a part of the largest element, of kernels without float64
@@ -94,26 +95,27 @@ class Comparison:
         """
         why: list[Untold] = []
         for numbers in few_sizes(self.region):
-            if self._weight(numbers) > most * (MOVED if self.exact else 1):
+            if (weight := self._weight(numbers)) > most * (MOVED if self.exact else 1):
                 raise Untold(f"more than {most:,} elements")
-            told = set(self._told(numbers, why))
+            told = set(self._told(numbers, weight <= MAX_ELEMENTS_WIDE, why))
             if told - {None}:
                 return False not in told
         raise why[0] if why else Untold("nothing but NaN on every draw")
 
-    def _told(self, numbers: dict[str, int], why: list[Untold]) -> Iterator[bool | None]:
+    def _told(self, numbers: dict[str, int], wide: bool, why: list[Untold]) -> Iterator[bool | None]:
         """Yield what each draw tells. Adds to `why` the reason of each that cannot be computed."""
-        for style in QUICK if self.is_usual or self.exact else QUICK[:1]:
+        wide = wide and self.is_usual and not self.exact
+        for style in QUICK if wide or self.exact else QUICK[:1]:
             try:
-                yield self._is_same(numbers, style)
+                yield self._is_same(numbers, style, wide)
             except Broken:
                 yield False
             except Untold as error:
                 why.append(error)
 
-    def _is_same(self, numbers: dict[str, int], style: Style) -> bool | None:
+    def _is_same(self, numbers: dict[str, int], style: Style, wide: bool) -> bool | None:
         """Return True if both sides are the same on one draw, None if that has no number to compare."""
-        expected, got = self._both(numbers, style, wide := self.is_usual and not self.exact)
+        expected, got = self._both(numbers, style, wide)
         # float32 alone: what is wrong differs by more than rounding does
         slack = 0.0 if wide or self.exact or not isinstance(expected, np.ndarray) else QUICK_SLACK * gap_of(expected, 0)
         if unlike(expected, got, wide, self.exact, slack):

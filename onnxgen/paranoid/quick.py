@@ -26,7 +26,7 @@ from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
 
 PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
-FEW, MANY = 4_000_000, 40_000_000  # elements of a region that are computed, and of one of which a part differs
+FEW, MANY = 48_000_000, 64_000_000  # elements of a region that are computed, and of one of which a part differs
 MOST = 20_000  # elements that onnx's evaluator, which is slow, is given; those of a tensor that are looked at
 # Passes that decide what others do, or change numbers by design; `--paranoid` checks these, too.
 UNCOMPARED = frozenset("gradient quantized trainable propagate text infer_missing_scopes".split())
