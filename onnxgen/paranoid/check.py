@@ -72,7 +72,13 @@ class Counts:
 
 
 class Checker:
-    """Runs the passes of one model, and compares the graph after each with the one before."""
+    """Runs the passes of one model, and compares the graph after each with the one before.
+
+    Attributes:
+        gives_up: do not compute more of the network for a claim that this seldom decides.
+    """
+
+    gives_up = False
 
     def __init__(self) -> None:
         self.counts = Counts()
@@ -158,7 +164,7 @@ class Checker:
                         return ""
                 except Untold as error:
                     why, refused = why or str(error), isinstance(error, Refused)
-                    if isinstance(error, Hopeless):
+                    if self.gives_up and isinstance(error, Hopeless):
                         break
                 further = regions.deeper(region) - opened
                 if not further:

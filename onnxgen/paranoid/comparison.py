@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.paranoid.compare import gap_of, gaps_of, only_ties, tells, unlike, widened
@@ -36,7 +37,8 @@ MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
     60_000_000,
     400_000_000,
 )  # elements of a region; larger ones get fewer draws, or none
-QUICK_SLACK = 5e-3  # a part of the largest element
+QUICK_SLACK, HALF_SLACK = 5e-3, 3e-2  # a part of the largest element
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 MAX_ELEMENTS_WIDE = 4_000_000  # elements of a region that is compared quickly in float64; larger ones in float32
 MOVED = 5  # elements that are moved in the time in which one is computed
 MAX_ELEMENTS_MORE_DRAWS, MORE_DRAWS = 10_000, (1, 2)  # elements of a region; smaller ones get these additional draws
@@ -56,6 +58,8 @@ class Comparison:
         self.styles = [replace(s, integers=STYLES[0].integers, bytes=s.integers) for s in STYLES]
         self.styles = self.styles if self.trusts else list(STYLES)
         self.is_usual = all(step.domain == DOMAIN or usual.has(step.domain, step.op) for step in steps)
+        outputs = ((cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs)
+        self.is_half = any(facts_of(*value).dtype in HALVES for value in outputs)
         self.more = list(more)
         self.fits = any(step.domain == MICROSOFT and step.op in SHAPES for step in region.before.steps)
 
@@ -116,8 +120,9 @@ class Comparison:
     def _is_same(self, numbers: dict[str, int], style: Style, wide: bool) -> bool | None:
         """Return True if both sides are the same on one draw, None if that has no number to compare."""
         expected, got = self._both(numbers, style, wide)
-        # float32 alone: what is wrong differs by more than rounding does
-        slack = 0.0 if wide or self.exact or not isinstance(expected, np.ndarray) else QUICK_SLACK * gap_of(expected, 0)
+        # what is wrong differs by more than rounding does: that of float32, or of constants in half precision
+        part = HALF_SLACK if self.is_half else 0.0 if wide else QUICK_SLACK
+        slack = part * gap_of(expected, 0) if isinstance(expected, np.ndarray) and not self.exact else 0.0
         if unlike(expected, got, wide, self.exact, slack):
             return False
         return True if tells(expected) else None

@@ -26,7 +26,7 @@ class Broken(Untold):
 
 
 class Hopeless(Untold):
-    """No larger part of the network decides the claim."""
+    """A larger part of the network seldom decides the claim."""
 
 
 class Unable(Untold):
