@@ -26,7 +26,7 @@ DRAWN_SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 1
 ENOUGH_ROWS = 3
 FEW_SIZES, ENOUGH_FEW = (*DRAWN_SIZES[:2], (33, 40, 36), (160,), (640,), (1,)), 3
 STATED, WIDEST = 6, 128  # number and limit of sizes stated by the file, tried if no others were conclusive
-MAX_DRAWN_ELEMENTS, FEW_DRAWN_ELEMENTS = 1_000_003, 10_007  # a larger tensor repeats them
+MAX_DRAWN_ELEMENTS, FEW_DRAWN_ELEMENTS = 1_000_003, 2_003  # a larger tensor repeats them
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
     return array.astype(dtype)
 
 
-@lru_cache(64)
+@lru_cache(256)
 def _few(dtype: ir.DataType, style: Style, seed: int) -> Any:
     return _many(dtype, FEW_DRAWN_ELEMENTS, style, seed)
 

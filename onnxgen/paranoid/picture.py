@@ -35,15 +35,8 @@ class Made:
     moves: bool  # its result differs from run to run, or depends on a graph of its own
 
     def is_of(self, node: ir.Node) -> bool:
-        """Return True if the node is as it was."""
-        return (
-            self.inputs == node.inputs
-            and self.attributes == node.attributes.data
-            and self.op == node.op_type
-            and self.graph is node.graph
-            and self.outputs == node.outputs
-            and self.node.domain == node.domain
-        )
+        """Return True if the node is as it was: passes give no node other outputs."""
+        return self.inputs == node.inputs and self.attributes == node.attributes.data and self.op == node.op_type
 
     def computes_as(self, other: Made) -> bool:
         """Return True if both compute the same function, of inputs that may differ."""
@@ -106,7 +99,7 @@ def take(model: ir.Model, last: Picture | None = None) -> Picture:
     _graph(picture, model.graph)
     for node in all_nodes(model.graph):  # in topological order: a pass may leave a graph unsorted for the next
         made = known.get(node)
-        if made is None or not made.is_of(node):
+        if made is None or made.graph is not node.graph or not made.is_of(node):
             made = _made(node, model)
         picture.nodes[node] = made
         if made.graph is not None:

@@ -38,7 +38,8 @@ PYTHON: dict[type[ast.AST], Callable[..., Any]] = {
 def is_fixed(tree: ast.expr) -> bool:
     """Return True for an expression whose value no call can change: names, numbers, and what `math` makes of them."""
     if isinstance(tree, ast.Call):
-        is_math = isinstance(tree.func, ast.Attribute) and ast.unparse(tree.func.value) == "math"
+        module = tree.func.value if isinstance(tree.func, ast.Attribute) else None
+        is_math = isinstance(module, ast.Name) and module.id == "math"
         return is_math and not tree.keywords and all(map(is_fixed, tree.args))
     if isinstance(tree, ast.BinOp):
         return is_fixed(tree.left) and is_fixed(tree.right)
