@@ -127,6 +127,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     _forget(str(tmp_path_factory.getbasetemp()))
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
     monkeypatch.delitem(sys.modules, "onnxgen.importer", raising=False)  # its import installs a finder, once
+    monkeypatch.delitem(sys.modules, "model", raising=False)  # another test's
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

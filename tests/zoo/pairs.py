@@ -61,6 +61,9 @@ def pair(name: str, exporter: str, folder: Path) -> Pair:
     entry, path = still(ZOO[name]), folder / f"{name}.onnx"
     original = export(entry, path, exporter, OPSETS[exporter], training=True, keep=f"{name}-still")
     generate(path, folder / f"{name}_{exporter}.py")
+    for layer in original.modules() if exporter == "legacy" else ():
+        if isinstance(layer, nn.Embedding):  # the legacy exporter writes no `padding_idx`: the file does not have it
+            layer.padding_idx = None
     module = imported(folder / f"{name}_{exporter}.py")
     return Pair(name, exporter, entry, original, module.Model.from_pretrained().train(), module)
 
