@@ -19,7 +19,7 @@ from onnxgen.cli import run
 from onnxgen.errors import STRICT, WrongRewrite
 from onnxgen.graph.annotations import CHECKED
 from onnxgen.options import Options
-from onnxgen.paranoid import check, single
+from onnxgen.paranoid import check, quick, single
 from onnxgen.paranoid.apart import Apart, Crashed
 from onnxgen.paranoid.claims import claims, difference
 from onnxgen.paranoid.picture import take
@@ -162,3 +162,18 @@ def test_a_crash_is_no_end(tmp_path: Path) -> None:
         apart.run(b"no model", feeds)
     assert apart.run(model, feeds)[0].tolist() == [-1, -1]
     apart.close()
+
+
+def test_a_doubt_about_what_is_trained_is_said(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second decision is that of `--paranoid`, which refuses; any other generation says it."""
+    monkeypatch.setattr(quick, "wrong_decisions", lambda *_: iter(["'w' is trained: of course"]))
+    notes = build(gelu, Options(), gelu.with_suffix(".py")).report.notes
+    assert "what is trained is in doubt, please report it: 'w' is trained: of course" in notes
+
+
+def test_a_check_that_fails_is_no_reason_to_write_nothing(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick.Comparison, "is_same", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        build(gelu, Options(), gelu.with_suffix(".py"))
+    monkeypatch.setenv(STRICT, "")
+    assert "the check failed: ZeroDivisionError" in build(gelu, Options(), gelu.with_suffix(".py")).report.checked

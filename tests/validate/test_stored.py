@@ -25,7 +25,6 @@ from onnxgen.errors import WrongTranslation
 from onnxgen.lowering import lower
 from onnxgen.options import Options
 from onnxgen.output import compose as generated
-from onnxgen.paranoid import quick
 from onnxgen.weights.provenance import way_back
 from tests.support.exported import exported
 
@@ -67,12 +66,6 @@ def test_what_is_right_is_let_pass(network: Path) -> None:
     build(network, dtype="float64")
 
 
-@pytest.fixture
-def undoubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the second decision, which finds the same faults before."""
-    monkeypatch.setattr(quick, "wrong_decisions", lambda *_: ())
-
-
 def decides(change: Callable[[str, tuple[bool, str]], tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
     """`trainable._decide`, changed."""
     given = trainable._decide
@@ -83,7 +76,6 @@ def decides(change: Callable[[str, tuple[bool, str]], tuple[bool, str]]) -> Call
     return decided
 
 
-@pytest.mark.usefixtures("undoubted")
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_weight_that_is_not_trained(network: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = decides(lambda n, found: (False, "") if n == name else found)
@@ -93,7 +85,6 @@ def test_a_weight_that_is_not_trained(network: Path, name: str, monkeypatch: pyt
     build(network, frozen=name)
 
 
-@pytest.mark.usefixtures("undoubted")
 @pytest.mark.parametrize(("option", "pattern"), [("frozen", "head"), ("trainable", "head")])
 def test_an_option_that_is_not_obeyed(
     network: Path, option: str, pattern: str, monkeypatch: pytest.MonkeyPatch
