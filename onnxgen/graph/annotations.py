@@ -147,7 +147,7 @@ UNROLLED: Annotation[ir.Model, Set[int]] = Annotation("unrolled", frozenset())
 QUANTISED_NOTES: Annotation[ir.Model, list[str]] = Annotation("quantised", [])
 # The counts of what was compared. passes -> pipeline
 CHECKED: Annotation[ir.Model, Counts | None] = Annotation("checked", None)
-# True once `--paranoid` has checked which tensors are trained. paranoid.promises -> the same
+# True once a second set of rules has decided which tensors are trained. paranoid.promises, paranoid.quick -> the same
 DECIDED: Annotation[ir.Model, bool] = Annotation("decided", False)
 
 

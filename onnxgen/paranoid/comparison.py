@@ -40,7 +40,6 @@ MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
 QUICK_SLACK, HALF_SLACK = 5e-3, 3e-2  # a part of the largest element
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 MAX_ELEMENTS_WIDE = 4_000_000  # elements of a region that is compared quickly in float64; larger ones in float32
-MOVED = 5  # elements that are moved in the time in which one is computed
 MAX_ELEMENTS_MORE_DRAWS, MORE_DRAWS = 10_000, (1, 2)  # elements of a region; smaller ones get these additional draws
 FLOAT32_KERNEL_TOLERANCE = 0.05  # allowed difference, as a part of the largest element, of kernels without float64
 
@@ -99,7 +98,7 @@ class Comparison:
         """
         why: list[Untold] = []
         for numbers in few_sizes(self.region):
-            if (weight := self._weight(numbers)) > most * (MOVED if self.exact else 1):
+            if (weight := self._weight(numbers)) > most:
                 raise Untold(f"more than {most:,} elements")
             told = set(self._told(numbers, weight <= MAX_ELEMENTS_WIDE, why))
             if told - {None}:

@@ -220,7 +220,7 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
     if facts.dtype == ir.DataType.STRING:
         return array
     dtype = np.dtype(np.float64) if wide and int(facts.dtype) in NARROW else facts.dtype.numpy()
-    return array.astype(dtype)
+    return array.astype(dtype, copy=False)  # `resize` has made a new one
 
 
 @lru_cache(256)

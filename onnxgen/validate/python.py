@@ -43,7 +43,11 @@ def is_fixed(tree: ast.expr) -> bool:
         return is_math and not tree.keywords and all(map(is_fixed, tree.args))
     if isinstance(tree, ast.BinOp):
         return is_fixed(tree.left) and is_fixed(tree.right)
-    return isinstance(tree, (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.UnaryOp))
+    if isinstance(tree, ast.UnaryOp):
+        return is_fixed(tree.operand)
+    if isinstance(tree, ast.Tuple):
+        return all(map(is_fixed, tree.elts))
+    return isinstance(tree, (ast.Constant, ast.Name, ast.Attribute))
 
 
 def of_math(module: Node, name: str, *args: Value) -> float | None:
