@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.contrib import causal
-from onnxgen.passes.contrib.writer import INT64, Maybe, Results, Value, Writer, dtype_of
+from onnxgen.passes.contrib.writer import INT64, WRITER, Maybe, Refused, Results, Value, Writer, dtype_of
 from onnxgen.passes.standard.table import standard
 from onnxgen.shapes.info import info
 
@@ -32,6 +32,8 @@ def hann_window(g: Writer, size: Value, *, output_datatype: int = 1, periodic: i
 
 def _window(g: Writer, size: Value, to: int, periodic: int, weights: tuple[float, ...]) -> Value:
     """Sum cosines: `weights[k] * cos(k * turn)`. A symmetric window ends one step before its period does."""
+    if dtype_of(size) not in (ir.DataType.INT32, ir.DataType.INT64):
+        raise Refused(f"the size of a window is an integer, not {dtype_of(size).name.lower()}", WRITER)
     wide = ir.DataType.DOUBLE if to == ir.DataType.DOUBLE else ir.DataType.FLOAT
     count = g("Cast", size if info(size).rank == 0 else g("Squeeze", size), to=INT64)
     period = count if periodic else g("Sub", count, g.int64(1))
