@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath, unscoped
-from onnxgen.graph.annotations import ROOT, SCOPE
+from onnxgen.graph.annotations import NAMELESS, ROOT, SCOPE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import MERGED, param_path, seen_from
@@ -25,10 +25,12 @@ class ParameterPaths:
     Attributes:
         crowd: by scope, the different sets of weights that nodes in it take.
         shared: names of tensors that several nodes take, or that another tensor is a folded copy of.
+        are_told: names of tensors say which module they are in.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
         values = list(stored_values(graph))
+        self.are_told = not NAMELESS.get(graph)
         self._folded = {folded_from(v) for v in values}
         self.shared = {v.name or "" for v in values if len(v.uses()) > 1} | self._folded
         self._roots = {v.name for v in values if ROOT.has(v)}
@@ -56,6 +58,8 @@ class ParameterPaths:
         `label`: a second name in the file. The legacy exporter stores equal tensors once, and names the others by
         Identity nodes. The dynamo exporter records which parameter it folded.
         """
+        if not self.are_told:
+            return None
         found = param_path(label) or param_path(name)
         if found is None:
             root = label if re.fullmatch(r"[A-Za-z_]\w*", label) and not NOISE.match(label) else name

@@ -1,0 +1,65 @@
+"""The readings of a file's names, of which the one with the shorter source is taken.
+
+Names are evidence, not orders. An author's names say which modules the layers were in (`layer1.0.conv1`). A counter over
+the whole file (`conv2d_57`), a converter's prefix or the name of a function call say nothing, and a source that obeyed
+them would have a class for each layer, or none. No list of exporters tells one from the other. But modules that are true
+save source, since they repeat: so each reading is written, and the lengths are compared.
+
+PyTorch's own names are keys of a state dict, which someone may load. They are always obeyed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import onnx_ir as ir
+
+from onnxgen.common.names import ModulePath
+from onnxgen.graph.annotations import CLASSES, FOUND, NAMELESS, PRODUCER, SCOPE
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.options import Options
+
+LONGER = 1.02  # than without names: what a source may be, since names help its reader
+
+
+class Readable(Protocol):
+    """The result of a reading."""
+
+    @property
+    def length(self) -> int: ...
+
+
+Made = TypeVar("Made", bound=Readable)
+
+
+def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Made:
+    """Return what `make` makes of the reading with the shorter source, and leave that reading's scopes in the model."""
+    names = _scopes(model)
+    made = make()
+    if options.flat or PRODUCER.get(model.graph) == "pytorch" or not any(scope for scope, _ in names[0].values()):
+        return made
+    obeyed = _scopes(model)
+    _set(model, ({node: ((), False) for node in names[0]}, {}), nameless=True)
+    other = make()
+    if made.length > LONGER * other.length:
+        return other
+    _set(model, obeyed, nameless=False)
+    return made
+
+
+Scopes = tuple[dict[ir.Node, tuple[ModulePath, bool]], dict[ModulePath, str]]
+
+
+def _scopes(model: ir.Model) -> Scopes:
+    nodes = {node: (SCOPE.get(node), FOUND.get(node)) for node in all_nodes(model.graph)}
+    return nodes, dict(CLASSES.get(model))
+
+
+def _set(model: ir.Model, scopes: Scopes, nameless: bool) -> None:
+    nodes, classes = scopes
+    for node, (scope, found) in nodes.items():
+        SCOPE.set(node, scope)
+        FOUND.set(node, found)
+    CLASSES.set(model, classes)
+    NAMELESS.set(model.graph, nameless)
