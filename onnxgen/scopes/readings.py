@@ -5,11 +5,12 @@ the whole file (`conv2d_57`), a converter's prefix or the name of a function cal
 them would have a class for each layer, or none. No list of exporters tells one from the other. But modules that are true
 save source, since they repeat: so each reading is written, and the lengths are compared.
 
-PyTorch's own names are keys of a state dict, which someone may load. They are always obeyed.
+Keys of a PyTorch state dict are always obeyed, whichever tool wrote the file: someone may load them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -19,7 +20,9 @@ from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import CLASSES, FOUND, NAMELESS, PRODUCER, SCOPE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
+from onnxgen.scopes.origin import param_path
 
+_KEY = re.compile(r"weight|bias|running_")
 LONGER = 1.02  # than without names: what a source may be, since names help its reader
 
 
@@ -37,7 +40,7 @@ def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Mad
     """Return what `make` makes of the reading with the shorter source, and leave that reading's scopes in the model."""
     names = _scopes(model)
     made = make()
-    if options.flat or PRODUCER.get(model.graph) == "pytorch" or not any(scope for scope, _ in names[0].values()):
+    if options.flat or _are_keys(model.graph) or not any(scope for scope, _ in names[0].values()):
         return made
     obeyed = _scopes(model)
     _set(model, ({node: ((), False) for node in names[0]}, {}), nameless=True)
@@ -46,6 +49,13 @@ def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Mad
         return other
     _set(model, obeyed, nameless=False)
     return made
+
+
+def _are_keys(graph: ir.Graph) -> bool:
+    """True if the names of tensors are those of a PyTorch state dict: `layers.0.fc.weight`."""
+    paths = [path for name in graph.initializers if (path := param_path(name))]
+    keys = sum(_KEY.match(path[-1]) is not None for path in paths)
+    return PRODUCER.get(graph) == "pytorch" or (keys > 0 and 2 * keys >= len(paths))
 
 
 Scopes = tuple[dict[ir.Node, tuple[ModulePath, bool]], dict[ModulePath, str]]
