@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -15,6 +15,7 @@ from onnxgen.scopes.origin import MERGED, param_path, seen_from
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import VIEWS, folded_from, stored
 
+_MAX_DIGITS = 10  # of a count
 PASSING = {*VIEWS, "FakeQuantize", "WeightNorm", "SpectralNorm"}
 NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # names that exporters give to unnamed tensors
 
@@ -31,6 +32,7 @@ class ParameterPaths:
     def __init__(self, graph: ir.Graph) -> None:
         values = list(stored_values(graph))
         self.are_told = not NAMELESS.get(graph)
+        self._counted = _counted(v.name or "" for v in values)
         self._folded = {folded_from(v) for v in values}
         self.shared = {v.name or "" for v in values if len(v.uses()) > 1} | self._folded
         self._roots = {v.name for v in values if ROOT.has(v)}
@@ -51,6 +53,10 @@ class ParameterPaths:
     def is_vague(self, source: Source) -> bool:
         """Return True if layers with different weights share the tensor (equal biases): its name may be another's."""
         return not source.label and len(source.names) == 1 and len(self._sets.get(source.names[0], ())) > 1
+
+    def is_noise(self, name: str) -> bool:
+        """Return True if the name of a tensor says nothing about it."""
+        return not self.are_told or NOISE.match(name) is not None or name in self._counted
 
     def path(self, name: str, label: str, scope: ModulePath) -> ModulePath | None:
         """Return the module path of a tensor for a node in a scope; None if its name does not tell.
@@ -73,6 +79,19 @@ class ParameterPaths:
     def source_path(self, source: Source, scope: ModulePath) -> ModulePath | None:
         """Return the module path of a state-dict tensor, if it is made of one tensor of the file."""
         return self.path(source.names[0], source.label, scope) if len(source.names) == 1 else None
+
+
+def _counted(names: Iterable[str]) -> set[str]:
+    """Return the names that differ in a count over the whole file, `val_49_scale` and `val_57_scale`.
+
+    An author who numbers weights leaves out no number.
+    """
+    alike: dict[str, dict[int, str]] = {}
+    for name in names:
+        numbers = re.findall(r"\d+", name)
+        if len(numbers) == 1 and len(numbers[0]) < _MAX_DIGITS and param_path(name) is None:
+            alike.setdefault(re.sub(r"\d+", "#", name), {})[int(numbers[0])] = name
+    return {n for found in alike.values() if max(found) - min(found) + 1 > len(found) > 1 for n in found.values()}
 
 
 def _passes(node: ir.Node) -> bool:

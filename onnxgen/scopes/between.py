@@ -22,6 +22,7 @@ from onnxgen.options import Options
 from onnxgen.weights.stored import stored
 
 JOINS = frozenset(("Add", "Mul", "Concat", "Sub"))
+_SCALING = frozenset(("Cast", "Mul", "Reshape"))  # between a product of integers and the bias
 
 
 def infer_missing_scopes(model: ir.Model, options: Options) -> None:
@@ -35,6 +36,8 @@ def infer_missing_scopes(model: ir.Model, options: Options) -> None:
         return
     inferred = _Inferred(nodes)
     inferred.scope.update(_next_layers(nodes, inferred))
+    inferred.scope.update(_biased(nodes, inferred))
+    inferred.scope.update(_of_weights(nodes, inferred))
     for node in nodes:
         if node not in inferred.scope:
             inferred.scope[node] = inferred.of(node)
@@ -70,12 +73,13 @@ class _Inferred:
     def of(self, node: ir.Node) -> ModulePath:
         """Return the scope of a node without one, whose producers have theirs."""
         producers = list(_producers(node))
-        before = common_scope(self.scope[producer] for producer in producers if producer in self.scope)
+        known = [self.scope[producer] for producer in producers if producer in self.scope]
+        before, inner = common_scope(known), common_scope(_innermost(known))
         after = self.after.get(node)
-        if before is None or after is None:  # it only has inputs or only outputs of the graph
+        if inner is None or after is None:  # it only has inputs or only outputs of the graph
             scope = () if after is None or _takes_weights(node, 2) else self._module(after, is_layer=True)
         else:
-            scope = self._module(common_scope([before, after]) or ())
+            scope = self._module(common_scope([inner, after]) or ())
         before = before or ()
         found = (self._skip(node, producers), self._joined(node, producers, before), self._activation(node, before))
         return max(scope, *found, key=len)
@@ -142,6 +146,51 @@ def _next_layers(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Mod
         if scope in inferred.layers and [use.node for use in before.outputs[0].uses()] == [node]:
             found[node] = (*scope[:-1], f"{first[1]}{int(first[2]) + 1}")
     return found if len(found) > 1 else {}
+
+
+def _biased(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
+    """Return the scopes of products by their biases, whose names are left where a tool has made weights of integers.
+
+    `linear.bias` is added in `linear`, so that the product before it is in `linear`, too.
+    """
+    found: dict[ir.Node, ModulePath] = {}
+    for node in nodes:
+        scope = inferred.scope.get(node, ())
+        if node.op_type != "Add" or scope not in inferred.layers or not _takes_weights(node, 1):
+            continue
+        between = [made for made in _producers(node)]
+        for before in between:  # grows: what scales the product is in the layer, too
+            if before not in inferred.scope and before not in found and _only_use(before) is not None:
+                found[before] = scope
+                between += _producers(before) if before.op_type in _SCALING else ()
+    return found
+
+
+def _innermost(scopes: list[ModulePath]) -> list[ModulePath]:
+    """Return scopes without those around others: what an outer module makes, such as a mask, is an argument."""
+    return [s for s in scopes if not any(len(other) > len(s) and other[: len(s)] == s for other in scopes)]
+
+
+def _only_use(node: ir.Node) -> ir.Node | None:
+    users = [use.node for output in node.outputs for use in output.uses()]
+    return users[0] if len(users) == 1 and not any(output.is_graph_output() for output in node.outputs) else None
+
+
+def _of_weights(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
+    """Return the scopes of nodes that only compute with stored tensors: those of the nodes that use the results."""
+    fixed: set[ir.Node] = set()
+    for node in nodes:
+        values = [v for v in node.inputs if v is not None]
+        if values and node not in inferred.scope and all(stored(v) is not None or v.producer() in fixed for v in values):
+            fixed.add(node)
+    found: dict[ir.Node, ModulePath] = {}
+    for node in reversed(nodes):
+        if node in fixed:
+            users = (use.node for output in node.outputs for use in output.uses())
+            scopes = [found.get(user, inferred.scope.get(user)) for user in users]
+            if None not in scopes and (common := common_scope(s for s in scopes if s is not None)) is not None:
+                found[node] = common
+    return found
 
 
 def _takes_weights(node: ir.Node, rank: int) -> bool:
