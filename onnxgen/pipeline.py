@@ -19,7 +19,6 @@ from onnxgen.code.alike import written_once
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
-from onnxgen.code.quote import walk
 from onnxgen.common.names import identifier, network_name
 from onnxgen.common.paths import python_file, refuse_hiding
 from onnxgen.common.timing import recorded, stage, uncollected
@@ -141,8 +140,8 @@ class Draft:
 
     @property
     def length(self) -> int:
-        """The number of nodes in the syntax trees of its classes."""
-        return sum(len(list(walk(method))) for tree in self.classes for method in tree.methods)
+        """The number of lines that its classes have, about: long statements are broken when the text is formatted."""
+        return sum(tree.source.length for tree in self.classes)
 
 
 def _draft(model: ir.Model, options: Options, name: str, report: Report) -> Draft:

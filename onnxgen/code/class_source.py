@@ -12,6 +12,8 @@ from onnxgen.code.printer import INDENT, LINE_LENGTH, comment
 if TYPE_CHECKING:
     from onnxgen.structure.parameters import Parameter
 
+_HEADS = 4  # lines: of the class, `__init__`, `super().__init__()`, `forward`
+_ROOM = LINE_LENGTH - 2 * len(INDENT)
 UNBROKEN = "\u00a0uses"  # stays on the line of its number
 
 
@@ -32,6 +34,12 @@ class ClassSource:
     stubs: list[list[str]] = field(default_factory=list)
     methods: list[list[str]] = field(default_factory=list)
     about: str = ""
+
+    @property
+    def length(self) -> int:
+        """The number of lines, about: the formatter breaks those that are too long."""
+        lines = [*self.init, *self.forward, *self.layers, *(line for method in self.methods for line in method)]
+        return _HEADS + sum(1 if len(line) <= _ROOM else 2 + len(line) // _ROOM for line in lines)
 
     @property
     def doc(self) -> str:
