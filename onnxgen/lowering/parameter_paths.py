@@ -54,9 +54,15 @@ class ParameterPaths:
         """Return True if layers with different weights share the tensor (equal biases): its name may be another's."""
         return not source.label and len(source.names) == 1 and len(self._sets.get(source.names[0], ())) > 1
 
-    def is_noise(self, name: str) -> bool:
-        """Return True if the name of a tensor says nothing about it."""
-        return not self.are_told or NOISE.match(name) is not None or name in self._counted
+    def is_noise(self, name: str, scope: ModulePath) -> bool:
+        """Return True if the name of a tensor says nothing about it.
+
+        In a module that was found in the graph, that is any name with a number that others of the file differ in: the
+        other copies of the module have the others.
+        """
+        if not self.are_told or NOISE.match(name):
+            return True
+        return self._counted.get(name, False) or (name in self._counted and bool(scope))
 
     def path(self, name: str, label: str, scope: ModulePath) -> ModulePath | None:
         """Return the module path of a tensor for a node in a scope; None if its name does not tell.
@@ -81,17 +87,18 @@ class ParameterPaths:
         return self.path(source.names[0], source.label, scope) if len(source.names) == 1 else None
 
 
-def _counted(names: Iterable[str]) -> set[str]:
-    """Return the names that differ in a count over the whole file, `val_49_scale` and `val_57_scale`.
+def _counted(names: Iterable[str]) -> dict[str, bool]:
+    """Return the names that differ only in a number, and True for those of which some numbers are left out.
 
-    An author who numbers weights leaves out no number.
+    `val_49_scale` and `val_57_scale` were counted over the whole file. An author who numbers weights leaves out none.
     """
     alike: dict[str, dict[int, str]] = {}
     for name in names:
         numbers = re.findall(r"\d+", name)
         if len(numbers) == 1 and len(numbers[0]) < _MAX_DIGITS and param_path(name) is None:
             alike.setdefault(re.sub(r"\d+", "#", name), {})[int(numbers[0])] = name
-    return {n for found in alike.values() if max(found) - min(found) + 1 > len(found) > 1 for n in found.values()}
+    several = [found for found in alike.values() if len(found) > 1]
+    return {name: max(found) - min(found) + 1 > len(found) for found in several for name in found.values()}
 
 
 def _passes(node: ir.Node) -> bool:

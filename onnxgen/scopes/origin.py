@@ -34,7 +34,8 @@ from onnxgen.weights.stored import folded_from
 _MAX_PARTS = 64  # longer paths are not module paths
 _TYPES = ("Cast", "QuantizeLinear", "DequantizeLinear")
 MERGED = re.compile(r"_merged_\d+$")  # what optimum adds to the name of a tensor that two merged graphs share
-_PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # Paddle's names of tensors: `conv2d_1.w_0`
+# Paddle's names of tensors, `conv2d_1.w_0_deepcopy_57`, and its converter's, `p2o.helper.constant.1`
+_PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+(_\w+)?|p2o\..*")
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 _CONTAINERS = "torch.nn.modules.container."  # their names say nothing about what is in them
 

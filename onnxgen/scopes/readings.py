@@ -23,7 +23,7 @@ from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path
 
 _KEY = re.compile(r"weight|bias|running_")
-LONGER = 1.02  # than without names: what a source may be, since names help its reader
+LONGER = 1.05  # than without names: what a source may be, since names help its reader
 
 
 class Readable(Protocol):
