@@ -39,7 +39,8 @@ class ClassSource:
     def length(self) -> int:
         """The number of lines, about: the formatter breaks those that are too long."""
         lines = [*self.init, *self.forward, *self.layers, *(line for method in self.methods for line in method)]
-        return _HEADS + sum(1 if len(line) <= _ROOM else 2 + len(line) // _ROOM for line in lines)
+        unnamed = sum(line.count("nn.Module()") for line in lines)  # a class that nobody wrote
+        return _HEADS * (1 + unnamed) + sum(1 if len(line) <= _ROOM else 2 + len(line) // _ROOM for line in lines)
 
     @property
     def doc(self) -> str:

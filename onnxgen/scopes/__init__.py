@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.common.names import common_scope
 from onnxgen.graph.annotations import CLASSES, SCOPE
 from onnxgen.options import Options
-from onnxgen.scopes.between import common_scope
 from onnxgen.scopes.flow import Flow
 from onnxgen.scopes.regions import find_regions
 from onnxgen.scopes.repeats import Arranger

@@ -13,12 +13,13 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxgen.common.names import ModulePath
+from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import ACTIVATION, SIZES
 from onnxgen.options import Options
+from onnxgen.scopes.origin import param_path
 from onnxgen.weights.stored import stored
 
 JOINS = frozenset(("Add", "Mul", "Concat", "Sub"))
@@ -36,6 +37,7 @@ def infer_missing_scopes(model: ir.Model, options: Options) -> None:
         return
     inferred = _Inferred(nodes)
     inferred.scope.update(_next_layers(nodes, inferred))
+    inferred.scope.update(_by_parameters(nodes, inferred))
     inferred.scope.update(_biased(nodes, inferred))
     inferred.scope.update(_of_weights(nodes, inferred))
     for node in nodes:
@@ -148,6 +150,18 @@ def _next_layers(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Mod
     return found if len(found) > 1 else {}
 
 
+def _by_parameters(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
+    """Return the scopes of layers that a pass has written, by the names of their parameters."""
+    found: dict[ir.Node, ModulePath] = {}
+    for node in nodes:
+        if node not in inferred.scope and _takes_weights(node, 2):
+            paths = [param_path(value.name or "") for value in node.inputs if value is not None and stored(value)]
+            parents = {path[:-1] for path in paths if path is not None}
+            if len(parents) == 1:
+                found[node] = parents.pop()
+    return found
+
+
 def _biased(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
     """Return the scopes of products by their biases, whose names are left where a tool has made weights of integers.
 
@@ -158,7 +172,7 @@ def _biased(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePa
         scope = inferred.scope.get(node, ())
         if node.op_type != "Add" or scope not in inferred.layers or not _takes_weights(node, 1):
             continue
-        between = [made for made in _producers(node)]
+        between = list(_producers(node))
         for before in between:  # grows: what scales the product is in the layer, too
             if before not in inferred.scope and before not in found and _only_use(before) is not None:
                 found[before] = scope
@@ -181,7 +195,11 @@ def _of_weights(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Modu
     fixed: set[ir.Node] = set()
     for node in nodes:
         values = [v for v in node.inputs if v is not None]
-        if values and node not in inferred.scope and all(stored(v) is not None or v.producer() in fixed for v in values):
+        if (
+            values
+            and node not in inferred.scope
+            and all(stored(v) is not None or v.producer() in fixed for v in values)
+        ):
             fixed.add(node)
     found: dict[ir.Node, ModulePath] = {}
     for node in reversed(nodes):
@@ -205,15 +223,3 @@ def _producers(node: ir.Node) -> Iterable[ir.Node]:
         producer = None if value is None else value.producer()
         if producer is not None and not is_a(producer, SIZES) and producer.op_type != "Constant":
             yield producer
-
-
-def common_scope(scopes: Iterable[ModulePath]) -> ModulePath | None:
-    """Return the longest path that all begin with; None if there are none."""
-    known = list(scopes)
-    if not known:
-        return None
-    first, last = min(known), max(known)
-    n = 0
-    while n < min(len(first), len(last)) and first[n] == last[n]:
-        n += 1
-    return first[:n]

@@ -1,8 +1,8 @@
 """The readings of a file's names, of which the one with the shorter source is taken.
 
-Names are evidence, not orders. An author's names say which modules the layers were in (`layer1.0.conv1`). A counter over
-the whole file (`conv2d_57`), a converter's prefix or the name of a function call say nothing, and a source that obeyed
-them would have a class for each layer, or none. No list of exporters tells one from the other. But modules that are true
+Names are evidence, not orders. An author's names say which modules the layers were in (`layer1.0.conv1`). A counter
+over the whole file (`conv2d_57`), a converter's prefix or the name of a function call say nothing, and a source that
+obeyed them would have a class for each layer, or none. No list of exporters tells one from the other. But true modules
 save source, since they repeat: so each reading is written, and the lengths are compared.
 
 Keys of a PyTorch state dict are always obeyed, whichever tool wrote the file: someone may load them.
@@ -43,7 +43,7 @@ def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Mad
     if options.flat or _are_keys(model.graph) or not any(scope for scope, _ in names[0].values()):
         return made
     obeyed = _scopes(model)
-    _set(model, ({node: ((), False) for node in names[0]}, {}), nameless=True)
+    _set(model, (dict.fromkeys(names[0], ((), False)), {}), nameless=True)
     other = make()
     if made.length > LONGER * other.length:
         return other

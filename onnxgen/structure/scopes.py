@@ -17,9 +17,8 @@ from onnxgen.code.module_def import Assign, If, Input, Member, ModuleDef, Statem
 from onnxgen.code.quote import MemberRef, Ref, refs, value_of, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
-from onnxgen.common.names import FileText, ModulePath, module_part
+from onnxgen.common.names import FileText, ModulePath, common_scope, module_part
 from onnxgen.lowering.roles import SIDE_INPUT_ROLES
-from onnxgen.scopes.between import common_scope
 from onnxgen.shapes.info import Info
 from onnxgen.structure.order import in_cycles, topological
 from onnxgen.structure.repeated import Repeated, repeated
