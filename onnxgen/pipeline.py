@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxgen.arguments import with_arguments
 from onnxgen.code.alike import written_once
+from onnxgen.code.class_source import length
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
@@ -141,7 +142,7 @@ class Draft:
     @property
     def length(self) -> int:
         """The number of lines that its classes have, about: long statements are broken when the text is formatted."""
-        return sum(tree.source.length for tree in self.classes)
+        return sum(length(tree.source) for tree in self.classes)
 
 
 def _draft(model: ir.Model, options: Options, name: str, report: Report) -> Draft:
