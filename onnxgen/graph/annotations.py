@@ -101,6 +101,8 @@ MAP: Annotation[ir.Value, MapType | None] = Annotation("map", None)
 TRAINABLE: Annotation[ir.Value, tuple[bool, str]] = Annotation("trainable", (False, "nobody decided"))
 # True if a name without a dot is a key of PyTorch's state dict. passes.trainable -> passes, lowering.parameter_paths
 ROOT: Annotation[ir.Value, bool] = Annotation("root", False)
+# True for a single number that differs between places which are alike. passes.trainable -> the same, paranoid.trained
+VARIES: Annotation[ir.Value, bool] = Annotation("varies", False)
 # The reason why a tensor gets no gradient and so is not trained. passes.quantized -> passes.trainable, paranoid
 STILL: Annotation[ir.Value, str] = Annotation("still", "")
 # True for a buffer of PyTorch's state dict, or a view of one. passes.trainable -> passes, lowering

@@ -252,8 +252,7 @@ def _levels(order: list[Scope], names: ClassNames) -> list[list[Scope]]:
 
 
 def _most_parameters(form: Form) -> int:
-    """Return how many numbers may differ in a class for several roles: a parameter for two lines that are written once.
-    """
+    """Return how many numbers may differ in a class for several roles: one for two lines that are written once."""
     return max(FEW_PARAMETERS, (len(form.nodes) + len(parts(form.root))) // 2)
 
 
