@@ -23,13 +23,14 @@ def blocks(path: Path, scales: Sequence[float], producer: str = "", op: str = "M
     random = np.random.default_rng(0)
     nodes, weights, x = [], [], "x"
     for i, scale in enumerate(scales):
-        weights.append(numpy_helper.from_array(random.standard_normal((4, 4, 1, 1)).astype("float32"), f"w{i}"))
+        name = f"layers.{i}.weight" if producer == "pytorch" else f"w{i}"
+        weights.append(numpy_helper.from_array(random.standard_normal((4, 4, 1, 1)).astype("float32"), name))
         number = numpy_helper.from_array(np.array([scale], "float32"), f"number{i}")
         nodes.append(helper.make_node("Constant", [], [f"number{i}"], value=number))
         nodes.append(helper.make_node("Conv", [x, name], [f"c{i}"]))
         nodes.append(helper.make_node(op, [f"c{i}", f"number{i}"], [f"m{i}"]))
         nodes.append(helper.make_node("Relu", [f"m{i}"], [x := f"r{i}"]))
-    io = [helper.make_tensor_value_info(name, 1, ["n", 4, 8, 8]) for name in ("x", x)]
+    io = [helper.make_tensor_value_info(v, 1, ["n", 4, 8, 8]) for v in ("x", x)]
     graph = helper.make_graph(nodes, "g", io[:1], io[1:], weights)
     opsets = [helper.make_opsetid("", 13)]
     model = helper.make_model(graph, opset_imports=opsets, producer_name=producer, ir_version=8)
