@@ -14,16 +14,16 @@ from fractions import Fraction
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import known
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import ADDS, SAME, SCALES
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
 LEAST = 3  # places that are alike
 DIGITS = 6  # of a number that a person types; learned ones have more
 DENOMINATOR, ROOT = 256, 4096  # of fractions, and of the numbers of which a person takes roots
-_AFFINE = ("Mul", "Add", "Sub")
 _STEPS = 3  # back from a place, to tell it from others
 Place = tuple[object, ...]
 
@@ -39,7 +39,7 @@ def varying(graph: ir.Graph) -> set[ir.Value]:
 
 def _numbers(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
     """Yield the single numbers that a node scales or shifts a map with, each with the map."""
-    if node.domain or node.op_type not in _AFFINE:
+    if len(node.inputs) != 2 or not (is_a(node, ADDS) or is_a(node, SCALES)):
         return
     for value, other in (node.inputs, reversed(node.inputs)):
         tensor, facts = stored(value), info(other) if other is not None else None
@@ -47,7 +47,7 @@ def _numbers(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
             continue
         maker = other.producer()
         is_map = tensor.dtype in FLOATS and (facts.rank is None or facts.rank > 2) and stored(other) is None
-        if is_map and maker is not None and maker.op_type != "Cast":  # what is cast is a quantised map, and has a scale
+        if is_map and maker is not None and not is_a(maker, SAME):  # a quantised map has a scale
             yield value, other
 
 

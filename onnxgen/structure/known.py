@@ -26,10 +26,10 @@ VAGUE = re.compile(
 )
 SEVERAL = 2  # blocks of one library that a file must have before a convolution is called as the library calls it
 PLAIN = "timm"  # of which the names are, otherwise
-_PLAIN = ("nn.Identity", "nn.Dropout", "nn.Dropout2d", "F.dropout", "Tensor.contiguous")
+_PLAIN = ("nn.Ident", "nn.Drop", "F.drop", "Tensor.contiguous")  # beginnings of the names of what is left out
 _NORMS = ("nn.BatchNorm", "nn.GroupNorm", "nn.LayerNorm", "nn.InstanceNorm", "F.batch_norm", "F.layer_norm")
-_GATES = ("torch.sigmoid", "F.hardsigmoid", "nn.Sigmoid", "nn.Hardsigmoid")
-_ACTS = (frozenset((*ACTIVATIONS, *ACTIVATIONS.values(), "F.hardtanh", "nn.Hardtanh")) - {*_GATES}) | {"F.prelu"}
+_GATES = frozenset(name for pair in ACTIVATIONS.items() if pair[0].endswith("sigmoid") for name in pair)
+_ACTS = (frozenset((*ACTIVATIONS, *ACTIVATIONS.values(), "F.hardtanh", "nn.Hardtanh")) - _GATES) | {"F.prelu"}
 _MEANS = ("F.adaptive_avg_pool2d", "Tensor.mean", "torch.mean", "F.adaptive_avg_pool1d")
 _COMMUTES = {ast.Add: "+", ast.Mult: "*"}
 
@@ -228,7 +228,7 @@ class _Forward:
 def _function(name: str, operands: list[Sketch]) -> Sketch:
     if not operands:
         return ("number",)
-    if name in _PLAIN or name.startswith(_NORMS):
+    if name.startswith((*_PLAIN, *_NORMS)):
         return operands[0]
     if name in _ACTS:
         return ("act", operands[0])
@@ -249,7 +249,7 @@ def _applied(kind: Sketch, value: Sketch) -> Sketch:
         for inner in kind[1:]:
             value = _applied(inner, value)
         return value
-    if kind[0] == "norm" or kind[0] in _PLAIN:
+    if kind[0] == "norm" or kind[0].startswith(_PLAIN):
         return value
     if kind[0] == "block":
         return _written_out(kind[1], value)
