@@ -174,7 +174,7 @@ class Output:
                 made = copy.deepcopy(self.model).double()(*given)
         except Exception:
             return False
-        got = (made if isinstance(made, tuple) else (made,))[self.k].numpy()
+        got = (made if isinstance(made, tuple) else (made,))[self.k].detach().numpy()
         return not compare(self.theirs, got.astype(self.theirs.dtype), self.tolerance).why
 
     def _agrees(self, feed: Feed) -> bool:
@@ -207,7 +207,7 @@ def _compared(case: Case, model: torch.nn.Module, session: Any, expected: list[l
             if dtype and theirs.dtype.kind == "f" and ours.dtype != getattr(torch, dtype):
                 return Verdict("wrong", "shape or dtype", f"output {k} is {ours.dtype}, not {dtype}")
             ours = ours.float() if dtype and ours.is_floating_point() else ours
-            theirs, got = _finite(theirs), _finite(ours.numpy())
+            theirs, got = _finite(theirs), _finite(ours.detach().numpy())
             verdict = Output(case, model, given, k, theirs, got, tolerance).verdict(session, feed)
             if verdict is not None:
                 return verdict

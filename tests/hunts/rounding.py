@@ -60,5 +60,5 @@ def _run(mode: TorchDispatchMode, model: torch.nn.Module, arguments: list[Any], 
     dtype = getattr(torch, str(like.dtype)) if like.dtype.kind == "f" else None
     with torch.no_grad(), mode:
         made = model(*arguments)
-    output = (made if isinstance(made, tuple) else (made,))[k]
+    output = (made if isinstance(made, tuple) else (made,))[k].detach()
     return np.asarray(output.to(dtype) if dtype is not None else output)
