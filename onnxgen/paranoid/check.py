@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from onnxgen.common.names import printable
 from onnxgen.errors import WrongRewrite
 from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
@@ -142,7 +141,7 @@ class Checker:
                 if found.part(claim):
                     parted = True
                     continue
-                where = f"'{printable(claim.name)}', made by {_nodes(regions, claim)}"
+                where = f"{claim.name!r}, made by {_nodes(regions, claim)}"
                 raise WrongRewrite(f"the pass {name} changed {where}: {verdict}", name)
         return parted
 
@@ -213,7 +212,7 @@ def _nodes(regions: Regions, claim: Claim) -> str:
     with suppress(Untold):
         names = list(dict.fromkeys(step.name for step in regions.of(claim, set()).before.steps))
         return (
-            ", ".join(map(printable, names[:MAX_NODES_SHOWN]))
+            ", ".join(names[:MAX_NODES_SHOWN])
             + (f" and {len(names) - MAX_NODES_SHOWN} more" if names[MAX_NODES_SHOWN:] else "")
             or "no node"
         )

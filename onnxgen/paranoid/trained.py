@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.common.names import printable
 from onnxgen.graph.annotations import BLOCKED, ROOT, STILL, TRAINABLE
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
@@ -86,15 +85,15 @@ def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) 
     reach.walk(model.graph)
     rules = Rules(model, options, reach, most)
     for value in _all_stored(model.graph):
-        tensor, name = stored(value), printable(value.name or "")
+        tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
             continue
         if not TRAINABLE.has(value):
-            yield f"'{name}' was not decided"
+            yield f"{value.name!r} was not decided"
             continue
         decided, why = TRAINABLE.get(value)
         if rules.wanted(value, tensor) is (not decided):
-            yield f"'{name}' is {'' if decided else 'not '}trained: {why}"
+            yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}"
 
 
 def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
