@@ -86,3 +86,16 @@ def test_onnxruntime_answers_when_it_is_verified(kind: str, tmp_path: Path) -> N
     onnx.save(batch_first(kind, ", clip=0.2"), tmp_path / "m.onnx")
     report = verify(tmp_path / "m.onnx")
     assert report.agrees and {run.oracle for run in report.runs} == {"onnxruntime"}
+
+
+def test_what_onnxruntime_does_not_load_is_said(tmp_path: Path) -> None:
+    """Another program may: the file is compared with onnx's evaluator."""
+    text = """
+        <ir_version: 9, opset_import: ["": 18]>
+        g (double[B,3] x) => (double[B,2] y) <double[3,2] w = {0.1,0.2,0.3,0.4,0.5,0.6}>
+        { h = MatMul(x, w) y = Tan(h) }
+        """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
+    report = onnxgen.export(tmp_path / "model.py", out=tmp_path / "tuned.onnx")
+    assert any(note.startswith("onnxruntime can't load it") and "Tan" in note for note in report.notes)
