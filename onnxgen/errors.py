@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxgen.common.names import visible
+from onnxgen.common.names import sentence, unscoped, visible
 
 # Help that many problems share.
 BUG = "if onnxruntime runs the model, report this as a bug in onnxgen"
@@ -21,6 +21,7 @@ CHECK = "run onnx.checker.check_model on the file; if it fails, export the model
 INFER = "run onnx.shape_inference.infer_shapes on the file first"
 FIX_SHAPE = "fix the shape of the inputs with --input-shape"
 FOR_CPU = "optimise the model again for onnxruntime's CPUExecutionProvider"
+MAX_SAID = 1000  # characters of what a pass is said to have changed
 _HERE = Path(__file__).resolve().parent
 
 
@@ -88,14 +89,14 @@ class WrongTranslation(Exception):
 
 
 class WrongRewrite(Exception):
-    """A pass changed what the network computes: a bug in onnxgen.
+    """A pass changed what the network computes: a bug in onnxgen. The message is one printable line.
 
     Attributes:
         step: the name of the pass; "" if the weights are wrong.
     """
 
     def __init__(self, said: str, step: str = "") -> None:
-        super().__init__(said)
+        super().__init__(sentence(unscoped(said), MAX_SAID))
         self.step = step
 
 

@@ -20,7 +20,7 @@ from onnxgen.code.class_source import length
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
-from onnxgen.common.names import identifier, network_name
+from onnxgen.common.names import identifier, network_name, sentence, unscoped
 from onnxgen.common.paths import python_file, refuse_hiding
 from onnxgen.common.timing import recorded, stage, uncollected
 from onnxgen.errors import OnnxgenError, counted
@@ -122,7 +122,8 @@ def _simplified(path: Path, options: Options, report: Report) -> tuple[ir.Model,
     if left_out:
         report.notes.append(f"{counted(len(left_out), 'rewriting')} left out, which would change results: {names}")
     if checked is not None and checked.doubts:
-        report.notes.append(f"what is trained is in doubt, please report it: {checked.doubts[0]}")
+        doubt = sentence(unscoped(checked.doubts[0]))
+        report.notes.append(f"what is trained is in doubt, please report it: {doubt}")
     return model, stored
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import onnx
 import torch
 from torch import nn
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import Namer, printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.origin import Origin
 from onnxgen.export.report import ExportReport
+from onnxgen.export.shared import used_names
 from onnxgen.options import Options
-from onnxgen.reader.protos import opset_of, put
+from onnxgen.reader.protos import inner_graphs, opset_of, put
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify.check import Check
 from onnxgen.verify.convert import to_torch
@@ -109,9 +110,34 @@ def _keep_inputs(origin: Origin, out: Path) -> None:
 
 
 def _dynamo(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:
-    given: dict[str, Any] = {**_names(origin), "dynamic_shapes": tuple(_dynamic(origin, outputs=False).values())}
+    """Export with names that nothing else has, since this exporter gives a name to two values if it is asked to."""
+    names = _names(origin)
+    own = {key: [f"onnxgen.{key}.{i}" for i in range(len(found))] for key, found in names.items()}
+    given: dict[str, Any] = {**own, "dynamic_shapes": tuple(_dynamic(origin, outputs=False).values())}
     given |= {"external_data": False, "verbose": False}
     torch.onnx.export(network, arguments, out, dynamo=True, opset_version=opset, **given)
+    model = onnx.load(out)
+    wanted = {one: other for key in names for one, other in zip(own[key], names[key], strict=True)}
+    _rename(model.graph, _free(model.graph, wanted))
+    onnx.save(model, out)
+
+
+def _free(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Return the new names of values, by the old: those that are wanted, and others for the values that have these."""
+    used = [*used_names(graph)]
+    namer = Namer([*used, *wanted.values()])
+    return {**{name: namer.take(name) for name in wanted.values() if name in used}, **wanted}
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename the values of a graph, and of the graphs inside it, in place."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        for field in (node.input, node.output):
+            field[:] = [names.get(name, name) for name in field]
+        for inner in inner_graphs(node):
+            _rename(inner, names)
 
 
 @contextlib.contextmanager

@@ -27,18 +27,20 @@ from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import DTYPES, KEY
+from onnxgen.passes.standard.batchwise import time_first
 from onnxgen.reader import read
 from onnxgen.reader.cut import cut_of
 from onnxgen.verify.integrity import approximation_of, metadata_of
 from onnxgen.verify.stacked import freed_of
 
-SIZES, BATCH, NORMS, DTYPE = "sizes", "batch", "norms", "dtype"
-ALL = frozenset((SIZES, BATCH, NORMS, DTYPE))
+SIZES, BATCH, NORMS, DTYPE, LAYOUT = "sizes", "batch", "norms", "dtype", "layout"
+ALL = frozenset((SIZES, BATCH, NORMS, DTYPE, LAYOUT))
 LEFT_OUT = {
     BATCH: "the batch stays fixed: the original graph gives other results with a free batch",
     NORMS: "the BatchNorms are folded in again: as nodes they give other results",
     DTYPE: "the floating-point types are the original ones: with the module's the graph fails or gives other results",
     SIZES: "the declared sizes are the original ones",
+    LAYOUT: "the recurrent layers take the batch first: onnxruntime runs none of these",
 }
 _Changes = frozenset[str]
 
@@ -95,6 +97,7 @@ class Changed:
         done |= {BATCH} if BATCH in wanted and self._resized(made, report, BATCH, source) else set()
         if norms is not None and norms.layers:
             done |= {NORMS} if self._normed(made, report, norms) else set()
+        done |= {LAYOUT} if LAYOUT in wanted and _time_first(made, report) else set()
         if self.head is not None:
             model = onnx.load(made, load_external_data=False)
             new = {key: (self.head.sizes[key][0],) for key in self.head.axes if key in report.added}  # of BatchNorms
@@ -172,3 +175,15 @@ class Changed:
         files.save(model, made, report.out)
         report.notes.append(f"{counted(apart, 'BatchNorm')} put into the graph, as in the module")
         return True
+
+
+def _time_first(made: Path, report: ExportReport) -> bool:
+    """Let recurrent layers take the time first, since onnxruntime runs no others. Returns True if the file changed."""
+    model = onnx.load(made, load_external_data=False)
+    count = time_first(model)
+    if count:
+        files.save(model, made, report.out)
+        report.notes.append(
+            f"{counted(count, 'recurrent layer')} take the time first, since onnxruntime runs no others"
+        )
+    return bool(count)

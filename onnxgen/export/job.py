@@ -141,6 +141,7 @@ class _Attempt:
         report.verified = compare and compare(self.made, self.network, origin, report)
         if report.verified is not None and report.verified.differs:
             raise DiffersError(report)
+        report.notes += _without_kernels(report.verified) if report.verified is not None else []
 
     def _back(self, same_graph: bool, head: Head | None) -> str:
         """Write the values into the original graph. Returns the reason if that is not possible, else "".
@@ -180,7 +181,7 @@ class _Attempt:
                     raise
                 continue
             if not report.verified.differs:
-                report.notes += _without_kernels(report.verified) if DTYPE in done else []
+                report.notes += _without_kernels(report.verified, is_retyped=DTYPE in done)
                 return ""
         if not is_changed and head is None:
             raise DiffersError(report)
@@ -195,10 +196,11 @@ class _Attempt:
         return Output(file, Options()).is_edited(text) or repr(self.network) != repr(model)
 
 
-def _without_kernels(verified: VerifyReport) -> list[str]:
-    """Return a note if onnxruntime cannot run the module's floating point type on this machine."""
+def _without_kernels(verified: VerifyReport, is_retyped: bool = False) -> list[str]:
+    """Return a note if onnxruntime can't run the new file on this machine. `is_retyped`: it has the module's type."""
     reason = next((note for note in verified.notes if note.startswith("onnxruntime can't load it")), "")
-    return [f"{reason}; keep the original types with --same-graph"] if reason else []
+    way = "; keep the original types with --same-graph" if is_retyped else ""
+    return [f"{reason}{way}"] if reason else []
 
 
 _Shapes = dict[str, tuple[int, ...]]

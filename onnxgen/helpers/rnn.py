@@ -46,10 +46,13 @@ def unroll_rnn(
     """Run a cell over x [seq, batch, ...], each sequence for `lengths` steps.
 
     Returns the first state of every step, stacked in the order of `x` and 0 after a
-    sequence's end, and the last states. Backwards, each sequence begins at its own end.
+    sequence's end, and the last states, which are 0 after no step, as in onnxruntime.
+    Backwards, each sequence begins at its own end.
     """
     steps = x.shape[0]
     outputs: list[Tensor] = []
+    if not steps:
+        return x.new_zeros(0, *states[0].shape), [torch.zeros_like(s) for s in states]
     for i in range(steps):
         t = steps - 1 - i if backwards else i
         new = cell(x[t], states)
@@ -62,6 +65,8 @@ def unroll_rnn(
             outputs.append(torch.where(runs, new[0], 0))
     if backwards:
         outputs.reverse()
+    if lengths is not None:
+        states = [torch.where((lengths > 0).unsqueeze(-1), s, 0) for s in states]
     return torch.stack(outputs), states
 
 

@@ -140,7 +140,7 @@ class Rules:
             return False
         is_folded = kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None
         if any(i in known(node).weights for node, i in uses):
-            is_clear = kind not in ("BUFFER", "CONSTANT_TENSOR") and not is_folded
+            is_clear = kind not in ("BUFFER", "CONSTANT_TENSOR") and not is_folded and not _may_be_fixed(name, tensor)
             return True if is_clear else None  # a parameter may have been merged into a buffer
         if name.rpartition(".")[2] in ("running_mean", "running_var"):
             return None if any(i == known(node).matrix for node, i in uses) else False
@@ -269,6 +269,18 @@ def _may_follow(tensor: ir.TensorProtocol) -> bool:
         return False
     rows = rows.reshape(-1, columns)
     return bool((np.abs((rows[0] + rows[2]) * rows[2] - (rows[1] + rows[3]) * rows[1]) < 0.01).all())
+
+
+def _may_be_fixed(name: str, tensor: ir.TensorProtocol) -> bool:
+    """Return True for kernels without a layer's name of which some taps are those of the other end, or close to them.
+
+    Such a kernel of a convolution may be a buffer, which some exporters do not tell from a parameter.
+    """
+    if len(tensor.shape) < 3 or "weight" in name.rpartition(".")[2]:
+        return False
+    sizes = np.sort(np.abs(_numbers(tensor)[:MAX_EXAMINED_ELEMENTS]))
+    pairs = np.diff(sizes) <= 1e-5 * sizes[1:]
+    return bool(pairs.mean() > 0.25) if pairs.size else False
 
 
 def _counts(tensor: ir.TensorProtocol) -> bool:

@@ -21,6 +21,7 @@ SAMPLED_ELEMENTS = 4096  # the first elements show if a tensor can have a rule a
 MAX_ELEMENTS = 1 << 24  # of a table that is examined as a whole
 MIN_ROUNDED = 8  # elements of a vector whose steps are equal but for rounding
 TOLERANCE = 1e-3  # of a sine of a large angle, which float32 rounds by so much
+MIRRORED = 2e-6  # of the greatest tap of a kernel: how far its mirror image may be, which was rounded, too
 PRECISE = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
 
 
@@ -243,3 +244,26 @@ def is_expectation(tensor: ir.TensorProtocol) -> bool:
     if tensor.size < 4 or max(tensor.shape.numpy()) != tensor.size:
         return False
     return bool((tensor.numpy().reshape(-1) == np.arange(tensor.size)).all())
+
+
+def is_filter(tensor: ir.TensorProtocol) -> bool:
+    """True for kernels of which each is its own mirror image, or the negative of that.
+
+    So are windows, sincs, blurs and edges, and the cosines and sines of a windowed Fourier transform, whose first
+    column has no partner. Training leaves no such kernel.
+    """
+    if tensor.dtype not in PRECISE or len(tensor.shape) < 3 or not 3 <= tensor.size <= MAX_ELEMENTS:
+        return False
+    spatial = int(np.prod(tensor.shape.numpy()[2:]))
+    if spatial < 3 or is_uniform(tensor):
+        return False
+    rows = tensor.numpy().reshape(-1, spatial).astype(np.float64)
+    if not np.isfinite(rows).all() or bool((rows == rows[:, :1]).all()):
+        return False
+    return _is_mirrored(rows) or (spatial > 3 and _is_mirrored(rows[:, 1:]))
+
+
+def _is_mirrored(rows: NDArray[Any]) -> bool:
+    near = MIRRORED * np.abs(rows).max(1, keepdims=True)
+    even, odd = ((np.abs(rows - sign * rows[:, ::-1]) <= near).all(1) for sign in (1, -1))
+    return bool((even | odd).all())

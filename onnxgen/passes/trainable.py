@@ -2,8 +2,8 @@
 
 A tensor is trained if an output depends on it differentiably, whether it is an initializer or a Constant. Exceptions
 are the Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
-parameter's name; masks, and vectors of evenly or geometrically spaced numbers; the mean and deviation of the input; and
-what the network measures, by its name.
+parameter's name; masks, and vectors of evenly or geometrically spaced numbers; kernels that are their own mirror image;
+the mean and deviation of the input; and what the network measures, by its name.
 The options `trainable` and `frozen` overrule all of this. The graph is not changed.
 """
 
@@ -36,7 +36,7 @@ from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import reason
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.schemas import types_of
-from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
+from onnxgen.graph.traits import CONVOLUTION, NORM, PASSES_ON, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.exporters import (
     FILL,
@@ -47,7 +47,7 @@ from onnxgen.passes.exporters import (
     is_made_of_constants,
     may_be_root_name,
 )
-from onnxgen.passes.regular import is_expectation, is_fresh, rule_of
+from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
 from onnxgen.passes.varying import varying
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
@@ -205,6 +205,8 @@ def _decide(
     is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
     if is_computed and not is_plain(tensor):  # a parameter of equal numbers may have been merged into it
         return False, "the exporter computed it, and not from a parameter"
+    if kind is None and _is_fixed_filter(value, tensor, graph):
+        return False, "a filter that is its own mirror image, and is not called a weight"
     role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
@@ -217,6 +219,19 @@ def _decide(
     if is_computed:
         return False, "the exporter computed it, and not from a parameter"
     return _by_elements(value, tensor, inputs, graph)
+
+
+def _is_fixed_filter(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:
+    """True for a buffer in a file that names parameters and buffers alike, but has another name for kernels of layers.
+
+    `F.conv1d` is given windows, sincs and blurs; a kernel that was trained is no mirror image of itself.
+    """
+    name = value.name or ""
+    path = (name,) if ROOT.has(value) else param_path(name)
+    if path is None or "weight" in path[-1] or not KEEPS_STATE.get(graph) or RECORDED.get(graph):
+        return False
+    slots = list(_slots(value))
+    return bool(slots) and all(i == 1 and is_a(node, CONVOLUTION) for node, i in slots) and is_filter(tensor)
 
 
 def _statistic(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> str:

@@ -199,7 +199,7 @@ def edges(one: Branch, other: Branch, pairs: dict[int, int]) -> list[list[int]]:
     A statement of the other branch that has a partner is that one; its own number is left free.
     """
     count = len(one.block)
-    before = [one.needs(i) for i in range(count)] + [set[int]() for _ in other.block]
+    before = [{*one.needs(i)} for i in range(count)] + [set[int]() for _ in other.block]
     for j in range(len(other.block)):
         before[pairs.get(j, count + j)] |= {pairs.get(k, count + k) for k in other.needs(j)}
     return [sorted(needed - {i}) for i, needed in enumerate(before)]

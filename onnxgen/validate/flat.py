@@ -7,9 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, assigned, is_statistic
-from onnxgen.code.quote import Ref
+from onnxgen.code.quote import Ref, SizeOf
 from onnxgen.code.torch_api import BATCH_NORMS, PURE, function_of
 from onnxgen.errors import WrongTranslation
+from onnxgen.shapes.dims import Dim, substitute, symbol, symbols
 from onnxgen.shapes.info import Info, Shape
 from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import Graph, Leaf, LocalVariables, Node, Unreadable, Value, variable
@@ -132,12 +133,15 @@ class _Flat(Statements):
     `passed_by`: members whose call returns its argument. `whole`: the positions of loops over a range that are executed
     as one. Loops of few turns are executed turn by turn, since structure also writes such loops for repeated layers.
     `decided`: a variable that is true or false where an `if` asks for it. `noted`: the shapes that values have.
+    `sizes`: in a loop that is executed turn by turn, what the dims that its variables show are in the turn at hand.
     """
 
     def __init__(
         self, graph: Graph, module: ModuleDef, passed_by: frozenset[str], decided: tuple[str, bool] | None
     ) -> None:
         super().__init__(graph)
+        self.sizes = dict[str, Dim]()
+        self.rules[SizeOf] = lambda tree, _: substitute(tree.dim, self.sizes) if self.sizes else tree.dim
         self.decided, self.noted = decided, dict[Node, set[Shape]]()
         self.passed_by = {graph.make("member", path) for path in passed_by}
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
@@ -188,9 +192,21 @@ class _Flat(Statements):
     def _note(self, name: str, value: Value) -> None:
         facts = self.infos.get(name, Info())
         if isinstance(value, Node) and facts.kind == "tensor" and facts.shape is not None:
-            self.graph.shapes.setdefault(value, facts.shape)
+            shown = _shown(name, facts.shape)
+            for size in shown:
+                self.sizes.pop(size, None)
+            shape = tuple(substitute(d, self.sizes) for d in facts.shape) if self.sizes else facts.shape
+            known = self.graph.shapes.setdefault(value, shape)
+            if len(known) == len(shape):
+                self.sizes.update({s: known[axis] for s, axis in shown.items() if known[axis] != shape[axis]})
             if self.decided is not None:
                 self.noted.setdefault(value, set()).add(facts.shape)
+
+
+def _shown(name: str, shape: Shape) -> dict[str, int]:
+    """Return the dims that a variable is the first to show, each with its axis."""
+    found = {s: axis for axis, dim in enumerate(shape) for s in symbols(dim).values() if dim == symbol(s.name)}
+    return {s.name: axis for s, axis in found.items() if s.source and variable(s.source[0]) == name}
 
 
 def _python(statement: Statement) -> ast.stmt:

@@ -110,6 +110,8 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value
         return False
     if 4 <= tensor.size == max(tensor.shape.numpy()) and np.array_equal(tensor.numpy().ravel(), np.arange(tensor.size)):
         return False  # such a kernel computes a mean
+    if len(tensor.shape) > 2 and "weight" not in (value.name or "").rpartition(".")[2] and _is_paired(tensor):
+        return False  # a window or a sinc, which may be a buffer
     if re.search(r"\w\.(weight|bias)$", value.name or ""):
         return True
     uses = [use for use in value.uses() if use.idx in WEIGHTS.get(use.node.op_type, ())]
@@ -130,6 +132,13 @@ def _is_irregular(tensor: ir.TensorProtocol) -> bool:
     some = tensor.numpy().reshape(-1)[:SAMPLED_ELEMENTS].astype(np.float64)
     steps = np.sign(np.diff(some))
     return bool(np.unique(some).size > MAX_MASK_NUMBERS and (steps > 0).any() and (steps < 0).any())
+
+
+def _is_paired(tensor: ir.TensorProtocol) -> bool:
+    """Return True if many numbers occur twice, or once and once with the other sign: no training leaves that."""
+    some = np.abs(tensor.numpy().reshape(-1)[:SAMPLED_ELEMENTS].astype(np.float64))
+    some.sort()
+    return some.size > 2 and bool(np.isclose(some[1:], some[:-1], rtol=1e-5, atol=0).mean() > 0.25)
 
 
 def _is_measured(value: ir.Value) -> bool:

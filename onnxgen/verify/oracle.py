@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.passes.standard.batchwise import time_first
 from onnxgen.reader.cut import Cut, cut_graph
 from onnxgen.reader.protos import every_node, opset_of
 from onnxgen.verify.limits import TimedOut, limited
@@ -268,9 +269,20 @@ def oracles(
     kinds = [(Onnxruntime.name, partial(Onnxruntime, exact=exact)), (Reference.name, Reference)]
     for name, kind in kinds:
         try:
-            yield kind(path, changed, new_ops)
+            yield _loaded(kind, path, changed, new_ops)
         except Refused as refusal:
             yield Refused(f"{name} can't load it: {refusal}")
+
+
+def _loaded(kind: Callable[..., Oracle], path: Path, changed: onnx.ModelProto | None, new_ops: Sequence[Any]) -> Oracle:
+    """Return an oracle, which may have recurrent layers with the time first, where it refuses those of the file."""
+    try:
+        return kind(path, changed, new_ops)
+    except Refused:
+        model = copied(changed) if changed is not None else proto(path, without_dropout=False)
+        if not time_first(model):
+            raise
+        return kind(path, model, new_ops)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,22 @@ def test_another_output(folder: Path) -> None:
         np.testing.assert_allclose(got, right.numpy(), 1e-4, 1e-6)
 
 
+def test_an_output_with_the_name_of_a_value_inside(tmp_path: Path) -> None:
+    """torch's newer exporter calls the file's output `linear_1`, and the last layer's result, too, if there is more."""
+    onnx.save(exported(Net().eval(), [torch.randn(2, 6)], "dynamo-18", {0: {0: "n"}}), tmp_path / "m.onnx")
+    names = [v.name for v in onnx.load(tmp_path / "m.onnx").graph.output]
+    assert names == ["linear_1"]
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
+    edit(tmp_path, "return self.fc2(", "return 2.0 * self.fc2(")
+    report = onnxgen.export(tmp_path / "model.py", out=tmp_path / "out.onnx")
+    assert report.method == ANEW and report.verified is not None and report.verified.agrees
+    onnx.checker.check_model(tmp_path / "out.onnx")
+    assert [v.name for v in onnx.load(tmp_path / "out.onnx").graph.output] == names
+    new, _ = ran(tmp_path / "out.onnx", 3)
+    old, _ = ran(tmp_path / "m.onnx", 3)
+    np.testing.assert_allclose(new, 2 * old, 1e-4, 1e-6)
+
+
 def wider() -> tuple[nn.Module, nn.Module]:
     """A layer without its bias, so that the network has other keys, and another head."""
     return nn.Linear(6, 8, bias=False), nn.Linear(8, 11)

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.options import Options
+from onnxgen.paranoid.check import name_of
+from onnxgen.paranoid.quick import UNCOMPARED
+from onnxgen.passes import PASSES
 from tests.hunts.judge import Case, Unmade
+from tests.hunts.tied import tied
 from tests.support.exported import exported
 
 Draw = random.Random
@@ -27,6 +31,9 @@ NOT_CAUSAL: dict[type, tuple[str, ...]] = {
     nn.TransformerEncoder: ("is_causal",),
     nn.Transformer: ("src_is_causal", *_DECODES),
 }
+CLASSES = 7
+HEADS = ("head", "classifier", "fc", "norm", "proj", "linear1", "decoder", "lm_head")
+REWRITING = sorted({name_of(step) for step in PASSES} - UNCOMPARED)
 PARTS = ("norm", "norm1", "norm3", "dropout1", "activation", "linear1", "layers", "self_attn", "proj", "weight_norm")
 
 
@@ -61,6 +68,19 @@ class Around(nn.Module):
         return x if way == "not" else member(x)
 
 
+class Classified(nn.Module):
+    """A network that ends in a layer of classes."""
+
+    def __init__(self, body: nn.Module, name: str, width: int, is_pooled: bool, call: Any) -> None:
+        super().__init__()
+        self.body, self.name, self.is_pooled, self.call = body, name, is_pooled, call
+        self.add_module(name, nn.Linear(width, CLASSES))
+
+    def forward(self, *given: Tensor) -> Any:
+        x = self.call(self.body, given)
+        return getattr(self, self.name)(x.mean(0) if self.is_pooled else x)
+
+
 def make(seed: int) -> Case:
     """The file of a seed's module, what it is run with, and the options that it is generated with.
 
@@ -79,7 +99,10 @@ def make(seed: int) -> Case:
         except Exception as error:
             raise Unmade(" ".join(str(error).split())) from None
     feeds = [{f"i{i}": np.array(x) for i, x in enumerate(given)}]
-    return Case(seed, proto, feeds, _options(d, names), fused=False)
+    options = _options(d, names)
+    lied = frozenset(n for n in REWRITING if d.random() < 0.5) if d.random() < 0.08 else frozenset[str]()
+    classes = d.randint(1, CLASSES - 1) if isinstance(net, Classified) else 0
+    return Case(seed, proto, feeds, options, False, classes, lied, doubts=d.random() < 0.05)
 
 
 def _options(d: Draw, names: list[str]) -> Options:
@@ -88,19 +111,26 @@ def _options(d: Draw, names: list[str]) -> Options:
         return Options(frozen=f"^{d.choice(names).rpartition('.')[0].replace('.', '[.]')}[.]")
     if draw < 0.25:
         return Options(dropout={d.choice(("**.self_attn", "**.linear1", "**.norm1", "**")): 0.1})
-    return Options(dynamic_batch=True, batch_axes={"i0": 1}) if draw < 0.28 else Options()
+    if draw < 0.28:
+        return Options(dynamic_batch=True, batch_axes={"i0": 1})
+    return Options(dtype=d.choice(("float16", "bfloat16", "float64"))) if draw < 0.4 else Options()
 
 
 def drawn(d: Draw) -> tuple[nn.Module, list[Tensor]]:
     """A module in eval mode, and its inputs."""
-    inner, given, call = d.choice((_recurrent, _attention, _layers, _layers, _stack, _stack, _whole))(d)
+    kinds = (_recurrent, _attention, _layers, _layers, _stack, _stack, _whole, tied, tied, tied)
+    inner, given, call = d.choice(kinds)(d)
     if (is_bare := d.random() < 0.45) and isinstance(inner, list):
         inner = nn.Sequential(*inner)
-    elif not is_bare or len(given) > 1:
+    elif given[0].is_floating_point() and (not is_bare or len(given) > 1):
         first, second = d.sample(PARTS, 2)
         ways = d.choice(("module", "not", "weight")), d.choice(("module", "residual", "pooled", "not", "weight"))
         ways = ("not", "not") if is_bare else ways
         inner = Around(inner, first, second, ways, call)
+    if d.random() < 0.25:
+        with torch.no_grad():
+            width = call(inner.eval(), given).shape[-1]
+        inner = Classified(inner, d.choice(HEADS), width, d.random() < 0.6, call)
     if d.random() < 0.85:
         _trained(inner)
     return inner.eval(), given

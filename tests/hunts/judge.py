@@ -19,9 +19,9 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgen.errors import BUG, OnnxgenError
 from onnxgen.options import Options
-from onnxgen.runtime.load import load
 from onnxgen.verify.compare import MAX_SLACK_PART, Tolerance, compare, slack_of
 from tests.hunts.rounding import agrees_on_padding, hangs_on_rounding
+from tests.hunts.running import arguments, generated, headed, unclear
 
 Feed = dict[str, Any]
 BAD = ("crash", "wrong")
@@ -35,14 +35,23 @@ class Unmade(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """A file, and what it is run with. `fused`: torch's transformers may take their fast path, as
-    in evaluation; else they compute as in training."""
+    """A file, and what it is run with.
+
+    Attributes:
+        fused: torch's transformers may take their fast path, as in evaluation; else they compute as in training.
+        classes: as many of the classes of the head, which is the last layer, are left. 0: all.
+        lied: names of passes that are said to change results, so that they are left out.
+        doubts: whether the second decision on what is trained is the other one for each tensor.
+    """
 
     seed: int
     model: onnx.ModelProto
     feeds: list[Feed]
     options: Options | None = None
     fused: bool = True
+    classes: int = 0
+    lied: frozenset[str] = frozenset()
+    doubts: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,12 +88,16 @@ def judge(case: Case) -> Verdict:
         onnx.save(case.model, path)
         try:
             torch.backends.mha.set_fastpath_enabled(case.fused)
-            model = load(path, case.options)
+            model, report = generated(path, case.options, case.lied, case.doubts)
+            if case.classes:
+                expected = headed(model, case.classes, expected)
         except OnnxgenError as error:
             kind = "crash" if "can't be loaded" in str(error) or BUG in str(error) else "refused"
             return Verdict(kind, " ".join(error.problems[0].what.split())[:100], str(error))
         except Exception as error:
             return _crash(error)
+        if said := unclear(report):
+            return Verdict("wrong", "a note", said)
         return _compared(case, model, session, expected)
 
 
@@ -105,13 +118,84 @@ def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
 
 
-def _compared(case: Case, model: torch.nn.Module, session: Any, expected: list[list[Any]]) -> Verdict:
-    half = any(t.data_type == onnx.TensorProto.FLOAT16 for t in case.model.graph.initializer)
-    tolerance = Tolerance().at_least("float16" if half else "float32")
-    for number, (feed, wanted) in enumerate(zip(case.feeds, expected, strict=True)):
+@dataclass(frozen=True)
+class Output:
+    """One output of the module on a feed, and onnxruntime's.
+
+    Attributes:
+        given: what the module takes.
+        k: its number.
+        slack: how far onnxruntime's moves when inputs change in their last places.
+    """
+
+    case: Case
+    model: torch.nn.Module
+    given: list[Any]
+    k: int
+    theirs: Any
+    got: Any
+    tolerance: Tolerance
+
+    def verdict(self, session: Any, feed: Feed) -> Verdict | None:
+        """None if the module is right."""
+        theirs, got, tolerance = self.theirs, self.got, self.tolerance
+        why = compare(theirs, got, tolerance).why
+        if not why:
+            return None
+        if theirs.dtype.kind == "f" and not np.isfinite(theirs).all():
+            return Verdict("void", "numbers overflow")
+        slack = _slack(session, feed, self.k, theirs) if not self.case.classes else np.zeros_like(theirs)
+        if slack is None and got.shape == theirs.shape and got.dtype == theirs.dtype:
+            return Verdict("void", "rounding decides what comes out")
+        if not compare(theirs, got, tolerance, slack=slack).why:
+            return None
+        if self._agrees_in_float64():
+            return Verdict("void", "rounding decides what comes out")
+        if got.shape == theirs.shape and (why_not := self._no_two_agree()):
+            return Verdict("void", why_not)
+        if not self.case.classes and self._agrees(feed):
+            return Verdict("disputed", f"onnx.reference agrees, onnxruntime does not: {why}"[:150])
+        what = "shape or dtype" if got.shape != theirs.shape or got.dtype != theirs.dtype else "values"
+        return Verdict("wrong", what, f"output {self.k}: {why}")
+
+    def _no_two_agree(self) -> str:
+        """Why two right implementations differ here; "" if they should not."""
+        if agrees_on_padding(self.model, self.given, self.k, self.theirs, self.tolerance):
+            return "a maximum over padding alone"
+        hangs = hangs_on_rounding(self.model, self.given, self.k, self.got, self.tolerance)
+        return "rounding decides what comes out" if hangs else ""
+
+    def _agrees_in_float64(self) -> bool:
+        """Whether the module computes what onnxruntime does when it rounds less: a step parted them, and nothing
+        else."""
         try:
             with torch.no_grad():
-                made = model(*[torch.from_numpy(np.array(a)) for a in feed.values()])
+                given = [a.double() if a.is_floating_point() else a for a in self.given]
+                made = copy.deepcopy(self.model).double()(*given)
+        except Exception:
+            return False
+        got = (made if isinstance(made, tuple) else (made,))[self.k].detach().numpy()
+        return not compare(self.theirs, got.astype(self.theirs.dtype), self.tolerance).why
+
+    def _agrees(self, feed: Feed) -> bool:
+        """Whether onnx's own evaluator computes what the module does."""
+        try:
+            with np.errstate(all="ignore"):
+                other = ReferenceEvaluator(self.case.model).run(None, dict(feed))[self.k]
+        except Exception:
+            return False
+        return not compare(other, self.got, self.tolerance).why
+
+
+def _compared(case: Case, model: torch.nn.Module, session: Any, expected: list[list[Any]]) -> Verdict:
+    half = any(t.data_type == onnx.TensorProto.FLOAT16 for t in case.model.graph.initializer)
+    dtype = case.options.dtype if case.options is not None else None
+    tolerance = Tolerance().at_least("float16" if half else "float32").at_least(dtype or "")
+    for feed, wanted in zip(case.feeds, expected, strict=True):
+        given = arguments(feed, dtype)
+        try:
+            with torch.no_grad():
+                made = model(*given)
         except Exception as error:
             return _crash(error)
         outputs = made if isinstance(made, tuple) else (made,)
@@ -120,45 +204,14 @@ def _compared(case: Case, model: torch.nn.Module, session: Any, expected: list[l
         for k, (ours, theirs) in enumerate(zip(outputs, wanted)):
             if not isinstance(ours, torch.Tensor):
                 return Verdict("wrong", "no tensor", f"output {k} is a {type(ours).__name__}")
+            if dtype and theirs.dtype.kind == "f" and ours.dtype != getattr(torch, dtype):
+                return Verdict("wrong", "shape or dtype", f"output {k} is {ours.dtype}, not {dtype}")
+            ours = ours.float() if dtype and ours.is_floating_point() else ours
             theirs, got = _finite(theirs), _finite(ours.detach().numpy())
-            why = compare(theirs, got, tolerance).why
-            if not why:
-                continue
-            if theirs.dtype.kind == "f" and not np.isfinite(theirs).all():
-                return Verdict("void", "numbers overflow")
-            slack = _slack(session, feed, k, theirs)
-            if slack is None and got.shape == theirs.shape and got.dtype == theirs.dtype:
-                return Verdict("void", "rounding decides what comes out")
-            if compare(theirs, got, tolerance, slack=slack).why:
-                if _agrees_in_float64(model, feed, k, theirs, tolerance):
-                    return Verdict("void", "rounding decides what comes out")
-                if got.shape == theirs.shape and (why_not := _no_two_agree(model, feed, k, theirs, got, tolerance)):
-                    return Verdict("void", why_not)
-                if _agrees(case.model, feed, k, got, tolerance):
-                    return Verdict("disputed", f"onnx.reference agrees, onnxruntime does not: {why}"[:150])
-                what = "shape or dtype" if got.shape != theirs.shape or got.dtype != theirs.dtype else "values"
-                return Verdict("wrong", what, f"feed {number}, output {k}: {why}")
+            verdict = Output(case, model, given, k, theirs, got, tolerance).verdict(session, feed)
+            if verdict is not None:
+                return verdict
     return Verdict("right")
-
-
-def _no_two_agree(model: torch.nn.Module, feed: Feed, k: int, theirs: Any, got: Any, tolerance: Tolerance) -> str:
-    """Why two right implementations differ here; "" if they should not."""
-    arguments = [torch.from_numpy(np.array(a)) for a in feed.values()]
-    if agrees_on_padding(model, arguments, k, theirs, tolerance):
-        return "a maximum over padding alone"
-    return "rounding decides what comes out" if hangs_on_rounding(model, arguments, k, got, tolerance) else ""
-
-
-def _agrees_in_float64(model: torch.nn.Module, feed: Feed, k: int, theirs: Any, tolerance: Tolerance) -> bool:
-    """Whether the module computes what onnxruntime does when it rounds less: a step parted them, and nothing else."""
-    arguments = [torch.from_numpy(np.array(a)) for a in feed.values()]
-    try:
-        with torch.no_grad():
-            made = copy.deepcopy(model).double()(*[a.double() if a.is_floating_point() else a for a in arguments])
-    except Exception:
-        return False
-    got = (made if isinstance(made, tuple) else (made,))[k].numpy()
-    return not compare(theirs, got.astype(theirs.dtype), tolerance).why
 
 
 def _finite(array: Any) -> Any:
@@ -166,16 +219,6 @@ def _finite(array: Any) -> Any:
     and the standard is silent."""
     lowest = np.isneginf(array) if array.dtype.kind == "f" else False
     return np.where(lowest, np.finfo(array.dtype).min, array) if np.any(lowest) else array
-
-
-def _agrees(model: onnx.ModelProto, feed: Feed, k: int, got: Any, tolerance: Tolerance) -> bool:
-    """Whether onnx's own evaluator computes what the module does."""
-    try:
-        with np.errstate(all="ignore"):
-            other = ReferenceEvaluator(model).run(None, dict(feed))[k]
-    except Exception:
-        return False
-    return not compare(other, got, tolerance).why
 
 
 def _slack(session: Any, feed: Feed, k: int, theirs: Any) -> Any:

@@ -48,15 +48,17 @@ def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def hangs_on_rounding(model: torch.nn.Module, arguments: list[Any], k: int, got: Any, tolerance: Tolerance) -> bool:
     """Whether an output moves when every operator rounds otherwise."""
-    return any(compare(got, _run(Rounded(n), model, arguments, k), tolerance).why for n in range(DRAWS))
+    return any(compare(got, _run(Rounded(n), model, arguments, k, got), tolerance).why for n in range(DRAWS))
 
 
 def agrees_on_padding(model: torch.nn.Module, arguments: list[Any], k: int, theirs: Any, tolerance: Tolerance) -> bool:
     """Whether the module computes what onnxruntime does where a maximum over padding alone is the lowest number."""
-    return not compare(theirs, _run(Lowest(), model, arguments, k), tolerance).why
+    return not compare(theirs, _run(Lowest(), model, arguments, k, theirs), tolerance).why
 
 
-def _run(mode: TorchDispatchMode, model: torch.nn.Module, arguments: list[Any], k: int) -> Any:
+def _run(mode: TorchDispatchMode, model: torch.nn.Module, arguments: list[Any], k: int, like: Any) -> Any:
+    dtype = getattr(torch, str(like.dtype)) if like.dtype.kind == "f" else None
     with torch.no_grad(), mode:
         made = model(*arguments)
-    return np.asarray((made if isinstance(made, tuple) else (made,))[k])
+    output = (made if isinstance(made, tuple) else (made,))[k].detach()
+    return np.asarray(output.to(dtype) if dtype is not None else output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import onnx
 
@@ -56,7 +57,7 @@ def _without(case: Case, output: int = -1, node: int = -1, instead: str = "") ->
         for out in graph.output:
             if out.name == gone:
                 out.name = instead
-    return _pruned(Case(case.seed, model, case.feeds))
+    return _pruned(replace(case, model=model))
 
 
 def _pruned(case: Case) -> Case:

@@ -62,3 +62,22 @@ def test_shared_nodes_are_copied_to_before_their_use() -> None:
         """,
         2, 4, kind="int64", names="xy",
     )  # fmt: skip
+
+
+def test_a_size_of_what_a_loop_of_few_turns_carries() -> None:
+    """The loop is executed turn by turn by the checker, so a size is another one in each turn."""
+    held(
+        """
+        g (float[N,3] x, float[N,3] y) => (float[M,3] z)
+        <int64 trips = {2}, bool go = {1}, int64[1] last = {-1}, float[1,1] one = {1.5}>
+        { z = Loop(trips, go, x) <body = b (int64 i, bool on, float[K,3] s) => (bool on_, float[L,3] next)
+          { on_ = Identity(on)
+            size = Shape(s)
+            e = Expand(one, size)
+            both = Concat<axis = -1>(s, e)
+            sum = ReduceSum(both, last)
+            more = Add(s, sum)
+            next = Concat<axis = 0>(more, y) }> }
+        """,
+        2, 3, names="xy",
+    )  # fmt: skip

@@ -7,11 +7,13 @@ from collections import Counter
 import onnx
 import pytest
 
-from tests.hunts import scopes
+from onnxgen import pipeline
+from tests.hunts import composite, running, scopes
 from tests.hunts.hunting import judged, recorded
 from tests.hunts.judge import Case, Verdict, judge
 from tests.hunts.shrink import shrink
 
+HEADED = (3, 5)  # seeds of composite networks that end in a layer of classes
 RUNS = {"scopes": range(25), "modules": range(20), "names": range(20), "composite": range(8)}
 
 
@@ -53,6 +55,21 @@ def test_a_wrong_module_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx, "save", lambda model, path: path.write_bytes(case.model.SerializeToString()))
     verdict = judge(wrong)
     assert (verdict.kind, verdict.what) == ("wrong", "values"), verdict
+
+
+def test_a_note_that_is_no_line_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(c for c in map(scopes.make, range(20)) if judge(c).kind == "right")
+    assert judge(case).kind == "right"
+    monkeypatch.setattr(pipeline, "inference_notes", lambda model, options: ["two\nlines"])
+    assert judge(case).what == "a note"
+
+
+def test_a_wrong_head_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks that end in a layer of classes get another one, and networks are generated in other types."""
+    cases = [c for c in map(composite.make, HEADED) if c.classes]
+    assert cases and all(judge(c).kind == "right" for c in cases)
+    monkeypatch.setattr(running, "replace_head", lambda model, classes, keep: None)
+    assert {judge(c).what for c in cases} == {"shape or dtype"}
 
 
 def test_a_failure_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:

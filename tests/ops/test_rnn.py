@@ -29,6 +29,7 @@ def node(
     opset: int = 14,
     dynamic: bool = False,
     outputs: Any = None,
+    seq: int = SEQ,
     **attrs: Any,
 ) -> Ran:
     rng = np.random.default_rng(sum(map(ord, kind + direction)))
@@ -37,7 +38,7 @@ def node(
     def draw(*shape: int) -> np.ndarray[Any, Any]:
         return rng.uniform(-1, 1, shape).astype(np.float32)
 
-    inputs: list[Any] = [draw(SEQ, BATCH, INPUT), draw(d, gates * HIDDEN, INPUT), draw(d, gates * HIDDEN, HIDDEN)]
+    inputs: list[Any] = [draw(seq, BATCH, INPUT), draw(d, gates * HIDDEN, INPUT), draw(d, gates * HIDDEN, HIDDEN)]
     inputs += [draw(d, 2 * gates * HIDDEN) if bias else None]
     inputs += [None if lengths is None else np.array(lengths, np.int32), draw(d, BATCH, HIDDEN) if h else None]
     if kind == "LSTM":
@@ -73,6 +74,22 @@ def test_relu_is_a_nonlinearity() -> None:
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_lengths(kind: str, direction: str) -> None:
     assert f"onnx_{kind.lower()}(" in node(kind, direction, lengths=[4, 1, 2], h=True).source
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("lengths", [[0, 4, 2], [0, 0, 0]])
+def test_sequences_without_a_step(kind: str, direction: str, lengths: list[int]) -> None:
+    """What they end in is 0, not what they began with."""
+    extra = {"c": True} if kind == "LSTM" else {}
+    node(kind, direction, lengths=lengths, h=True, **extra)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_step_at_all(kind: str) -> None:
+    extra = {"c": True} if kind == "LSTM" else {}
+    ran = node(kind, "bidirectional", lengths=[0, 0, 0], h=True, dynamic=True, seq=0, **extra)
+    assert all(not np.any(np.asarray(a)) for a in ran.outputs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +137,7 @@ def test_whatever_they_are_given(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         attrs["clip"] = data.draw(st.sampled_from([0.1, 0.7, 5.0]))
     if data.draw(st.booleans()):
-        attrs["lengths"] = data.draw(st.lists(st.integers(1, SEQ), min_size=BATCH, max_size=BATCH))
+        attrs["lengths"] = data.draw(st.lists(st.integers(0, SEQ), min_size=BATCH, max_size=BATCH))
     if kind == "GRU":
         attrs["linear_before_reset"] = data.draw(st.integers(0, 1))
     if kind == "LSTM":

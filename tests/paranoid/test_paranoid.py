@@ -17,16 +17,18 @@ import pytest
 import onnxgen.passes
 from onnxgen.cli import run
 from onnxgen.errors import STRICT, WrongRewrite
-from onnxgen.graph.annotations import CHECKED
+from onnxgen.graph.annotations import CHECKED, TRAINABLE
 from onnxgen.options import Options
 from onnxgen.paranoid import check, quick, single
 from onnxgen.paranoid.apart import Apart, Crashed
 from onnxgen.paranoid.claims import claims, difference
 from onnxgen.paranoid.picture import take
 from onnxgen.paranoid.quick import PARANOID
+from onnxgen.paranoid.trained import Rules
 from onnxgen.passes import PASSES, simplify
 from onnxgen.pipeline import build
 from onnxgen.reader import read
+from tests.support.hostile import HOSTILE
 
 GELU = (
     '<ir_version: 8, opset_import: ["": 17]> net (float[n,4] x) => (float[n,4] y) '
@@ -86,6 +88,26 @@ def test_a_pass_that_changes_results_is_left_out(
     monkeypatch.setattr(onnxgen.passes, "ASKED_FOR", ())
     with pytest.raises(WrongRewrite):
         build(gelu, Options(), gelu.with_suffix(".py"))
+
+
+@pytest.mark.parametrize("name", ["newlines", "separators", "non_ascii", "bidi", "control", "long", "backslash"])
+def test_what_is_said_of_a_name_is_one_printable_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what a pass changed, and of a tensor about which two decisions differ."""
+    monkeypatch.setenv(STRICT, "")
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [*PASSES, wrong])
+    monkeypatch.setattr(Rules, "wanted", lambda self, value, tensor: not TRAINABLE.get(value)[0])
+    model = onnx.parser.parse_model(GELU)
+    for node in model.graph.node:
+        node.name = HOSTILE[name]
+        node.input[:] = [HOSTILE[name] if i == "root2" else i for i in node.input]
+    model.graph.initializer[0].name = HOSTILE[name]
+    onnx.save(model, tmp_path / "m.onnx")
+    report = build(tmp_path / "m.onnx", Options(), tmp_path / "m.py").report
+    assert set(report.left_out) == {"wrong"} and "in doubt" in " ".join(report.notes)
+    for said in (*report.left_out.values(), *report.notes):
+        assert said.isascii() and said.isprintable() and len(said) <= 1000, said
 
 
 @pytest.mark.parametrize(("value", "looks"), [("1", True), ("0", False), ("", False)])

@@ -10,11 +10,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+import torch.nn.functional as F
 from onnx import parser
 from torch import Tensor, nn
 
 from onnxgen.passes.regular import rule_of
 from onnxgen.pipeline import generate
+from tests.support.exported import exported
 from tests.support.real import imported
 from tests.zoo.export import quiet
 
@@ -130,3 +132,76 @@ def test_running_statistics_are_not_trained(tmp_path: Path) -> None:
     onnx.save(graph, tmp_path / "net.onnx")
     found = generate(tmp_path / "net.onnx", tmp_path / "net.py").report.trainable
     assert {name for name, (yes, _) in found.items() if yes} == {"norm.weight"}
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def sinc(taps: int = 17) -> Tensor:
+    return (0.5 * torch.sinc(0.5 * (torch.arange(taps) - taps // 2)) * torch.hann_window(taps, False))[None, None]
+
+
+def blur() -> Tensor:
+    line = torch.tensor([1.0, 3.0, 3.0, 1.0])
+    return (line[:, None] * line / 64).expand(3, 1, 4, 4).contiguous()
+
+
+def fourier(length: int = 16) -> Tensor:
+    made = torch.fft.fft(torch.eye(length))[: length // 2 + 1]
+    return (torch.cat([made.real, made.imag]) * torch.hann_window(length))[:, None]
+
+
+class Filtered(nn.Module):
+    """A filter that `forward` calls by itself, and a layer."""
+
+    def __init__(self, kernel: Tensor, name: str, is_buffer: bool) -> None:
+        super().__init__()
+        self.name = name
+        if is_buffer:
+            self.register_buffer(name, kernel)
+        else:
+            setattr(self, name, nn.Parameter(kernel))
+        self.conv = nn.Conv1d(len(kernel), 2, 3) if kernel.ndim == 3 else nn.Conv2d(len(kernel), 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel = getattr(self, self.name)
+        call = F.conv1d if kernel.ndim == 3 else F.conv2d
+        return self.conv(call(x, kernel, groups=x.shape[1]))
+
+
+def state_of(net: nn.Module, case: str, folder: Path) -> tuple[set[str], set[str]]:
+    """The keys of the parameters and of the buffers of what is generated."""
+    width = 3 if net.get_buffer(net.name).ndim == 4 else 1
+    x = torch.randn(2, width, *([20] * (net.get_buffer(net.name).ndim - 2)))
+    onnx.save(exported(net.eval(), [x], case), folder / "m.onnx")
+    generate(folder / "m.onnx", folder / "model.py")
+    made = imported(folder / "model.py").Model.from_pretrained()
+    return {n for n, p in made.named_parameters() if p.requires_grad}, {n for n, _ in made.named_buffers()}
+
+
+KERNELS = {"sinc": sinc, "blur": blur, "fourier": fourier}
+LAYER = {"conv.weight", "conv.bias"}
+
+
+@pytest.mark.parametrize("name", ["kernel", "lowpass_filter"])
+@pytest.mark.parametrize("kind", KERNELS)
+def test_a_kernel_that_nobody_trained_is_a_buffer(kind: str, name: str, tmp_path: Path) -> None:
+    """The legacy exporter tells no buffer from a parameter: the name is no layer's, and the kernel is its own mirror
+    image."""
+    net = Filtered(KERNELS[kind](), name, is_buffer=True)
+    assert state_of(net, "legacy-17", tmp_path) == (LAYER, {name})
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_a_kernel_that_was_trained_is_a_parameter(kind: str, tmp_path: Path) -> None:
+    kernel = KERNELS[kind]()
+    net = Filtered(kernel + 1e-3 * torch.rand_like(kernel), "kernel", is_buffer=True)
+    assert state_of(net, "legacy-17", tmp_path) == ({"kernel", *LAYER}, set())
+
+
+@pytest.mark.parametrize("kernel", [sinc(), torch.ones(1, 1, 5), torch.zeros(1, 1, 5), torch.randn(1, 1, 1)])
+def test_a_layer_keeps_what_it_begins_with(kernel: Tensor, tmp_path: Path) -> None:
+    """A kernel that is called a weight is a layer's, and one number tells nothing."""
+    is_told = bool((kernel != kernel[..., :1]).any())
+    net = Filtered(kernel, "low_weight" if is_told else "kernel", is_buffer=True)
+    assert state_of(net, "legacy-17", tmp_path)[1] == set()
