@@ -1,13 +1,14 @@
 """Other answers of the oracle to the same inputs, which are as correct as the first.
 
 onnxruntime computes in another order with optimisations on, quantises activations if a node's `accuracy_level` allows
-it, and rounds every result. If the oracle's own answers differ as much because of these, a module's difference is
-rounding. Each answer is computed; no tolerance is loosened.
+it, approximates functions in float32 (`wide.py`), and rounds every result. If the oracle's own answers differ as much
+because of these, a module's difference is rounding. Each answer is computed; no tolerance is loosened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxgen.reader.protos import every_node
 from onnxgen.verify.compare import SLACK_FACTOR, Tolerance
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, copied
+from onnxgen.verify.wide import in_float64
 
 NOISY_VARIANTS = 4  # number of variants with noise in every operator's result
 FLOAT32_NOISE = 2.0**-23  # relative noise for float32: the effect of one rounding, up or down
@@ -53,13 +55,18 @@ class Freedom:
 
     def _made(self) -> Iterator[tuple[str, Onnxruntime]]:
         model = self.model
-        variants = [("optimised", model), ("on one thread", model), ("in full precision", _in_full(model))]
-        variants += [(NOISE, _noisy(model, self.types, seed, self.dtype)) for seed in range(NOISY_VARIANTS)]
-        for name, changed in variants:
+        variants = {
+            "optimised": lambda: model,
+            "on one thread": lambda: model,
+            "in full precision": lambda: _in_full(model),
+        }
+        noisy = [partial(_noisy, model, self.types, seed, self.dtype) for seed in range(NOISY_VARIANTS)]
+        wide = partial(in_float64, self.path, model, self.types)
+        for name, changed in [*variants.items(), *((NOISE, made) for made in noisy), ("in float64", wide)]:
             try:
                 # DynamicQuantizeLSTM (1.32) quantises each thread's part of the batch separately
                 how = {"optimised": name == "optimised", "alone": name == "on one thread"}
-                yield name, Onnxruntime(self.path, changed, (), **how)
+                yield name, Onnxruntime(self.path, changed(), (), **how)
             except Refused:
                 continue
 
