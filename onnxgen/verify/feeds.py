@@ -137,6 +137,11 @@ def _array(
         return _distinct(rng, shape, role.distinct, high).astype(dtype.numpy())
     if role.indexes or role.size or not dtype.is_floating_point() and dtype.name not in ("COMPLEX64", "COMPLEX128"):
         return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy())
+    return _numbers(rng, shape, dtype, spread)
+
+
+def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: ir.DataType, spread: str) -> NDArray[Any]:
+    """Draw real or complex numbers."""
     drawn = rng.random(shape) if spread in ("wide", "small") else rng.standard_normal(shape)
     if (like := natural(rng, shape) if spread == "wide" or spread in LOUDER else None) is not None:
         drawn = like

@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto
 
 from onnxgen.verify.oracle import Onnxruntime, Refused, copied
 
-_WIDER = {TensorProto.FLOAT: TensorProto.DOUBLE}
+_WIDER: dict[int, int] = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 
 def in_float64(path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> onnx.ModelProto:
@@ -61,11 +61,11 @@ def _runs(path: Path, model: onnx.ModelProto, node: NodeProto, kinds: Mapping[st
     def port(name: str) -> onnx.ValueInfoProto:
         return onnx.helper.make_tensor_value_info(name, _WIDER.get(kinds[name], kinds[name]), None)
 
-    ports = [[port(name) for name in dict.fromkeys(side) if name] for side in (node.input, node.output)]
+    taken, given = ([port(name) for name in dict.fromkeys(side) if name] for side in (node.input, node.output))
     alone = onnx.ModelProto(ir_version=model.ir_version)
     alone.opset_import.extend(model.opset_import)
     alone.functions.extend(model.functions)
-    alone.graph.CopyFrom(onnx.helper.make_graph([node], "alone", *ports))
+    alone.graph.CopyFrom(onnx.helper.make_graph([node], "alone", taken, given))
     try:
         Onnxruntime(path, alone, ())
     except Refused:
@@ -80,9 +80,14 @@ def _between_casts(node: NodeProto, kinds: Mapping[str, int]) -> list[NodeProto]
     for i, name in enumerate(node.input):
         if kinds.get(name) in _WIDER:
             wide.input[i] = f"{node.output[0]}/wide/{i}"
-            made.append(onnx.helper.make_node("Cast", [name], [wide.input[i]], to=_WIDER[kinds[name]]))
+            made.append(cast(name, wide.input[i], _WIDER[kinds[name]]))
     for i, name in enumerate(node.output):
         if kinds.get(name) in _WIDER:
             wide.output[i] = f"{name}/wide"
-            after.append(onnx.helper.make_node("Cast", [wide.output[i]], [name], to=kinds[name]))
+            after.append(cast(wide.output[i], name, kinds[name]))
     return [*made, wide, *after]
+
+
+def cast(source: str, target: str, kind: int) -> NodeProto:
+    """Return a node that converts a value to an element type of ONNX."""
+    return onnx.helper.make_node("Cast", [source], [target], to=kind)
