@@ -41,12 +41,12 @@ def _picture(rng: np.random.Generator, channels: int, height: int, width: int) -
     y, x = np.mgrid[0:height, 0:width]
     angle, waves = rng.uniform(0, 2 * np.pi), rng.uniform(0.3, 1.0)
     slope = (x * np.cos(angle) / width + y * np.sin(angle) / height) * waves * np.pi
-    made = 0.5 + 0.25 * np.sin(slope + rng.uniform(0, 6, (channels, 1, 1)))
-    top, left = rng.integers(0, height // 2), rng.integers(0, width // 2)
+    made: Array = 0.5 + 0.25 * np.sin(slope + rng.uniform(0, 6, (channels, 1, 1)))
+    top, left = int(rng.integers(0, height // 2)), int(rng.integers(0, width // 2))
     inside = made[:, top : top + height // 2, left : left + width // 2]
     inside[:] = 0.5 * inside + 0.5 * rng.uniform(0, 1, (channels, 1, 1))
     ink, thick = rng.integers(0, 2), max(1, height // 32)
-    line, base = max(4, height // 8), rng.integers(0, height)
+    line, base = max(4, height // 8), int(rng.integers(0, height))
     for i in range(STROKES):
         at = int((i + rng.uniform(0, 0.5)) * width / STROKES)
         rows = slice(max(0, base - line), base + line)
@@ -54,7 +54,7 @@ def _picture(rng: np.random.Generator, channels: int, height: int, width: int) -
         if rng.random() < 0.7:  # a bar across, as letters have
             bar = max(0, min(height - thick, base + int(rng.integers(-line, line))))
             made[:, bar : bar + thick, at : at + width // (STROKES + 2)] = ink
-    return np.clip(0.1 + 0.8 * made + NOISE * rng.standard_normal(made.shape), 0, 1)
+    return np.asarray(np.clip(0.1 + 0.8 * made + NOISE * rng.standard_normal(made.shape), 0, 1))
 
 
 def _sound(rng: np.random.Generator, length: int) -> Array:
@@ -66,4 +66,4 @@ def _sound(rng: np.random.Generator, length: int) -> Array:
         middle, wide = rng.uniform(0, length), rng.uniform(0.1, 0.5) * length
         swell = np.exp(-(((time - middle) / wide) ** 2))
         made += rng.uniform(0.05, 0.22) * swell * np.sin(2 * np.pi * pitch * time + rng.uniform(0, 6))
-    return np.clip(made, -1, 1)
+    return np.asarray(np.clip(made, -1, 1))

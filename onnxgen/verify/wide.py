@@ -52,7 +52,7 @@ def _key(node: NodeProto, kinds: Mapping[str, int]) -> bytes | None:
     bare.name = ""
     bare.input[:] = [str(kinds.get(name, 0)) for name in node.input]
     bare.output[:] = [str(kinds.get(name, 0)) for name in node.output]
-    return bare.SerializeToString()
+    return bytes(bare.SerializeToString())
 
 
 def _runs(path: Path, model: onnx.ModelProto, node: NodeProto, kinds: Mapping[str, int]) -> bool:
