@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -13,14 +14,20 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import sizes as sizing
 from onnxgen.verify.limits import LOOP_SECONDS
+from onnxgen.verify.multiples import described, fit, steps
 from onnxgen.verify.oracle import Answer, Oracle, RanOn, Refused, oracles
 from onnxgen.verify.stacked import Stacked
+from onnxgen.verify.vivid import vivid
 
 if TYPE_CHECKING:
     from onnxgen.verify.check import Check
 
 MAX_REFUSALS = 120  # inputs that an oracle may refuse before it is given up
-MAX_REFUSALS_SHOWN = 3  # refusals in the notes
+MAX_REFUSAL_SHOWN = 120  # characters of an oracle's reason in a note
+MAX_PROBE_SECONDS = 1.0  # an oracle that takes longer for one run is not asked which sizes it takes
+# how onnxruntime says which node failed, before it says why
+NODE = re.compile(r".*running (\w+) node\. Name:('[^']*') Status Message: (?:/\S*:\d+ )?")
+SHORT = r"\1 \2, "
 MAX_RAN_ON = 2  # inputs for which a loop may run on before it is given up
 OWN_INPUTS = "fix sizes with --sizes NAME=N, or give inputs of your own with --inputs FILE.npz"
 _Input = tuple[sizing.Sizes, int, dict[str, Any]]  # sizes of dynamic dims, the seed, and the inputs by name
@@ -42,7 +49,11 @@ def answers(check: Check, runs: int, seed: int, feeds: Sequence[Mapping[str, Any
         check.only_reference, check.loads_elsewhere = check.loads_elsewhere, True
         for run in range(runs if feeds is None else len(feeds)):
             tries = _drawn(check, run, seed, used) if feeds is None else _own(check, feeds[run])
+            before = len(check.refusals)
             answer = _answer(check, oracle, tries, bool(used))
+            if answer is not None and feeds is None:
+                answer = _told_by(check, answer)
+            _note_refusals(check, oracle, check.refusals[before:], answer)
             if answer is None and not used:
                 break
             if answer is not None:
@@ -61,15 +72,58 @@ def answers(check: Check, runs: int, seed: int, feeds: Sequence[Mapping[str, Any
 
 
 def _drawn(check: Check, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:
-    """Yield inputs to try: those with new sizes first, cautious values only after all sizes."""
+    """Yield inputs to try: those with new sizes first, cautious values and sizes that were refused after all others."""
     candidates = list(sizing.sizes(check.graph, run, check.sizes))
-    candidates.sort(key=lambda c: c in used)
+    candidates.sort(key=lambda c: (not fit(c, check.steps), c in check.refused, c in used))
     number = seed * 1000 + run
     shapes = range(len(drawing.UNRANKED) if drawing.is_unranked(check.graph) else 1)
-    near = check.approximation
     for spread, sizes, unranked in product(drawing.spreads(run), candidates, shapes):
-        feeds = drawing.draw(check.graph, sizes, spread, number, None if near is None else near.inputs, unranked)
-        yield sizes, number, feeds if near is None else near.within(feeds)
+        yield sizes, number, _feeds(check, sizes, spread, number, unranked)
+
+
+def _feeds(check: Check, sizes: sizing.Sizes, spread: str, number: int, unranked: int = 0) -> dict[str, Any]:
+    near = check.approximation
+    feeds = drawing.draw(check.graph, sizes, spread, number, None if near is None else near.inputs, unranked)
+    return feeds if near is None else near.within(feeds)
+
+
+def _told_by(check: Check, answer: Answer) -> Answer:
+    """Return an answer of which more can be told (`vivid.py`), and learn from what was refused before this one."""
+    if drawing.is_unranked(check.graph) or check.approximation is not None:
+        return answer
+    if answer.sizes in check.refused:  # so it was the values that the oracle refused
+        check.refused.clear()
+    if check.refused and not check.steps:
+
+        def runs(sizes: sizing.Sizes) -> bool:
+            try:
+                answer.oracle.run(_feeds(check, sizes, drawing.SPREADS[0], answer.seed))
+            except Refused:
+                return False
+            return True
+
+        quick = answer.seconds < MAX_PROBE_SECONDS
+        check.steps = steps(check.graph, check.refused, answer.sizes, runs) if quick else {}
+    return answer if check.graph.random else vivid(answer, partial(_spread, check, answer))
+
+
+def _note_refusals(check: Check, oracle: Oracle, refusals: Sequence[str], answer: Answer | None) -> None:
+    """Say in one line what an oracle refused before it took inputs. That is said once."""
+    if not refusals or oracle.name in check.said:
+        return
+    check.said.add(oracle.name)
+    if check.steps and answer is not None and fit(answer.sizes, check.steps):
+        check.notes.append(f"{described(check.steps)}: {oracle.name} refused others")
+        return
+    inputs, _, why = refusals[0].partition(": ")
+    more = len(set(refusals)) - 1
+    others = f"; and {more} more" if more else ""
+    why = NODE.sub(SHORT, why).partition("Non-zero status")[0].rstrip(", ")
+    check.notes.append(f"{inputs}: {why[:MAX_REFUSAL_SHOWN]}{others}")
+
+
+def _spread(check: Check, answer: Answer, spread: str) -> dict[str, Any]:
+    return _feeds(check, answer.sizes, spread, answer.seed)
 
 
 def _own(check: Check, feeds: Mapping[str, Any]) -> Iterator[_Input]:
@@ -96,10 +150,9 @@ def _answer(check: Check, oracle: Oracle, tries: Iterator[_Input], has_others: b
                     check.notes.append(f"a run was not compared: {line} ({OWN_INPUTS})")
                     return None
                 raise OnnxgenError(f"could not verify {check.path}: {line}", help=OWN_INPUTS) from None
-            line = f"{oracle.name} refused inputs with {_sizes(sizes)}: {refusal}"
-            if line not in check.refusals and len(check.refusals) < MAX_REFUSALS_SHOWN:
-                check.notes.append(line)
-            check.refusals.append(line)
+            check.refusals.append(f"{oracle.name} refused inputs with {_sizes(sizes)}: {refusal}")
+            if sizes not in check.refused:
+                check.refused.append(sizes)
     return None
 
 

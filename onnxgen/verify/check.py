@@ -74,6 +74,9 @@ class Check:
         self.tolerance = Tolerance(rtol, atol)
         self.notes: list[str] = []
         self.refusals: list[str] = []
+        self.refused: list[sizing.Sizes] = []  # sizes for which no values were accepted
+        self.steps: dict[str, int] = {}  # of dims whose sizes must be multiples of something
+        self.said: set[str] = set()  # oracles of which a note says what they refused
         self.cast: torch.dtype | None = None
         self.halves: set[str] = set()
         self.freedom: Freedom | None = None  # the oracle's other answers, made on first use

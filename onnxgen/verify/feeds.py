@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnxgen.shapes.dims import Dim, evaluate
 from onnxgen.shapes.info import Info
 from onnxgen.verify.graph import Graph, Role
+from onnxgen.verify.natural import natural
 from onnxgen.verify.sizes import Sizes
 
 MAX_NUDGE_ULPS = 4.0  # largest change by `nudged`, in units in the last place
@@ -23,6 +24,8 @@ FAINT_DEVIATION = 0.05  # standard deviation of faint numbers, which do not satu
 # The standard deviation of numbers that fill a range, as a part of its width: three deviations reach its ends. Uniform
 # numbers are drawn from its inner half. Over all of it they would vary more than real data, and later layers saturate.
 FILLS = {"plain": 1 / 6, "faint": 1 / 24}
+# Pictures and sounds, else normal numbers, by a factor and after a shift; tried if outputs hardly depend on the others.
+LOUDER = {"centred": (4.0, 0.5), "bytes": (255.0, 0.0), "loud": (16.0, 0.0)}
 CAUTIOUS = ("masks", "small", "ones", "zeros")  # tried if the oracle refuses the others
 UNRANKED = ((2, 3), (4,), (2, 3, 4), (), (1, 3, 8, 8))  # shapes tried for inputs of unknown rank
 WORDS = ("a", "b", "cat", "dog", "", "Z9", "naïve")
@@ -134,8 +137,16 @@ def _array(
         return _distinct(rng, shape, role.distinct, high).astype(dtype.numpy())
     if role.indexes or role.size or not dtype.is_floating_point() and dtype.name not in ("COMPLEX64", "COMPLEX128"):
         return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy())
+    return _numbers(rng, shape, dtype, spread)
+
+
+def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: ir.DataType, spread: str) -> NDArray[Any]:
+    """Draw real or complex numbers."""
     drawn = rng.random(shape) if spread in ("wide", "small") else rng.standard_normal(shape)
-    drawn = FAINT_DEVIATION * drawn if spread == "faint" else drawn
+    if (like := natural(rng, shape) if spread == "wide" or spread in LOUDER else None) is not None:
+        drawn = like
+    factor, shift = {"faint": (FAINT_DEVIATION, 0.0), **LOUDER}.get(spread, (1.0, 0.0))
+    drawn = factor * (drawn - shift)
     if dtype.name.startswith("COMPLEX"):
         return np.asarray(drawn + 1j * rng.standard_normal(shape)).astype(dtype.numpy())
     return np.asarray(drawn).astype(dtype.numpy())

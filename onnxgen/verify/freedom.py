@@ -1,13 +1,14 @@
 """Other answers of the oracle to the same inputs, which are as correct as the first.
 
 onnxruntime computes in another order with optimisations on, quantises activations if a node's `accuracy_level` allows
-it, and rounds every result. If the oracle's own answers differ as much because of these, a module's difference is
-rounding. Each answer is computed; no tolerance is loosened.
+it, approximates functions in float32 (`wide.py`), and rounds every result. If the oracle's own answers differ as much
+because of these, a module's difference is rounding. Each answer is computed; no tolerance is loosened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxgen.reader.protos import every_node
 from onnxgen.verify.compare import SLACK_FACTOR, Tolerance
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, copied
+from onnxgen.verify.wide import cast, in_float64
 
 NOISY_VARIANTS = 4  # number of variants with noise in every operator's result
 FLOAT32_NOISE = 2.0**-23  # relative noise for float32: the effect of one rounding, up or down
@@ -53,13 +55,15 @@ class Freedom:
 
     def _made(self) -> Iterator[tuple[str, Onnxruntime]]:
         model = self.model
-        variants = [("optimised", model), ("on one thread", model), ("in full precision", _in_full(model))]
-        variants += [(NOISE, _noisy(model, self.types, seed, self.dtype)) for seed in range(NOISY_VARIANTS)]
-        for name, changed in variants:
+        how: list[tuple[str, Callable[[], onnx.ModelProto]]] = [("optimised", lambda: model)]
+        how += [("on one thread", lambda: model), ("in full precision", partial(_in_full, model))]
+        how += [(NOISE, partial(_noisy, model, self.types, seed, self.dtype)) for seed in range(NOISY_VARIANTS)]
+        how += [("in float64", partial(in_float64, self.path, model, self.types))]
+        for name, changed in how:
             try:
                 # DynamicQuantizeLSTM (1.32) quantises each thread's part of the batch separately
-                how = {"optimised": name == "optimised", "alone": name == "on one thread"}
-                yield name, Onnxruntime(self.path, changed, (), **how)
+                session = {"optimised": name == "optimised", "alone": name == "on one thread"}
+                yield name, Onnxruntime(self.path, changed(), (), **session)
             except Refused:
                 continue
 
@@ -123,8 +127,8 @@ def _with_noise(exact: str, name: str, kind: int, unit: float, seed: float) -> l
     draw = onnx.helper.make_node("RandomUniformLike", [wide], [noise], low=1 - unit, high=1 + unit, seed=seed)
     nodes = [draw, onnx.helper.make_node("Mul", [wide, noise], [moved])]
     if kind not in _FLOATS:  # no 16-bit random numbers, whose steps around 1 are too coarse
-        nodes.insert(0, onnx.helper.make_node("Cast", [exact], [wide], to=onnx.TensorProto.FLOAT))
-        nodes.append(onnx.helper.make_node("Cast", [moved], [name], to=kind))
+        nodes.insert(0, cast(exact, wide, onnx.TensorProto.FLOAT))
+        nodes.append(cast(moved, name, kind))
     return nodes
 
 

@@ -28,7 +28,7 @@ SPATIAL_SIZES = (32, 64, 128, 224, 256, 512, 2048, 16000)
 
 def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
     """Check that each fixed size belongs to a dim of the file. Raises `OnnxgenError`."""
-    names = _kinds(graph)
+    names = kinds_of(graph)
     unknown = sorted(said.keys() - names)
     if unknown:
         has = ", ".join(map(printable, names)) or "none"
@@ -53,7 +53,7 @@ def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Ite
     axes show. Later ones are for graphs whose dims must be equal, or large. Sizes that contradict the graph's equations
     come last. So do sizes too small for a pool's window: onnxruntime shrinks the window, and torch raises.
     """
-    kinds = _kinds(graph)
+    kinds = kinds_of(graph)
     if not kinds:
         yield {}
         return
@@ -74,7 +74,7 @@ def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Ite
             yield candidate
 
 
-def _kinds(graph: Graph) -> dict[str, str]:
+def kinds_of(graph: Graph) -> dict[str, str]:
     """Return the kind of each symbol among the dims of the inputs."""
     kinds: dict[str, str] = {}
     for _, _, facts in graph.inputs:
@@ -98,7 +98,11 @@ def _candidates(kinds: Mapping[str, str], training: bool) -> Iterator[Sizes]:
         usual[1] |= dict(zip(spatial, UNRELATED))
     yield from usual
     yield from (dict.fromkeys(kinds, size) for size in (1, 2, 4, 8))
-    yield from (_spread(kinds, batch, n, n, 0) for n in SPATIAL_SIZES for batch in (batches[0], 1))
+    large = [(n, batch) for n in SPATIAL_SIZES for batch in (batches[0], 1)]
+    yield from (_spread(kinds, batch, n, n, 0) for n, batch in large)
+    others = [name for name, kind in kinds.items() if kind == "other"]
+    if len(others) > 1:  # a state has the batch on a later axis, and a file need not say that it is the same
+        yield from (_spread(kinds, batch, n, n, 0) | dict.fromkeys(others[1:], batch) for n, batch in large)
 
 
 def _searched(graph: Graph, free: Mapping[str, str]) -> Iterator[Sizes]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper, parser
@@ -126,8 +127,27 @@ def test_the_oracle_has_other_answers(tmp_path: Path) -> None:
     graph = examine(read(path, Options()), Options())
     freedom = Freedom(path, onnx.load(path), graph.types)
     answers = [a for _, a in freedom.answers(feeds.draw(graph, next(sizes(graph, 0)), "plain", 0))]
-    assert len(answers) == 7
+    assert len(answers) == 8
     assert any(not np.array_equal(answer[0], answers[1][0]) for answer in answers[3:])
+
+
+TINY = """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 64] x) => (float[n, 64] y)
+    <float far = {{-17.5}}, float[1] step = {{{step}}}> {{
+    narrow = Mul (x, step)  low = Add (narrow, far)  y = Sigmoid (low) }}"""
+
+
+def test_tiny_probabilities_are_compared_without_the_error_of_a_float32_kernel(tmp_path: Path) -> None:
+    """onnxruntime's Sigmoid is wrong by as much as these results are; its float64 tells right from wrong."""
+    path, other = tmp_path / "net.onnx", tmp_path / "other.onnx"
+    onnx.save(parser.parse_model(TINY.format(step=0.2)), path)
+    onnx.save(parser.parse_model(TINY.format(step=0.4)), other)
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    exact = 1 / (1 + np.exp(17.5 - 0.2 * x.astype(np.float64)))
+    (rough,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    assert np.abs(rough / exact - 1).max() > 0.05, "the kernel is exact now"
+    right = verify(path, load(path), feeds=[{"x": x}])
+    assert right.agrees and any("onnxruntime in float64 computes the same" in note for note in right.notes)
+    assert not verify(path, load(other), feeds=[{"x": x}]).agrees
 
 
 def test_noise_of_one_unit_in_16_bits(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from onnx import numpy_helper, parser
 
 import onnxgen
 from onnxgen import Options
-from onnxgen.verify import feeds
+from onnxgen.verify import answering, feeds
 from onnxgen.verify.check import Check
 from onnxgen.verify.equations import named
 from onnxgen.verify.graph import Graph
@@ -134,3 +134,55 @@ def test_sizes_of_two_images_are_unrelated(tmp_path: Path) -> None:
     assert "resize_floor(x, size=y.shape[2:])" in written
     module.write_text(written.replace("resize_floor(x,", "F.interpolate(x,"))
     assert not onnxgen.verify(path, module).agrees
+
+
+HALVED = """(float[n, 1, h, w] x) => (float[a, 1, c, d] z) <float[4] back = {1, 1, 8, 8}> {
+    u = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x)
+    v = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (u)
+    t = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (v)
+    g = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric"> (t, , back)
+    z = Add (g, x) }"""
+
+
+def _blind(path: Path) -> Check:
+    """A check that knows of no relation between sizes but those that the oracle shows."""
+    check = Check(path, Options(), rtol=1e-3, atol=1e-5)
+    check.graph.known, check.graph.equations, check.graph.windows = {}, [], []
+    return check
+
+
+def test_sizes_that_must_be_multiples_are_found_once(tmp_path: Path) -> None:
+    path, _ = graph(tmp_path, HALVED)
+    check = _blind(path)
+    answers = list(check.answers(3, 0, None))
+    assert check.steps == {"h": 8, "w": 8}
+    assert check.notes == ["the sizes h, w must be multiples of 8: onnxruntime refused others"]
+    assert all(a.sizes["h"] % 8 == a.sizes["w"] % 8 == 0 for a in answers)
+    assert len({tuple(a.sizes.values()) for a in answers}) == 3
+
+
+def test_a_refusal_is_one_line_and_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = graph(tmp_path, HALVED)
+    check, tried, draw = _blind(path), list[Any](), feeds.draw
+    monkeypatch.setattr(feeds, "draw", lambda graph, sizes, *more: (tried.append(sizes), draw(graph, sizes, *more))[1])
+    monkeypatch.setattr(answering, "steps", lambda *_: {})
+    assert len(list(check.answers(9, 0, None))) == 9
+    assert check.refused and all(tried.count(sizes) == 1 for sizes in check.refused)
+    (note,) = check.notes
+    assert note.startswith("onnxruntime refused inputs with n=3, h=33, w=34: Add '', ") and len(note) < 250
+
+
+STATE = """(float[n, t] x, float[2, m, 128] state) => (float[a, b, c] z) <int64[4] pads = {0, 100, 0, 0}> {
+    long = Pad <mode = "reflect"> (x, pads)  one = Constant <value_ints = [1]> ()
+    mean = ReduceMean <axes = [1]> (long)  wide = Unsqueeze (mean, one)
+    two = Constant <value_ints = [-1, 1]> ()  zero = Constant <value_ints = [0]> ()
+    first = Gather (state, zero)  flat = Squeeze (first, zero)  n = Shape (x)  rows = Gather (n, zero)
+    size = Constant <value_ints = [128]> ()  whole = Concat <axis = 0> (rows, size)
+    same = Reshape (flat, whole)  z = Add (wide, same) }"""
+
+
+def test_a_state_whose_batch_the_file_does_not_relate(tmp_path: Path) -> None:
+    path, _ = graph(tmp_path, STATE)
+    check = _blind(path)
+    (answer,) = check.answers(1, 0, None)
+    assert answer.oracle.name == "onnxruntime" and answer.sizes["m"] == answer.sizes["n"] < answer.sizes["t"]
