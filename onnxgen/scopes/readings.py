@@ -52,10 +52,11 @@ def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Mad
 
 
 def _are_keys(graph: ir.Graph) -> bool:
-    """True if the names of tensors are those of a PyTorch state dict: `layers.0.fc.weight`."""
+    """True if names are PyTorch's: those of tensors, `layers.0.fc.weight`, or those of nodes, `/layers.0/fc/MatMul`."""
     paths = [path for name in graph.initializers if (path := param_path(name))]
     keys = sum(_KEY.match(path[-1]) is not None for path in paths)
-    return PRODUCER.get(graph) == "pytorch" or (keys > 0 and 2 * keys >= len(paths))
+    by_torch = PRODUCER.get(graph) == "pytorch" or any((node.name or "").startswith("/") for node in graph)
+    return by_torch or (keys > 0 and 2 * keys >= len(paths))
 
 
 Scopes = tuple[dict[ir.Node, tuple[ModulePath, bool]], dict[ModulePath, str]]
