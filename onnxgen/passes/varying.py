@@ -14,16 +14,18 @@ from fractions import Fraction
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import known
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import ADDS, SCALES
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
 LEAST = 3  # places that are alike
 DIGITS = 6  # of a number that a person types; learned ones have more
 DENOMINATOR, ROOT = 256, 4096  # of fractions, and of the numbers of which a person takes roots
-_AFFINE = ("Mul", "Add", "Sub")
+RATIO = 16  # the numerator and denominator of `2 / 3`
+_LOGARITHMS = (math.log(2), math.log(10), 1 / math.log(2), 1 / math.log(10))  # of 2 and of 10: decibels, entropies
 _STEPS = 3  # back from a place, to tell it from others
 Place = tuple[object, ...]
 
@@ -39,7 +41,7 @@ def varying(graph: ir.Graph) -> set[ir.Value]:
 
 def _numbers(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
     """Yield the single numbers that a node scales or shifts a map with, each with the map."""
-    if node.domain or node.op_type not in _AFFINE:
+    if node.domain or not is_a(node, ADDS, SCALES) or node.op_type == "Div" or len(node.inputs) != 2:
         return
     for value, other in (node.inputs, reversed(node.inputs)):
         tensor, facts = stored(value), info(other) if other is not None else None
@@ -47,8 +49,20 @@ def _numbers(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
             continue
         maker = other.producer()
         is_map = tensor.dtype in FLOATS and (facts.rank is None or facts.rank > 2) and stored(other) is None
-        if is_map and maker is not None and maker.op_type != "Cast":  # what is cast is a quantised map, and has a scale
+        if not is_map or maker is None or maker.op_type == "Cast":  # what is cast is a quantised map, and has a scale
+            continue
+        if not _is_raw(other):  # columns of the input are normalised, each with its own numbers
             yield value, other
+
+
+def _is_raw(value: ir.Value, depth: int = 8) -> bool:
+    """Return True for what is computed from the network's input alone, without any layer in between."""
+    node = value.producer()
+    if node is None:
+        return True
+    if depth == 0 or known(node).weights or known(node).matrix is not None:
+        return False
+    return all(_is_raw(v, depth - 1) for v in node.inputs if v is not None and stored(v) is None)
 
 
 def _made_by(value: ir.Value | None, steps: int = _STEPS) -> Place:
@@ -69,14 +83,31 @@ def _are_learned(values: list[ir.Value]) -> bool:
 
 def is_typed(number: float) -> bool:
     """Return True for a number that a person may have written: of few digits, a fraction, a root, a power of two."""
+    if is_short(number):
+        return True
+    size, square = abs(number), number * number
+    forms = [(x * factor, most) for x, most in ((size, DENOMINATOR), (square, ROOT)) for factor in (1, math.pi)]
+    forms += [(size * factor, DENOMINATOR) for factor in _LOGARITHMS]
+    return any(_is_fraction(x, most) for x, most in forms) or _is_root_of_root(square * square) or _is_ratio(size)
+
+
+def is_short(number: float) -> bool:
+    """Return True for a number of few digits, and for a power of two."""
     if not math.isfinite(number) or math.frexp(number)[0] in (0.5, -0.5):
         return True
     digits = np.format_float_scientific(np.float32(abs(number))).split("e")[0]
-    if len(digits) <= DIGITS + 1:
-        return True
-    size, square = abs(number), number * number
-    forms = ((size, DENOMINATOR), (square, ROOT), (size * math.pi, DENOMINATOR), (square * math.pi, DENOMINATOR))
-    return any(_is_fraction(x, most) for x, most in forms)
+    return len(digits) <= DIGITS + 1
+
+
+def _is_root_of_root(fourth: float) -> bool:
+    """Return True for `d ** -0.25`, with which attention scales queries and keys alike. `fourth`: its fourth power."""
+    whole = round(1 / fourth)
+    return 2 <= whole <= ROOT and abs(fourth * whole - 1) <= 4e-7
+
+
+def _is_ratio(x: float) -> bool:
+    near = Fraction(x).limit_denominator(RATIO)
+    return near.numerator <= RATIO and abs(float(near) - x) <= 1e-7 * x
 
 
 def _is_fraction(x: float, most: int) -> bool:
