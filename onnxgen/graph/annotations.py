@@ -136,6 +136,8 @@ DATA_FILES: Annotation[ir.Model, Set[Path]] = Annotation("data files", frozenset
 BYTES_READ: Annotation[ir.Model, int] = Annotation("bytes read", 0)
 # The class names that an exporter recorded, or `scopes` found, by module path. scopes -> lowering, pipeline
 CLASSES: Annotation[ir.Model, Mapping[ModulePath, str]] = Annotation("classes", {})
+# The paths of those that `scopes` found. scopes -> lowering
+FOUND_CLASSES: Annotation[ir.Model, Set[ModulePath]] = Annotation("found classes", frozenset())
 # By stored tensor and scope of its users: the parameters that it is there. scopes.recorded -> lowering.sharing
 PARAMETER_NAMES: Annotation[ir.Model, Mapping[str, Mapping[ModulePath, frozenset[str]]]] = Annotation("parameters", {})
 # For each node's output, by name: the sites of the node's inputs, and their names. graph.sites -> lowering.uses

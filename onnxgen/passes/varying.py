@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import ADDS, SCALES
+from onnxgen.graph.traits import ADDS, SAME, SCALES
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
@@ -41,7 +41,7 @@ def varying(graph: ir.Graph) -> set[ir.Value]:
 
 def _numbers(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
     """Yield the single numbers that a node scales or shifts a map with, each with the map."""
-    if node.domain or not is_a(node, ADDS, SCALES) or node.op_type == "Div" or len(node.inputs) != 2:
+    if len(node.inputs) != 2 or not (is_a(node, ADDS) or is_a(node, SCALES)):
         return
     for value, other in (node.inputs, reversed(node.inputs)):
         tensor, facts = stored(value), info(other) if other is not None else None
@@ -49,7 +49,7 @@ def _numbers(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
             continue
         maker = other.producer()
         is_map = tensor.dtype in FLOATS and (facts.rank is None or facts.rank > 2) and stored(other) is None
-        if not is_map or maker is None or maker.op_type == "Cast":  # what is cast is a quantised map, and has a scale
+        if not is_map or maker is None or is_a(maker, SAME):  # a quantised map has a scale
             continue
         if not _is_raw(other):  # columns of the input are normalised, each with its own numbers
             yield value, other

@@ -17,13 +17,13 @@ from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import ACTIVATION, SIZES
+from onnxgen.graph.traits import ACTIVATION, SAME, SCALES, SIZES, VIEW
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path
 from onnxgen.weights.stored import stored
 
 JOINS = frozenset(("Add", "Mul", "Concat", "Sub"))
-_SCALING = frozenset(("Cast", "Mul", "Reshape"))  # between a product of integers and the bias
+_SCALING = (SAME, SCALES, VIEW)  # between a product of integers and the bias
 
 
 def infer_missing_scopes(model: ir.Model, options: Options) -> None:
@@ -176,7 +176,7 @@ def _biased(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePa
         for before in between:  # grows: what scales the product is in the layer, too
             if before not in inferred.scope and before not in found and _only_use(before) is not None:
                 found[before] = scope
-                between += _producers(before) if before.op_type in _SCALING else ()
+                between += _producers(before) if any(is_a(before, trait) for trait in _SCALING) else ()
     return found
 
 

@@ -31,7 +31,7 @@ from onnxgen.structure.unpacked import unpack_shapes
 from onnxgen.structure.writer import ClassWriter
 
 MAX_NESTED_ROLES = 10
-FEW_PARAMETERS = 3  # of a class for several roles; a class with much in it may have more
+FEW_PARAMETERS = 4  # of a class for several roles; a class with much in it may have more
 MAX_VARIANTS = 8  # of one role; with more the role says little
 
 Groups = list[list[Scope]]  # scopes of one class; those of an inner list are equal
@@ -126,9 +126,8 @@ class Classes:
         """Merge classes of several roles that differ in a few numbers, unless an exporter recorded their names."""
         forms: dict[str, list[int]] = {}
         for i, (groups, form, _) in enumerate(found):
-            recorded = any(
-                (s.path in self.module.classes and not s.row) or s.path in self.plain for group in groups for s in group
-            )
+            told = self.module.classes.keys() - self.module.found_classes
+            recorded = any((s.path in told and not s.row) or s.path in self.plain for group in groups for s in group)
             if not form.variants and not recorded:
                 forms.setdefault(form.key, []).append(i)
         gone: set[int] = set()

@@ -58,7 +58,7 @@ def test_numbers_that_differ_are_parameters(tmp_path: Path) -> None:
         (LEARNED[:2], "", "Mul"),  # two may be anything
         (LEARNED, "pytorch", "Mul"),  # its parameters are initializers
         (LEARNED, "", "Pow"),  # an exponent
-        (LEARNED, "", "Div"),
+        ((2.0, 3.0, 6.0, 255.0), "", "Div"),
     ],
 )
 def test_constants_stay_constants(scales: Sequence[float], producer: str, op: str, tmp_path: Path) -> None:
