@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import ADDS, SAME, SCALES
+from onnxgen.graph.traits import ADDS, MOVES, SAME, SCALES
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
@@ -60,7 +60,8 @@ def _is_raw(value: ir.Value, depth: int = 8) -> bool:
     node = value.producer()
     if node is None:
         return True
-    if depth == 0 or known(node).weights or known(node).matrix is not None:
+    is_layer = known(node).weights or known(node).matrix is not None and not is_a(node, MOVES)
+    if depth == 0 or is_layer:
         return False
     return all(_is_raw(v, depth - 1) for v in node.inputs if v is not None and stored(v) is None)
 

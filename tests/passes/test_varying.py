@@ -67,11 +67,18 @@ def test_constants_stay_constants(scales: Sequence[float], producer: str, op: st
     assert "nn.Parameter" not in made.source
 
 
-def test_columns_of_the_input_are_normalised(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "c0, c1, c2 = Split <axis = 1> (x)",
+        " ".join(f"i{i} = Constant <value_ints = [{i}]> () c{i} = Gather <axis = 1> (x, i{i})" for i in range(3)),
+    ],
+)
+def test_columns_of_the_input_are_normalised(cut: str, tmp_path: Path) -> None:
     """Each with a mean and a deviation of its own, which are no parameters."""
     columns = " ".join(f"s{i} = Mul (c{i}, scale{i}) m{i} = Add (s{i}, mean{i})" for i in range(3))
-    text = f"""<ir_version: 8, opset_import: ["" : 11]> net (float[N, 3, 8, 8] x) => (float[N, 2, 8, 8] y) {{
-    c0, c1, c2 = Split <axis = 1> (x) {columns} j = Concat <axis = 1> (m0, m1, m2) y = Conv (j, w) }}"""
+    text = f"""<ir_version: 8, opset_import: ["" : 12]> net (float[N, 3, 8, 8] x) => (float[N, 2, 8, 8] y) {{
+    {cut} {columns} j = Concat <axis = 1> (m0, m1, m2) y = Conv (j, w) }}"""
     model = onnx.parser.parse_model(text)
     numbers = {f"scale{i}": 0.0171247538 + i * 0.0003 for i in range(3)}
     numbers |= {f"mean{i}": -2.1179039 + i * 0.08218 for i in range(3)}
