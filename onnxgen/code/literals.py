@@ -23,7 +23,8 @@ from onnxgen.code.spaced import spaced
 PLAIN_ONLY = {d for d in ir.DataType if d.name.startswith(("UINT16", "UINT32", "UINT64", "FLOAT8"))}
 # a floating-point type has all integers up to this one
 WHOLE = {ir.DataType.FLOAT: 1 << 24, ir.DataType.DOUBLE: 1 << 53, ir.DataType.FLOAT16: 1 << 11}
-MAX_INLINE_ELEMENTS = 32  # larger tensors without a form go to the sidecar
+MAX_LISTED = 8  # numbers that are written one by one; larger tensors without a form go to the sidecar
+MAX_INLINE_ELEMENTS = 32  # texts that are written one by one, and tensors of which each axis is in the form
 MAX_INLINE_CHARACTERS = 2000  # so do longer texts
 ANY: Any = slice(None)
 
@@ -49,7 +50,7 @@ def tensor_literal(
         made = Form(dtype, device, is_loaded).of(array)
         if made is not None:
             return made
-    if array.size > MAX_INLINE_ELEMENTS or (array.dtype.kind == "f" and bool(np.isnan(array).any())):
+    if array.size > MAX_LISTED or (array.dtype.kind == "f" and bool(np.isnan(array).any())):
         return None
     if 0 in array.shape:
         return call("torch.empty", tuple(array.shape), dtype=dtype, device=device)
@@ -100,7 +101,7 @@ class Form:
         made = self.line(squeezed) if squeezed.ndim == 1 else self._table(squeezed)
         if made is not None:
             return _in_shape(made, core.shape, array.shape)
-        if core.size < array.size and core.size <= MAX_INLINE_ELEMENTS and not np.isnan(squeezed.astype(float)).any():
+        if core.size < array.size and core.size <= MAX_LISTED and not np.isnan(squeezed.astype(float)).any():
             return _in_shape(self.numbers(squeezed), core.shape, array.shape)
         return None
 

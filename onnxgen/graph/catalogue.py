@@ -29,6 +29,7 @@ class Known:
         matrix: position of the input that makes the operator a layer if it is a stored tensor; None if none does.
         weights: positions of the inputs whose stored tensors are weights.
         still: positions of the inputs that carry no gradient, or none that training should follow.
+        chosen: positions of the inputs that a person chooses, such as exponents and bounds.
         least: a lower bound of the first output's elements; None if none is known.
         axes: position of the input that names axes; None if none does.
     """
@@ -38,6 +39,7 @@ class Known:
     matrix: int | None = None
     weights: Positions = ()
     still: Positions = ()
+    chosen: Positions = ()
     least: float | None = None
     axes: int | None = None
 
@@ -93,6 +95,7 @@ def _facts(operator: Operator) -> Known:
         matrix=places[operator.matrix][0] if operator.matrix else None,
         weights=positions(operator.weights),
         still=positions(" ".join(still)),
+        chosen=positions(operator.chosen),
         least=operator.least,
         axes=next((places[name][0] for name in ("axes", "axis") if name in places), None),
     )

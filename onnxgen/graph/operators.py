@@ -64,6 +64,7 @@ class Operator:
     matrix: str = ""
     weights: str = ""
     still: str = ""
+    chosen: str = ""
     least: float | None = None
 
     @property
@@ -94,6 +95,7 @@ def op(
     matrix: str = "",
     weights: str = "",
     still: str = "",
+    chosen: str = "",
     least: float | None = None,
     tables: tuple[str, ...] = (),
 ) -> Callable[[Lowering], Lowering]:
@@ -117,6 +119,8 @@ def op(
         matrix: the input that the operator multiplies by. If it is a stored tensor, the operator is a layer.
         weights: the inputs whose stored tensors are weights, whatever their names, sizes and values. Default: `tables`.
         still: the inputs that carry no gradient, or none that training should follow.
+        chosen: the inputs that a person chooses, such as exponents and bounds. Their stored tensors are trained only if
+            the exporter recorded parameters.
         least: a lower bound of the first output's elements.
         tables: attributes whose numbers are weights. Each becomes a stored tensor and another input of the node. The
             function takes it by the attribute's name, and it is trained and written back like any weight.
@@ -128,7 +132,8 @@ def op(
             made = Operator(
                 name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
                 takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), data=data, matrix=matrix,
-                weights=weights or " ".join(tables), still=still, least=least,
+                weights=weights or " ".join(tables), still=still, chosen=chosen,
+                least=least,
             )  # fmt: skip
             if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
                 noted[:] = [o for o in noted if o.key != made.key]

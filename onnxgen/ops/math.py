@@ -138,7 +138,7 @@ def mod(b: Builder, A: Arg, B: Arg, *, fmod: int = 0) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), A, y)
 
 
-@op("Pow", traits=[BROADCASTS])
+@op("Pow", traits=[BROADCASTS], chosen="Y")
 def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     """The result has the base's type: an integer to a fractional power is truncated."""
     integer = is_integer(b, X)
@@ -221,7 +221,7 @@ op("Max", traits=[BROADCASTS, PICKS])(_extreme("maximum", "min"))
 op("Min", traits=[BROADCASTS, PICKS])(_extreme("minimum", "max"))
 
 
-@op("Clip", traits=[RECTIFIER])
+@op("Clip", traits=[RECTIFIER], chosen="min max")
 def clip(b: Builder, input: Arg, min: Arg | None = None, max: Arg | None = None) -> ast.expr:
     """If the bounds cross, `max` wins.
 

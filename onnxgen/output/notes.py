@@ -8,12 +8,13 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import counted
-from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED, UNROLLED, is_trained
+from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED, TRAINABLE, UNROLLED, is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.folded import folded_layers
+from onnxgen.passes.trainable import CHOSEN, stored_values
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from
 
@@ -27,6 +28,7 @@ def inference_notes(model: ir.Model, options: Options) -> list[str]:
     return [
         *QUANTISED_NOTES.get(model),
         *_folded_norms(model),
+        *_chosen(model),
         *_unrolled(model),
         *_cut_tables(model),
         *_pinned_sizes(model),
@@ -48,6 +50,13 @@ def _folded_norms(model: ir.Model) -> list[str]:
         f"exported for inference: BatchNorm is folded into the weights of {counted(found, 'layer')}; to train with it, "
         "export in training mode, or put it back with --restore-batchnorm"
     ]
+
+
+def _chosen(model: ir.Model) -> list[str]:
+    """Name the exponents and bounds that may be learned, and are not trained for their gradient."""
+    stored = [v for v in stored_values(model.graph) if v.uses()]
+    found = [v.name or "" for v in stored if TRAINABLE.get(v) == (False, CHOSEN)]
+    return [f"not trained: {_listed(found)}, {CHOSEN}; --trainable trains it"] if found else []
 
 
 def _unrolled(model: ir.Model) -> list[str]:

@@ -18,7 +18,7 @@ from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import reason
-from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
+from onnxgen.graph.traits import JOINS, NORM, PASSES_ON, SAMPLES, STRIDES, VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
 from onnxgen.scopes.origin import param_path
@@ -165,7 +165,15 @@ class Rules:
         added = {_adds_to_product(use.node, use.idx, tensor) for use in value.uses()}
         if added - {False}:
             return True if True in added else None
+        if any(_may_add_to_convolution(node, i) for node, i in _uses(value)):
+            return None
         is_named = path is not None or ROOT.has(value)
+        if not self.has_state and KIND not in value.metadata_props and (is_named or tensor.size > 1):
+            slots = [i in known(node).chosen for node, i in _uses(value) if not is_a(node, PASSES_ON)]
+            if slots and all(slots):
+                return False
+            if tensor.size == 1 and not {"weight", "bias"} & set((path or ("",))[-1].split("_")):
+                return False if _is_written(tensor) else None
         if tensor.size == 1 and not is_named:
             return None if VARIES.get(value) else False
         if path is not None and {"weight", "bias"} & set(path[-1].split("_")):
@@ -205,6 +213,22 @@ def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bo
     return None if _may_follow(matrix) else True
 
 
+def _may_add_to_convolution(node: ir.Node, place: int) -> bool:
+    """Return True if something is added to a convolution that has no bias of its own."""
+    other = node.inputs[1 - place] if _op(node) == "Add" else None
+    made = other.producer() if other is not None else None
+    if made is None or not is_a(made, SAMPLES) or known(made).matrix != 1 or len(known(made).weights) != 2:
+        return False
+    last = known(made).weights[1]
+    return len(made.inputs) <= last or made.inputs[last] is None
+
+
+def _is_written(tensor: ir.TensorProtocol) -> bool:
+    """Return True for a number of five digits at most, or a small whole one."""
+    number = np.float32(_numbers(tensor)[0])
+    return bool(number == np.float32(f"{number:.5g}"))
+
+
 def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
     """Return True if network inputs are shifted or divided by a tensor before anything else."""
     scales = _op(node) in ("Sub", "Div") and node.inputs[1] is value
@@ -215,9 +239,9 @@ def _is_input(data: ir.Value | None, inputs: set[ir.Value], depth: int) -> bool:
     maker = None if data is None else data.producer()
     if data in inputs or maker is None or not depth:
         return data in inputs
-    if _op(maker) == "Concat":
+    if is_a(maker, JOINS):
         return all(_is_input(v, inputs, depth - 1) for v in maker.inputs)
-    passes = is_a(maker, VIEW) or _op(maker) in ("Cast", "Sub", "Div", "Slice", "Split", "Gather")
+    passes = is_a(maker, VIEW, STRIDES) or _op(maker) in ("Cast", "Sub", "Div")
     return passes and _is_input(maker.inputs[0], inputs, depth - 1)
 
 

@@ -2,8 +2,14 @@
 
 A tensor is trained if an output depends on it differentiably, whether it is an initializer or a Constant. Exceptions
 are the Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
+<<<<<<< HEAD
 parameter's name; masks, and vectors of evenly or geometrically spaced numbers; kernels that are their own mirror image;
 the mean and deviation of the input; and what the network measures, by its name.
+=======
+parameter's name; exponents and bounds, and single numbers that a person types, unless PyTorch recorded parameters;
+masks, and vectors of evenly or geometrically spaced numbers; the mean and deviation of the input; and what the network
+measures, by its name.
+>>>>>>> d1d31cb6f35bd15fa0148286b96cb83c453c821e
 The options `trainable` and `frozen` overrule all of this. The graph is not changed.
 """
 
@@ -36,7 +42,7 @@ from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import reason
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.schemas import types_of
-from onnxgen.graph.traits import CONVOLUTION, NORM, PASSES_ON, VIEW
+from onnxgen.graph.traits import CONVOLUTION, JOINS, NORM, PASSES_ON, SAMPLES, STRIDES, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.exporters import (
     FILL,
@@ -48,14 +54,16 @@ from onnxgen.passes.exporters import (
     may_be_root_name,
 )
 from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
-from onnxgen.passes.varying import varying
+from onnxgen.passes.varying import is_short, is_typed, varying
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, is_plain, stored
 
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
-_BEFORE_SCALING = ("Cast", "Sub", "Div", "Concat", "Slice", "Split", "Gather")  # of columns of the input
+_BEFORE_SCALING = ("Cast", "Sub", "Div")  # of columns of the input
+TYPED = "a number that a person types"  # the reason
+CHOSEN = "an exponent or a bound, whose gradient may not be finite"  # the reason
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 
@@ -214,7 +222,7 @@ def _decide(
         return False, f"{statistic}, by its name"
     if kind == "BUFFER":
         return False, "the exporter recorded it as a buffer"
-    if any(_is_bias(use.node, use.idx, tensor) for use in value.uses()):
+    if _is_bias(value, tensor):
         return True, "the bias of a product with a weight"
     if is_computed:
         return False, "the exporter computed it, and not from a parameter"
@@ -254,7 +262,12 @@ def _by_elements(
         if VARIES.get(value):
             return True, "a number that differs between places which are alike"
         return False, "a one-element constant, not named like a parameter"
+    is_recorded = KEEPS_STATE.get(graph) or KIND in value.metadata_props
+    if not is_recorded and (setting := _setting(value, tensor)):
+        return False, setting
     if path is None or not re.search("(^|_)(weight|bias)(_|$)", path[-1]):
+        if tensor.size == 1 and not is_recorded and is_typed(_number(tensor)):
+            return False, TYPED
         if any(_op(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
             return False, "the mean or standard deviation of the input"
         if any(known(node).matrix == i for node, i in _slots(value)) and not tensor.numpy().any():
@@ -295,7 +308,12 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
     return all(bool((tensor.numpy() == (1 if index == 1 else 0)).all()) for _, index in slots)
 
 
-def _is_bias(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
+def _is_bias(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
+    by_matrix = any(_is_bias_of_matrix(use.node, use.idx, tensor) for use in value.uses())
+    return by_matrix or any(_is_bias_of_convolution(node, i, tensor) for node, i in _slots(value))
+
+
+def _is_bias_of_matrix(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
     """True if a tensor is added to a product with a stored matrix, and has one element for each column."""
     if _op(node) != "Add" or len(tensor.shape) == 0 or tensor.size != tensor.shape[-1]:
         return False
@@ -303,6 +321,38 @@ def _is_bias(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
     product = None if operand is None else operand.producer()
     matrix = stored(product.inputs[1]) if product is not None and _op(product) == "MatMul" else None
     return matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size and rule_of(matrix) is None
+
+
+def _is_bias_of_convolution(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
+    """True if a tensor is added to a convolution without a bias, and has one element for each channel."""
+    other = node.inputs[1 - index] if _op(node) == "Add" else None
+    made = None if other is None else other.producer()
+    places = [*known(made).weights] if made is not None and is_a(made, SAMPLES) else []
+    if made is None or len(places) != 2 or known(made).matrix != places[0]:
+        return False
+    kernel = stored(made.inputs[places[0]])
+    if kernel is None or len(kernel.shape) < 3 or any(v is not None for v in made.inputs[places[1] : places[1] + 1]):
+        return False
+    is_forward, groups = is_a(made, CONVOLUTION), made.attributes.get("group")
+    channels = kernel.shape.numpy()[0 if is_forward else 1] * (1 if is_forward or not groups else groups.as_int())
+    if tensor.size != channels:
+        return False
+    if channels == 1:  # a hard sigmoid adds 3
+        return not is_short(_number(tensor))
+    own = stored(node.inputs[index])
+    return own is None or len(own.shape) >= len(kernel.shape) - 1 and own.shape[1 - len(kernel.shape)] == channels
+
+
+def _setting(value: ir.Value, tensor: ir.TensorProtocol) -> str:
+    """Return why a tensor is a setting of the operators that take it; "" if it is none."""
+    slots = [(node, i) for node, i in _slots(value) if not is_a(node, PASSES_ON)]
+    if not slots or any(i not in known(node).chosen for node, i in slots):
+        return ""
+    return TYPED if tensor.size == 1 and is_typed(_number(tensor)) else CHOSEN
+
+
+def _number(tensor: ir.TensorProtocol) -> float:
+    return float(tensor.numpy().reshape(-1)[0])
 
 
 def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
@@ -321,10 +371,10 @@ def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
         if data <= inputs:
             return bool(data)
         makers = {v.producer() for v in data - inputs if v is not None}
-        if None in data or not all(m and (is_a(m, VIEW) or _op(m) in _BEFORE_SCALING) for m in makers):
+        if None in data or not all(m and (is_a(m, VIEW, STRIDES, JOINS) or _op(m) in _BEFORE_SCALING) for m in makers):
             return False
         data &= inputs
-        data.update(v for m in makers if m for v in (m.inputs if _op(m) == "Concat" else m.inputs[:1]))
+        data.update(v for m in makers if m for v in (m.inputs if is_a(m, JOINS) else m.inputs[:1]))
     return False
 
 

@@ -17,13 +17,15 @@ import onnx_ir as ir
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import ADDS, SAME, SCALES
+from onnxgen.graph.traits import ADDS, MOVES, SAME, SCALES
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
 LEAST = 3  # places that are alike
 DIGITS = 6  # of a number that a person types; learned ones have more
 DENOMINATOR, ROOT = 256, 4096  # of fractions, and of the numbers of which a person takes roots
+RATIO = 16  # the numerator and denominator of `2 / 3`
+_LOGARITHMS = (math.log(2), math.log(10), 1 / math.log(2), 1 / math.log(10))  # of 2 and of 10: decibels, entropies
 _STEPS = 3  # back from a place, to tell it from others
 Place = tuple[object, ...]
 
@@ -47,8 +49,21 @@ def _numbers(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
             continue
         maker = other.producer()
         is_map = tensor.dtype in FLOATS and (facts.rank is None or facts.rank > 2) and stored(other) is None
-        if is_map and maker is not None and not is_a(maker, SAME):  # a quantised map has a scale
+        if not is_map or maker is None or is_a(maker, SAME):  # a quantised map has a scale
+            continue
+        if not _is_raw(other):  # columns of the input are normalised, each with its own numbers
             yield value, other
+
+
+def _is_raw(value: ir.Value, depth: int = 8) -> bool:
+    """Return True for what is computed from the network's input alone, without any layer in between."""
+    node = value.producer()
+    if node is None:
+        return True
+    is_layer = known(node).weights or known(node).matrix is not None and not is_a(node, MOVES)
+    if depth == 0 or is_layer:
+        return False
+    return all(_is_raw(v, depth - 1) for v in node.inputs if v is not None and stored(v) is None)
 
 
 def _made_by(value: ir.Value | None, steps: int = _STEPS) -> Place:
@@ -69,14 +84,31 @@ def _are_learned(values: list[ir.Value]) -> bool:
 
 def is_typed(number: float) -> bool:
     """Return True for a number that a person may have written: of few digits, a fraction, a root, a power of two."""
+    if is_short(number):
+        return True
+    size, square = abs(number), number * number
+    forms = [(x * factor, most) for x, most in ((size, DENOMINATOR), (square, ROOT)) for factor in (1, math.pi)]
+    forms += [(size * factor, DENOMINATOR) for factor in _LOGARITHMS]
+    return any(_is_fraction(x, most) for x, most in forms) or _is_root_of_root(square * square) or _is_ratio(size)
+
+
+def is_short(number: float) -> bool:
+    """Return True for a number of few digits, and for a power of two."""
     if not math.isfinite(number) or math.frexp(number)[0] in (0.5, -0.5):
         return True
     digits = np.format_float_scientific(np.float32(abs(number))).split("e")[0]
-    if len(digits) <= DIGITS + 1:
-        return True
-    size, square = abs(number), number * number
-    forms = ((size, DENOMINATOR), (square, ROOT), (size * math.pi, DENOMINATOR), (square * math.pi, DENOMINATOR))
-    return any(_is_fraction(x, most) for x, most in forms)
+    return len(digits) <= DIGITS + 1
+
+
+def _is_root_of_root(fourth: float) -> bool:
+    """Return True for `d ** -0.25`, with which attention scales queries and keys alike. `fourth`: its fourth power."""
+    whole = round(1 / fourth)
+    return 2 <= whole <= ROOT and abs(fourth * whole - 1) <= 4e-7
+
+
+def _is_ratio(x: float) -> bool:
+    near = Fraction(x).limit_denominator(RATIO)
+    return near.numerator <= RATIO and abs(float(near) - x) <= 1e-7 * x
 
 
 def _is_fraction(x: float, most: int) -> bool:

@@ -229,6 +229,7 @@ def test_what_is_said_of_inputs_names_inputs() -> None:
     for (domain, name), versions in operators().items():
         said = versions[-1]
         named = {*said.data.split(), *said.weights.split(), *said.still.split(), *said.matrix.split()}
+        named |= {*said.chosen.split()}
         taken = {p.name for p in said.parameters.values() if p.kind is not p.KEYWORD_ONLY}
         assert named <= taken, (domain, name)
         assert of(domain, name) is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
 
@@ -67,7 +68,47 @@ def test_constants_stay_constants(scales: Sequence[float], producer: str, op: st
 
 
 @pytest.mark.parametrize(
-    "number", [0, 1, 3, 6, 1 / 6, 1 / 255, 0.044715, 1e-5, 2**0.5, 64**-0.5, 0.7978845608, 2.0**-20]
+    "cut",
+    [
+        "c0, c1, c2 = Split <axis = 1> (x)",
+        " ".join(f"i{i} = Constant <value_ints = [{i}]> () c{i} = Gather <axis = 1> (x, i{i})" for i in range(3)),
+    ],
+)
+def test_columns_of_the_input_are_normalised(cut: str, tmp_path: Path) -> None:
+    """Each with a mean and a deviation of its own, which are no parameters."""
+    columns = " ".join(f"s{i} = Mul (c{i}, scale{i}) m{i} = Add (s{i}, mean{i})" for i in range(3))
+    text = f"""<ir_version: 8, opset_import: ["" : 12]> net (float[N, 3, 8, 8] x) => (float[N, 2, 8, 8] y) {{
+    {cut} {columns} j = Concat <axis = 1> (m0, m1, m2) y = Conv (j, w) }}"""
+    model = onnx.parser.parse_model(text)
+    numbers = {f"scale{i}": 0.0171247538 + i * 0.0003 for i in range(3)}
+    numbers |= {f"mean{i}": -2.1179039 + i * 0.08218 for i in range(3)}
+    for name, number in numbers.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(number, "float32"), name))
+    kernel = np.random.default_rng(0).standard_normal((2, 3, 1, 1)).astype("float32")
+    model.graph.initializer.append(numpy_helper.from_array(kernel, "w"))
+    onnx.save(model, tmp_path / "net.onnx")
+    assert "nn.Parameter" not in generate(tmp_path / "net.onnx", tmp_path / "net.py").source
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        0,
+        1,
+        3,
+        6,
+        1 / 6,
+        1 / 255,
+        2 / 3,
+        0.044715,
+        1e-5,
+        2**0.5,
+        64**-0.5,
+        32**-0.25,
+        0.7978845608,
+        2.0**-20,
+        np.log(10),
+    ],
 )
 def test_a_person_types(number: float) -> None:
     assert is_typed(float(np.float32(number)))

@@ -1,0 +1,116 @@
+"""Which stored tensors are trained: by the place that a tensor stands in, and not by a name that says nothing of it.
+
+Files of exporters other than PyTorch's name constants as they name weights (`helper.constant.3`). The first exponent
+that is trained ends training: its derivative is NaN where the base is negative.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper, parser
+
+from onnxgen import generate
+from onnxgen.graph.annotations import TRAINABLE
+from onnxgen.options import Options
+from onnxgen.pipeline import read_and_simplify
+from tests.ops.harness import assert_same, run_onnxruntime
+from tests.support.real import run
+
+draw = np.random.default_rng(0)
+
+
+def written(path: Path, nodes: str, tensors: dict[str, Any], producer: str = "") -> onnx.ModelProto:
+    """A 1x1 convolution of a map x into a, and then `nodes`, which compute y."""
+    text = f"""<ir_version: 8, opset_import: ["" : 13], producer_name: "{producer}">
+    net (float[N, 4, 6, 6] x) => (float[N, C, H, W] y) {{ a = Conv (x, "conv2d_0.w_0") {nodes} }}"""
+    model = parser.parse_model(text)
+    tensors = {"conv2d_0.w_0": draw.standard_normal((4, 4, 1, 1)), **tensors}
+    for name, array in tensors.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array, np.float32), name))
+    onnx.save(model, path)
+    return model
+
+
+def decided(path: Path) -> dict[str, tuple[bool, str]]:
+    """The decision on each initializer that is still there."""
+    found = read_and_simplify(path, Options(paranoid=True)).graph.initializers
+    return {name: TRAINABLE.get(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("node", "number", "trained"),
+    [
+        ('y = Pow (a, "helper.constant.0")', 2.0, False),
+        ('y = Pow (a, "helper.constant.0")', 2.8341067, False),
+        ('y = Pow (a, "helper.constant.0")', [[[2.8341067]], [[3.1]], [[2.2]], [[1.7]]], False),
+        ('y = Clip (a, "helper.constant.0")', 0.0, False),
+        ('y = Clip (a, "helper.constant.0")', -3.1415123, False),
+        ('y = Mul (a, "helper.constant.0")', 0.8, False),  # the scale of a Dropout that is not in the file
+        ('y = Div (a, "helper.constant.0")', 6.0, False),
+        ('b = ReduceMean (a) c = Add (b, "helper.constant.0") y = Sqrt (c)', 1e-5, False),
+        ('y = Mul (a, "helper.constant.0")', 32**-0.25, False),
+        ('y = Mul (a, "blocks.3.alpha")', 1.3841065, True),
+        ('y = Mul (a, "blocks.3.weight")', 1.0, True),
+    ],
+)
+def test_a_number_is_trained_by_its_place(node: str, number: Any, trained: bool, tmp_path: Path) -> None:
+    name = node.split('"')[1]
+    written(tmp_path / "net.onnx", node, {name: number})
+    assert decided(tmp_path / "net.onnx").get(name, (False,))[0] is trained
+
+
+def test_what_pytorch_recorded_is_trained(tmp_path: Path) -> None:
+    written(tmp_path / "net.onnx", 'c = Relu (a) y = Pow (c, "gem.p")', {"gem.p": 3.0}, "pytorch")
+    assert decided(tmp_path / "net.onnx")["gem.p"][0]
+    written(tmp_path / "net.onnx", 'c = Relu (a) y = Pow (c, "gem.p")', {"gem.p": 2.8341067})
+    assert not decided(tmp_path / "net.onnx")["gem.p"][0]
+    generated = generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    assert "not trained: gem.p, an exponent or a bound" in " ".join(generated.report.notes)
+    generated = generate(tmp_path / "net.onnx", tmp_path / "net.py", Options(trainable="gem"))
+    assert not any("gem.p" in note for note in generated.report.notes)
+
+
+def test_gradients_are_finite_where_a_file_names_its_constants(tmp_path: Path) -> None:
+    """A LayerNorm and a hard swish, as Paddle's exporters write them."""
+    nodes = """
+    m = ReduceMean <axes = [1]> (a) d = Sub (a, m) s = Pow (d, "helper.constant.0") v = ReduceMean <axes = [1]> (s)
+    e = Add (v, "helper.constant.1") r = Sqrt (e) n = Div (d, r) g = Mul (n, "layer_norm_0.w_0")
+    p = Add (g, "helper.constant.2") c = Clip (p, "helper.constant.3", "helper.constant.4")
+    h = Mul (g, c) y = Div (h, "helper.constant.4")"""
+    numbers = dict(zip((f"helper.constant.{i}" for i in range(5)), (2.0, 1e-5, 3.0, 0.0, 6.0)))
+    model = written(tmp_path / "net.onnx", nodes, {**numbers, "layer_norm_0.w_0": draw.standard_normal((4, 1, 1))})
+    feeds = {"x": draw.standard_normal((2, 4, 6, 6)).astype("float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    assert_same(made.outputs[0].detach().numpy(), run_onnxruntime(model, feeds)[0])
+    made.outputs[0].sum().backward()
+    gradients = [p.grad for p in made.model.parameters()]
+    assert sorted(p.numel() for p in made.model.parameters() if p.requires_grad) == [4, 16]
+    assert all(g is not None and bool(torch.isfinite(g).all()) for g in gradients)
+
+
+@pytest.mark.parametrize("way", ["as it is", "reshaped", "transposed"])
+def test_the_bias_of_one_channel(way: str, tmp_path: Path) -> None:
+    """One number that is added to a convolution is its bias, if it has no other."""
+    kernel = draw.standard_normal((4, 1, 2, 2) if way == "transposed" else (1, 4, 2, 2))
+    layer = "ConvTranspose" if way == "transposed" else "Conv"
+    bias = 'f = Constant <value_ints = [1, -1, 1, 1]> () e = Reshape ("b_0", f)' if way == "reshaped" else ""
+    nodes = f'{bias} c = {layer} (a, "w_0") y = Add (c, {"e" if bias else "b_0"})'
+    model = written(tmp_path / "net.onnx", nodes, {"w_0": kernel, "b_0": [0.1308304] if bias else [[[[0.1308304]]]]})
+    feeds = {"x": draw.standard_normal((2, 4, 6, 6)).astype("float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    assert_same(made.outputs[0].detach().numpy(), run_onnxruntime(model, feeds)[0])
+    assert decided(tmp_path / "net.onnx")["b_0"] == (True, "the bias of a product with a weight")
+    assert [p.item() for name, p in made.model.named_parameters() if name.endswith("bias")] == [np.float32(0.1308304)]
+
+
+@pytest.mark.parametrize("number", [3.0, 0.5])
+def test_what_is_added_to_one_channel_may_be_a_constant(number: float, tmp_path: Path) -> None:
+    nodes = 'c = Conv (a, "w_0") d = Add (c, "three") y = Sigmoid (d)'
+    written(tmp_path / "net.onnx", nodes, {"w_0": draw.standard_normal((1, 4, 1, 1)), "three": number})
+    assert not decided(tmp_path / "net.onnx").get("three", (False,))[0]
