@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
 from onnxgen.arguments import with_arguments
 from onnxgen.code.alike import written_once
+from onnxgen.code.class_source import length
+from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.common.names import identifier, network_name, sentence, unscoped
@@ -35,6 +38,7 @@ from onnxgen.passes import simplified
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.scopes import find_blocks
+from onnxgen.scopes.readings import shortest
 from onnxgen.structure import Plain, join_branches, structure
 from onnxgen.validate import (
     Difference,
@@ -71,18 +75,21 @@ def build(
     report.progress = progress
     with plugged(options), uncollected():
         model, stored = _simplified(path, options := of_task(path, options), report)
-        with timed(report, "simplify"):
-            find_blocks(model, options)
-            report.notes += inference_notes(model, options)
-        with timed(report, "lower"):
-            module = lower(model, options, _class_name(model, path, options))
-        wanted = _specified(module, options, report)
+        report.notes += inference_notes(model, options)
+        name = _class_name(model, path, options)
+        draft = shortest(model, options, lambda: _draft(model, options, name, report))
+        module, wanted = draft.module, draft.wanted
+        if options.dropout:
+            with timed(report, "structure"):
+                add_dropout(module, options.dropout)
+            with timed(report, "validate"):
+                wanted = specify(module, wanted)
 
         def made(plain: Plain) -> Generated:
-            with timed(report, "structure"):
-                classes = structure(module, options, plain)
-                if not plain:
-                    classes = written_once(with_arguments(classes, module, wanted), module.reserved)
+            classes = draft.classes
+            if plain or options.dropout:
+                with timed(report, "structure"):
+                    classes = _classes(module, options, wanted, plain)
             with timed(report, "render"):
                 return compose(model, module, classes, path, out, options, report, record)
 
@@ -120,16 +127,41 @@ def _simplified(path: Path, options: Options, report: Report) -> tuple[ir.Model,
     return model, stored
 
 
-def _specified(module: ModuleDef, options: Options, report: Report) -> Specification:
-    """Join branches, add the layers of `--dropout`, and return the specification of the text."""
+@dataclass(frozen=True)
+class Draft:
+    """One reading of a file's names, up to its classes.
+
+    Attributes:
+        module: the flat module, without the layers of `--dropout`.
+        wanted: what its text must compute.
+    """
+
+    module: ModuleDef
+    wanted: Specification
+    classes: list[ClassTree]
+
+    @property
+    def length(self) -> int:
+        """The number of lines that its classes have, about: long statements are broken when the text is formatted."""
+        return sum(length(tree.source) for tree in self.classes)
+
+
+def _draft(model: ir.Model, options: Options, name: str, report: Report) -> Draft:
+    with timed(report, "simplify"):
+        find_blocks(model, options)
+    with timed(report, "lower"):
+        module = lower(model, options, name)
     with timed(report, "structure"):
         join_branches(module, same_either_way)
     with timed(report, "validate"):
-        before = specify(module) if options.dropout else None
+        wanted = specify(module)
     with timed(report, "structure"):
-        add_dropout(module, options.dropout)
-    with timed(report, "validate"):
-        return specify(module, before)
+        return Draft(module, wanted, _classes(module, options, wanted))
+
+
+def _classes(module: ModuleDef, options: Options, wanted: Specification, plain: Plain = frozenset()) -> list[ClassTree]:
+    classes = structure(module, options, plain)
+    return classes if plain else written_once(with_arguments(classes, module, wanted), module.reserved)
 
 
 def generate(

@@ -12,6 +12,8 @@ from onnxgen.code.printer import INDENT, LINE_LENGTH, comment
 if TYPE_CHECKING:
     from onnxgen.structure.parameters import Parameter
 
+_HEADS = 4  # lines: of the class, `__init__`, `super().__init__()`, `forward`
+_ROOM = LINE_LENGTH - 2 * len(INDENT)
 UNBROKEN = "\u00a0uses"  # stays on the line of its number
 
 
@@ -72,3 +74,27 @@ def code_of(source: ClassSource) -> str:
     opened = [line for method in (*source.stubs, *source.methods) for line in method]
     values = [*map(str, source.parameters), *source.layers, *source.init, *source.arguments, *source.forward]
     return "\n".join([*values, *opened, source.returns])
+
+
+def length(source: ClassSource) -> int:
+    """Return the number of lines of a class, about: the formatter breaks those that are too long."""
+    lines = [*source.init, *source.forward, *source.layers, *(line for method in source.methods for line in method)]
+    unnamed = sum(line.count("nn.Module()") for line in lines)  # a class that nobody wrote
+    return _HEADS * (1 + unnamed) + sum(map(_height, lines))
+
+
+def _height(line: str) -> int:
+    """Return how many lines the formatter makes of a statement; of a long one, each item in brackets is a line."""
+    if len(line) <= _ROOM:
+        return 1
+    depth, begin, items, apart = 0, 0, 1, 1
+    for i, letter in enumerate(line):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 1 and letter in "([{":
+            begin, items = i, 1
+        items += letter == "," and depth == 1
+        apart += letter == "," and depth == 0
+    if apart > 1:  # a tuple without brackets
+        return 2 + apart
+    inside = len(line) - begin
+    return 3 if inside <= _ROOM - 2 else 2 + max(items, inside // _ROOM + 1)

@@ -6,7 +6,7 @@ Lowering makes one flat `ModuleDef`, `structure` splits it into classes, and `re
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -244,7 +244,7 @@ class ModuleDef:
         hints: the name of each value in the file.
         constants: arrays too large for source, by their key in the sidecar.
         ties: tensors that are a weight in two places.
-        classes: class names that the exporter recorded, by module path.
+        classes: class names that the exporter recorded, by module path; those of `found_classes` the graph tells.
         notes: for the report.
         roles: names that operators gave to values ("hidden").
         constants_prefix: prefix of the keys of `constants`.
@@ -273,6 +273,7 @@ class ModuleDef:
     stubs: list[Stub] = field(default_factory=list)
     makers: dict[str, str] = field(default_factory=dict)
     turns: frozenset[str] = frozenset()
+    found_classes: Set[ModulePath] = frozenset()
 
     def hint(self, value: str) -> FileText:
         """Return the name of a value in the file."""

@@ -292,3 +292,15 @@ def _replaced(text: str, limit: int, hidden: str) -> str:
     if len(shown) > limit or len(text) > 4 * limit:
         return shown[: limit - 3] + "..."
     return shown
+
+
+def common_scope(scopes: Iterable[ModulePath]) -> ModulePath | None:
+    """Return the longest path that all begin with; None if there are none."""
+    known = list(scopes)
+    if not known:
+        return None
+    first, last = min(known), max(known)
+    n = 0
+    while n < min(len(first), len(last)) and first[n] == last[n]:
+        n += 1
+    return first[:n]

@@ -101,6 +101,8 @@ MAP: Annotation[ir.Value, MapType | None] = Annotation("map", None)
 TRAINABLE: Annotation[ir.Value, tuple[bool, str]] = Annotation("trainable", (False, "nobody decided"))
 # True if a name without a dot is a key of PyTorch's state dict. passes.trainable -> passes, lowering.parameter_paths
 ROOT: Annotation[ir.Value, bool] = Annotation("root", False)
+# True for a single number that differs between places which are alike. passes.trainable -> the same, paranoid.trained
+VARIES: Annotation[ir.Value, bool] = Annotation("varies", False)
 # The reason why a tensor gets no gradient and so is not trained. passes.quantized -> passes.trainable, paranoid
 STILL: Annotation[ir.Value, str] = Annotation("still", "")
 # True for a buffer of PyTorch's state dict, or a view of one. passes.trainable -> passes, lowering
@@ -123,6 +125,9 @@ KEEPS_STATE: Annotation[ir.Graph, bool] = Annotation("state", False)
 # True if the exporter recorded which tensors are parameters. passes.trainable -> the same
 RECORDED: Annotation[ir.Graph, bool] = Annotation("recorded", False)
 
+# True if the names of its tensors are not followed. scopes.readings -> lowering
+NAMELESS: Annotation[ir.Graph, bool] = Annotation("nameless", False)
+
 # ---- of the model ----
 
 # The files of its external data. reader -> graph.budget, output.compose
@@ -131,6 +136,8 @@ DATA_FILES: Annotation[ir.Model, Set[Path]] = Annotation("data files", frozenset
 BYTES_READ: Annotation[ir.Model, int] = Annotation("bytes read", 0)
 # The class names that an exporter recorded, or `scopes` found, by module path. scopes -> lowering, pipeline
 CLASSES: Annotation[ir.Model, Mapping[ModulePath, str]] = Annotation("classes", {})
+# The paths of those that `scopes` found. scopes -> lowering
+FOUND_CLASSES: Annotation[ir.Model, Set[ModulePath]] = Annotation("found classes", frozenset())
 # By stored tensor and scope of its users: the parameters that it is there. scopes.recorded -> lowering.sharing
 PARAMETER_NAMES: Annotation[ir.Model, Mapping[str, Mapping[ModulePath, frozenset[str]]]] = Annotation("parameters", {})
 # For each node's output, by name: the sites of the node's inputs, and their names. graph.sites -> lowering.uses

@@ -21,7 +21,7 @@ from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import FileText, class_name, printable, unscoped
 from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problems, WrongTranslation, counted, failed
 from onnxgen.graph import operators as registry
-from onnxgen.graph.annotations import CLASSES, KEPT, REFUSED, is_trained
+from onnxgen.graph.annotations import CLASSES, FOUND_CLASSES, KEPT, REFUSED, is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.graph.traits import SCALES
@@ -76,7 +76,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     return ModuleDef(
         name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
         ties, dict(CLASSES.get(model)), state.notes, state.roles, state.members.prefix,
-        own=state.own, stubs=stubs,
+        own=state.own, stubs=stubs, found_classes=FOUND_CLASSES.get(model),
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ from onnxgen.weights.provenance import WIDER, Source
 from onnxgen.weights.stored import is_uniform, stored, viewed_from
 
 CPU = ast.Constant("cpu")
+_BYTES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)  # of quantised weights
 
 
 class Members:
@@ -206,7 +207,7 @@ class Members:
                 return (*clean, path[-1]), False
             if path not in self._by_path:
                 return path, True
-        if NOISE.match(name) or "/" in name:
+        if self._paths.is_noise(name, scope) or "/" in name:
             return (*clean, part), False
         return (*clean, module_part(identifier(unscoped(name).split(".")[-1].split(":")[0]))), False
 
@@ -218,7 +219,8 @@ class Members:
         identity = (scope, dtype, array.shape, content)
         if identity not in self._buffers:
             made = _written(array, dtype)
-            name = _buffer_name(hint, array)
+            name = _buffer_name("" if self._paths.is_noise(hint, scope) else hint, array)
+            name = "weight" if name == "constant" and dtype in _BYTES and array.ndim > 1 else name
             member = Member((*_cleaned(scope), name), made or ast.Constant(None), "buffer", named=False)
             if made is None:
                 self._large[id(member)] = array  # `finish` makes the expression, which needs the final name
@@ -235,7 +237,8 @@ class Members:
             return checked(made, np.array(items, dtype=object).reshape(array.shape), ir.DataType.STRING)
         identity = (scope, ir.DataType.STRING, array.shape, tuple(items))
         if identity not in self._buffers:
-            member = Member((*_cleaned(scope), _buffer_name(hint)), ast.Constant(None), "text", named=False)
+            name = _buffer_name("" if self._paths.is_noise(hint, scope) else hint)
+            member = Member((*_cleaned(scope), name), ast.Constant(None), "text", named=False)
             self._large[id(member)] = np.frombuffer(json.dumps(items).encode(), np.uint8)
             self._shapes[id(member)] = array.shape
             self._buffers[identity] = self._register(member), array

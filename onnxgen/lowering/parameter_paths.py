@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath, unscoped
-from onnxgen.graph.annotations import ROOT, SCOPE
+from onnxgen.graph.annotations import NAMELESS, ROOT, SCOPE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import MERGED, param_path, seen_from
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import VIEWS, folded_from, stored
 
+_MAX_DIGITS = 10  # of a count
 PASSING = {*VIEWS, "FakeQuantize", "WeightNorm", "SpectralNorm"}
 NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # names that exporters give to unnamed tensors
 
@@ -25,10 +26,13 @@ class ParameterPaths:
     Attributes:
         crowd: by scope, the different sets of weights that nodes in it take.
         shared: names of tensors that several nodes take, or that another tensor is a folded copy of.
+        are_told: names of tensors say which module they are in.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
         values = list(stored_values(graph))
+        self.are_told = not NAMELESS.get(graph)
+        self._counted = _counted(v.name or "" for v in values)
         self._folded = {folded_from(v) for v in values}
         self.shared = {v.name or "" for v in values if len(v.uses()) > 1} | self._folded
         self._roots = {v.name for v in values if ROOT.has(v)}
@@ -50,12 +54,24 @@ class ParameterPaths:
         """Return True if layers with different weights share the tensor (equal biases): its name may be another's."""
         return not source.label and len(source.names) == 1 and len(self._sets.get(source.names[0], ())) > 1
 
+    def is_noise(self, name: str, scope: ModulePath) -> bool:
+        """Return True if the name of a tensor says nothing about it.
+
+        In a module that was found in the graph, that is any name with a number that others of the file differ in: the
+        other copies of the module have the others.
+        """
+        if not self.are_told or NOISE.match(name):
+            return True
+        return self._counted.get(name, False) or (name in self._counted and bool(scope))
+
     def path(self, name: str, label: str, scope: ModulePath) -> ModulePath | None:
         """Return the module path of a tensor for a node in a scope; None if its name does not tell.
 
         `label`: a second name in the file. The legacy exporter stores equal tensors once, and names the others by
         Identity nodes. The dynamo exporter records which parameter it folded.
         """
+        if not self.are_told:
+            return None
         found = param_path(label) or param_path(name)
         if found is None:
             root = label if re.fullmatch(r"[A-Za-z_]\w*", label) and not NOISE.match(label) else name
@@ -69,6 +85,20 @@ class ParameterPaths:
     def source_path(self, source: Source, scope: ModulePath) -> ModulePath | None:
         """Return the module path of a state-dict tensor, if it is made of one tensor of the file."""
         return self.path(source.names[0], source.label, scope) if len(source.names) == 1 else None
+
+
+def _counted(names: Iterable[str]) -> dict[str, bool]:
+    """Return the names that differ only in a number, and True for those of which some numbers are left out.
+
+    `val_49_scale` and `val_57_scale` were counted over the whole file. An author who numbers weights leaves out none.
+    """
+    alike: dict[str, dict[int, str]] = {}
+    for name in names:
+        numbers = re.findall(r"\d+", name)
+        if len(numbers) == 1 and len(numbers[0]) < _MAX_DIGITS and param_path(name) is None:
+            alike.setdefault(re.sub(r"\d+", "#", name), {})[int(numbers[0])] = name
+    several = [found for found in alike.values() if len(found) > 1]
+    return {name: max(found) - min(found) + 1 > len(found) for found in several for name in found.values()}
 
 
 def _passes(node: ir.Node) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.graph.annotations import BLOCKED, ROOT, STILL, TRAINABLE
+from onnxgen.graph.annotations import BLOCKED, ROOT, STILL, TRAINABLE, VARIES
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
@@ -167,7 +167,7 @@ class Rules:
             return True if True in added else None
         is_named = path is not None or ROOT.has(value)
         if tensor.size == 1 and not is_named:
-            return False
+            return None if VARIES.get(value) else False
         if path is not None and {"weight", "bias"} & set(path[-1].split("_")):
             return True
         if any(_scales_input(use.node, value, self.inputs) for use in value.uses()):

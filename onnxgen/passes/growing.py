@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.common.names import common_scope
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import replace
 from onnxgen.passes.steps import stored_views
-from onnxgen.scopes.between import common_scope
 from onnxgen.shapes.info import info
 
 MIN_CHAIN = 3  # two Concats may begin alike by chance

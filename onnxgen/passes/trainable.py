@@ -27,6 +27,7 @@ from onnxgen.graph.annotations import (
     ROOT,
     STILL,
     TRAINABLE,
+    VARIES,
     is_trained,
 )
 from onnxgen.graph.catalogue import is_a, known
@@ -47,6 +48,7 @@ from onnxgen.passes.exporters import (
     may_be_root_name,
 )
 from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
+from onnxgen.passes.varying import varying
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
@@ -69,6 +71,8 @@ def trainable(model: ir.Model, options: Options) -> None:
     KEEPS_STATE.set(graph, is_by_pytorch(model) and any(map(param_path, graph.initializers)))
     RECORDED.set(graph, any(KIND in v.metadata_props for v in graph.initializers.values()))
     _note_root_names(graph)
+    for value in () if KEEPS_STATE.get(graph) or RECORDED.get(graph) else varying(graph):
+        VARIES.set(value, True)
     inputs = set(graph.inputs) - set(graph.initializers.values())
     names = []
     for value in stored_values(graph):
@@ -250,6 +254,8 @@ def _by_elements(
     path = param_path(folded_from(value) or name)
     named = path is not None or ROOT.has(value)
     if not named and tensor.size == 1:
+        if VARIES.get(value):
+            return True, "a number that differs between places which are alike"
         return False, "a one-element constant, not named like a parameter"
     if path is None or not re.search("(^|_)(weight|bias)(_|$)", path[-1]):
         if any(_op(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.annotations import CLASSES, SCOPE
+from onnxgen.common.names import common_scope
+from onnxgen.graph.annotations import CLASSES, FOUND_CLASSES, SCOPE
 from onnxgen.options import Options
-from onnxgen.scopes.between import common_scope
 from onnxgen.scopes.flow import Flow
 from onnxgen.scopes.regions import find_regions
 from onnxgen.scopes.repeats import Arranger
@@ -40,6 +40,7 @@ def find_blocks(model: ir.Model, options: Options) -> None:
     writer = Writer(flow, arranger, taken)
     writer.sequence(tokens, ())
     CLASSES.set(model, {**CLASSES.get(model), **writer.classes})
+    FOUND_CLASSES.set(model, frozenset(writer.classes))
     for node in reversed(flow.fixed):  # nodes that only compute with stored tensors belong to their users
         if not SCOPE.get(node):
             users = (SCOPE.get(use.node) for output in node.outputs for use in output.uses())

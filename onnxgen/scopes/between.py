@@ -13,15 +13,17 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxgen.common.names import ModulePath
+from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import ACTIVATION, SIZES
+from onnxgen.graph.traits import ACTIVATION, SAME, SCALES, SIZES, VIEW
 from onnxgen.options import Options
+from onnxgen.scopes.origin import param_path
 from onnxgen.weights.stored import stored
 
 JOINS = frozenset(("Add", "Mul", "Concat", "Sub"))
+_SCALING = (SAME, SCALES, VIEW)  # between a product of integers and the bias
 
 
 def infer_missing_scopes(model: ir.Model, options: Options) -> None:
@@ -35,6 +37,9 @@ def infer_missing_scopes(model: ir.Model, options: Options) -> None:
         return
     inferred = _Inferred(nodes)
     inferred.scope.update(_next_layers(nodes, inferred))
+    inferred.scope.update(_by_parameters(nodes, inferred))
+    inferred.scope.update(_biased(nodes, inferred))
+    inferred.scope.update(_of_weights(nodes, inferred))
     for node in nodes:
         if node not in inferred.scope:
             inferred.scope[node] = inferred.of(node)
@@ -70,12 +75,13 @@ class _Inferred:
     def of(self, node: ir.Node) -> ModulePath:
         """Return the scope of a node without one, whose producers have theirs."""
         producers = list(_producers(node))
-        before = common_scope(self.scope[producer] for producer in producers if producer in self.scope)
+        known = [self.scope[producer] for producer in producers if producer in self.scope]
+        before, inner = common_scope(known), common_scope(_innermost(known))
         after = self.after.get(node)
-        if before is None or after is None:  # it only has inputs or only outputs of the graph
+        if inner is None or after is None:  # it only has inputs or only outputs of the graph
             scope = () if after is None or _takes_weights(node, 2) else self._module(after, is_layer=True)
         else:
-            scope = self._module(common_scope([before, after]) or ())
+            scope = self._module(common_scope([inner, after]) or ())
         before = before or ()
         found = (self._skip(node, producers), self._joined(node, producers, before), self._activation(node, before))
         return max(scope, *found, key=len)
@@ -144,6 +150,67 @@ def _next_layers(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Mod
     return found if len(found) > 1 else {}
 
 
+def _by_parameters(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
+    """Return the scopes of layers that a pass has written, by the names of their parameters."""
+    found: dict[ir.Node, ModulePath] = {}
+    for node in nodes:
+        if node not in inferred.scope and _takes_weights(node, 2):
+            paths = [param_path(value.name or "") for value in node.inputs if value is not None and stored(value)]
+            parents = {path[:-1] for path in paths if path is not None}
+            if len(parents) == 1:
+                found[node] = parents.pop()
+    return found
+
+
+def _biased(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
+    """Return the scopes of products by their biases, whose names are left where a tool has made weights of integers.
+
+    `linear.bias` is added in `linear`, so that the product before it is in `linear`, too.
+    """
+    found: dict[ir.Node, ModulePath] = {}
+    for node in nodes:
+        scope = inferred.scope.get(node, ())
+        if node.op_type != "Add" or scope not in inferred.layers or not _takes_weights(node, 1):
+            continue
+        between = list(_producers(node))
+        for before in between:  # grows: what scales the product is in the layer, too
+            if before not in inferred.scope and before not in found and _only_use(before) is not None:
+                found[before] = scope
+                between += _producers(before) if any(is_a(before, trait) for trait in _SCALING) else ()
+    return found
+
+
+def _innermost(scopes: list[ModulePath]) -> list[ModulePath]:
+    """Return scopes without those around others: what an outer module makes, such as a mask, is an argument."""
+    return [s for s in scopes if not any(len(other) > len(s) and other[: len(s)] == s for other in scopes)]
+
+
+def _only_use(node: ir.Node) -> ir.Node | None:
+    users = [use.node for output in node.outputs for use in output.uses()]
+    return users[0] if len(users) == 1 and not any(output.is_graph_output() for output in node.outputs) else None
+
+
+def _of_weights(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
+    """Return the scopes of nodes that only compute with stored tensors: those of the nodes that use the results."""
+    fixed: set[ir.Node] = set()
+    for node in nodes:
+        values = [v for v in node.inputs if v is not None]
+        if (
+            values
+            and node not in inferred.scope
+            and all(stored(v) is not None or v.producer() in fixed for v in values)
+        ):
+            fixed.add(node)
+    found: dict[ir.Node, ModulePath] = {}
+    for node in reversed(nodes):
+        if node in fixed:
+            users = (use.node for output in node.outputs for use in output.uses())
+            scopes = [found.get(user, inferred.scope.get(user)) for user in users]
+            if None not in scopes and (common := common_scope(s for s in scopes if s is not None)) is not None:
+                found[node] = common
+    return found
+
+
 def _takes_weights(node: ir.Node, rank: int) -> bool:
     """True if a node takes a stored float tensor of at least this rank."""
     tensors = (stored(value) for value in node.inputs)
@@ -156,15 +223,3 @@ def _producers(node: ir.Node) -> Iterable[ir.Node]:
         producer = None if value is None else value.producer()
         if producer is not None and not is_a(producer, SIZES) and producer.op_type != "Constant":
             yield producer
-
-
-def common_scope(scopes: Iterable[ModulePath]) -> ModulePath | None:
-    """Return the longest path that all begin with; None if there are none."""
-    known = list(scopes)
-    if not known:
-        return None
-    first, last = min(known), max(known)
-    n = 0
-    while n < min(len(first), len(last)) and first[n] == last[n]:
-        n += 1
-    return first[:n]

@@ -21,12 +21,11 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from onnxgen.common.names import ModulePath, unscoped
+from onnxgen.common.names import ModulePath, common_scope, unscoped
 from onnxgen.graph.annotations import CALLS, CLASSES, SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
-from onnxgen.scopes.between import common_scope
 from onnxgen.scopes.callnames import one_module, passed_over, spelled_out
 from onnxgen.scopes.conventions import layer_of, regrouped
 from onnxgen.weights.stored import folded_from
@@ -34,7 +33,8 @@ from onnxgen.weights.stored import folded_from
 _MAX_PARTS = 64  # longer paths are not module paths
 _TYPES = ("Cast", "QuantizeLinear", "DequantizeLinear")
 MERGED = re.compile(r"_merged_\d+$")  # what optimum adds to the name of a tensor that two merged graphs share
-_PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # Paddle's names of tensors: `conv2d_1.w_0`
+# Paddle's names of tensors, `conv2d_1.w_0_deepcopy_57`, and its converter's, `p2o.helper.constant.1`
+_PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+(_\w+)?|p2o\..*")
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 _CONTAINERS = "torch.nn.modules.container."  # their names say nothing about what is in them
 
@@ -84,6 +84,7 @@ def note_origin(model: ir.Model) -> None:
         if scope is None:
             scope = _slash_path(node.name or "")
         recorded[node] = prefix + (scope or ()) if prefix else scope
+    recorded = _without_root(recorded, params)
     # the legacy exporter's names of constants begin with a slash, and each call of a module has its own
     named = [(node, scope) for node, scope in recorded.items() if scope and (node.name or "").startswith("/")]
     weights = (frozenset(name for name in _roots(node) if not name.startswith("/")) for node, _ in named)
@@ -105,6 +106,21 @@ def note_origin(model: ir.Model) -> None:
         if recorded[node] is not None or mine:
             SCOPE.set(node, _choose(recorded[node], mine, uses))
     CLASSES.set(model, classes)
+
+
+def _without_root(
+    recorded: dict[ir.Node, ModulePath | None], params: dict[ir.Node, list[ModulePath]]
+) -> dict[ir.Node, ModulePath | None]:
+    """Return the scopes without those that only say "the root", in graphs whose parameters are all of other modules.
+
+    The dynamo exporter loses the modules of what is in `torch.cond`.
+    """
+    taking: dict[ir.Graph | ir.Function | None, list[bool]] = {}
+    for node, paths in params.items():
+        if paths:
+            taking.setdefault(node.graph, []).append(recorded[node] in ((), None) and all(len(p) > 2 for p in paths))
+    lost = {graph for graph, found in taking.items() if len(found) > 1 and all(found)}
+    return {node: None if scope == () and node.graph in lost else scope for node, scope in recorded.items()}
 
 
 def _by_other_conventions(recorded: dict[ir.Node, ModulePath | None]) -> dict[ir.Node, ModulePath | None]:

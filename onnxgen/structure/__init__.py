@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from onnxgen.code.class_tree import ClassTree, refuse_others
 from onnxgen.code.module_def import Loop, ModuleDef, flattened
-from onnxgen.common.names import ModulePath
+from onnxgen.common.names import ModulePath, class_name
 from onnxgen.options import Options
 from onnxgen.structure.about import describe
 from onnxgen.structure.branches import join_branches
 from onnxgen.structure.classes import write_classes
+from onnxgen.structure.known import known_names, rename
 from onnxgen.structure.makers import layer_names
 from onnxgen.structure.nesting import copied
 from onnxgen.structure.scopes import Splitter
@@ -42,6 +43,8 @@ def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -
         turns=turns,
     )
     classes = write_classes(module, Splitter(module, plain).root(options.flat), plain)
+    recorded = {class_name(name) for path, name in module.classes.items() if path not in module.found_classes}
+    rename(classes, known_names(classes, module.reserved | module.own.names, recorded))
     refuse_others(classes, module.own.names, module.own.has_calls)
     describe(classes)
     return classes

@@ -17,8 +17,7 @@ from functools import partial
 from onnxgen.code.module_def import Assign, If, ModuleDef, Statement, expressions, used
 from onnxgen.code.quote import Ref, SizeOf, rewrite
 from onnxgen.code.shown import makers, shown
-from onnxgen.common.names import ModulePath
-from onnxgen.scopes.between import common_scope
+from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.shapes.info import Info
 from onnxgen.structure.order import topological
 from onnxgen.structure.paired import Branch, Operand, Pairs, edges, tree_of

@@ -17,7 +17,7 @@ from onnxgen.code.quote import SizeOf, walk
 from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.structure.classnames import ClassNames
-from onnxgen.structure.forms import Differ, Form, FormMaker, add, values
+from onnxgen.structure.forms import Differ, Form, FormMaker, add, parts, values
 from onnxgen.structure.literals import Signature
 from onnxgen.structure.methods import extract
 from onnxgen.structure.runs import collect_calls, collect_runs
@@ -31,7 +31,7 @@ from onnxgen.structure.unpacked import unpack_shapes
 from onnxgen.structure.writer import ClassWriter
 
 MAX_NESTED_ROLES = 10
-MAX_PARAMETERS_ACROSS_ROLES = 3
+FEW_PARAMETERS = 4  # of a class for several roles; a class with much in it may have more
 MAX_VARIANTS = 8  # of one role; with more the role says little
 
 Groups = list[list[Scope]]  # scopes of one class; those of an inner list are equal
@@ -126,15 +126,14 @@ class Classes:
         """Merge classes of several roles that differ in a few numbers, unless an exporter recorded their names."""
         forms: dict[str, list[int]] = {}
         for i, (groups, form, _) in enumerate(found):
-            recorded = any(
-                (s.path in self.module.classes and not s.row) or s.path in self.plain for group in groups for s in group
-            )
+            told = self.module.classes.keys() - self.module.found_classes
+            recorded = any((s.path in told and not s.row) or s.path in self.plain for group in groups for s in group)
             if not form.variants and not recorded:
                 forms.setdefault(form.key, []).append(i)
         gone: set[int] = set()
         for first, *others in forms.values():
             both = self._shared([found[i][0] for i in (first, *others)]) if others else None
-            if both is not None and len(both[2].parameters) <= MAX_PARAMETERS_ACROSS_ROLES:
+            if both is not None and len(both[2].parameters) <= _most_parameters(both[1]):
                 found[first] = both
                 gone.update(others)
         return [made for i, made in enumerate(found) if i not in gone]
@@ -249,6 +248,11 @@ def _levels(order: list[Scope], names: ClassNames) -> list[list[Scope]]:
     for scope in order:
         levels.setdefault(height[id(scope)], []).append(scope)
     return [levels[n] for n in sorted(levels)]
+
+
+def _most_parameters(form: Form) -> int:
+    """Return how many numbers may differ in a class for several roles: one for two lines that are written once."""
+    return max(FEW_PARAMETERS, (len(form.nodes) + len(parts(form.root))) // 2)
 
 
 def _heights(order: list[Scope], least: Mapping[int, int]) -> dict[int, int]:

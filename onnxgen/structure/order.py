@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 
 
-def in_cycles(before: list[list[int]]) -> set[int]:
-    """Return the units in strongly connected components of more than one (Kosaraju). `before[i]` must precede i."""
+def in_cycles(before: list[list[int]]) -> list[set[int]]:
+    """Return the strongly connected components of more than one unit (Kosaraju). `before[i]` must precede i."""
     after = _reversed(before)
     finished: list[int] = []
     seen: set[int] = set()
@@ -22,7 +22,7 @@ def in_cycles(before: list[list[int]]) -> set[int]:
         elif i not in seen:
             seen.add(i)
             stack += [(i, True), *((j, False) for j in before[i])]
-    found: set[int] = set()
+    found: list[set[int]] = []
     for root in reversed(finished):
         component = set()
         pending = [root] if root in seen else []
@@ -32,7 +32,8 @@ def in_cycles(before: list[list[int]]) -> set[int]:
                 seen.remove(i)
                 component.add(i)
                 pending += after[i]
-        found |= component if len(component) > 1 else set()
+        if len(component) > 1:
+            found.append(component)
     return found
 
 

@@ -180,7 +180,7 @@ class Pairs:
 
     def _out_of_order(self) -> set[int]:
         """Return the pairs that can't stand: each branch needs another order, or a size is only known in a branch."""
-        cycles = in_cycles(edges(self.one, self.other, self.pairs))
+        cycles = {i for cycle in in_cycles(edges(self.one, self.other, self.pairs)) for i in cycle}
         inside = {i for i in cycles if i in self.pairs.values()}
         weak = {i for i in inside if not has_member(self.one.block[i])}
         alone = {i for j, i in self.pairs.items() if self._sizes(self.one, i, self.pairs.values())}

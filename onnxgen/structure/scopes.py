@@ -17,9 +17,8 @@ from onnxgen.code.module_def import Assign, If, Input, Member, ModuleDef, Statem
 from onnxgen.code.quote import MemberRef, Ref, refs, value_of, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
-from onnxgen.common.names import FileText, ModulePath, module_part
+from onnxgen.common.names import FileText, ModulePath, common_scope, module_part
 from onnxgen.lowering.roles import SIDE_INPUT_ROLES
-from onnxgen.scopes.between import common_scope
 from onnxgen.shapes.info import Info
 from onnxgen.structure.order import in_cycles, topological
 from onnxgen.structure.repeated import Repeated, repeated
@@ -173,8 +172,10 @@ class Splitter:
             order = topological(edges)
             if len(order) == len(units):
                 break
-            for index in in_cycles(edges):
-                self._dissolve(units[index], statements, keys)
+            for cycle in in_cycles(edges):
+                if not self._absorbed([units[index] for index in cycle], statements, keys):
+                    for index in cycle:
+                        self._dissolve(units[index], statements, keys)
         # before any branch is split: a submodule of this block cannot be one of a branch
         self.claimed.update(unit.key for unit in units if unit.key is not None)
         results: dict[int, list[str]] = {}
@@ -234,6 +235,22 @@ class Splitter:
     def _is_no_class(self, path: ModulePath) -> bool:
         """True for a dissolved scope, and for an nn.ModuleList or nn.Sequential (all its parts are numbered)."""
         return path in self.containers or path in self.dissolved
+
+    def _absorbed(self, units: list[Unit], statements: list[Statement], keys: list[ModulePath | None]) -> bool:
+        """Take the statements between those of a submodule into it, if they have no members and there is no other.
+
+        A name only tells where the layers are. What is computed between two layers of one module, such as the sum with
+        a residual before its norm, is computed in the module.
+        """
+        inner = [unit for unit in units if unit.key is not None]
+        between = [statement for unit in units if unit.key is None for statement in unit.statements]
+        if len(inner) != 1 or any(_members(statement) for statement in between):
+            return False
+        taken = {id(statement) for statement in between}
+        for i, statement in enumerate(statements):
+            if id(statement) in taken:
+                keys[i] = self.scopes[id(statement)] = inner[0].key or ()
+        return True
 
     def _dissolve(self, unit: Unit, statements: list[Statement], keys: list[ModulePath | None]) -> None:
         if unit.key is None:

@@ -1,0 +1,285 @@
+"""Known blocks have known names: `C2f`, `SqueezeExcite`, `ConvNeXtBlock`.
+
+Goes in: the classes of a file, a class before those that it is a part of. Comes out: new names for classes whose names
+say little and whose `forward` computes what a block of the table (`blocks.py`) computes. Two classes compute the same
+if their sketches are equal: what `forward` returns, in terms of kinds of layers, without norms, dropout, sizes and the
+order of operands. Optional parts count as present.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.quote import walk
+from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, function_of
+from onnxgen.structure.blocks import LIBRARIES
+
+# names that say only that there is something, or repeat the name of an attribute
+VAGUE = re.compile(
+    r"(Branch(es)?|Branch|Conv|Residual|Dense)?(Block|Module|Unit|Layer)?\d*|Branches\d*|Dfl|Mlp|Cell\d*|[A-Z][a-z]?\d*"
+)
+SEVERAL = 2  # blocks of one library that a file must have before a convolution is called as the library calls it
+PLAIN = "timm"  # of which the names are, otherwise
+_PLAIN = ("nn.Ident", "nn.Drop", "F.drop", "Tensor.contiguous")  # beginnings of the names of what is left out
+_NORMS = ("nn.BatchNorm", "nn.GroupNorm", "nn.LayerNorm", "nn.InstanceNorm", "F.batch_norm", "F.layer_norm")
+_GATES = frozenset(name for pair in ACTIVATIONS.items() if pair[0].endswith("sigmoid") for name in pair)
+_ACTS = (frozenset((*ACTIVATIONS, *ACTIVATIONS.values(), "F.hardtanh", "nn.Hardtanh")) - _GATES) | {"F.prelu"}
+_MEANS = ("F.adaptive_avg_pool2d", "Tensor.mean", "torch.mean", "F.adaptive_avg_pool1d")
+_COMMUTES = {ast.Add: "+", ast.Mult: "*"}
+
+Sketch = tuple[Any, ...]
+
+
+def known_names(classes: Sequence[ClassTree], taken: Collection[str], kept: Collection[str]) -> dict[str, str]:
+    """Return new names by the old ones.
+
+    Args:
+        classes: of one file, the root last.
+        taken: names that no class may have.
+        kept: names that an exporter recorded.
+    """
+    found: dict[str, dict[str, str]] = {}  # by class: the block's name in each library that has it
+    sketches: dict[str, Sketch] = {}
+    for tree in classes[:-1]:
+        sketch = _sketch(tree.setup, tree.body, [a.arg for a in tree.inputs], sketches)
+        if sketch is not None:
+            sketches[tree.name] = sketch
+            found[tree.name] = table().get(sketch, {})
+    votes = Counter(library for blocks in found.values() if len(blocks) == 1 for library in blocks)
+    names: dict[str, str] = {}
+    used = {*taken, *(tree.name for tree in classes)}
+    for tree in classes[:-1]:
+        blocks = found.get(tree.name, {})
+        told = max(blocks, key=lambda library: votes[library], default="")
+        if votes[told] < (SEVERAL if PLAIN in blocks else 1):
+            told = PLAIN if PLAIN in blocks else ""
+        if not told or tree.name in kept or not VAGUE.fullmatch(tree.name):
+            continue
+        name, n = blocks[told], 2
+        while name in used and name != tree.name:
+            name, n = f"{blocks[told]}{n}", n + 1
+        used.add(name)
+        names[tree.name] = name
+    return names
+
+
+def rename(classes: Iterable[ClassTree], names: Mapping[str, str]) -> None:
+    """Give classes their new names, also where others make instances of them."""
+    for tree in classes:
+        tree.name = names.get(tree.name, tree.name)
+        for part in (*tree.setup, *tree.items):
+            for node in walk(part):
+                if isinstance(node, ast.Name) and node.id in names:
+                    node.id = names[node.id]
+
+
+@cache
+def table() -> dict[Sketch, dict[str, str]]:
+    """Return the names of the known blocks by library, by sketch."""
+    made: dict[Sketch, dict[str, str]] = {}
+    for library, text in LIBRARIES.items():
+        inside: dict[str, Sketch] = {}
+        for block in ast.parse(text).body:
+            assert isinstance(block, ast.ClassDef)
+            init, forward = (f for f in block.body if isinstance(f, ast.FunctionDef))
+            sketch = _sketch(init.body, forward.body, [a.arg for a in forward.args.args[1:]], inside)
+            assert sketch is not None, f"the table's {block.name} has no sketch"
+            inside[block.name] = sketch
+            made.setdefault(sketch, {})[library] = block.name
+    return made
+
+
+class _Unknown(Exception):
+    """A statement that sketches do not have."""
+
+
+def _sketch(
+    setup: Sequence[ast.stmt], body: Sequence[ast.stmt], inputs: Sequence[str], inside: Mapping[str, Sketch]
+) -> Sketch | None:
+    """Return the sketch of a class; None if it has none. `inside`: those of the classes that it may have inside."""
+    try:
+        forward = _Forward({}, inside)
+        forward.see(setup)
+        forward.values = {name: ("in", i) for i, name in enumerate(inputs)}
+        return forward.block(body)
+    except _Unknown:
+        return None
+
+
+class _Forward:
+    """Follows one `forward`. `members`: what each attribute does to a value."""
+
+    def __init__(self, members: dict[str, Sketch], inside: Mapping[str, Sketch]) -> None:
+        self.members, self.inside = members, inside
+        self.values: dict[str, Sketch] = {}
+
+    def see(self, setup: Sequence[ast.stmt]) -> None:
+        for statement in setup:
+            if isinstance(statement, ast.If):
+                self.see(statement.body)
+            elif isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Attribute):
+                self.members[target.attr] = self._layer(statement.value)
+
+    def _layer(self, made: ast.expr) -> Sketch:
+        """Return the kind of a layer: ("conv",), a known class's sketch, or ("row", the layers of a container)."""
+        if not isinstance(made, ast.Call):
+            return ("number",)
+        name = function_of(made)
+        if name in ("nn.Sequential", "nn.ModuleList"):
+            items = made.args[0].elts if made.args and isinstance(made.args[0], ast.List) else made.args
+            kinds = [self._layer(_repeated(item)) for item in items]
+            return ("each", kinds[0]) if kinds and all(kind == kinds[0] for kind in kinds) else ("row", *kinds)
+        if name in CONVOLUTIONS:
+            return (_kernel(made),)
+        if name in self.inside:
+            return ("block", self.inside[name])  # compared as if it were written out
+        short = name.rpartition(".")[2].rstrip("123d") if name.startswith(_NORMS) else name
+        return ("norm",) if name.startswith(_NORMS) else ("act",) if name in _ACTS else (short,)
+
+    def block(self, body: Sequence[ast.stmt]) -> Sketch:
+        """Return the sketch of what a block returns."""
+        for statement in body:
+            if isinstance(statement, ast.Return):
+                return self.value(statement.value)
+            self._step(statement)
+        raise _Unknown
+
+    def _step(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.If):
+            for inner in statement.body:
+                self._step(inner)
+        elif isinstance(statement, ast.For):
+            self._loop(statement)
+        elif isinstance(statement, ast.Assign):
+            self._assign(statement.targets[0], self.value(statement.value))
+        else:
+            raise _Unknown
+
+    def _assign(self, target: ast.expr, value: Sketch) -> None:
+        if isinstance(target, ast.Name):
+            self.values[target.id] = value
+        elif isinstance(target, ast.Tuple):
+            for i, part in enumerate(target.elts):
+                self._assign(part, ("part", i, value))
+        else:
+            raise _Unknown
+
+    def _loop(self, loop: ast.For) -> None:
+        """Follow a loop over equal layers, whose results may be collected."""
+        over = loop.iter.attr if isinstance(loop.iter, ast.Attribute) else ""
+        kind = self.members.get(over, ("",))
+        first, *rest = loop.body
+        if kind[0] != "each" or not isinstance(loop.target, ast.Name) or not isinstance(first, ast.Assign):
+            raise _Unknown
+        self.members[""] = kind
+        call, target = first.value, first.targets[0]
+        is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == loop.target.id
+        if not is_call or not isinstance(call, ast.Call) or not isinstance(target, ast.Name) or len(call.args) != 1:
+            raise _Unknown
+        made = _applied(kind, self.value(call.args[0]))
+        self.values[target.id] = made
+        for statement in rest:  # `features.append(x)`
+            added = statement.value if isinstance(statement, ast.Expr) else None
+            if not isinstance(added, ast.Call) or not isinstance(added.func, ast.Attribute):
+                raise _Unknown
+            if isinstance(added.func.value, ast.Name):
+                self.values[added.func.value.id] = ("list", made)
+
+    def value(self, tree: ast.expr | None) -> Sketch:
+        """Return the sketch of an expression."""
+        if isinstance(tree, ast.Name):
+            return self.values.get(tree.id, ("number",))
+        if isinstance(tree, ast.Attribute):
+            return self.members.get(tree.attr, ("number",))
+        if isinstance(tree, (ast.Tuple, ast.List)):
+            items = _distinct([self.value(item) for item in tree.elts])
+            return ("list",) if not items else items[0] if set(items) == {("number",)} else ("cat", *items)
+        if isinstance(tree, ast.BinOp):
+            both = [self.value(side) for side in (tree.left, tree.right)]
+            sign = _COMMUTES.get(type(tree.op), type(tree.op).__name__)
+            return (sign, *(sorted(both, key=repr) if type(tree.op) in _COMMUTES else both))
+        if isinstance(tree, ast.Subscript):
+            base = self.value(tree.value)
+            return base[1] if base[0] == "list" and len(base) > 1 else ("at", ast.unparse(tree.slice), base)
+        return self._called(tree) if isinstance(tree, ast.Call) else ("number",)
+
+    def _called(self, tree: ast.Call) -> Sketch:
+        function = tree.func
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
+            if function.attr not in self.members or len(tree.args) != 1:
+                raise _Unknown
+            return _applied(self.members[function.attr], self.value(tree.args[0]))
+        name = function_of(tree)
+        if name.split(".")[0] in ("F", "torch", "nn"):
+            operands = tree.args
+        elif isinstance(function, ast.Attribute):  # a method of a tensor
+            name, operands = f"Tensor.{function.attr}", [function.value, *tree.args]
+        else:
+            raise _Unknown
+        return _function(name, [v for v in map(self.value, operands) if v != ("number",)])
+
+
+def _function(name: str, operands: list[Sketch]) -> Sketch:
+    if not operands:
+        return ("number",)
+    if name.startswith((*_PLAIN, *_NORMS)):
+        return operands[0]
+    if name in _ACTS:
+        return ("act", operands[0])
+    if name in _GATES:
+        return ("gate", operands[0])
+    if name in _MEANS:
+        return ("mean", operands[0])
+    if name == "torch.cat":
+        return operands[0]
+    if name in ("Tensor.split", "torch.split", "torch.chunk"):
+        name = "Tensor.chunk"
+    return (name.rpartition(".")[2], *operands)
+
+
+def _applied(kind: Sketch, value: Sketch) -> Sketch:
+    """Return what a layer of this kind makes of a value."""
+    if kind[0] == "row":
+        for inner in kind[1:]:
+            value = _applied(inner, value)
+        return value
+    if kind[0] == "norm" or kind[0].startswith(_PLAIN):
+        return value
+    if kind[0] == "block":
+        return _written_out(kind[1], value)
+    if kind[0] == "each":  # however many there are
+        return value if value[:1] == ("each",) and value[1] == kind[1] else ("each", kind[1], value)
+    return (*kind, value)
+
+
+def _written_out(sketch: Sketch, value: Sketch) -> Sketch:
+    """Return the sketch of a block of one input, of this value."""
+    if sketch == ("in", 0):
+        return value
+    if sketch[:1] == ("in",):
+        raise _Unknown
+    return tuple(_written_out(part, value) if isinstance(part, tuple) else part for part in sketch)
+
+
+def _distinct(values: list[Sketch]) -> list[Sketch]:
+    """Return values without those that equal the one before: results of equal layers that follow each other."""
+    return [value for i, value in enumerate(values) if i == 0 or value != values[i - 1] or value[0] != "each"]
+
+
+def _repeated(item: ast.expr) -> ast.expr:
+    """Return the layer that a list of equal layers repeats."""
+    inner = item.value if isinstance(item, ast.Starred) else item
+    return inner.elt if isinstance(inner, ast.ListComp) else inner
+
+
+def _kernel(made: ast.Call) -> str:
+    """Return "conv"; "depth" for a convolution of each channel."""
+    groups = next((k.value for k in made.keywords if k.arg == "groups"), ast.Constant(1))
+    is_one = isinstance(groups, ast.Constant) and groups.value == 1
+    return "depth" if not is_one and ast.dump(groups) == ast.dump(made.args[0]) else "conv"

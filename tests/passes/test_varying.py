@@ -1,0 +1,78 @@
+"""A number that differs between places which are alike is a parameter; one that a person types is a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxgen import generate
+from onnxgen.passes.varying import is_typed
+from tests.ops.harness import assert_same, run_onnxruntime
+from tests.support.real import run
+
+LEARNED = (1.3841065, 2.1115580, 2.4821107, 1.5236348, 2.1388680, 2.8309770)
+
+
+def blocks(path: Path, scales: Sequence[float], producer: str = "", op: str = "Mul") -> onnx.ModelProto:
+    """Convolutions whose results are multiplied by a number, each in a Constant node."""
+    random = np.random.default_rng(0)
+    nodes, weights, x = [], [], "x"
+    for i, scale in enumerate(scales):
+        name = f"layers.{i}.weight" if producer == "pytorch" else f"w{i}"
+        weights.append(numpy_helper.from_array(random.standard_normal((4, 4, 1, 1)).astype("float32"), name))
+        number = numpy_helper.from_array(np.array([scale], "float32"), f"number{i}")
+        nodes.append(helper.make_node("Constant", [], [f"number{i}"], value=number))
+        nodes.append(helper.make_node("Conv", [x, name], [f"c{i}"]))
+        nodes.append(helper.make_node(op, [f"c{i}", f"number{i}"], [f"m{i}"]))
+        nodes.append(helper.make_node("Relu", [f"m{i}"], [x := f"r{i}"]))
+    io = [helper.make_tensor_value_info(v, 1, ["n", 4, 8, 8]) for v in ("x", x)]
+    graph = helper.make_graph(nodes, "g", io[:1], io[1:], weights)
+    opsets = [helper.make_opsetid("", 13)]
+    model = helper.make_model(graph, opset_imports=opsets, producer_name=producer, ir_version=8)
+    onnx.save(model, path)
+    return model
+
+
+def test_numbers_that_differ_are_parameters(tmp_path: Path) -> None:
+    model = blocks(tmp_path / "net.onnx", LEARNED)
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 4, 8, 8)).astype("float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    assert_same(made.outputs[0].detach().numpy(), run_onnxruntime(model, feeds)[0])
+    scales = [p for name, p in made.model.named_parameters() if name.endswith("scale")]
+    assert [p.item() for p in scales] == [np.float32(scale) for scale in LEARNED]
+    assert made.generated.source.count("(nn.Module):") == 2, "the blocks are one class"
+
+
+@pytest.mark.parametrize(
+    ("scales", "producer", "op"),
+    [
+        ((1.3841065,) * 4, "", "Mul"),  # equal everywhere
+        ((0.5, 3.0, 1 / 6, 0.044715), "", "Mul"),  # typed
+        ([d**-0.5 for d in (32, 48, 96, 160)], "", "Mul"),  # the scales of attention
+        (LEARNED[:2], "", "Mul"),  # two may be anything
+        (LEARNED, "pytorch", "Mul"),  # its parameters are initializers
+        (LEARNED, "", "Pow"),  # an exponent
+        ((2.0, 3.0, 6.0, 255.0), "", "Div"),
+    ],
+)
+def test_constants_stay_constants(scales: Sequence[float], producer: str, op: str, tmp_path: Path) -> None:
+    blocks(tmp_path / "net.onnx", scales, producer, op)
+    made = generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    assert "nn.Parameter" not in made.source
+
+
+@pytest.mark.parametrize(
+    "number", [0, 1, 3, 6, 1 / 6, 1 / 255, 0.044715, 1e-5, 2**0.5, 64**-0.5, 0.7978845608, 2.0**-20]
+)
+def test_a_person_types(number: float) -> None:
+    assert is_typed(float(np.float32(number)))
+
+
+@pytest.mark.parametrize("number", [*LEARNED, -0.24310489, 0.58607715, 3.0696151])
+def test_training_makes(number: float) -> None:
+    assert not is_typed(number)

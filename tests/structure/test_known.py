@@ -1,0 +1,120 @@
+"""Blocks that libraries have are named as the libraries name them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onnxgen import generate
+from onnxgen.structure.known import table
+
+
+class Cv(nn.Module):
+    def __init__(self, a: int, b: int, k: int = 1, s: int = 1) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(a, b, k, s, k // 2, bias=False), nn.BatchNorm2d(b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.bn(self.conv(x)))
+
+
+class Res(nn.Module):
+    def __init__(self, c: int, add: bool = True) -> None:
+        super().__init__()
+        self.cv1, self.cv2, self.add = Cv(c, c, 3), Cv(c, c, 3), add
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.cv2(self.cv1(x))
+        return x + h if self.add else h
+
+
+class Split(nn.Module):
+    def __init__(self, c: int, n: int) -> None:
+        super().__init__()
+        self.cv1, self.cv2 = Cv(c, c), Cv((2 + n) * c // 2, c)
+        self.m = nn.ModuleList(Res(c // 2) for _ in range(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.cv1(x).chunk(2, 1))
+        for m in self.m:
+            parts.append(m(parts[-1]))
+        made: Tensor = self.cv2(torch.cat(parts, 1))
+        return made
+
+
+class Pools(nn.Module):
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.cv1, self.cv2 = Cv(c, c // 2), Cv(2 * c, c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [self.cv1(x)]
+        for _ in range(3):
+            found.append(F.max_pool2d(found[-1], 5, 1, 2))
+        made: Tensor = self.cv2(torch.cat(found, 1))
+        return made
+
+
+class Yolo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [Cv(3, 8, 3, 2), Split(8, 1), Cv(8, 16, 3, 2), Split(16, 2), Split(16, 2), Pools(16)]
+        self.model = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.model(x)
+        return made
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3, self.w2 = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return made
+
+
+class Llama(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([Gated()]) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for (block,) in self.layers:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "names"),
+    [
+        (Yolo(), (1, 3, 32, 32), {"Conv", "Bottleneck", "C2f", "SPPF"}),
+        (Llama(), (2, 5, 8), {"SwiGLU"}),
+    ],
+)
+def test_names_of_libraries(network: nn.Module, shape: tuple[int, ...], names: set[str], tmp_path: Path) -> None:
+    torch.onnx.export(network.eval(), (torch.randn(shape),), str(tmp_path / "net.onnx"), dynamo=False)
+    source = generate(tmp_path / "net.onnx").source
+    assert names <= set(re.findall(r"^class (\w+?)\d*\(", source, re.M)), source
+
+
+def test_every_block_of_the_table_differs_in_its_library() -> None:
+    for blocks in table().values():
+        assert blocks
+    names = [(library, name) for blocks in table().values() for library, name in blocks.items()]
+    assert len(names) == len(set(names))
+
+
+def test_a_recorded_name_stays(tmp_path: Path) -> None:
+    """The dynamo exporter records the author's class: `Split` is not called `C2f`."""
+    torch.onnx.export(Yolo().eval(), (torch.randn(1, 3, 32, 32),), str(tmp_path / "net.onnx"), dynamo=True)
+    source = generate(tmp_path / "net.onnx").source
+    assert "class Split(" in source
+    assert "class C2f(" not in source
