@@ -54,7 +54,11 @@ from onnxgen.passes.exporters import (
     may_be_root_name,
 )
 from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
+<<<<<<< HEAD
 from onnxgen.passes.varying import is_short, is_typed, varying
+=======
+from onnxgen.passes.varying import varying
+>>>>>>> f230cc5df89ae6a73838ce471248dbfb0a71b5a3
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
@@ -198,8 +202,8 @@ def _decide(
     if not reached:
         return False, STILL.get(value) or "no gradient reaches it from an output"
     kind = value.metadata_props.get(KIND)
-    if any(_op(node) == "Conv" and i == 1 for node, i in _slots(value)) and is_expectation(tensor):
-        return False, "a kernel of the numbers 0, 1, 2, ..."
+    if made := _made_kernel(value, tensor, graph):
+        return False, made
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
     if _says_not_affine(value, graph):
@@ -213,8 +217,6 @@ def _decide(
     is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
     if is_computed and not is_plain(tensor):  # a parameter of equal numbers may have been merged into it
         return False, "the exporter computed it, and not from a parameter"
-    if kind is None and _is_fixed_filter(value, tensor, graph):
-        return False, "a filter that is its own mirror image, and is not called a weight"
     role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
@@ -229,17 +231,22 @@ def _decide(
     return _by_elements(value, tensor, inputs, graph)
 
 
-def _is_fixed_filter(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:
-    """True for a buffer in a file that names parameters and buffers alike, but has another name for kernels of layers.
+def _made_kernel(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> str:
+    """Return why the kernel of a convolution was not trained; "" if it may have been.
 
-    `F.conv1d` is given windows, sincs and blurs; a kernel that was trained is no mirror image of itself.
+    Files that name parameters and buffers alike have another name for the kernels of layers than for a window, a sinc
+    or a blur that `F.conv1d` is given. A kernel that was trained is no mirror image of itself.
     """
-    name = value.name or ""
-    path = (name,) if ROOT.has(value) else param_path(name)
-    if path is None or "weight" in path[-1] or not KEEPS_STATE.get(graph) or RECORDED.get(graph):
-        return False
     slots = list(_slots(value))
-    return bool(slots) and all(i == 1 and is_a(node, CONVOLUTION) for node, i in slots) and is_filter(tensor)
+    if any(_op(node) == "Conv" and i == 1 for node, i in slots) and is_expectation(tensor):
+        return "a kernel of the numbers 0, 1, 2, ..."
+    path = (value.name or "",) if ROOT.has(value) else param_path(value.name or "")
+    if path is None or "weight" in path[-1] or not KEEPS_STATE.get(graph) or RECORDED.get(graph):
+        return ""
+    is_kernel = bool(slots) and all(i == 1 and is_a(node, CONVOLUTION) for node, i in slots)
+    return (
+        "a filter that is its own mirror image, and is not called a weight" if is_kernel and is_filter(tensor) else ""
+    )
 
 
 def _statistic(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> str:
