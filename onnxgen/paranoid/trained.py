@@ -219,7 +219,7 @@ def _may_add_to_convolution(node: ir.Node, place: int) -> bool:
     made = other.producer() if other is not None else None
     if made is None or not is_a(made, SAMPLES) or known(made).matrix != 1 or len(known(made).weights) != 2:
         return False
-    last = known(made).weights[1]
+    last = max(known(made).weights)
     return len(made.inputs) <= last or made.inputs[last] is None
 
 

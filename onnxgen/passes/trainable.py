@@ -2,14 +2,9 @@
 
 A tensor is trained if an output depends on it differentiably, whether it is an initializer or a Constant. Exceptions
 are the Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
-<<<<<<< HEAD
-parameter's name; masks, and vectors of evenly or geometrically spaced numbers; kernels that are their own mirror image;
-the mean and deviation of the input; and what the network measures, by its name.
-=======
 parameter's name; exponents and bounds, and single numbers that a person types, unless PyTorch recorded parameters;
-masks, and vectors of evenly or geometrically spaced numbers; the mean and deviation of the input; and what the network
-measures, by its name.
->>>>>>> d1d31cb6f35bd15fa0148286b96cb83c453c821e
+masks, and vectors of evenly or geometrically spaced numbers; kernels that are their own mirror image; the mean and
+deviation of the input; and what the network measures, by its name.
 The options `trainable` and `frozen` overrule all of this. The graph is not changed.
 """
 
@@ -54,11 +49,7 @@ from onnxgen.passes.exporters import (
     may_be_root_name,
 )
 from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
-<<<<<<< HEAD
 from onnxgen.passes.varying import is_short, is_typed, varying
-=======
-from onnxgen.passes.varying import varying
->>>>>>> f230cc5df89ae6a73838ce471248dbfb0a71b5a3
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import WRITER
 from onnxgen.passes.contrib import causal
-from onnxgen.passes.contrib.writer import INT64, WRITER, Maybe, Refused, Results, Value, Writer, dtype_of
+from onnxgen.passes.contrib.writer import INT64, Maybe, Refused, Results, Value, Writer, dtype_of
 from onnxgen.passes.standard.table import standard
 from onnxgen.shapes.info import info
 
