@@ -14,6 +14,7 @@ from onnxgen.code.formula import computed
 from onnxgen.code.quote import literal, quote, shortest
 from onnxgen.errors import INFER
 from onnxgen.graph.annotations import is_trained
+from onnxgen.lowering.from_sizes import Sized, elements
 from onnxgen.lowering.parameter_paths import NOISE
 from onnxgen.passes.exporters import is_function_name
 from onnxgen.shapes.dims import Dim, Sym
@@ -109,6 +110,8 @@ class Arg:
         if self.info.data is not None and self.info.data.dtype == object:
             return literal(self.info.data.flat[0]) if self.info.data.size == 1 else None
         scalar = self.scalar
+        if scalar is None and (sized := self.builder.sized(self.value)) is not None and sized.one is not None:
+            return quote("float(n)", n=sized.one) if self.is_float else sized.one
         return None if scalar is None else literal(scalar)
 
     @property
@@ -117,7 +120,9 @@ class Arg:
 
         A number that was computed is what its formula gives (`code.formula`).
         """
-        scalar = self.scalar
+        scalar, sized = self.scalar, self.builder.sized(self.value)
+        if sized is not None and sized.one is not None:
+            return sized.one
         if not isinstance(scalar, float):
             return self.number
         if scalar.is_integer() and abs(scalar) <= MAX_WHOLE:
@@ -143,6 +148,22 @@ class Arg:
             return None
         item = constant.reshape(-1)[0].item()
         return shortest(item, self.dtype) if isinstance(item, float) else item
+
+    @property
+    def is_sized(self) -> bool:
+        """True if Python computes the elements from sizes (`lowering.from_sizes`)."""
+        return self.builder.sized(self.value) is not None or self.info.data is not None and self.constant is None
+
+    @property
+    def sized(self) -> Sized | None:
+        """The elements as Python computes them from sizes; also those that are known."""
+        return self.builder.sized(self.value) or elements(self)
+
+    @property
+    def truth(self) -> ast.expr:
+        """The condition that a tensor of one element is: Python's own if it is computed from sizes."""
+        sized = self.builder.sized(self.value)
+        return self.expr if sized is None or sized.one is None else sized.one
 
     def as_int(self) -> ast.expr:
         """Return a Python int: a literal, a size, or `.item()` of a tensor that is computed."""

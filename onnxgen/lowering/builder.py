@@ -27,6 +27,7 @@ from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.graph.nodes import told
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.from_sizes import Sized
 from onnxgen.lowering.plugged import check_text
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import Info, info
@@ -79,6 +80,10 @@ class Builder:
         """Return the known facts of an output: dtype, shape, elements."""
         return info(self.node.outputs[index]) if index < len(self.node.outputs) else Info()
 
+    def inputs(self) -> list[Arg | None]:
+        """Return the node's inputs in order."""
+        return [None if v is None else Arg(self, info(v), v, i) for i, v in enumerate(self.node.inputs)]
+
     def wants(self, index: int) -> bool:
         """Return True if anything uses this output."""
         outputs = self.node.outputs[index : index + 1]
@@ -117,6 +122,10 @@ class Builder:
     def source(self, value: ir.Value | None) -> Source | None:
         """Return how a value is made of stored tensors alone, or None if it is not."""
         return self._lowering.views(value)
+
+    def sized(self, value: ir.Value | None) -> Sized | None:
+        """Return the elements of a value that Python computes from sizes, or None."""
+        return None if value is None else self._lowering.sized.get(value)
 
     def tensor(self, arg: Arg) -> ast.expr:
         """Return the expression of an input as a tensor."""
@@ -249,7 +258,7 @@ class Builder:
         kept = None
         if best < 0 and None not in ranks:  # all are numbers: one of the highest rank stays a tensor
             best = max(r for r in ranks if r is not None)
-            kept = ranks.index(best)
+            kept = min((i for i, r in enumerate(ranks) if r == best), key=lambda i: not args[i].is_sized)
         shape = self.out().shape
         is_whole = fills and shape is not None and any(a.shape == shape and a.uniform is None for a in args)
         operands: list[Any] = []

@@ -29,6 +29,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.fills import write_fills
+from onnxgen.lowering.from_sizes import Sized, moved
 from onnxgen.lowering.members import Members, is_named_buffer
 from onnxgen.lowering.parameter import is_repeated
 from onnxgen.lowering.plugged import lowered
@@ -88,6 +89,7 @@ class Lowering:
         infos, hints: what is known of each value, and its name in the file.
         members: what `__init__` will register.
         views: how values are made of stored tensors.
+        sized: the tensors that Python computes from sizes, of which no tensor is made before one is needed.
     """
 
     def __init__(self, model: ir.Model, options: Options) -> None:
@@ -104,6 +106,7 @@ class Lowering:
         self.open = Open()
         self._counts: dict[str, int] = {}  # number of values by hint, so that `fresh` need not try all names
         self._exprs: dict[ir.Value, ast.expr] = {}
+        self.sized: dict[ir.Value, Sized] = {}
         self.views = Views(model, options)
         self._sizes: set[str] | None = None  # named dims of used values; computed on demand
 
@@ -139,9 +142,8 @@ class Lowering:
             return self._exprs[arg.value]
         if arg.value is not None and is_trained(arg.value):
             return self.members.parameter(arg)
-        if arg.info.data is not None and arg.info.data.dtype == object and arg.info.constant is None:
-            sizes = np.asarray(arg.info.data).tolist()
-            return quote("torch.tensor(v, dtype=d, device=dev)", v=literal(sizes), d=arg.dtype, dev=DeviceOf())
+        if (sizes := self._sizes_of(arg)) is not None:
+            return quote("torch.tensor(v, dtype=d, device=dev)", v=sizes, d=arg.dtype, dev=DeviceOf())
         if arg.value is not None and is_named_buffer(arg.value):
             return self.members.named_buffer(arg)
         array = arg.constant
@@ -152,6 +154,13 @@ class Lowering:
             array = array[:1]
             hint = "scale" if is_a(arg.builder.node, SCALES) else hint
         return arg.builder.buffer(array, hint or arg.name, arg.dtype)
+
+    def _sizes_of(self, arg: Arg) -> ast.expr | None:
+        """Return the elements of a value that is computed from sizes, as nested lists."""
+        if arg.value is not None and arg.value in self.sized:
+            return self.sized[arg.value].listed()
+        is_known = arg.info.data is not None and arg.info.data.dtype == object and arg.info.constant is None
+        return literal(np.asarray(arg.info.data).tolist()) if is_known else None
 
     # nodes
 
@@ -206,7 +215,10 @@ class Lowering:
             return
         builder.plugin = operator.plugin
         positional, keywords = bind(builder, operator)
-        if operator.plugin is not None:
+        made: Any
+        if (found := moved(builder.node, builder.opset, builder.inputs())) is not None:
+            made = found
+        elif operator.plugin is not None:
             self.own.has_calls = True
             made = lowered(builder, operator.plugin, lambda: operator.function(builder, *positional, **keywords))
         else:
@@ -238,7 +250,12 @@ class Lowering:
         for output, value in zip(node.outputs, values):
             if value is None or not output.name:
                 continue
-            if isinstance(value, (Ref, MemberRef)):  # the output is that value: no assignment
+            if isinstance(value, Sized):
+                self.sized[output] = value
+                if shown_dims(output):  # the rank of a tensor may be used as a size
+                    made_tensor = self.tensor(Arg(b, info(output), output))
+                    b.emit(Assign((self.define(output),), made_tensor, b.scope, b.nodes))
+            elif isinstance(value, (Ref, MemberRef)):  # the output is that value: no assignment
                 self._exprs[output] = value
                 if isinstance(value, Ref):
                     self._adopt(value.value, output)

@@ -13,6 +13,7 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON, SAME
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.from_sizes import Sized, as_float, formula
 from onnxgen.ops.wide import SIGNED
 
 T = ir.DataType
@@ -96,13 +97,22 @@ def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target
 
 
 @op("Cast", traits=[ELEMENTWISE, SAME, PASSES_ON, KEEPS_SIGN])
-def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str = "up") -> ast.expr:
+def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str = "up") -> ast.expr | Sized:
     """Convert to another type; floats are truncated to integers.
 
     `saturate` is for float8, `round_mode` for float8e8m0. ONNX does not define how numbers that do not fit an integer
     type are converted; torch and onnxruntime do what C does.
     """
-    return converted(b, input, input.dtype, T(to), bool(saturate), round_mode)
+    return _from_sizes(b, input, T(to)) or converted(b, input, input.dtype, T(to), bool(saturate), round_mode)
+
+
+def _from_sizes(b: Builder, x: Arg, to: T) -> Sized | None:
+    """Return numbers and truth values that are computed from sizes in another type."""
+    if to == T.BOOL:
+        return formula("x" if x.dtype == T.BOOL else "x != 0", x)
+    if x.dtype == T.BOOL:
+        return formula("int(x)", x) if to in (T.INT32, T.INT64) else None
+    return as_float(x, to)
 
 
 @op("CastLike", traits=[ELEMENTWISE, SAME, KEEPS_SIGN])

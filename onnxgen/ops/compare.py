@@ -13,29 +13,44 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE, MOVES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
-from onnxgen.ops.math import aligned, binary, unary
+from onnxgen.lowering.from_sizes import Sized, formula
+from onnxgen.ops.math import aligned, binary
 from onnxgen.ops.wide import computed
 
-LOGIC = {"And": "x & y", "Or": "x | y", "Xor": "x ^ y"}
+LOGIC = {"And": ("x & y", "x and y"), "Or": ("x | y", "x or y"), "Xor": ("x ^ y", "x != y")}
 ORDER = {"Less": "x < y", "LessOrEqual": "x <= y", "Greater": "x > y", "GreaterOrEqual": "x >= y"}
 
 
 def _order(template: str) -> Callable[..., ast.expr]:
-    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
+        if axis is None and (sized := formula(template, A, B)) is not None:
+            return sized
         operands = [A, B] if A.dtype == ir.DataType.UINT64 else aligned(b, A, B, axis)
         return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), *operands, order=True, back=False)
 
     return lower
 
 
-for _name, _template in LOGIC.items():
-    op(_name, traits=[BROADCASTS])(binary(_template))
+def _logic(template: str, of_sizes: str) -> Callable[..., ast.expr | Sized]:
+    lower = binary(template)
+
+    def of_either(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
+        sized = formula(of_sizes, A, B) if axis is None else None
+        return sized or lower(b, A, B, broadcast=broadcast, axis=axis)
+
+    return of_either
+
+
+for _name, (_template, _of_sizes) in LOGIC.items():
+    op(_name, traits=[BROADCASTS])(_logic(_template, _of_sizes))
 for _name, _template in ORDER.items():
     op(_name, traits=[COMPARISON])(_order(_template))
 
 
 @op("Equal", traits=[COMPARISON])
-def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
+    if axis is None and (sized := formula("x == y", A, B)) is not None:
+        return sized
     if A.dtype == ir.DataType.STRING:
         return b("torch.from_numpy(np.asarray(x == y, dtype=bool))", x=A, y=B)
     x, y = aligned(b, A, B, axis)
@@ -44,7 +59,23 @@ def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = 
     return computed(b, A.dtype, lambda x, y: b("x == y", x=x, y=y), x, y, back=False)
 
 
-op("Not", traits=[ELEMENTWISE])(unary("~x"))
+@op("Not", traits=[ELEMENTWISE])
+def not_(b: Builder, X: Arg) -> ast.expr | Sized:
+    """The opposite of a comparison of sizes is a comparison, `x.dim() != 2`."""
+    sized = formula("not x", X)
+    return b("~x", x=X) if sized is None else sized.map(_opposite)
+
+
+OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt
+}  # fmt: skip
+
+
+def _opposite(tree: ast.expr) -> ast.expr:
+    match tree:
+        case ast.UnaryOp(operand=ast.Compare(left=left, ops=[one], comparators=[other])):
+            return ast.Compare(left, [OPPOSITE[type(one)]()], [other])
+    return tree
 
 
 @op("Where", traits=[MOVES, BROADCASTS], data="X Y", still="condition")

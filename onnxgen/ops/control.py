@@ -42,7 +42,7 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
         made.append(Ref(names[-1]))
         then.append(Assign((names[-1],), one, b.scope))
         orelse.append(Assign((names[-1],), other, b.scope))
-    b.emit(If(cond.expr, then, orelse, tuple(names), b.scope, b.nodes))
+    b.emit(If(cond.truth, then, orelse, tuple(names), b.scope, b.nodes))
     return made
 
 

@@ -14,6 +14,7 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, FILLS, MOVES, RANDOM, SELECTS, SIZES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.from_sizes import Sized
 from onnxgen.ops.cast import converted
 from onnxgen.ops.wide import WIDER, computed
 from onnxgen.shapes.dims import nonnegative
@@ -56,14 +57,16 @@ def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 
     dtype = start.dtype
     if dtype is None:
         raise b.error("the type of the inputs is unknown", INFER)
-    implied = T.FLOAT if dtype.is_floating_point() else T.INT64
-    bounds: list[Any] = [x.as_int() for x in (start, limit, delta)]
-    first, last, step = (_int(x) for x in (start, limit, delta))
+    sized = [x.sized if limit.is_sized else None for x in (start, limit, delta)]
+    counted = [None if s is None or not s.exact else s.one for s in sized]
+    bounds: list[Any] = [x.as_int() if n is None else n for x, n in zip((start, limit, delta), counted)]
+    first, last, step = (_int(x) if s is None else s.dim for x, s in zip((start, limit, delta), sized))
     ascending = first is not None and last is not None and step == 1 and nonnegative(last - first)
     if not ascending:
-        if dtype.is_floating_point():  # keep tensors: they may need a gradient
+        if dtype.is_floating_point() and None in counted:  # keep tensors: they may need a gradient
             bounds[0], bounds[2] = (x if x.number is None else x.number for x in (start, delta))
         return b.call("range_tensor", *bounds, dtype=unless(dtype, T.INT64), device=DeviceOf())
+    implied = T.FLOAT if dtype.is_floating_point() and None in counted else T.INT64
     arguments = bounds[1:2] if first == 0 else bounds[:2]
     return b.call("torch.arange", *arguments, dtype=unless(dtype, implied), device=DeviceOf())
 
@@ -106,16 +109,20 @@ def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> as
 
 
 @op("Shape", traits=[SIZES], least=0.0)
-def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> ast.expr:
+def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> Sized:
     """Only for a tensor of unknown rank: other shapes are known at generation."""
     cut = "" if start == 0 and end is None else "[start:]" if end is None else "[start:end]"
-    made = f"torch.tensor(x.shape{cut}, dtype=torch.int64, device=x.device)"  # an empty list would become float32
-    return b(made, x=data, start=start, end=end)
+    return Sized(None, whole=b(f"x.shape{cut}", x=data, start=start, end=end))
 
 
 @op("Size", traits=[SIZES], least=0.0)
-def size(b: Builder, data: Arg) -> ast.expr:
-    return b("torch.tensor(x.numel(), device=x.device)", x=data)
+def size(b: Builder, data: Arg) -> Sized:
+    """The number of elements; of a shape, that is the rank."""
+    shape = b.sized(data.value)
+    if shape is None or shape.whole is None:
+        return Sized.of(b("x.numel()", x=data))
+    whole = isinstance(shape.whole, ast.Attribute)
+    return Sized.of(b("x.dim()", x=shape.whole.value) if whole else b("len(s)", s=shape.whole))
 
 
 @op("OneHot", traits=[MOVES], data="values", still="values")

@@ -18,6 +18,7 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import MOVES, PASSES_ON, SELECTS, STRIDES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.from_sizes import Sized, each
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
@@ -36,10 +37,13 @@ _IDS = re.compile(r"(token_type|position|segment)_ids?")  # inputs beside those 
 
 
 @op("Gather", traits=[STRIDES], matrix="data")
-def gather(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
+def gather(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr | Sized:
     """`nn.Embedding` for a trained table, else indexing."""
     if axis < 0 or data.rank is not None:
         axis %= data.known_rank
+    shape = b.sized(data.value)
+    if shape is not None and shape.whole is not None and isinstance(indices.number, ast.Constant | ast.UnaryOp):
+        return Sized(each(lambda i: b("s[i]", s=shape.whole, i=int(i)), np.asarray(indices.constant)))
     embedding = _embedding(b, data, indices, axis)
     if embedding is not None:
         return embedding

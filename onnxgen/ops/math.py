@@ -14,6 +14,7 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ADDS, AVERAGES, BROADCASTS, ELEMENTWISE, KEEPS_SIGN, PICKS, RECTIFIER, SCALES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.from_sizes import Sized, formula
 from onnxgen.ops.cast import FLOAT8_MAX
 from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
 
@@ -30,20 +31,26 @@ UNARY = {
     "BitwiseNot": "~x",
     **{name: f"torch.{name.lower()}(x)" for name in FLOAT_UNARY},
 }
+# of numbers that Python computes from sizes, which are not negative; each rounds once
+OF_SIZES = {"Neg": "-x", "Sqrt": "math.sqrt(x)"}
 LEAST = {"Exp": 0.0, "Sqrt": 0.0, "Erf": -1.0, "Sin": -1.0, "Cos": -1.0}
 
 
-def unary(template: str) -> Callable[..., ast.expr]:
-    """Make the function of an operator with one input from a template of `x`."""
+def unary(template: str, of_sizes: str = "") -> Callable[..., ast.expr | Sized]:
+    """Make the function of an operator with one input from a template of `x`; `of_sizes`: that of Python's numbers."""
 
-    def lower(b: Builder, X: Arg) -> ast.expr:
+    def lower(b: Builder, X: Arg) -> ast.expr | Sized:
+        if of_sizes and X.is_float and (sized := formula(of_sizes, X, rounds=True)) is not None:
+            return sized
         return computed(b, X.dtype, lambda x: b(template, x=x), X)
 
     return lower
 
 
 for _name, _template in UNARY.items():
-    op(_name, renames={"input": "X"}, traits=[ELEMENTWISE], least=LEAST.get(_name))(unary(_template))
+    op(_name, renames={"input": "X"}, traits=[ELEMENTWISE], least=LEAST.get(_name))(
+        unary(_template, OF_SIZES.get(_name, ""))
+    )
 
 
 op("Rsqrt", domain=DOMAIN, traits=[ELEMENTWISE])(unary("torch.rsqrt(x)"))
@@ -84,14 +91,23 @@ def _add(b: Builder, x: Any, y: Any) -> ast.expr:
 
 
 @op("Add", traits=[ADDS, KEEPS_SIGN])
-def add(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+def add(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
+    if (sized := floats("x + y", A, B, axis)) is not None:
+        return sized
     return computed(b, A.dtype, lambda x, y: _add(b, x, y), *aligned(b, A, B, axis))
 
 
-def binary(template: str) -> Callable[..., ast.expr]:
-    """Make the function of an operator with two inputs from a template of `x` and `y`."""
+def floats(template: str, A: Arg, B: Arg, axis: int | None = None) -> Sized | None:
+    """Return what Python computes of floats that are sizes. Integers that no dim expresses may wrap."""
+    return formula(template, A, B, rounds=True) if axis is None and A.is_float else None
 
-    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+
+def binary(template: str, of_sizes: str = "") -> Callable[..., ast.expr | Sized]:
+    """Make the function of an operator with two inputs from a template of `x` and `y`; see `unary`."""
+
+    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
+        if of_sizes and (sized := floats(of_sizes, A, B, axis)) is not None:
+            return sized
         return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), *aligned(b, A, B, axis))
 
     return lower
@@ -104,12 +120,14 @@ ARITHMETIC = {
     "BitwiseXor": "x ^ y",
 }
 for _name, _template in ARITHMETIC.items():
-    op(_name, traits=[ADDS if _name == "Sub" else BROADCASTS])(binary(_template))
+    op(_name, traits=[ADDS if _name == "Sub" else BROADCASTS])(binary(_template, "x - y" if _name == "Sub" else ""))
 
 
 @op("Mul", traits=[SCALES])
-def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     """A number is the first factor, `2 * x`."""
+    if (sized := floats("x * y", A, B, axis)) is not None:
+        return sized
     x, y = aligned(b, A, B, axis)
     number, tensor = (y, x) if isinstance(x, Arg) else (x, y)
     if isinstance(tensor, Arg) and not isinstance(number, (Arg, ast.Subscript)):
@@ -118,8 +136,11 @@ def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
 
 
 @op("Div", traits=[SCALES])
-def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
-    """Integers are divided with truncation toward zero."""
+def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
+    """Integers are divided with truncation toward zero. Python refuses to divide by a size that may be 0."""
+    nonzero = B.constant is not None and bool(B.constant.all())
+    if nonzero and (sized := floats("x / y", A, B, axis)) is not None:
+        return sized
     x, y = aligned(b, A, B, axis)
     if not is_integer(b, A):
         return b("x / y", x=x, y=y)

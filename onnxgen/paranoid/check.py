@@ -37,6 +37,7 @@ Pass = Callable[[ir.Model, Options], None]
 MAX_NODES_SHOWN = 6  # nodes in an error message
 MAX_ENLARGEMENTS = 6  # enlargements of a region before a difference is reported
 TRAINABLE = "trainable"
+DECIDE = "decide"  # the pass after which sizes count no more with which the whole network fails
 QUANTIZED = "quantized"  # the pass that makes floats of integers, whose numbers differ by design (see `quantised`)
 
 
@@ -98,7 +99,7 @@ class Checker:
             _refuse(name, self.learns.faults(before))
         decided = TRAINABLE if name == "propagate" else name
         _refuse(decided, broken(name, model, options, before, after, known, self.single))
-        found = difference(before, after)
+        found = None if name == DECIDE else difference(before, after)
         if found is None and name in ADDS and options.restore_batchnorm:
             self._refuse_untrue(name, model, options, before, after)
         if found is not None:

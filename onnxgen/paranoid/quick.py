@@ -29,7 +29,7 @@ PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Op
 FEW, MANY = 48_000_000, 64_000_000  # elements of a region that are computed, and of one of which a part differs
 MOST = 20_000  # elements that onnx's evaluator, which is slow, is given; those of a tensor that are looked at
 # Passes that decide what others do, or change numbers by design; `--paranoid` checks these, too.
-UNCOMPARED = frozenset("gradient quantized trainable propagate text infer_missing_scopes".split())
+UNCOMPARED = frozenset("gradient quantized trainable propagate decide text infer_missing_scopes".split())
 
 
 def is_paranoid(options: Options) -> bool:

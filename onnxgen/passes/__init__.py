@@ -47,6 +47,7 @@ from onnxgen.passes.slices import slices
 from onnxgen.passes.softmax import softmax
 from onnxgen.passes.stack import stack
 from onnxgen.passes.standardised import standardised
+from onnxgen.passes.taken import decide, taken
 from onnxgen.passes.text import text
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.transformer import transformer
@@ -71,6 +72,8 @@ PASSES: list[Pass] = [
     contrib,  # before trainable, which knows weights by the standard's operators
     trainable,  # before anything is folded: trained tensors must not be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
+    decide,  # what ranks decide, while nodes are still those of the file
+    taken,  # then inner values are all in one graph
     layer_sizes,  # after contrib, which writes layers, and before any pass moves their tensors
     axes,  # before anything counts axes modulo the rank
     expand,  # after propagation: a function body may depend on types

@@ -24,6 +24,8 @@ PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 CLASSES = "pkg.torch.onnx.class_hierarchy"
 # PyTorch's names of the parameters of nn.LSTM, nn.GRU and nn.RNN, with the number of the layer.
 RECURRENT = re.compile(r"(?:weight|bias)_[ih]h_l(\d+)(?:_reverse)?$")
+# Those of nn.LSTMCell, nn.GRUCell and nn.RNNCell.
+CELL = re.compile(r"(?:weight|bias)_[ih]h$")
 
 # Names without a dot that no parameter of the root has: onnxruntime's, and the dynamo exporter's.
 _GENERATED = re.compile(r"reorder|\w+_token_\d+|val_\d+")

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgen.options import Options
 from onnxgen.passes.exporters import RECURRENT
 from onnxgen.passes.match import ints, standard_nodes, uniform
+from onnxgen.passes.recurrent_cell import is_cell, write_cell
 from onnxgen.passes.recurrent_stack import SWAP, RecurrentLayer, layer_above, make_batch_first, merged
 from onnxgen.passes.rewrite import drop, own
 from onnxgen.passes.steps import constant, input_at, insert, permuted, replace_uses, transposed
@@ -32,7 +33,9 @@ def recurrent(model: ir.Model, options: Options) -> None:
     views = Views(model, options)
     for node in standard_nodes(model, *ACTIVATIONS):
         layer = _layer(node, views)
-        if layer is not None:
+        if layer is not None and is_cell(layer):
+            write_cell(layer)
+        elif layer is not None and _note_module(layer):
             _rewrite(layer)
             layers[layer.new.outputs[0]] = layer
     chains = [[layer] for layer in layers.values()]
@@ -78,8 +81,7 @@ def _layer(node: ir.Node, views: Views) -> RecurrentLayer | None:
         return None
     if len(sources) < 2 or any(len(s.shape) != 3 for s in sources[:2]):
         return None
-    layer = RecurrentLayer(node, sources, sources[1].shape[2], directions, relu)
-    return layer if _note_module(layer) else None
+    return RecurrentLayer(node, sources, sources[1].shape[2], directions, relu)
 
 
 def _note_module(layer: RecurrentLayer) -> bool:

@@ -26,14 +26,20 @@ MAX_STORED_ELEMENTS = 4096  # a stored tensor with more elements counts as unkno
 __all__ = ["propagate"]
 
 
-def propagate(graph: ir.Graph, options: Options, known: Mapping[str, Dim] | None = None) -> None:
+def propagate(
+    graph: ir.Graph,
+    options: Options,
+    known: Mapping[str, Dim] | None = None,
+    assumed: Mapping[ir.Value, bool] | None = None,
+) -> None:
     """Set the `Info` of every value of a graph and its subgraphs (read with `shapes.info.info`).
 
     The graph must be in topological order. The result depends only on the graph: run it again after rewriting. Dims
     that the file names become symbols of that name, others are called `"{value}.{axis}"`. Never raises for an invalid
-    graph: contradictory facts stay unknown. `known`: dims that replace the file's named dims.
+    graph: contradictory facts stay unknown. `known`: dims that replace the file's named dims. `assumed`: truth
+    values that conditions are taken to have.
     """
-    run = _Propagation(graph, options, known or {})
+    run = _Propagation(graph, options, known or {}, assumed or {})
     for value in graph.inputs:
         set_info(value, run.graph_input(value))
     run.walk(graph)
@@ -42,7 +48,10 @@ def propagate(graph: ir.Graph, options: Options, known: Mapping[str, Dim] | None
 class _Propagation:
     """One run of `propagate`."""
 
-    def __init__(self, graph: ir.Graph, options: Options, known: Mapping[str, Dim]) -> None:
+    def __init__(
+        self, graph: ir.Graph, options: Options, known: Mapping[str, Dim], assumed: Mapping[ir.Value, bool]
+    ) -> None:
+        self.assumed = assumed
         self.symbols = Symbols(known)
         self.float_sizes = FloatSizes()
         self.depth = 0
@@ -81,6 +90,8 @@ class _Propagation:
         for node in graph:
             for value, facts in zip(node.outputs, self._node(node), strict=False):
                 set_info(value, declared(value, facts, self.symbols))
+                if value in self.assumed:
+                    set_info(value, replace(info(value), data=np.full((1,) * (facts.rank or 0), self.assumed[value])))
                 if facts.kind == "sequence":
                     self.symbols.elements |= shown_dims(value)
 

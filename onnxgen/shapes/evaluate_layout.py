@@ -34,6 +34,9 @@ def _shape(n: NodeFacts, *_: Array) -> list[Array]:
 
 
 def _size(n: NodeFacts, *_: Array) -> list[Array]:
+    maker = n.node.inputs[0].producer() if n.node.inputs[0] is not None else None
+    if maker is not None and maker.op_type == "Shape" and isinstance(n.shape(0)[0], Sym):
+        raise Unknown("the rank of a tensor, which is the size of no axis")
     return [_array([product(n.shape(0))]).reshape(())]
 
 

@@ -7,12 +7,13 @@ only in this module: an `Info` has elements of a float tensor only if they are p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgen.shapes import evaluate_layout
-from onnxgen.shapes.dims import Dim, Sym, nonnegative, scale_size
+from onnxgen.shapes.dims import Dim, Sym, dim_max, nonnegative, scale_size
 from onnxgen.shapes.info import Info
 from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, Unknown, integer, numbers_if_possible
 from onnxgen.shapes.wrapping import bound
@@ -44,6 +45,8 @@ class FloatSizes:
         try:
             if cast:
                 return self._cast(n, found)
+            if n.op == "Range":
+                return self._range(n, found)
             if n.op == "Mul":
                 self._known[n.node.outputs[0]] = self._scaled(n)
             elif n.op in ARRANGING:
@@ -58,7 +61,7 @@ class FloatSizes:
 
     def _cast(self, n: NodeFacts, found: list[Info]) -> list[Info]:
         data, to = n.input(0).data, found[0].dtype
-        if to == FLOAT and integer(n.dtype(0)) and data is not None and all(map(_one_axis, data.ravel().tolist())):
+        if to == FLOAT and integer(n.dtype(0)) and data is not None and all(map(one_axis, data.ravel().tolist())):
             self._known[n.node.outputs[0]] = _each(lambda dim: Scaled(dim), data)
         known = self._input(n, 0)
         if known is None:
@@ -69,6 +72,23 @@ class FloatSizes:
             sizes = _each(lambda e: e.size if e.factor is None else scale_size(e.size, e.factor), known)
             return [replace(found[0], shape=sizes.shape, data=numbers_if_possible(sizes, to))]
         return found
+
+    def _range(self, n: NodeFacts, found: list[Info]) -> list[Info]:
+        """Count the elements of a range of floats that goes from one size to another in steps of 1."""
+        first, last, step = (self._whole(n, i) for i in range(3))
+        if step != 1:
+            raise Unknown("other steps, which round")
+        return [replace(found[0], shape=(dim_max(last - first, 0),))]
+
+    def _whole(self, n: NodeFacts, i: int) -> Dim:
+        """Return input i, if it is a size or a whole number."""
+        known, data = self._input(n, i), n.input(i).constant
+        one: Any = known.flat[0].size if known is not None and known.flat[0].factor is None else None
+        if one is None and data is not None and data.size == 1 and float(data.flat[0]).is_integer():
+            one = int(data.flat[0])
+        if one is None:
+            raise Unknown("a float that is no size")
+        return one  # type: ignore[no-any-return]
 
     def _scaled(self, n: NodeFacts) -> Array:
         first, second = self._input(n, 0), self._input(n, 1)
@@ -94,7 +114,7 @@ class FloatSizes:
             self._known[value] = array if isinstance(array, np.ndarray) else box
 
 
-def _one_axis(size: Dim) -> bool:
+def one_axis(size: Dim) -> bool:
     """Return True if a size is that of one axis, not a product (below 2**24, so it is exact in float32).
 
     It may be a small multiple: `bound` counts on axes 16 times as long as the longest that tensors have.

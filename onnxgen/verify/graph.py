@@ -16,6 +16,7 @@ from onnxgen.graph.traits import COMPARISON, MOVES, RANDOM
 from onnxgen.options import Options
 from onnxgen.reader.cut import types_of
 from onnxgen.shapes import propagate
+from onnxgen.shapes.decided import decided
 from onnxgen.shapes.dims import Dim, Sym, substitute, symbols
 from onnxgen.shapes.info import Info, info
 from onnxgen.verify.equations import Equation, asked, named, solved, whole
@@ -172,9 +173,10 @@ def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equ
             for name in symbols(dim):
                 names.setdefault(name, len(names))
     known = named(names)
+    conditions = decided(graph, options) if names else {}
     equations: list[Equation] = []
     for _ in range(PROPAGATION_ROUNDS if names else 0):
-        propagate(graph, options, known)
+        propagate(graph, options, known, conditions)
         equations = list(dict.fromkeys(asked(all_nodes(graph))))
         new = solved(equations, {name: place for name, place in names.items() if name not in known})
         if not new:

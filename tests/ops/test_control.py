@@ -323,3 +323,147 @@ def test_the_shape_of_what_may_have_no_axes() -> None:
         }""",
         *feeds,
     )
+
+
+# --------------------------------------------------------------------------------------------- conditions on sizes
+
+
+CONDITIONS = [
+    ("Equal (n, one)", "if x.shape[1] == 1:"), ("Greater (n, three)", "if x.shape[1] > 3:"),
+    ("LessOrEqual (three, n)", "if 3 <= x.shape[1]:"), ("Equal (n, first)", "if l == n:"),
+]  # fmt: skip
+SIZES = [(1, 1), (2, 1), (3, 3), (2, 5), (1, 4)]
+
+
+@pytest.mark.parametrize("rule,text", CONDITIONS, ids=[rule for rule, _ in CONDITIONS])
+def test_a_condition_on_sizes_is_pythons(rule: str, text: str) -> None:
+    """No tensor is made of a size only to be compared."""
+    ran = check(
+        f"""g (float[N, L] x) => (float[N, L] y) {{
+          s = Shape (x)
+          i = Constant <value = int64[1] {{1}}> ()
+          zero = Constant <value = int64[1] {{0}}> ()
+          one = Constant <value = int64[1] {{1}}> ()
+          three = Constant <value = int64[1] {{3}}> ()
+          n = Gather (s, i)
+          first = Gather (s, zero)
+          c = {rule}
+          y = If (c) <
+            then_branch = t () => (float[N, L] a) {{ a = Neg (x) }},
+            else_branch = e () => (float[N, L] b) {{ b = Exp (x) }}
+          >
+        }}""",
+        *({"x": np.ones(shape, F)} for shape in SIZES),
+    )
+    assert text in ran.forward and "torch.tensor" not in ran.forward
+
+
+def test_conditions_of_sizes_are_joined() -> None:
+    """Not, And, Or, casts and moves of truth values stay Python's, and so does the rank of what may have several."""
+    graph = """g (float[N, L] x) => (float[N, L] y, bool z) {
+      s = Shape (x)
+      i = Constant <value = int64 {1}> ()
+      two = Constant <value = int64 {2}> ()
+      four = Constant <value = int64 {4}> ()
+      n = Gather (s, i)
+      long = Greater (n, four)
+      short = Less (n, two)
+      either = Or (long, short)
+      not = Not (either)
+      whole = Cast <to = 7> (not)
+      back = Cast <to = 9> (whole)
+      i1 = Constant <value = int64[1] {0}> ()
+      back1 = Unsqueeze (back, i1)
+      c = Squeeze (back1, i1)
+      z = And (c, c)
+      y = If (c) <
+        then_branch = t () => (float[N, L] a) { a = Neg (x) },
+        else_branch = e () => (float[N, L] b) { b = Exp (x) }
+      >
+    }"""
+    ran = check(graph, *({"x": np.ones((2, n), F)} for n in (1, 2, 4, 5)))
+    assert ran.forward.count("torch.tensor") == 1, "only the output is a tensor"
+
+
+def test_a_rank_is_pythons_too() -> None:
+    graph = """g (bool c, float[2, 3] x) => (float[P, Q] z) {
+      y = If (c) <
+        then_branch = t () => (float[2] a) { a = ReduceMax <axes = [1], keepdims = 0> (x) },
+        else_branch = e () => (float[2, 3] b) { b = Identity (x) }
+      >
+      s = Shape (y)
+      rank = Size (s)
+      two = Constant <value = int64 {2}> ()
+      flat = Equal (rank, two)
+      thin = Not (flat)
+      i = Constant <value = int64[1] {0}> ()
+      z = If (thin) <
+        then_branch = t2 () => (float[P, Q] a2) { a2 = Unsqueeze (y, i) },
+        else_branch = e2 () => (float[P, Q] b2) { b2 = Identity (y) }
+      >
+    }"""
+    ran = check(graph, *({"c": np.array(c), "x": np.ones((2, 3), F)} for c in (True, False)), opset=17)
+    assert "if x1.dim() != 2:" in ran.forward or ".dim() != 2:" in ran.forward
+
+
+SQUEEZED = """g (float[N, C, L] x, float[1, N, 3] h, float[1, N, 3] c) => (float[A, B, D] y) {
+  s = Shape (x)
+  i = Constant <value = int64[1] {2}> ()
+  n = Gather (s, i)
+  one = Constant <value = int64[1] {1}> ()
+  zero = Constant <value = int64[1] {0}> ()
+  k = Equal (n, one)
+  w = ConstantOfShape <value = float[1] {0.5}> (of_w)
+  r = ConstantOfShape <value = float[1] {0.25}> (of_r)
+  of_w = Constant <value = int64[3] {1, 12, 4}> ()
+  of_r = Constant <value = int64[3] {1, 12, 3}> ()
+  q = If (k) <
+    then_branch = t () => (float[N, C] a) { a = Squeeze (x, i) },
+    else_branch = e () => (float[N, C, L] b) { b = Identity (x) }
+  >
+  last
+}"""
+
+
+def squeezed(last: str) -> str:
+    """A branch that drops an axis of size 1, `x.squeeze(2)`, and what follows."""
+    lines = SQUEEZED.replace("  last\n", last).splitlines()
+    made = [line for line in lines if line.startswith("  of_")]
+    return "\n".join([lines[0], *made, *(line for line in lines[1:] if line not in made)])
+
+
+def test_a_branch_is_taken_if_the_other_one_cannot_run() -> None:
+    """Behind the other branch, the LSTM gets four axes, which onnxruntime refuses."""
+    graph = squeezed("  u = Unsqueeze (q, zero)\n  y, yh, yc = LSTM <hidden_size = 3> (u, w, r, , , h, c)\n")
+    graph = graph.replace("(float[A, B, D] y)", "(float[A, D, B, E] y)")
+    feeds = [{"x": np.ones((n, 4, 1), F), "h": np.ones((1, n, 3), F), "c": np.ones((1, n, 3), F)} for n in (1, 2)]
+    ran = check(graph, *feeds)
+    assert "if " not in ran.forward and "squeeze" in ran.forward
+    longer = {**feeds[0], "x": np.ones((1, 4, 2), F)}
+    with pytest.raises(Exception, match="must have 3 dimensions"):
+        run_onnxruntime(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]>\n{graph}'), longer)
+    with pytest.raises((AssertionError, RuntimeError, ValueError)):
+        ran.model(*(torch.from_numpy(v) for v in longer.values()))
+
+
+def test_a_branch_that_changes_nothing_is_taken_too() -> None:
+    graph = squeezed("  y = Conv (q, w)\n").replace(", float[1, N, 3] h, float[1, N, 3] c", "")
+    ran = check(graph.replace("int64[3] {1, 12, 4}", "int64[3] {2, 4, 1}"), {"x": np.ones((2, 4, 5), F)})
+    assert "if " not in ran.forward and "squeeze" not in ran.forward
+
+
+def test_a_branch_stays_if_both_can_run() -> None:
+    graph = squeezed("  y = Exp (q)\n").replace(", float[1, N, 3] h, float[1, N, 3] c", "")
+    graph = graph.replace("(float[A, B, D] y)", "(float y)")
+    ran = check(graph, *({"x": np.ones((2, 4, n), F)} for n in (1, 2)))
+    assert "if x.shape[2] == 1:" in ran.forward
+
+
+def test_a_branch_of_an_input_stays() -> None:
+    """It is an argument, though the network can only run with one value of it."""
+    graph = squeezed("  u = Unsqueeze (q, zero)\n  y, yh, yc = LSTM <hidden_size = 3> (u, w, r, , , h, c)\n")
+    graph = graph.replace("(float[A, B, D] y)", "(float[A, D, B, E] y)").replace("k = Equal (n, one)", "k = Not (no)")
+    graph = graph.replace("g (float", "g (bool no, float")
+    given = {"x": np.ones((2, 4, 1), F), "h": np.ones((1, 2, 3), F), "c": np.ones((1, 2, 3), F)}
+    ran = check(graph, {"no": np.array(False), **given})
+    assert "if ~no:" in ran.forward

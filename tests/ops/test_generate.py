@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 from onnx import helper, numpy_helper
@@ -82,6 +83,48 @@ def test_range_of_a_size() -> None:
         for actual, expected in zip(ran.outputs, run_onnxruntime(model, feeds), strict=True):
             assert_same(actual, expected)
     assert "torch.arange(n, device=x.device)" in ran.forward
+
+
+OF_SIZES = {
+    "anchors": (
+        "f = Cast <to = 1> (n) r = Range (zero, f, one) y = Add (r, half)",
+        "torch.arange(x.shape[0], dtype=torch.float32, device=x.device) + 0.5",
+    ),
+    "from one": ("f = Cast <to = 1> (n) y = Range (one, f, one)", "range_tensor(1.0, x.shape[0], 1.0, dtype"),
+    "in steps": ("f = Cast <to = 1> (n) y = Range (zero, f, half)", "range_tensor(0.0, x.shape[0], 0.5, dtype"),
+    "of double": ("d = Cast <to = 11> (n) m = Cast <to = 1> (d) y = Mul (x, m)", "return x * h"),
+    "scaled": ("f = Cast <to = 1> (n) g = Sqrt (f) y = Div (x, g)", "x / math.sqrt(x.shape[0])"),
+    "sums": ("f = Cast <to = 1> (n) g = Sub (f, half) h = Neg (f) a = Add (x, g) y = Add (a, h)", "x + (n - 0.5) - n"),
+    "products": ("f = Cast <to = 1> (n) g = Mul (f, tenth) y = Sub (x, g)", "x - x.shape[0] * 0.10000000149011612"),
+    "quotients": ("f = Cast <to = 1> (n) g = Div (f, tenth) y = Sub (x, g)", "x - x.shape[0] / 0.10000000149011612"),
+    "of nothing": ("f = Cast <to = 1> (n) y = Div (one, f)", "float32"),
+    "two roundings": ("f = Cast <to = 1> (n) g = Mul (f, tenth) h = Mul (g, tenth) y = Add (x, h)", "0.1 * torch.t"),
+    "several": ("f = Cast <to = 1> (s) y = Mul (f, half)", "torch.tensor([x.shape[0] * 0.5], dtype=torch.float32"),
+    "a choice": (
+        "f = Cast <to = 1> (n) c = Greater (x, half) y = Where (c, f, one)",
+        "torch.where(mask, float(mask.shape[0]), 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("nodes,text", OF_SIZES.values(), ids=OF_SIZES)
+def test_floats_that_are_sizes(nodes: str, text: str) -> None:
+    """Python computes them, and they are rounded as the file rounds them. Nothing takes a number out of a tensor."""
+    constants = {"zero": 0, "one": 1, "half": 0.5, "tenth": 0.1}
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]> g (float[n] x) => (float[m] y) {
+        s = Shape (x) i = Constant <value = int64 {0}> () n = Gather (s, i) """
+        + "".join(f"{name} = Constant <value = float {{{value}}}> () " for name, value in constants.items())
+        + nodes
+        + "}"
+    )
+    for n in (0, 1, 7, 4099):
+        feeds = {"x": np.random.default_rng(n).normal(size=n).astype(F)}
+        ran = run_model(model, feeds)
+        for actual, expected in zip(ran.outputs, run_onnxruntime(model, feeds), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+            assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    assert text in ran.forward and ".item()" not in ran.forward
 
 
 @pytest.mark.parametrize("k", [-4, -1, 0, 2, 5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,14 @@ import onnx
 import onnx.parser
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import Tensor, nn
 
-from tests.ops.harness import Ran, assert_same, run_model, tensor_proto
+import onnxgen
+from tests.ops.harness import Ran, assert_same, run_model, run_onnxruntime, tensor_proto
 from tests.support.exported import exported as exported_module
 from tests.support.exported import held_graph
+from tests.support.real import imported
 from tests.zoo.export import quiet
 
 
@@ -152,3 +156,94 @@ def test_axes_that_are_moved_there_and_back() -> None:
         model.graph.initializer.append(tensor_proto(random.normal(size=(1, 12, columns)).astype("float32"), name))
     ran = held_graph(model, {"x": random.normal(size=(5, 2, 3)).astype("float32")})
     assert "nn.GRU(" in ran.source and "permute" not in ran.forward and "transpose" not in ran.forward
+
+
+class Decoder(nn.Module):
+    """A cell behind an axis of unknown size, as in detectors of speech that are exported from a script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 4, 3, stride=2)
+        self.rnn = nn.LSTMCell(4, 5)
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.conv(x).squeeze(-1)
+        h, c = self.rnn(x, (state[0], state[1]))
+        return h.unsqueeze(-1), torch.stack([h, c])
+
+
+def decoder() -> tuple[nn.Module, onnx.ModelProto, dict[str, Any]]:
+    torch.manual_seed(0)
+    model, inputs = Decoder().eval(), (torch.randn(2, 3, 4), torch.randn(2, 2, 5))
+    file, axes = io.BytesIO(), {"x": {0: "n", 2: "l"}, "state": {1: "n"}}
+    with quiet():
+        torch.onnx.export(
+            torch.jit.script(model), inputs, file, dynamo=False, opset_version=16, do_constant_folding=False,
+            input_names=["x", "state"], dynamic_axes=axes,
+        )  # fmt: skip
+    feeds = {"x": inputs[0].numpy(), "state": inputs[1].numpy()}
+    return model, onnx.load_from_string(file.getvalue()), feeds
+
+
+def test_a_cell_is_a_cell() -> None:
+    """A script asks for its input's rank and sizes; what the LSTM takes answers that."""
+    model, proto, feeds = decoder()
+    assert any(node.op_type == "If" for node in proto.graph.node)
+    ran = run_model(proto, feeds)
+    with torch.no_grad():
+        expected = model(*map(torch.from_numpy, feeds.values()))
+    for actual, wanted, other in zip(ran.outputs, expected, run_onnxruntime(proto, feeds), strict=True):
+        assert_same(actual, wanted.numpy())
+        assert_same(actual, other)
+    made, original = ran.model.state_dict(), model.state_dict()
+    assert made.keys() == original.keys() and all(torch.equal(made[key], original[key]) for key in made)
+    assert "nn.LSTMCell(4, 5)" in ran.source and "if " not in ran.forward and "cat(" not in ran.source
+
+
+def test_a_cell_comes_back(tmp_path: Path) -> None:
+    """Its trained values are written over the file's own tensors, whose gates have torch's order."""
+    model, proto, feeds = decoder()
+    onnx.save(proto, tmp_path / "net.onnx")
+    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "model.py")
+    trained = imported(tmp_path / "model.py").Model.from_pretrained()
+    for parameter in trained.parameters():
+        torch.nn.init.normal_(parameter)
+    onnxgen.export(tmp_path / "model.py", weights=trained, out=tmp_path / "tuned.onnx")
+    tuned = onnx.load(tmp_path / "tuned.onnx")
+    stored = {t.name: numpy_helper.to_array(t) for t in tuned.graph.initializer}
+    assert all(np.array_equal(stored[key], tensor.numpy()) for key, tensor in trained.state_dict().items())
+    with torch.no_grad():
+        expected = trained(*map(torch.from_numpy, feeds.values()))
+    for actual, wanted in zip(run_onnxruntime(tuned, feeds), expected, strict=True):
+        assert_same(actual, wanted.numpy())
+
+
+@pytest.mark.parametrize("states", ["h", "none"])
+@pytest.mark.parametrize("kind,gates", [("GRU", 3), ("RNN", 1), ("LSTM", 4)])
+def test_cells_of_one_step(kind: str, gates: int, states: str) -> None:
+    """Tensors that are called as a cell's, in ONNX's order of gates; Y itself is used, too."""
+    draw = np.random.default_rng(0).normal
+    weights = {"weight_ih": (gates * 3, 4), "weight_hh": (gates * 3, 3), "bias": (1, gates * 6)}
+    given = "h1" if states == "h" else ""
+    more = ", linear_before_reset = 1" if kind == "GRU" else ""
+    text = f"""g (float[n, 4] x, float[n, 3] h) => (float[n, 3] y, float[1, 1, n, 3] all) {{
+      i = Constant <value = int64[1] {{0}}> ()
+      x1 = Unsqueeze (x, i)
+      h1 = Unsqueeze (h, i)
+      w = Unsqueeze (weight_ih, i)
+      r = Unsqueeze (weight_hh, i)
+      all, last = {kind} <hidden_size = 3{more}> (x1, w, r, bias, , {given})
+      y = Squeeze (last, i)
+    }}"""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
+    names = {"weight_ih": "cell.weight_ih", "weight_hh": "cell.weight_hh", "bias": "onnx::bias"}
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    for name, shape in weights.items():
+        model.graph.initializer.append(tensor_proto(draw(size=shape).astype(np.float32), names[name]))
+    for n in (1, 2):
+        feeds = {"x": draw(size=(n, 4)).astype(np.float32), "h": draw(size=(n, 3)).astype(np.float32)}
+        ran = run_model(model, feeds)
+        for actual, expected in zip(ran.outputs, run_onnxruntime(model, feeds), strict=True):
+            assert_same(actual, expected)
+    assert f"self.cell = nn.{kind}Cell(4, 3" in ran.source

@@ -107,6 +107,19 @@ def test_dims_that_may_be_one_are_tried_so(tmp_path: Path) -> None:
     assert drawn["m"] == 1 and session.run(None, feeds.draw(found, drawn, "plain", 0))
 
 
+def test_states_behind_a_branch_have_the_batch_of_the_input(tmp_path: Path) -> None:
+    """Only with one branch does the LSTM get three axes; then its batch is that of the states."""
+    text = """(float[n, 3, l] x, float[1, m, 5] h, float[1, k, 5] c) => (float[a, b, d, e] y) {
+        s = Shape (x)  i = Constant <value = int64[1] {2}> ()  u = Gather (s, i)  o = Constant <value = int64[1] {1}> ()
+        k1 = Equal (u, o)  z = Constant <value = int64[1] {0}> ()
+        q = If (k1) < then_branch = t () => (float[n, 3] v) { v = Squeeze (x, i) },
+                      else_branch = f () => (float[n, 3, l] w) { w = Identity (x) } >
+        r = Unsqueeze (q, z)  y = LSTM <hidden_size = 5> (r, w0, w1, , , h, c) }"""
+    _, found = graph(tmp_path, text, {"w0": (1, 20, 3), "w1": (1, 20, 5)})
+    first = next(iter(sizes(found, 0)))
+    assert first["n"] == first["m"] == first["k"] != 1
+
+
 def test_inputs_of_unknown_rank_are_tried_with_several(tmp_path: Path) -> None:
     """The first shape, (2, 3), is not what a sum over two axes of four takes."""
     path, _ = graph(tmp_path, "(float[4] x, float y) => (float z) { z = Add (x, y) }")

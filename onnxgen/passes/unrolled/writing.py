@@ -19,6 +19,8 @@ from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, Shape, info, set_info
 
 ORDER = {RNN: (0,), GRU: (1, 0, 2), LSTM: (0, 3, 1, 2)}  # ONNX's gates, as positions among torch's
+# torch's gates, as positions among ONNX's
+TORCH_ORDER = {kind: tuple(map(order.index, range(len(order)))) for kind, order in ORDER.items()}
 SWAP = (1, 0, 2)
 
 
@@ -81,7 +83,7 @@ def _node(first: ir.Node, chains: Sequence[Chain], batch: Dim, moved: Moved) -> 
 
 def _stacked(before: ir.Node, directions: Sequence[Sequence[Rows]], kind: str) -> ir.Value:
     """Return the matrices of all gates and directions as ONNX has them, [directions, gates * hidden, in]."""
-    return _concat(before, [_unsqueezed(before, _gates(before, gates, kind)) for gates in directions])
+    return _concat(before, [unsqueezed(before, _gates(before, gates, kind)) for gates in directions])
 
 
 def _biases(before: ir.Node, chains: Sequence[Chain], kind: str) -> ir.Value | None:
@@ -93,7 +95,7 @@ def _biases(before: ir.Node, chains: Sequence[Chain], kind: str) -> ir.Value | N
         if not of_x:
             return None
         both = [_gates(before, rows, kind) for rows in (of_x, of_h)]
-        found.append(_unsqueezed(before, _concat(before, both)))
+        found.append(unsqueezed(before, _concat(before, both)))
     return _concat(before, found)
 
 
@@ -124,7 +126,7 @@ def _state(before: ir.Node, values: Sequence[ir.Value | None], moved: Moved) -> 
     states = []
     for value in known:
         assert value is not None
-        states.append(value if info(value).rank == 3 else _unsqueezed(before, value))
+        states.append(value if info(value).rank == 3 else unsqueezed(before, value))
     pieces = [piece(v) for v in states]
     if len(pieces) == 2 and pieces[0] is not None and pieces[1] is not None:
         a, b = pieces[0], pieces[1]
@@ -146,13 +148,15 @@ def _concat(before: ir.Node, values: Sequence[ir.Value]) -> ir.Value:
     return insert(before, node, f"{values[0].name}.all", Info(info(values[0]).dtype, (rows, *shapes[0][1:])))
 
 
-def _unsqueezed(before: ir.Node, value: ir.Value) -> ir.Value:
+def unsqueezed(before: ir.Node, value: ir.Value) -> ir.Value:
+    """Return a value with a first axis of size 1."""
     facts = info(value)
     node = ir.node("Unsqueeze", [value, constant(before, [0], f"{value.name}.axes")], version=13)
     return insert(before, node, f"{value.name}.unsqueezed", Info(facts.dtype, (1, *(facts.shape or ()))))
 
 
-def _squeezed(before: ir.Node, value: ir.Value, axis: int) -> ir.Value:
+def squeezed(before: ir.Node, value: ir.Value, axis: int) -> ir.Value:
+    """Return a value without an axis of size 1."""
     facts = info(value)
     shape = facts.shape or ()
     node = ir.node("Squeeze", [value, constant(before, [axis], f"{value.name}.axes")], version=13)
@@ -173,7 +177,7 @@ def _slice(before: ir.Node, value: ir.Value, axis: int, start: int, stop: int, f
 def _replace_sequences(before: ir.Node, node: ir.Node, directions: Sequence[Results], moved: Moved) -> None:
     """Replace the sequences of states, and single states that something else uses."""
     y, hidden = node.outputs[0], directions[0].chain.last.hidden
-    sequence = _squeezed(before, y, 1) if len(directions) == 1 else _merged(before, y, hidden)
+    sequence = squeezed(before, y, 1) if len(directions) == 1 else _merged(before, y, hidden)
     if len(directions) == 2 and (found := joined(*directions)) is not None:
         axis, concat = found
         _become(concat.outputs[0], sequence if axis == 0 else transposed(before, sequence, SWAP), moved)
@@ -244,7 +248,7 @@ def _replace_last(before: ir.Node, state: ir.Value, olds: Sequence[ir.Value | No
         flat: ir.Value | None = None
         for view in outside:
             if info(view).shape != facts.shape:
-                flat = flat or _squeezed(before, one, 0)
+                flat = flat or squeezed(before, one, 0)
             moved[view] = one if info(view).shape == facts.shape or flat is None else flat
             replace_uses(view, moved[view])
     for node in reversed(arranging):

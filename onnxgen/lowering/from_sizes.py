@@ -1,0 +1,152 @@
+"""Tensors that a network computes from sizes alone: Python computes their elements, and no tensor is made of a size.
+
+`x.shape[2] == 1` is a condition and `x.shape[3] / 2` a number beside a tensor. An operator's function asks `formula`
+first, and gives what it returns as its result. What only moves elements needs no formula (`moved`). Where something
+takes such a value as a tensor after all, the tensor is made there.
+
+Python computes floats in float64. So every operand must be a number that the tensor's own type holds exactly; then the
+result is rounded once, where it meets a tensor, as the file rounds it (Figueroa, When is double rounding innocuous?,
+1995).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.quote import SizeOf, literal, quote
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.traits import FILLS, MOVES
+from onnxgen.shapes import evaluate_layout
+from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.float_sizes import one_axis
+from onnxgen.shapes.info import info
+from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Symbols
+
+if TYPE_CHECKING:
+    from onnxgen.lowering.arg import Arg
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+MAX_ELEMENTS = 64  # more are a tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sized:
+    """A tensor that is computed from sizes.
+
+    Attributes:
+        elements: an expression for each, in the tensor's shape; None for the shape of a tensor of unknown rank.
+        exact: the tensor's type holds each element as Python computes it. Else it must be rounded once.
+        whole: the elements as one Python sequence, where their number is unknown.
+    """
+
+    elements: NDArray[Any] | None
+    exact: bool = True
+    whole: ast.expr | None = None
+
+    @staticmethod
+    def of(number: ast.expr) -> Sized:
+        """Make a tensor of rank 0."""
+        return Sized(_boxed(number))
+
+    @property
+    def one(self) -> ast.expr | None:
+        """The only element, or None if there are several."""
+        return self.elements.flat[0] if self.elements is not None and self.elements.size == 1 else None
+
+    @property
+    def dim(self) -> Dim | None:
+        """The only element, if it is a size or a whole number."""
+        one = self.one
+        if isinstance(one, SizeOf):
+            return one.dim
+        value = one.value if isinstance(one, ast.Constant) else None
+        return int(value) if isinstance(value, (int, float)) and float(value).is_integer() else None
+
+    def map(self, change: Callable[[ast.expr], ast.expr]) -> Sized:
+        """Return the same with each element changed."""
+        return self if self.elements is None else replace(self, elements=each(change, self.elements))
+
+    def listed(self) -> ast.expr:
+        """Return the elements as nested lists, as `torch.tensor` takes them."""
+        return literal(self.elements.tolist()) if self.elements is not None else literal(self.whole)
+
+
+def elements(arg: Arg) -> Sized | None:
+    """Return the known elements of an input as numbers and sizes; None if there are many, or if it is trained."""
+    data = arg.info.data
+    if data is None or not 0 < data.size <= MAX_ELEMENTS or data.dtype.kind not in "biufO":
+        return None
+    if data.dtype.kind == "f" and arg.dtype not in FLOATS:
+        return None
+    return Sized(each(lambda v: literal(v.item() if isinstance(v, np.generic) else v), data))
+
+
+def formula(template: str, *args: Arg, rounds: bool = False) -> Sized | None:
+    """Return what Python computes by a template of `x` and `y`, if all inputs are computed from sizes, else None.
+
+    `rounds`: the result may be a number that the tensors' type does not hold.
+    """
+    given = [arg.sized for arg in args] if any(arg.is_sized for arg in args) else [None]
+    if any(s is None or s.elements is None or not s.exact for s in given):
+        return None
+    arrays = [s.elements for s in given if s is not None and s.elements is not None]
+    made = each(lambda *parts: quote(template, **dict(zip("xy", parts))), *arrays)
+    return Sized(made, not rounds)
+
+
+def as_float(arg: Arg, to: ir.DataType) -> Sized | None:
+    """Return sizes as floats: the same Python numbers, since the type holds the size of an axis exactly."""
+    given = arg.sized if arg.is_sized and to in FLOATS else None
+    if given is None or given.elements is None:
+        return None
+    if arg.dtype == to:
+        return given
+    sizes = [e.dim for e in given.elements.flat if isinstance(e, SizeOf)]
+    others = [e for e in given.elements.flat if not isinstance(e, (SizeOf, ast.Constant))]
+    is_whole = arg.dtype is not None and arg.dtype.is_integer() and not others
+    return Sized(given.elements) if is_whole and all(map(one_axis, sizes)) else None
+
+
+def moved(node: ir.Node, opset: int, args: Sequence[Arg | None]) -> list[Sized] | None:
+    """Return the outputs of a node that only moves elements which are computed from sizes; None for other nodes."""
+    if not is_a(node, MOVES) or is_a(node, FILLS) or not any(arg is not None and arg.is_sized for arg in args):
+        return None
+    rule = evaluate_layout.TABLE.get(node.op_type) if node.domain == "" else None
+    given = [None if arg is None else arg.sized for arg in args]
+    data = known(node).data
+    if rule is None or any(s is None or s.elements is None for i, s in enumerate(given) if i in data):
+        return None
+    if any(arg is not None and arg.info.data is None for i, arg in enumerate(args) if i not in data):
+        return None
+    facts = NodeFacts(node, opset, [None if arg is None else arg.info for arg in args], Symbols({}))
+    facts.inferred = [info(output) for output in node.outputs]
+    arrays = [
+        s.elements if s is not None and i in data else None if arg is None else arg.info.data
+        for i, (arg, s) in enumerate(zip(args, given))
+    ]
+    try:
+        made = rule(facts, *arrays)
+    except NONSENSE:
+        return None
+    exact = all(s.exact for i, s in enumerate(given) if s is not None and i in data)
+    return [Sized(_boxed(array), exact) for array in made]
+
+
+def each(function: Any, *arrays: NDArray[Any]) -> NDArray[Any]:
+    """Apply a function to the elements of arrays, which broadcast. The result is an array, also of one element."""
+    return _boxed(np.frompyfunc(function, len(arrays), 1)(*(a.astype(object) for a in arrays)))
+
+
+def _boxed(array: Any) -> NDArray[Any]:
+    if isinstance(array, np.ndarray):
+        return array
+    box = np.empty((), object)
+    box[()] = array
+    return box

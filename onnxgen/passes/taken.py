@@ -1,0 +1,55 @@
+"""An If whose condition is known, or decided by what is behind it (`shapes.decided`), becomes the branch it takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.passes.rewrite import drop
+from onnxgen.passes.steps import constant, replace_uses
+from onnxgen.shapes import propagate
+from onnxgen.shapes.decided import BRANCHES, choice_of, choosing, decided
+from onnxgen.shapes.info import info
+
+
+def decide(model: ir.Model, options: Options) -> None:
+    """Make a constant of every condition that has one value in all runs which return something."""
+    found = decided(model.graph, options)
+    for node in choosing(model.graph):
+        condition = node.inputs[0]
+        if condition in found:
+            elements = np.full((1,) * (info(condition).rank or 0), found[condition])
+            node.replace_input_with(0, constant(node, elements, f"{condition.name}.decided", ir.DataType.BOOL))
+    if found:
+        propagate(model.graph, options)
+
+
+def taken(model: ir.Model, options: Options) -> None:
+    """Replace every If whose condition is known by the nodes of the branch."""
+    inlined = [_inline(node) for node in choosing(model.graph)]
+    if any(inlined):
+        propagate(model.graph, options)
+
+
+def _inline(node: ir.Node) -> bool:
+    """Put the nodes of the branch that is taken in the place of the If. Returns False if it stays."""
+    graph, choice = node.graph, choice_of(node)
+    if graph is None or choice is None:
+        return False
+    branch = node.attributes[BRANCHES[choice]].as_graph()
+    results = list(branch.outputs)
+    named = [new for old, new in zip(node.outputs, results) if old.is_graph_output()]
+    if len({*named}) < len(named) or any(new.producer() not in branch for new in named):
+        return False  # an output of the graph that is something else, too
+    branch.outputs.clear()
+    for name, value in list(branch.initializers.items()):
+        del branch.initializers[name]
+        graph.initializers[name] = value
+    for inner in list(branch):
+        branch.remove(inner)
+        graph.insert_before(node, inner)
+    for old, new in zip(node.outputs, results):
+        replace_uses(old, new)
+    drop(node)
+    return True
