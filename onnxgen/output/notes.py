@@ -14,7 +14,8 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.folded import folded_layers
-from onnxgen.passes.trainable import CHOSEN, stored_values
+from onnxgen.passes.places import CHOSEN
+from onnxgen.passes.trainable import stored_values
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from
 

@@ -165,7 +165,7 @@ class Rules:
         added = {_adds_to_product(use.node, use.idx, tensor) for use in value.uses()}
         if added - {False}:
             return True if True in added else None
-        if any(_may_add_to_convolution(node, i) for node, i in _uses(value)):
+        if any(_may_add_to_convolution(node, i) or _may_be_statistic(node, i) for node, i in _uses(value)):
             return None
         is_named = path is not None or ROOT.has(value)
         if not self.has_state and KIND not in value.metadata_props and (is_named or tensor.size > 1):
@@ -173,7 +173,7 @@ class Rules:
             if slots and all(slots):
                 return False
             if tensor.size == 1 and not {"weight", "bias"} & set((path or ("",))[-1].split("_")):
-                return False if _is_written(tensor) else None
+                return False if _is_written(tensor) and not _elements(tensor) <= {0.0, 1.0} else None
         if tensor.size == 1 and not is_named:
             return None if VARIES.get(value) else False
         if path is not None and {"weight", "bias"} & set(path[-1].split("_")):
@@ -221,6 +221,12 @@ def _may_add_to_convolution(node: ir.Node, place: int) -> bool:
         return False
     last = max(known(made).weights)
     return len(made.inputs) <= last or made.inputs[last] is None
+
+
+def _may_be_statistic(node: ir.Node, place: int) -> bool:
+    """Return True for what may be the mean or the variance of a norm that is spelled out."""
+    after = {_op(use.node) for use in node.outputs[0].uses()}
+    return _op(node) == "Add" and after == {"Sqrt"} or _op(node) == "Sub" and place == 1 and "Div" in after
 
 
 def _is_written(tensor: ir.TensorProtocol) -> bool:

@@ -32,12 +32,11 @@ from onnxgen.graph.annotations import (
     is_trained,
 )
 from onnxgen.graph.catalogue import is_a, known
-from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import reason
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.schemas import types_of
-from onnxgen.graph.traits import CONVOLUTION, JOINS, NORM, PASSES_ON, SAMPLES, STRIDES, VIEW
+from onnxgen.graph.traits import CONVOLUTION, JOINS, NORM, PASSES_ON, STRIDES, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.exporters import (
     FILL,
@@ -48,8 +47,9 @@ from onnxgen.passes.exporters import (
     is_made_of_constants,
     may_be_root_name,
 )
+from onnxgen.passes.places import TYPED, is_beginning, is_bias, is_measured, number, operator, setting, slots
 from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
-from onnxgen.passes.varying import is_short, is_typed, varying
+from onnxgen.passes.varying import is_typed, varying
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
@@ -57,8 +57,6 @@ from onnxgen.weights.stored import folded_from, is_plain, stored
 
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _BEFORE_SCALING = ("Cast", "Sub", "Div")  # of columns of the input
-TYPED = "a number that a person types"  # the reason
-CHOSEN = "an exponent or a bound, whose gradient may not be finite"  # the reason
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 
@@ -109,11 +107,6 @@ def _note_kept(graph: ir.Graph) -> None:
                 KEPT.set(output, True)
 
 
-def _op(node: ir.Node) -> str:
-    """Return the operator's name; "" for domains of plugins, where the name may have another meaning."""
-    return "" if is_foreign(node.domain) else node.op_type
-
-
 def _note_root_names(graph: ir.Graph) -> None:
     """Mark initializers that are parameters or buffers of the root, whose names have no dot (`temperature`).
 
@@ -123,7 +116,7 @@ def _note_root_names(graph: ir.Graph) -> None:
     """
     values = list(graph.initializers.values())
     if KEEPS_STATE.get(graph) and not RECORDED.get(graph) and not is_by_dynamo(graph):
-        values += [o for v in values for u in v.uses() if _op(u.node) == "Identity" for o in u.node.outputs]
+        values += [o for v in values for u in v.uses() if operator(u.node) == "Identity" for o in u.node.outputs]
         for value in values:
             if may_be_root_name(value.name or "") and not folded_from(value):
                 ROOT.set(value, True)
@@ -208,14 +201,14 @@ def _decide(
     is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
     if is_computed and not is_plain(tensor):  # a parameter of equal numbers may have been merged into it
         return False, "the exporter computed it, and not from a parameter"
-    role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
+    role = next((f"{node.op_type} weight" for node, i in slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
     if statistic := _statistic(value, tensor, graph):
         return False, f"{statistic}, by its name"
     if kind == "BUFFER":
         return False, "the exporter recorded it as a buffer"
-    if _is_bias(value, tensor):
+    if is_bias(value, tensor):
         return True, "the bias of a product with a weight"
     if is_computed:
         return False, "the exporter computed it, and not from a parameter"
@@ -228,13 +221,13 @@ def _made_kernel(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) ->
     Files that name parameters and buffers alike have another name for the kernels of layers than for a window, a sinc
     or a blur that `F.conv1d` is given. A kernel that was trained is no mirror image of itself.
     """
-    slots = list(_slots(value))
-    if any(_op(node) == "Conv" and i == 1 for node, i in slots) and is_expectation(tensor):
+    places = list(slots(value))
+    if any(operator(node) == "Conv" and i == 1 for node, i in places) and is_expectation(tensor):
         return "a kernel of the numbers 0, 1, 2, ..."
     path = (value.name or "",) if ROOT.has(value) else param_path(value.name or "")
     if path is None or "weight" in path[-1] or not KEEPS_STATE.get(graph) or RECORDED.get(graph):
         return ""
-    is_kernel = bool(slots) and all(i == 1 and is_a(node, CONVOLUTION) for node, i in slots)
+    is_kernel = bool(places) and all(i == 1 and is_a(node, CONVOLUTION) for node, i in places)
     return (
         "a filter that is its own mirror image, and is not called a weight" if is_kernel and is_filter(tensor) else ""
     )
@@ -244,7 +237,7 @@ def _statistic(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> s
     """Return what the name of a tensor says that the network itself measures; "" if it says no such thing."""
     name = value.name or ""
     if re.search(r"(^|\.)running_(mean|var)$", name):
-        return "" if any(known(node).matrix == i for node, i in _slots(value)) else "a running statistic"
+        return "" if any(known(node).matrix == i for node, i in slots(value)) else "a running statistic"
     is_beside = re.search(r"\w_[uv]$", name) is not None and f"{name[:-2]}_orig" in graph.initializers
     return "a vector that spectral norm improves" if is_beside and len(tensor.shape) == 1 else ""
 
@@ -261,14 +254,18 @@ def _by_elements(
             return True, "a number that differs between places which are alike"
         return False, "a one-element constant, not named like a parameter"
     is_recorded = KEEPS_STATE.get(graph) or KIND in value.metadata_props
-    if not is_recorded and (setting := _setting(value, tensor)):
-        return False, setting
+    if not is_recorded and (chosen := setting(value, tensor)):
+        return False, chosen
+    if not is_recorded and is_measured(value):
+        return False, "a statistic of a BatchNorm, by its place"
     if path is None or not re.search("(^|_)(weight|bias)(_|$)", path[-1]):
-        if tensor.size == 1 and not is_recorded and is_typed(_number(tensor)):
-            return False, TYPED
-        if any(_op(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
+        is_counted = path is not None and path[-1].isdigit()  # `constant.3`: the name tells nothing
+        if tensor.size == 1 and not is_recorded and is_typed(number(tensor)):
+            if is_counted or not is_beginning(value, tensor):
+                return False, TYPED
+        if any(operator(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
             return False, "the mean or standard deviation of the input"
-        if any(known(node).matrix == i for node, i in _slots(value)) and not tensor.numpy().any():
+        if any(known(node).matrix == i for node, i in slots(value)) and not tensor.numpy().any():
             return True, "a matrix of zeros that multiplies, as LoRA's second one begins"
         rule = rule_of(tensor)
         if rule is not None and not _may_be_fresh(tensor, graph):
@@ -298,68 +295,12 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
     tensor = stored(value)
     if tensor is None or param_path(folded_from(value) or value.name or "") is not None or tensor.size < 1:
         return False
-    slots = [(node, index) for node, index in _slots(value) if not is_a(node, PASSES_ON)]
-    if not slots or not all(is_a(node, NORM) and index in (1, 2) for node, index in slots):
+    places = [(node, index) for node, index in slots(value) if not is_a(node, PASSES_ON)]
+    if not places or not all(is_a(node, NORM) and index in (1, 2) for node, index in places):
         return False
-    if PRODUCER.get(graph) != "pytorch" and any(node.op_type != "InstanceNormalization" for node, _ in slots):
+    if PRODUCER.get(graph) != "pytorch" and any(node.op_type != "InstanceNormalization" for node, _ in places):
         return False
-    return all(bool((tensor.numpy() == (1 if index == 1 else 0)).all()) for _, index in slots)
-
-
-def _is_bias(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
-    by_matrix = any(_is_bias_of_matrix(use.node, use.idx, tensor) for use in value.uses())
-    return by_matrix or any(_is_bias_of_convolution(node, i, tensor) for node, i in _slots(value))
-
-
-def _is_bias_of_matrix(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
-    """True if a tensor is added to a product with a stored matrix, and has one element for each column."""
-    if _op(node) != "Add" or len(tensor.shape) == 0 or tensor.size != tensor.shape[-1]:
-        return False
-    operand = node.inputs[1 - index]
-    product = None if operand is None else operand.producer()
-    matrix = stored(product.inputs[1]) if product is not None and _op(product) == "MatMul" else None
-    return matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size and rule_of(matrix) is None
-
-
-def _is_bias_of_convolution(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
-    """True if a tensor is added to a convolution without a bias, and has one element for each channel."""
-    other = node.inputs[1 - index] if _op(node) == "Add" else None
-    made = None if other is None else other.producer()
-    places = [*known(made).weights] if made is not None and is_a(made, SAMPLES) else []
-    if made is None or len(places) != 2 or known(made).matrix != places[0]:
-        return False
-    kernel = stored(made.inputs[places[0]])
-    if kernel is None or len(kernel.shape) < 3 or any(v is not None for v in made.inputs[places[1] : places[1] + 1]):
-        return False
-    is_forward, groups = is_a(made, CONVOLUTION), made.attributes.get("group")
-    channels = kernel.shape.numpy()[0 if is_forward else 1] * (1 if is_forward or not groups else groups.as_int())
-    if tensor.size != channels:
-        return False
-    if channels == 1:  # a hard sigmoid adds 3
-        return not is_short(_number(tensor))
-    own = stored(node.inputs[index])
-    return own is None or len(own.shape) >= len(kernel.shape) - 1 and own.shape[1 - len(kernel.shape)] == channels
-
-
-def _setting(value: ir.Value, tensor: ir.TensorProtocol) -> str:
-    """Return why a tensor is a setting of the operators that take it; "" if it is none."""
-    slots = [(node, i) for node, i in _slots(value) if not is_a(node, PASSES_ON)]
-    if not slots or any(i not in known(node).chosen for node, i in slots):
-        return ""
-    return TYPED if tensor.size == 1 and is_typed(_number(tensor)) else CHOSEN
-
-
-def _number(tensor: ir.TensorProtocol) -> float:
-    return float(tensor.numpy().reshape(-1)[0])
-
-
-def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
-    """Yield (node, input index) for every use of a tensor and of its views."""
-    for use in value.uses():
-        yield use.node, use.idx
-        if is_a(use.node, PASSES_ON) and depth < 8:
-            for output in use.node.outputs:
-                yield from _slots(output, depth + 1)
+    return all(bool((tensor.numpy() == (1 if index == 1 else 0)).all()) for _, index in places)
 
 
 def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
@@ -369,7 +310,9 @@ def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
         if data <= inputs:
             return bool(data)
         makers = {v.producer() for v in data - inputs if v is not None}
-        if None in data or not all(m and (is_a(m, VIEW, STRIDES, JOINS) or _op(m) in _BEFORE_SCALING) for m in makers):
+        if None in data or not all(
+            m and (is_a(m, VIEW, STRIDES, JOINS) or operator(m) in _BEFORE_SCALING) for m in makers
+        ):
             return False
         data &= inputs
         data.update(v for m in makers if m for v in (m.inputs if is_a(m, JOINS) else m.inputs[:1]))

@@ -132,6 +132,9 @@ FORMS: list[tuple[Any, str | None]] = [
     (window(3, 4), "relative_positions(3, 4)"),
     (window(7, 7), "relative_positions(7, 7)"),
     (np.random.default_rng(0).permutation(64), None),
+    (np.random.default_rng(0).permutation(9), None),
+    (np.array([3, 1, 4, 1, 5, 9, 2, 6]), "torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])"),
+    (np.random.default_rng(0).standard_normal((3, 3)), None),
 ]  # fmt: skip
 
 

@@ -57,6 +57,9 @@ def decided(path: Path) -> dict[str, tuple[bool, str]]:
         ('y = Mul (a, "helper.constant.0")', 32**-0.25, False),
         ('y = Mul (a, "blocks.3.alpha")', 1.3841065, True),
         ('y = Mul (a, "blocks.3.weight")', 1.0, True),
+        ('y = Mul (a, "blocks.3.alpha")', 1.0, True),  # a constant would do nothing: it is a parameter that begins
+        ('y = Add (a, "blocks.3.alpha")', 1.0, False),
+        ('y = Add (a, "helper.constant.0")', 0.0, False),
     ],
 )
 def test_a_number_is_trained_by_its_place(node: str, number: Any, trained: bool, tmp_path: Path) -> None:
@@ -92,6 +95,37 @@ def test_gradients_are_finite_where_a_file_names_its_constants(tmp_path: Path) -
     gradients = [p.grad for p in made.model.parameters()]
     assert sorted(p.numel() for p in made.model.parameters() if p.requires_grad) == [4, 16]
     assert all(g is not None and bool(torch.isfinite(g).all()) for g in gradients)
+
+
+def test_a_batchnorm_that_is_spelled_out(tmp_path: Path) -> None:
+    """Its statistics are not trained, whatever their names: a variance below 0 has no root."""
+    nodes = """d = Sub (a, "bn.w_1_deepcopy_3") e = Add ("bn.w_2_deepcopy_4", eps) q = Sqrt (e) n = Div (d, q)
+    g = Mul (n, "s") y = Add (g, "b")"""
+    sizes = dict.fromkeys(("bn.w_1_deepcopy_3", "bn.w_2_deepcopy_4", "s", "b"), (4, 1, 1))
+    tensors = {name: np.abs(draw.standard_normal(size)) for name, size in sizes.items()}
+    model = written(tmp_path / "net.onnx", nodes, {**tensors, "eps": 1e-5})
+    found = decided(tmp_path / "net.onnx")
+    assert found["s"][0] and found["b"][0]
+    assert not any(found.get(name, (False,))[0] for name in ("bn.w_1_deepcopy_3", "bn.w_2_deepcopy_4"))
+    feeds = {"x": draw.standard_normal((2, 4, 6, 6)).astype("float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    assert_same(made.outputs[0].detach().numpy(), run_onnxruntime(model, feeds)[0])
+    assert sorted(p.numel() for p in made.model.parameters() if p.requires_grad) == [4, 4, 16]
+
+
+def test_layers_whose_tensors_are_copied(tmp_path: Path) -> None:
+    """Paddle's newer exporter gives tensors by Identity, with names that say nothing."""
+    nodes = """k = Identity ("conv2d_12.w_0_deepcopy_57") c = Conv (a, k) s = Identity ("bn.w_0_deepcopy_5")
+    b = Identity ("bn.b_0_deepcopy_6") m = Identity ("bn.w_1_deepcopy_3") v = Identity ("bn.w_2_deepcopy_4")
+    y = BatchNormalization (c, s, b, m, v)"""
+    tensors = {name.split('"')[0]: np.abs(draw.standard_normal(4)) for name in nodes.split('("bn.')[1:]}
+    tensors = {f"bn.{name}": array for name, array in tensors.items()}
+    tensors["conv2d_12.w_0_deepcopy_57"] = draw.standard_normal((4, 4, 1, 1))
+    model = written(tmp_path / "net.onnx", nodes, tensors)
+    feeds = {"x": draw.standard_normal((2, 4, 6, 6)).astype("float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    assert_same(made.outputs[0].detach().numpy(), run_onnxruntime(model, feeds)[0])
+    assert [type(m).__name__ for m in made.model.children()] == ["Conv2d", "Conv2d", "BatchNorm2d"]
 
 
 @pytest.mark.parametrize("way", ["as it is", "reshaped", "transposed"])
