@@ -106,13 +106,17 @@ def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str 
     return _from_sizes(b, input, T(to)) or converted(b, input, input.dtype, T(to), bool(saturate), round_mode)
 
 
-def _from_sizes(b: Builder, x: Arg, to: T) -> Sized | None:
+def _from_sizes(b: Builder, x: Arg, to: T) -> ast.expr | Sized | None:
     """Return numbers and truth values that are computed from sizes in another type."""
     if to == T.BOOL:
         return formula("x" if x.dtype == T.BOOL else "x != 0", x)
     if x.dtype == T.BOOL:
         return formula("int(x)", x) if to in (T.INT32, T.INT64) else None
-    return as_float(x, to)
+    sizes = as_float(x, to)
+    if sizes is None and x.is_sized and x.sized is not None and to in (T.FLOAT, T.DOUBLE, T.FLOAT16, T.BFLOAT16):
+        exact = x.dtype in (T.INT32, T.INT64)  # a float of one type is rounded to that before it gets another one
+        return b("torch.tensor(v, dtype=d, device=dev)", v=x.sized.listed(), d=to, dev=DeviceOf()) if exact else None
+    return sizes
 
 
 @op("CastLike", traits=[ELEMENTWISE, SAME, KEEPS_SIGN])

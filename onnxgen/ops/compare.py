@@ -21,7 +21,7 @@ LOGIC = {"And": ("x & y", "x and y"), "Or": ("x | y", "x or y"), "Xor": ("x ^ y"
 ORDER = {"Less": "x < y", "LessOrEqual": "x <= y", "Greater": "x > y", "GreaterOrEqual": "x >= y"}
 
 
-def _order(template: str) -> Callable[..., ast.expr]:
+def _order(template: str) -> Callable[..., ast.expr | Sized]:
     def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
         if axis is None and (sized := formula(template, A, B)) is not None:
             return sized
@@ -61,8 +61,7 @@ def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = 
 
 @op("Not", traits=[ELEMENTWISE])
 def not_(b: Builder, X: Arg) -> ast.expr | Sized:
-    """The opposite of a comparison of sizes is a comparison, `x.dim() != 2`."""
-    sized = formula("not x", X)
+    sized = formula("not x", X)  # the opposite of a comparison of sizes is a comparison: `x.dim() != 2`
     return b("~x", x=X) if sized is None else sized.map(_opposite)
 
 
@@ -83,6 +82,9 @@ def where(b: Builder, condition: Arg, X: Arg, Y: Arg) -> ast.expr:
     """Pick elements of X where the condition is true, else of Y; all three broadcast."""
     if X.dtype == ir.DataType.STRING:
         return b("np.where(c.cpu(), x, y)", c=condition, x=X, y=Y)
+    sized = b.sized(condition.value)
+    if sized is not None and sized.one is not None and X.shape is not None and X.shape == Y.shape == b.out().shape:
+        return b("x if c else y", x=X, c=sized.one, y=Y)
     x, y = _choices(b, condition, X, Y)
     if not isinstance(x, Arg) and isinstance(y, Arg) and y.shape is not None and y.shape == b.out().shape:
         return b("y.masked_fill(c, x)", y=y, c=condition, x=x)

@@ -250,7 +250,7 @@ def _condition(
     if start and always:
         return None, None
     keep = b.fresh("keep", Info(kind="bool"))
-    first = literal(bool(start)) if start is not None or cond is None else cond.expr
+    first = literal(bool(start)) if start is not None or cond is None else cond.truth
     b.emit(Assign((keep,), first, b.scope))
     if always:
         return keep, None

@@ -121,8 +121,8 @@ def size(b: Builder, data: Arg) -> Sized:
     shape = b.sized(data.value)
     if shape is None or shape.whole is None:
         return Sized.of(b("x.numel()", x=data))
-    whole = isinstance(shape.whole, ast.Attribute)
-    return Sized.of(b("x.dim()", x=shape.whole.value) if whole else b("len(s)", s=shape.whole))
+    of = shape.whole
+    return Sized.of(b("x.dim()", x=of.value) if isinstance(of, ast.Attribute) else b("len(s)", s=of))
 
 
 @op("OneHot", traits=[MOVES], data="values", still="values")

@@ -137,8 +137,8 @@ def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
 
 @op("Div", traits=[SCALES])
 def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
-    """Integers are divided with truncation toward zero. Python refuses to divide by a size that may be 0."""
-    nonzero = B.constant is not None and bool(B.constant.all())
+    """Integers are divided with truncation toward zero."""
+    nonzero = B.constant is not None and bool(B.constant.all())  # Python refuses to divide by a size that is 0
     if nonzero and (sized := floats("x / y", A, B, axis)) is not None:
         return sized
     x, y = aligned(b, A, B, axis)

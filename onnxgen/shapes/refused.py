@@ -25,7 +25,7 @@ def _fails(node: ir.Node) -> bool:
         return False
     if node.op_type == "If":
         condition = info(node.inputs[0]).constant
-        taken = ("then_branch", "else_branch")
+        taken = ["then_branch", "else_branch"]
         if condition is not None and condition.size == 1:
             taken = taken[:1] if condition.item() else taken[1:]
         return all(fails(node.attributes[name].as_graph()) for name in taken)

@@ -385,6 +385,25 @@ def test_conditions_of_sizes_are_joined() -> None:
     assert ran.forward.count("torch.tensor") == 1, "only the output is a tensor"
 
 
+def test_what_a_size_chooses() -> None:
+    """A Where of equal shapes, and a loop that need not begin."""
+    graph = """g (float[N, L] x, float[N, L] x1) => (float[N, L] y) {
+      s = Shape (x)
+      i = Constant <value = int64 {1}> ()
+      one = Constant <value = int64 {1}> ()
+      n = Gather (s, i)
+      long = Greater (n, one)
+      w = Where (long, x, x1)
+      m = Constant <value = int64 {2}> ()
+      y = Loop (m, long, w) <body = b (int64 j, bool go, float[N, L] a) => (bool on, float[N, L] z) {
+        on = Identity (go)
+        z = Add (a, x1)
+      }>
+    }"""
+    ran = check(graph, *({"x": np.zeros((2, n), F), "x1": np.ones((2, n), F)} for n in (1, 3)))
+    assert " if " in ran.forward and "torch.where" not in ran.forward and "torch.tensor" not in ran.forward
+
+
 def test_a_rank_is_pythons_too() -> None:
     graph = """g (bool c, float[2, 3] x) => (float[P, Q] z) {
       y = If (c) <

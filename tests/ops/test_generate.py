@@ -99,6 +99,8 @@ OF_SIZES = {
     "quotients": ("f = Cast <to = 1> (n) g = Div (f, tenth) y = Sub (x, g)", "x - x.shape[0] / 0.10000000149011612"),
     "of nothing": ("f = Cast <to = 1> (n) y = Div (one, f)", "float32"),
     "two roundings": ("f = Cast <to = 1> (n) g = Mul (f, tenth) h = Mul (g, tenth) y = Add (x, h)", "0.1 * torch.t"),
+    "half": ("h = Cast <to = 10> (n) f = Cast <to = 1> (h) y = Mul (x, f)", "tensor(x.shape[0], dtype=torch.float16"),
+    "areas": ("a = Mul (n, n) f = Cast <to = 1> (a) y = Add (x, f)", "tensor(x.shape[0] ** 2, dtype=torch.float32"),
     "several": ("f = Cast <to = 1> (s) y = Mul (f, half)", "torch.tensor([x.shape[0] * 0.5], dtype=torch.float32"),
     "a choice": (
         "f = Cast <to = 1> (n) c = Greater (x, half) y = Where (c, f, one)",
