@@ -280,11 +280,10 @@ def summary(rows: list[dict[str, Any]]) -> str:
     for key, what in (("lines", "class lines"), ("nameless", "without names")):
         if any(key in row for row in rows):
             said.append(f"{sum(n for row in rows if isinstance(n := row.get(key), int)):,} {what}")
-    if any("verify" in row for row in rows):
-        said.append(f"`verify` ends in 0 for {sum(row.get('verify') == 0 for row in rows)}")
-    for key in ("compile", "export", "back"):
-        if any(key in row for row in rows):
-            said.append(f"{key}: {sum(row.get(key) == 'yes' for row in rows)}")
+    ran = [row for row in rows if "verify" in row]
+    if ran:
+        said.append(f"`verify` ends in 0 for {sum(row['verify'] == 0 for row in ran)} of {len(ran)} that were run")
+        said += [f"{key}: {sum(row.get(key) == 'yes' for row in ran)}" for key in ("compile", "export", "back")]
     return "; ".join(said) + "."
 
 
