@@ -72,10 +72,11 @@ PASSES: list[Pass] = [
     contrib,  # before trainable, which knows weights by the standard's operators
     trainable,  # before anything is folded: trained tensors must not be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
+    axes,  # also those of branches that are never taken
     decide,  # what ranks decide, while nodes are still those of the file
     taken,  # then inner values are all in one graph
     layer_sizes,  # after contrib, which writes layers, and before any pass moves their tensors
-    axes,  # before anything counts axes modulo the rank
+    axes,  # again: what is taken must fit the ranks, before anything counts axes modulo the rank
     expand,  # after propagation: a function body may depend on types
     text,  # text becomes numbers, so that the passes below meet nothing unusual
     known,  # shapes computed beside the data would count as users of it
