@@ -56,7 +56,9 @@ def assert_comes_back(out: Path, model: torch.nn.Module, before: dict[str, Any],
     for key in state.keys() & again.keys():
         assert again[key].dtype == before[key].dtype
         assert torch.equal(again[key].nan_to_num(), state[key].nan_to_num()), key
-    assert state.keys() & again.keys()
+    if not state.keys() & again.keys():  # other elements made another reading of the file's names the shorter one
+        kept = {_content(tensor) for tensor in state.values()}
+        assert again and all(_content(tensor) in kept for tensor in again.values())
 
 
 def assert_runs_alike(out: Path, model: torch.nn.Module, real: RealFile) -> None:
@@ -79,3 +81,7 @@ def assert_runs_alike(out: Path, model: torch.nn.Module, real: RealFile) -> None
         if not half:
             raise
         compare(made, by_the_letter(out, feeds), True, half)
+
+
+def _content(tensor: torch.Tensor) -> tuple[tuple[int, ...], bytes]:
+    return tuple(tensor.shape), tensor.contiguous().numpy().tobytes()

@@ -256,7 +256,7 @@ NEUTRAL = [
     ("d = Div(one, x) y = Tanh(d)", "torch.tanh(1 / x)"),
     ("m = Mul(x, deep) y = Tanh(m)", "torch.tanh(x * "),
     ("m = Mul(x, two) y = Tanh(m)", "torch.tanh(2 * x)"),
-    ('m = Mul(x, "a.scale") y = Tanh(m)', "self.a(x)"),
+    ('m = Mul(x, "a.scale") y = Tanh(m)', "x * self.scale"),
 ]
 
 
