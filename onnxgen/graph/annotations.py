@@ -124,7 +124,6 @@ PRODUCER: Annotation[ir.Graph, str | None] = Annotation("producer", None)
 KEEPS_STATE: Annotation[ir.Graph, bool] = Annotation("state", False)
 # True if the exporter recorded which tensors are parameters. passes.trainable -> the same
 RECORDED: Annotation[ir.Graph, bool] = Annotation("recorded", False)
-
 # True if the names of its tensors are not followed. scopes.readings -> lowering
 NAMELESS: Annotation[ir.Graph, bool] = Annotation("nameless", False)
 

@@ -221,8 +221,9 @@ def _layers(scope: Scope) -> list[Member]:
 
 
 def _has_only_parameters(scope: Scope) -> bool:
-    """True for a class that has no layers, but a parameter or two, such as a matrix and a bias."""
-    return all(member.kind == "parameter" for member in scope.members) and len(scope.members) in (1, 2)
+    """True for a class that has no layers, but a few tensors, such as a matrix of integers, its scale and a bias."""
+    kinds = [member.kind for member in scope.members]
+    return "parameter" in kinds and len(kinds) <= 3 and {*kinds} <= {"parameter", "buffer"}
 
 
 def _of_parameters(scope: Scope) -> str:

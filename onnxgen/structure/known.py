@@ -139,8 +139,7 @@ class _Forward:
             return (_kernel(made),)
         if name in self.inside:
             return ("block", self.inside[name])  # compared as if it were written out
-        short = name.rpartition(".")[2].rstrip("123d") if name.startswith(_NORMS) else name
-        return ("norm",) if name.startswith(_NORMS) else ("act",) if name in _ACTS else (short,)
+        return ("norm",) if name.startswith(_NORMS) else ("act",) if name in _ACTS else (name,)
 
     def block(self, body: Sequence[ast.stmt]) -> Sketch:
         """Return the sketch of what a block returns."""
@@ -177,7 +176,6 @@ class _Forward:
         first, *rest = loop.body
         if kind[0] != "each" or not isinstance(loop.target, ast.Name) or not isinstance(first, ast.Assign):
             raise _Unknown
-        self.members[""] = kind
         call, target = first.value, first.targets[0]
         is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == loop.target.id
         if not is_call or not isinstance(call, ast.Call) or not isinstance(target, ast.Name) or len(call.args) != 1:
