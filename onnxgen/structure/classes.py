@@ -123,11 +123,16 @@ class Classes:
         return list(roles.values())
 
     def _across_roles(self, found: list[Candidate]) -> list[Candidate]:
-        """Merge classes of several roles that differ in a few numbers, unless an exporter recorded their names."""
+        """Merge classes of several roles that differ in a few numbers, unless their names were recorded or found.
+
+        Blocks that were found by their layers are told apart by them: a depthwise convolution before a 1x1 one is not
+        one behind it, though both are two convolutions with other numbers.
+        """
         forms: dict[str, list[int]] = {}
         for i, (groups, form, _) in enumerate(found):
-            told = self.module.classes.keys() - self.module.found_classes
-            recorded = any((s.path in told and not s.row) or s.path in self.plain for group in groups for s in group)
+            recorded = any(
+                (s.path in self.module.classes and not s.row) or s.path in self.plain for group in groups for s in group
+            )
             if not form.variants and not recorded:
                 forms.setdefault(form.key, []).append(i)
         gone: set[int] = set()
