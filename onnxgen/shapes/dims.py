@@ -164,10 +164,11 @@ def _substitute_atom(atom: Atom, mapping: Mapping[str, Dim]) -> Dim:
 def _power(part: tuple[Atom, int], values: Mapping[str, int]) -> int:
     atom, power = part
     if isinstance(atom, Symbol):
-        return values[atom.name] ** power
-    found = apply(atom.function, *(a if isinstance(a, float) else evaluate(a, values) for a in atom.args))
+        found: Dim = values[atom.name]
+    else:
+        found = apply(atom.function, *(a if isinstance(a, float) else evaluate(a, values) for a in atom.args))
     assert not isinstance(found, Sym), "a function of numbers is a number"
-    return found**power
+    return math.prod([found] * power)
 
 
 def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
