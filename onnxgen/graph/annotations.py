@@ -36,11 +36,11 @@ class Annotation(Generic[Holder, Fact]):
         self._key, self._default = key, default
 
     def get(self, holder: Holder) -> Fact:
-        found: Fact = holder.meta.get(self._key, self._default)
+        found: Fact = holder.meta.data.get(self._key, self._default)  # a quarter of the time of `meta.get`
         return found
 
     def has(self, holder: Holder) -> bool:
-        return self._key in holder.meta
+        return self._key in holder.meta.data
 
     def set(self, holder: Holder, fact: Fact) -> None:
         holder.meta[self._key] = fact

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -84,7 +84,7 @@ class Checker:
     def __init__(self) -> None:
         self.counts = Counts()
         self.single = Single()
-        self.known: set[str] = set()
+        self.known: set[Hashable] = set()
         self.learns: Learns | None = None
         self.last: Picture | None = None  # after the last pass: nothing else changes the graph
 
@@ -100,6 +100,8 @@ class Checker:
         decided = TRAINABLE if name == "propagate" else name
         _refuse(decided, broken(name, model, options, before, after, known, self.single))
         found = None if name == DECIDE else difference(before, after)
+        if found is not None and before.is_as(model):
+            _refuse(name, ["without `--paranoid`, what it changed would be overlooked"])
         if found is None and name in ADDS and options.restore_batchnorm:
             self._refuse_untrue(name, model, options, before, after)
         if found is not None:

@@ -94,7 +94,7 @@ def difference(before: Picture, after: Picture) -> Difference | None:
         old = before.nodes.get(node)
         if old is not None and old.computes_as(made):
             found.kept.add(node)
-            changed = changed or old.inputs != made.inputs
+            changed = changed or old is not made and old.inputs != made.inputs
         else:
             changed = True
     stored = before.stored.keys() & after.stored.keys()
@@ -139,7 +139,7 @@ def _part_unlike(found: Difference) -> None:
     """Treat a node as changed if its inputs have another kind, type or shape than before."""
     for node in list(found.kept):
         old, new = found.before.nodes[node], found.after.nodes[node]
-        pairs = zip(old.inputs, new.inputs)
+        pairs = zip(old.inputs, new.inputs) if old is not new else ()
         if any(a is not b and a is not None and b is not None and _unlike(found, a, b) for a, b in pairs):
             found.kept.discard(node)
 
@@ -147,6 +147,8 @@ def _part_unlike(found: Difference) -> None:
 def _part_layouts(found: Difference) -> None:
     """Treat values between points with different element order as changed."""
     laid_out: set[ir.Value] = set()
+    if all(made.domain not in LAYOUTS for made in found.before.nodes.values()):
+        return
     for node, made in found.before.nodes.items():
         inside = made.domain in LAYOUTS or not laid_out.isdisjoint(v for v in made.inputs if v is not None)
         if inside:
@@ -177,11 +179,16 @@ def claims(found: Difference) -> list[Claim]:
 
 
 def _of_nodes(found: Difference) -> Iterator[Claim]:
-    """Yield claims about the inputs of nodes that compute the same function."""
+    """Yield claims about the inputs of nodes that compute the same function, except those that hold anyway."""
+    shared: set[ir.Value] = set()
     for node, made in found.after.nodes.items():
         if node in found.kept:
             for a, b in zip(found.before.nodes[node].inputs, made.inputs):
-                if a is not None and b is not None:
+                if a is None or b is None or a is b and a in shared:
+                    continue
+                if a is b and found.is_shared(a):
+                    shared.add(a)
+                else:
                     yield Claim(a, b, found.before.names[a] or made.name)
 
 

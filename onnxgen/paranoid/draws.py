@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -76,7 +77,7 @@ def element_count(facts: Iterable[Info], numbers: Mapping[str, int]) -> int:
     total = 0
     for one in facts:
         with suppress(Untold):
-            total += int(np.prod(shape_of(one, numbers), dtype=np.int64))
+            total += math.prod(shape_of(one, numbers))
     return total
 
 
@@ -158,6 +159,8 @@ def shape_of(facts: Info, numbers: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _number(dim: Dim, numbers: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
     try:
         return evaluate(dim, numbers)
     except (KeyError, ArithmeticError) as error:
@@ -195,11 +198,12 @@ def _copy(region: Region, made: dict[ir.Value, Any]) -> None:
 
 def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], style: Style) -> None:
     """Replace drawn values where integers count or point somewhere, or where scales are needed, by valid ones."""
-    rng = np.random.default_rng(zlib.crc32(style.name.encode()))
+    rng: np.random.Generator | None = None
     for step in cone.steps:
         for value, rule in rules(step):
             key = cone.cuts.get(value)
             if key is not None and facts_of(cone.picture, value).data is None:
+                rng = rng or np.random.default_rng(zlib.crc32(style.name.encode()))
                 shapes = [None if v is None else shape_of(facts_of(cone.picture, v), numbers) for v in step.inputs]
                 made[key] = np.asarray(rule(shapes, made[key], rng)).astype(made[key].dtype)
 
@@ -212,7 +216,7 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
     if facts.data is not None:
         flat = [evaluate(d, numbers) if isinstance(d, Sym) else d for d in facts.data.flat]
         return np.array(flat, facts.dtype.numpy()).reshape(shape)
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     flat = _few(facts.dtype, style, seed)[:count] if style in QUICK else _many(facts.dtype, count, style, seed)
     if style.filled is not None and seed % EVERY == style.filled[0] and facts.dtype != ir.DataType.STRING:
         flat[:] = style.filled[1]

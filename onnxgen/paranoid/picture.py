@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import onnx_ir as ir
@@ -11,15 +14,25 @@ from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import RANDOM, SIZES
-from onnxgen.shapes.info import Info, info
+from onnxgen.shapes.info import Info, infos
 
 STANDARD = ("", "ai.onnx")
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+# What passes may change of a node: they give none other outputs. Asked of all nodes at once, for each pass, in C.
+LOOK = attrgetter("graph", "inputs", "op_type", "domain", "version", "attributes.data")
+Look = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A node as it was: its operator, its inputs and its outputs."""
+    """A node as it was: its operator, its inputs and its outputs.
+
+    Attributes:
+        look: what passes may change of it, to be compared with `LOOK`.
+        gives_sizes: its result depends on sizes alone.
+        is_random: it draws random numbers.
+        moves: its result differs from run to run, or depends on a graph of its own.
+    """
 
     node: ir.Node
     domain: str
@@ -31,22 +44,19 @@ class Made:
     graph: ir.Graph | None
     name: str
     bodies: tuple[ir.Graph, ...]
-    gives_sizes: bool  # its result depends on sizes alone
-    moves: bool  # its result differs from run to run, or depends on a graph of its own
-
-    def is_of(self, node: ir.Node) -> bool:
-        """Return True if the node is as it was: passes give no node other outputs."""
-        return self.inputs == node.inputs and self.attributes == node.attributes.data and self.op == node.op_type
+    look: Look
+    gives_sizes: bool
+    is_random: bool
+    moves: bool
 
     def computes_as(self, other: Made) -> bool:
         """Return True if both compute the same function, of inputs that may differ."""
-        return (
+        return self is other or (
             (self.op, self.domain, self.version) == (other.op, other.domain, other.version)
             and [v is None for v in self.inputs] == [v is None for v in other.inputs]
             and len(self.outputs) == len(other.outputs)
             and self.graph is other.graph
-            and self.attributes.keys() == other.attributes.keys()
-            and all(a is other.attributes[name] for name, a in self.attributes.items())
+            and self.attributes == other.attributes
         )
 
     def input(self, index: int) -> ir.Value | None:
@@ -88,42 +98,62 @@ class Picture:
         """Return True if a value has known elements and no node computes it."""
         return value not in self.maker and value in self.facts and self.facts[value].data is not None
 
-    def note(self, value: ir.Value) -> None:
-        if value not in self.facts:
-            self.facts[value], self.names[value] = info(value), value.name or ""
+    def note(self, values: Iterable[ir.Value | None]) -> None:
+        """Record what is known of these values, and their names."""
+        known = [value for value in dict.fromkeys(values) if value is not None]
+        self.facts = dict(zip(known, infos(known)))
+        self.names = {value: value.name or "" for value in known}
+
+    def is_as(self, model: ir.Model) -> bool:
+        """Return True if the graphs of a model are as in the picture, apart from the order of their nodes.
+
+        This looks at every node, whatever a pass says of itself. No node is new if all of the picture are in their
+        graphs, and these are no longer.
+        """
+        main, nodes, stored = next(iter(self.graphs)), self.nodes, self.stored
+        return (
+            model.graph is main
+            and all((v.name or "") == self.names[v] for v in chain(*self.graphs[main]))
+            and sum(map(len, self.graphs)) == len(nodes)
+            and all((tuple(g.inputs), tuple(g.outputs)) == frame for g, frame in self.graphs.items())
+            and list(map(LOOK, nodes)) == [made.look for made in nodes.values()]
+            and all(map(is_, map(attrgetter("const_value"), stored), stored.values()))
+        )
 
 
 def take(model: ir.Model, last: Picture | None = None) -> Picture:
     """Record a model. Takes time linear in the number of its nodes; less if most are as in the `last` picture."""
     picture, known = Picture(), {} if last is None else last.nodes
+    moving, maker = picture.moving, picture.maker
     _graph(picture, model.graph)
-    for node in all_nodes(model.graph):  # in topological order: a pass may leave a graph unsorted for the next
+    nodes = all_nodes(model.graph)  # in topological order: a pass may leave a graph unsorted for the next
+    for node, look in zip(nodes, map(LOOK, nodes)):
         made = known.get(node)
-        if made is None or made.graph is not node.graph or not made.is_of(node):
+        if made is None or made.look != look:
             made = _made(node, model)
         picture.nodes[node] = made
         if made.graph is not None:
             picture.members.setdefault(made.graph, []).append(made)
-        picture.maker.update(dict.fromkeys(made.outputs, made))
-        for one in (*made.inputs, *made.outputs):
-            if one is not None:
-                picture.note(one)
         for body in made.bodies:
             _graph(picture, body)
-        if _moves(picture, made):
-            picture.moving.update(made.outputs)
+        is_moving = made.moves or not moving.isdisjoint(made.inputs)
+        is_moving = is_moving or made.op == "Constant" and any(map(is_trained, made.outputs))
+        for output in made.outputs:
+            maker[output] = made
+            if is_moving and not made.gives_sizes:
+                moving.add(output)
+    frames = chain.from_iterable(chain.from_iterable(picture.graphs.values()))
+    shown = (made.inputs + made.outputs for made in picture.nodes.values())
+    picture.note(chain(frames, picture.stored, chain.from_iterable(shown)))
     return picture
 
 
 def _graph(picture: Picture, graph: ir.Graph) -> None:
     picture.graphs[graph] = tuple(graph.inputs), tuple(graph.outputs)
-    for value in (*graph.inputs, *graph.outputs):
-        picture.note(value)
     picture.given.update(graph.inputs)
     picture.moving.update(graph.inputs)
     for value in graph.initializers.values():
         if value.const_value is not None:
-            picture.note(value)
             picture.stored[value] = value.const_value
             if is_trained(value):
                 picture.moving.add(value)
@@ -134,11 +164,13 @@ def _made(node: ir.Node, model: ir.Model) -> Made:
     imports = model.opset_imports
     version = node.version or imports.get(node.domain) or (imports.get("ai.onnx") if not domain else None) or 1
     bodies = _bodies(node)
-    trained = node.op_type == "Constant" and any(is_trained(v) for v in node.outputs)
+    graph, inputs, op, stated, since, held = LOOK(node)
+    attributes, is_random = dict(held), is_a(node, RANDOM)
     return Made(
-        node, domain, node.op_type, version, dict(node.attributes.data), tuple(node.inputs), tuple(node.outputs),
-        node.graph, node.name or (node.outputs[0].name if node.outputs else "") or node.op_type,
-        bodies, is_a(node, SIZES), trained or bool(bodies) or is_a(node, RANDOM),
+        node, domain, op, version, attributes, tuple(inputs), tuple(node.outputs),
+        graph, node.name or (node.outputs[0].name if node.outputs else "") or op,
+        bodies, (graph, inputs, op, stated, since, attributes), is_a(node, SIZES), is_random,
+        bool(bodies) or is_random,
     )  # fmt: skip
 
 
@@ -149,9 +181,3 @@ def _bodies(node: ir.Node) -> tuple[ir.Graph, ...]:
             one = attribute.type == ir.AttributeType.GRAPH
             found += [attribute.as_graph()] if one else attribute.as_graphs()
     return tuple(found)
-
-
-def _moves(picture: Picture, made: Made) -> bool:
-    if made.gives_sizes or made.moves:
-        return not made.gives_sizes
-    return any(v in picture.moving for v in made.inputs if v is not None)

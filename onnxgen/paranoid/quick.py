@@ -15,12 +15,11 @@ import onnx_ir as ir
 
 from onnxgen.errors import WrongRewrite, is_strict
 from onnxgen.graph.annotations import DECIDED
-from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid.check import Checker, Counts, Pass, name_of
 from onnxgen.paranoid.claims import Claim, difference
 from onnxgen.paranoid.comparison import Comparison
-from onnxgen.paranoid.picture import Picture, take
+from onnxgen.paranoid.picture import take
 from onnxgen.paranoid.region import Region, Regions
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
@@ -73,7 +72,7 @@ class QuickChecker(Checker):
         self.counts.seconds += time.perf_counter() - start
         step(model, options)
         start = time.perf_counter()
-        self.last = before if _is_as(before, model) else take(model, before)
+        self.last = before if before.is_as(model) else take(model, before)
         if self.last is not before and (found := difference(before, self.last)) is not None:
             with self._checking():
                 self.judge(name, model, options, found)
@@ -109,16 +108,3 @@ class QuickChecker(Checker):
         if self.is_sure:
             return super()._fresh(region, differed)
         return "" if Comparison(region, self.quick).is_same(MANY if differed else FEW) else "it seems to differ"
-
-
-def _is_as(picture: Picture, model: ir.Model) -> bool:
-    """Return True if the graphs are as in the picture."""
-    nodes = all_nodes(model.graph)
-    graphs = [(tuple(graph.inputs), tuple(graph.outputs)) for graph in picture.graphs]
-    if len(nodes) != len(picture.nodes) or graphs != list(picture.graphs.values()):
-        return False
-    for node in nodes:
-        made = picture.nodes.get(node)
-        if made is None or not made.is_of(node):
-            return False
-    return all(value.const_value is tensor for value, tensor in picture.stored.items())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -86,9 +87,13 @@ class Regions:
 
     def __init__(self, found: Difference) -> None:
         self.found = found
-        pictures = found.before, found.after
-        self.order = [{node: place for place, node in enumerate(picture.nodes)} for picture in pictures]
         self.same: dict[Picture_, dict[ir.Value, ir.Value]] = {"before": {}, "after": {}}
+
+    @cached_property
+    def order(self) -> list[dict[ir.Node, int]]:
+        """Return the place of each node, of the pictures before and after."""
+        pictures = self.found.before, self.found.after
+        return [{node: place for place, node in enumerate(picture.nodes)} for picture in pictures]
 
     def holds(self, claim: Claim) -> None:
         """Record that a claim holds. Later regions are cut at its values."""
@@ -187,31 +192,31 @@ def uses(picture: Picture, made: Made) -> Iterator[ir.Value]:
 # ------------------------------------------------------------------------------------------------- equal regions
 
 
-def digest(region: Region) -> str | None:
-    """Return a text that is equal for regions with the same computation and sizes, or None if that is unknown."""
+def digest(region: Region) -> Hashable | None:
+    """Return what is equal for regions with the same computation and sizes, or None if that is unknown."""
     numbers: dict[ir.Value, int] = {}
-    text: list[str] = []
+    found: list[Hashable] = []
     for cone in (region.before, region.after):
         own: dict[ir.Value, str] = {}
         for value, key in sorted_cuts(cone):
             own[value] = f"d{numbers.setdefault(key, len(numbers))}"
             facts = cone.picture.facts[value]
-            text.append(f"{own[value]}:{facts.kind} {facts.dtype} {facts.shape}")
+            found.append((own[value], facts.kind, facts.dtype, facts.shape))
         for value in cone.constants:
             own[value] = f"c{len(own)}"
-            found = _constant(cone, value)
-            if found is None:
+            constant = _constant(cone, value)
+            if constant is None:
                 return None
-            text.append(f"{own[value]}:{found}")
+            found.append((own[value], constant))
         for step in cone.steps:
             if step.bodies:
                 return None
-            inputs = ",".join("" if v is None else own[v] for v in step.inputs)
+            inputs = tuple("" if v is None else own[v] for v in step.inputs)
             own.update({v: f"v{len(own) + i}" for i, v in enumerate(step.outputs)})
-            outputs = ",".join(own[v] for v in step.outputs)
-            text.append(f"{outputs}={step.domain}.{step.op}-{step.version}({inputs}){_attributes(step)}")
-        text.append(f"end {own[cone.end]} {cone.picture.facts[cone.end].shape}")
-    return hashlib.sha256("\n".join(text).encode()).hexdigest()
+            outputs = tuple(own[v] for v in step.outputs)
+            found.append((outputs, step.domain, step.op, step.version, inputs, _attributes(step)))
+        found.append((own[cone.end], cone.picture.facts[cone.end].shape))
+    return tuple(found)
 
 
 def sorted_cuts(cone: Cone) -> list[tuple[ir.Value, ir.Value]]:

@@ -5,6 +5,7 @@ The rules are those of docs/EXTENDING.md. Where these here are silent (`None`), 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class Reach:
             self.perhaps.add(value)
             if is_sure and _dtype(value) in FLOATS:
                 self.sure.add(value)
-        for body in (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+        for body in (a.as_graph() for a in node.attributes.data.values() if a.type is ir.AttributeType.GRAPH):
             self.perhaps.update(body.outputs)
             self.walk(body, is_sure and op == "If")
 
@@ -100,7 +101,7 @@ def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.initializers.values()
     for node in graph:
         yield from node.outputs if node.op_type == "Constant" else ()
-        for body in (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+        for body in (a.as_graph() for a in node.attributes.data.values() if a.type is ir.AttributeType.GRAPH):
             yield from _all_stored(body)
 
 
@@ -119,7 +120,8 @@ class Rules:
     def wanted(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
         """Return True if a tensor is to be trained, False if not, None if no rule applies."""
         name, kind = value.name or "", value.metadata_props.get(KIND)
-        if tensor.size == 0:
+        size = tensor.size
+        if size == 0:
             return False
         for pattern, decided in ((self.options.frozen, False), (self.options.trainable, True)):
             if pattern and re.search(pattern, name):
@@ -134,7 +136,7 @@ class Rules:
             return True
         path = param_path(folded_from(value) or name)
         uses = list(_uses(value))
-        if path is None and tensor.size and self._is_no_affine(tensor, uses):
+        if path is None and self._is_no_affine(tensor, uses):
             return False
         if self.has_state and value.producer() is not None:
             return False
@@ -148,7 +150,7 @@ class Rules:
             return False
         if is_folded:
             return None  # of constants, or of a parameter of the root
-        is_large = self.most is not None and tensor.size > self.most
+        is_large = self.most is not None and size > self.most
         return None if is_large else self._by_elements(value, tensor, path)
 
     def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[ir.Node, int]]) -> bool:
@@ -252,7 +254,8 @@ def _is_input(data: ir.Value | None, inputs: set[ir.Value], depth: int) -> bool:
 
 
 def _is_row(tensor: ir.TensorProtocol) -> bool:
-    return tensor.size > 1 and max(tensor.shape.numpy()) == tensor.size
+    shape = tensor.shape.numpy()
+    return 1 < math.prod(shape) == max(shape)
 
 
 def _elements(tensor: ir.TensorProtocol) -> set[float]:

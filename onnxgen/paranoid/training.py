@@ -15,14 +15,16 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import RESTORED, SCOPE
 from onnxgen.graph.catalogue import is_a, known
-from onnxgen.graph.traits import RANDOM, RECTIFIER, VIEW
+from onnxgen.graph.traits import RECTIFIER, VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info
 
 NORM = "BatchNormalization"
+NORMS = frozenset((NORM, "Standardize"))
 DROPS = frozenset("Dropout BitmaskDropout BiasDropout BitmaskBiasDropout StochasticDepth".split())
+UNLIKE = NORMS | DROPS  # operators that do something else in training
 STACKS = ("recurrent", "transformer")  # passes that merge several layers into one, with the dropout between them
 ADDS = ("restore_batchnorm",)
 KNOWN = "known"  # puts in what no weight decides: a norm of which only the shape was used is gone then
@@ -58,14 +60,16 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
 
 def _kinds(picture: Picture) -> Iterator[str]:
     """Yield the used layers that behave differently in training."""
+    if not any(made.is_random or made.op in UNLIKE or "dropout" in made.attributes for made in picture.nodes.values()):
+        return  # most networks have none
     live = {value for _, outputs in picture.graphs.values() for value in outputs}
     for made in reversed(picture.nodes.values()):
         if live.isdisjoint(made.outputs) and not made.bodies:
             continue
         live.update(v for v in made.inputs if v is not None)
-        if made.op in (NORM, "Standardize"):
+        if made.op in NORMS:
             yield NORM
-        elif is_a(made.node, RANDOM) or _drops(picture, made):
+        elif made.is_random or _drops(picture, made):
             yield "drop"
 
 

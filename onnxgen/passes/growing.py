@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import common_scope
 from onnxgen.graph.annotations import SCOPE
+from onnxgen.graph.nodes import all_graphs
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import replace
 from onnxgen.passes.steps import stored_views
@@ -25,7 +26,7 @@ MIN_CHAIN = 3  # two Concats may begin alike by chance
 def growing(model: ir.Model, options: Options) -> None:
     """Rewrite every Concat of such a list."""
     weights = stored_views(model)
-    for graph in model.graphs():
+    for graph in all_graphs(model.graph):
         for chain in _chains([node for node in graph if _joins(node) and node.outputs[0] not in weights]):
             for before, node in reversed(list(zip(chain, chain[1:]))):
                 _hand_on(before, node)

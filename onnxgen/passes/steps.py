@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 
 from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import all_graphs
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.passes.rewrite import beside
 from onnxgen.shapes.dims import Dim
@@ -25,7 +26,7 @@ def stored_views(model: ir.Model) -> set[ir.Value]:
     Trained weights are written back through the nodes between, so those nodes must stay.
     """
     found: set[ir.Value] = set()
-    for graph in model.graphs():
+    for graph in all_graphs(model.graph):
         found.update(graph.initializers.values())
         for node in graph:
             data = node.inputs if node.op_type == "Concat" else node.inputs[:1]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.nodes import made_by
+from onnxgen.graph.nodes import all_graphs, made_by
 from onnxgen.options import Options
 from onnxgen.passes.match import ints, standard_nodes
 from onnxgen.passes.rewrite import beside, drop, only_user, own, together
@@ -26,7 +26,7 @@ MAX_PARTS = 8  # parts that are unpacked in one line
 def unbind(model: ir.Model, options: Options) -> None:
     """Rewrite the users of every value if together they take it apart."""
     weights = stored_views(model)
-    for graph in model.graphs():
+    for graph in all_graphs(model.graph):
         for value in [*graph.inputs, *(o for node in graph for o in node.outputs)]:
             if len(value.uses()) > 1 and value not in weights and info(value).data is None:
                 _take_apart(value)

@@ -161,9 +161,24 @@ def _substitute_atom(atom: Atom, mapping: Mapping[str, Dim]) -> Dim:
     return apply(atom.function, *(a if isinstance(a, float) else substitute(a, mapping) for a in atom.args))
 
 
+def _power(part: tuple[Atom, int], values: Mapping[str, int]) -> int:
+    atom, power = part
+    if isinstance(atom, Symbol):
+        found: Dim = values[atom.name]
+    else:
+        found = apply(atom.function, *(a if isinstance(a, float) else evaluate(a, values) for a in atom.args))
+    assert not isinstance(found, Sym), "a function of numbers is a number"
+    return math.prod([found] * power)
+
+
 def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
     """Compute a dim as a number, given the value of every symbol by name. Raises `KeyError` if one is missing."""
-    result = substitute(dim, values)
+    if not isinstance(dim, Sym):
+        return dim
+    try:
+        return sum(factor * math.prod(_power(p, values) for p in monomial) for monomial, factor in dim.terms)
+    except KeyError:
+        result = substitute(dim, values)
     if isinstance(result, Sym):
         raise KeyError(", ".join(symbols(result)))
     return result

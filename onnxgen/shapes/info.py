@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,6 +58,11 @@ def info(value: ir.Value | None) -> Info:
     """Return the facts that `propagate` recorded for a value (`UNKNOWN` if none)."""
     found = None if value is None else INFO.get(value)
     return UNKNOWN if found is None else found
+
+
+def infos(values: Iterable[ir.Value]) -> list[Info]:
+    """Return `info` of each value."""
+    return [found or UNKNOWN for found in map(INFO.get, values)]
 
 
 def named_dims(value: ir.Value) -> set[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import PRODUCT, copy_all
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_graphs, all_nodes
 from onnxgen.passes.quantized.fakes import fake_weight
 from onnxgen.passes.quantized.layers import PACKED
 from onnxgen.passes.quantized.scales import Scaled, factors
@@ -124,7 +124,7 @@ def _initializer(model: ir.Model, node: ir.Node, how: Dequantised, taken: set[st
 
 def _taken(model: ir.Model) -> Iterator[str]:
     """Yield the names of all values."""
-    for graph in model.graphs():
+    for graph in all_graphs(model.graph):
         yield from (v.name or "" for v in (*graph.inputs, *graph.initializers.values()))
         yield from (output.name or "" for node in graph for output in node.outputs)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import UNROLLED
-from onnxgen.graph.nodes import made_by
+from onnxgen.graph.nodes import all_graphs, made_by
 from onnxgen.options import Options
 from onnxgen.passes.unrolled.cells import Cell, cell_of
 from onnxgen.passes.unrolled.chains import Copies, Linker
@@ -33,7 +33,7 @@ ROOTS = {"Tanh", "Relu", "Mul", "Add"}
 def unrolled(model: ir.Model, options: Options) -> None:
     """Rewrite every chain of cells that is a layer, and every other cell."""
     views = Views(model, options)
-    for graph in model.graphs():
+    for graph in all_graphs(model.graph):
         cells = _cells(graph, Forms(views))
         layers = Layers(Linker(views).chains(cells) if cells else (), views)
         moved = Moved()
