@@ -1,7 +1,7 @@
 # make demo: everything set up, the sample network generated, verified, used, and trained.
 # make test: everything set up; ruff, mypy, and every test function with a few of its cases, chosen by SEED.
 # make test-all: the same with every case. ROOMS=tests/ops runs a part of either.
-# make rest: the cases that make test left out, for the same SEED.
+# make rest: the cases that make test left out, for the same SEED; MINUTES=20 ends it, and counts what was not run.
 # make long: the files named tests/*/long_*.py, which are in neither: compiled models, isolated builds, processes.
 # make floors: the generator with the oldest packages that pyproject.toml allows, in an environment of its own, in build/.
 # make slowest: the suite, and then the fifty tests that take the most of the processor's time.
@@ -14,6 +14,7 @@ JOBS ?= 2
 # Which cases are in the quick tier: other commits run others. `make test SEED=4462e2bd` repeats a run.
 SEED ?= $(shell git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
 ROOMS ?=
+MINUTES ?=
 # Many of the long tests wait for other processes: one worker more than the suite has.
 LONG_JOBS ?= 3
 
@@ -51,8 +52,12 @@ lint: style
 
 PYTEST = $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
-quick rest: $(VENV)/.test
-	$(PYTEST) --tier $@ --seed $(SEED) $(ROOMS)
+quick: $(VENV)/.test
+	$(PYTEST) --tier quick --seed $(SEED) $(ROOMS)
+
+# In another order for each commit: where time is short, other cases are left out.
+rest: $(VENV)/.test
+	$(PYTEST) --tier rest --seed $(SEED) --shuffle $(SEED) $(addprefix --minutes=,$(MINUTES)) $(ROOMS)
 
 all: $(VENV)/.test
 	$(PYTEST) $(ROOMS)

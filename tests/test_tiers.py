@@ -34,26 +34,36 @@ def test_a_seed_chooses_the_same_cases_and_no_case_is_never_run() -> None:
     assert set.union(*(quick(NAMES, str(seed)) for seed in range(300))) == {*range(len(NAMES))}
 
 
-def test_the_tiers_together_are_the_suite(tmp_path: Path) -> None:
-    """A case runs in exactly one of the two tiers."""
-    (tmp_path / "test_it.py").write_text(
+def told(folder: Path, *words: str) -> list[str]:
+    """Return the lines that pytest prints for a suite of 41 cases."""
+    (folder / "test_it.py").write_text(
         "import pytest\n@pytest.mark.parametrize('n', range(40))\ndef test_n(n): ...\ndef test_one(): ...\n"
     )
-
     # Plugins of other packages take seconds to import.
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "tests.support.tiers", "-q", "--seed", "7", *words]
+    ran = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.splitlines()
 
-    def collected(*words: str) -> list[str]:
-        command = [sys.executable, "-m", "pytest", "-p", "tests.support.tiers", "--collect-only", "-q", *words]
-        ran = subprocess.run([*command, "--seed", "7"], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return [line for line in ran.stdout.splitlines() if "::" in line]
 
-    inside, rest = collected("--tier", "quick"), collected("--tier", "rest")
+def test_the_tiers_together_are_the_suite(tmp_path: Path) -> None:
+    """A case runs in exactly one of the two tiers."""
+
+    def collected(tier: str) -> list[str]:
+        return [line for line in told(tmp_path, "--collect-only", "--tier", tier) if "::" in line]
+
+    inside, rest = collected("quick"), collected("rest")
     assert len(inside) < len(rest) and not {*inside} & {*rest}
     assert sorted([*inside, *rest]) == sorted(
         ["test_it.py::test_one", *(f"test_it.py::test_n[{n}]" for n in range(40))]
     )
+
+
+def test_what_begins_too_late_is_counted_in_one_line(tmp_path: Path) -> None:
+    late = told(tmp_path, "-rs", "--shuffle", "7", "--minutes", "0")
+    assert any(line.startswith("SKIPPED [41]") and line.endswith("not run: 0 minutes were over") for line in late)
+    assert told(tmp_path, "--minutes", "1")[-1].startswith("41 passed")
 
 
 def test_a_change_needs_its_own_tests_and_those_above() -> None:

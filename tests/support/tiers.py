@@ -2,7 +2,8 @@
 
     python -m pytest --tier quick --seed 4462e2bd
 
-`--shuffle` runs the files in another order, and the tests of each file.
+`--shuffle` runs the files in another order, and the tests of each file. `--minutes` ends a run: what has not begun by
+then is skipped, and the summary says how many tests those are.
 
 Without `--tier`, all cases run. Which cases of a function are in the quick tier depends on the seed, so other commits
 run others. `make test` takes the commit's hash; the seed is printed, and the same seed chooses the same cases. A test
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import time
 import zlib
 from collections.abc import Sequence
 
@@ -23,6 +25,7 @@ import pytest
 ONE_CASE_OF, MOST_CASES = 16, 4  # of a function: one case in the quick tier, and one for every 16 that it has
 DRAWN = "ONNXGEN_DRAWN"  # in the environment of the quick tier: one of how many inputs are drawn
 ONE_OF, LEAST = 6, 5
+UNTIL = "ONNXGEN_TESTS_UNTIL"  # in the environment, for all workers: when no other test begins, in seconds since 1970
 # ONNX makes a function for each of its cases.
 ONNX_CASE = re.compile(r"::OnnxBackend(?:RealModelTest|\w+::test_[a-z]+)")
 
@@ -73,6 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--seed", default="0", help="which cases are in the quick tier; the commit's hash in `make test`")
     group.addoption("--shuffle", metavar="SEED", help="the files in another order, and the tests of each file, too")
+    group.addoption("--minutes", type=float, help="after which no other test begins")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -88,6 +92,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--tier") == "quick":  # before the files of tests are imported
         os.environ[DRAWN] = str(ONE_OF)
         config.add_cleanup(lambda: os.environ.pop(DRAWN, None))
+    if (minutes := config.getoption("--minutes")) is not None:
+        os.environ.setdefault(UNTIL, str(time.time() + 60 * minutes))
+        config.add_cleanup(lambda: os.environ.pop(UNTIL, None))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that begins too late. pytest adds up those that are skipped here in one line."""
+    if time.time() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip(f"not run: {item.config.getoption('--minutes'):g} minutes were over")
 
 
 @pytest.hookimpl(trylast=True)
