@@ -12,8 +12,11 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import walk
@@ -33,7 +36,40 @@ _ACTS = (frozenset((*ACTIVATIONS, *ACTIVATIONS.values(), "F.hardtanh", "nn.Hardt
 _MEANS = ("F.adaptive_avg_pool2d", "Tensor.mean", "torch.mean", "F.adaptive_avg_pool1d")
 _COMMUTES = {ast.Add: "+", ast.Mult: "*"}
 
-Sketch = tuple[Any, ...]
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Sketch:
+    """What a value is computed by.
+
+    Equal sketches are one object, made by `sketch`. They share their parts: of a dense network, which joins what all
+    layers before gave, a sketch that is written out is exponentially long.
+
+    Attributes:
+        kind: an operator, or a kind of layer.
+        parts: sketches, and texts and numbers.
+        number: the place among all sketches.
+    """
+
+    kind: str
+    parts: tuple[Any, ...]
+    number: int
+
+
+_ALIVE: WeakValueDictionary[tuple[Any, ...], Sketch] = WeakValueDictionary()
+_NUMBERS = count()
+
+
+def sketch(kind: str, *parts: Any) -> Sketch:
+    """Return the one sketch of this kind and of these parts."""
+    made = _ALIVE.get((kind, *parts))
+    if made is None:
+        made = _ALIVE[(kind, *parts)] = Sketch(kind, parts, next(_NUMBERS))
+    return made
+
+
+NUMBER = sketch("number")
+LIST = sketch("list")  # without items
+INPUT = sketch("in", 0)
 
 
 def known_names(classes: Sequence[ClassTree], taken: Collection[str], kept: Collection[str]) -> dict[str, str]:
@@ -47,10 +83,10 @@ def known_names(classes: Sequence[ClassTree], taken: Collection[str], kept: Coll
     found: dict[str, dict[str, str]] = {}  # by class: the block's name in each library that has it
     sketches: dict[str, Sketch] = {}
     for tree in classes[:-1]:
-        sketch = _sketch(tree.setup, tree.body, [a.arg for a in tree.inputs], sketches)
-        if sketch is not None:
-            sketches[tree.name] = sketch
-            found[tree.name] = table().get(sketch, {})
+        whole = _whole(tree.setup, tree.body, [a.arg for a in tree.inputs], sketches)
+        if whole is not None:
+            sketches[tree.name] = whole
+            found[tree.name] = table().get(whole, {})
     votes = Counter(library for blocks in found.values() if len(blocks) == 1 for library in blocks)
     names: dict[str, str] = {}
     used = {*taken, *(tree.name for tree in classes)}
@@ -88,10 +124,10 @@ def table() -> dict[Sketch, dict[str, str]]:
         for block in ast.parse(text).body:
             assert isinstance(block, ast.ClassDef)
             init, forward = (f for f in block.body if isinstance(f, ast.FunctionDef))
-            sketch = _sketch(init.body, forward.body, [a.arg for a in forward.args.args[1:]], inside)
-            assert sketch is not None, f"the table's {block.name} has no sketch"
-            inside[block.name] = sketch
-            made.setdefault(sketch, {})[library] = block.name
+            whole = _whole(init.body, forward.body, [a.arg for a in forward.args.args[1:]], inside)
+            assert whole is not None, f"the table's {block.name} has no sketch"
+            inside[block.name] = whole
+            made.setdefault(whole, {})[library] = block.name
     return made
 
 
@@ -99,14 +135,14 @@ class _Unknown(Exception):
     """A statement that sketches do not have."""
 
 
-def _sketch(
+def _whole(
     setup: Sequence[ast.stmt], body: Sequence[ast.stmt], inputs: Sequence[str], inside: Mapping[str, Sketch]
 ) -> Sketch | None:
     """Return the sketch of a class; None if it has none. `inside`: those of the classes that it may have inside."""
     try:
         forward = _Forward({}, inside)
         forward.see(setup)
-        forward.values = {name: ("in", i) for i, name in enumerate(inputs)}
+        forward.values = {name: sketch("in", i) for i, name in enumerate(inputs)}
         return forward.block(body)
     except _Unknown:
         return None
@@ -127,19 +163,19 @@ class _Forward:
                 self.members[target.attr] = self._layer(statement.value)
 
     def _layer(self, made: ast.expr) -> Sketch:
-        """Return the kind of a layer: ("conv",), a known class's sketch, or ("row", the layers of a container)."""
+        """Return a sketch of the kind of a layer: "conv", "block" of a class, or "row" of the layers of a container."""
         if not isinstance(made, ast.Call):
-            return ("number",)
+            return NUMBER
         name = function_of(made)
         if name in ("nn.Sequential", "nn.ModuleList"):
             items = made.args[0].elts if made.args and isinstance(made.args[0], ast.List) else made.args
             kinds = [self._layer(_repeated(item)) for item in items]
-            return ("each", kinds[0]) if kinds and all(kind == kinds[0] for kind in kinds) else ("row", *kinds)
+            return sketch("each", kinds[0]) if len({*kinds}) == 1 else sketch("row", *kinds)
         if name in CONVOLUTIONS:
-            return (_kernel(made),)
+            return sketch(_kernel(made))
         if name in self.inside:
-            return ("block", self.inside[name])  # compared as if it were written out
-        return ("norm",) if name.startswith(_NORMS) else ("act",) if name in _ACTS else (name,)
+            return sketch("block", self.inside[name])  # compared as if it were written out
+        return sketch("norm" if name.startswith(_NORMS) else "act" if name in _ACTS else name)
 
     def block(self, body: Sequence[ast.stmt]) -> Sketch:
         """Return the sketch of what a block returns."""
@@ -165,16 +201,16 @@ class _Forward:
             self.values[target.id] = value
         elif isinstance(target, ast.Tuple):
             for i, part in enumerate(target.elts):
-                self._assign(part, ("part", i, value))
+                self._assign(part, sketch("part", i, value))
         else:
             raise _Unknown
 
     def _loop(self, loop: ast.For) -> None:
         """Follow a loop over equal layers, whose results may be collected."""
         over = loop.iter.attr if isinstance(loop.iter, ast.Attribute) else ""
-        kind = self.members.get(over, ("",))
+        kind = self.members.get(over, NUMBER)
         first, *rest = loop.body
-        if kind[0] != "each" or not isinstance(loop.target, ast.Name) or not isinstance(first, ast.Assign):
+        if kind.kind != "each" or not isinstance(loop.target, ast.Name) or not isinstance(first, ast.Assign):
             raise _Unknown
         call, target = first.value, first.targets[0]
         is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == loop.target.id
@@ -187,25 +223,26 @@ class _Forward:
             if not isinstance(added, ast.Call) or not isinstance(added.func, ast.Attribute):
                 raise _Unknown
             if isinstance(added.func.value, ast.Name):
-                self.values[added.func.value.id] = ("list", made)
+                self.values[added.func.value.id] = sketch("list", made)
 
     def value(self, tree: ast.expr | None) -> Sketch:
         """Return the sketch of an expression."""
         if isinstance(tree, ast.Name):
-            return self.values.get(tree.id, ("number",))
+            return self.values.get(tree.id, NUMBER)
         if isinstance(tree, ast.Attribute):
-            return self.members.get(tree.attr, ("number",))
+            return self.members.get(tree.attr, NUMBER)
         if isinstance(tree, (ast.Tuple, ast.List)):
             items = _distinct([self.value(item) for item in tree.elts])
-            return ("list",) if not items else items[0] if set(items) == {("number",)} else ("cat", *items)
+            return LIST if not items else NUMBER if {*items} == {NUMBER} else sketch("cat", *items)
         if isinstance(tree, ast.BinOp):
             both = [self.value(side) for side in (tree.left, tree.right)]
             sign = _COMMUTES.get(type(tree.op), type(tree.op).__name__)
-            return (sign, *(sorted(both, key=repr) if type(tree.op) in _COMMUTES else both))
+            return sketch(sign, *(sorted(both, key=_place) if type(tree.op) in _COMMUTES else both))
         if isinstance(tree, ast.Subscript):
             base = self.value(tree.value)
-            return base[1] if base[0] == "list" and len(base) > 1 else ("at", ast.unparse(tree.slice), base)
-        return self._called(tree) if isinstance(tree, ast.Call) else ("number",)
+            is_item = base.kind == "list" and base.parts
+            return base.parts[0] if is_item else sketch("at", ast.unparse(tree.slice), base)
+        return self._called(tree) if isinstance(tree, ast.Call) else NUMBER
 
     def _called(self, tree: ast.Call) -> Sketch:
         function = tree.func
@@ -220,54 +257,65 @@ class _Forward:
             name, operands = f"Tensor.{function.attr}", [function.value, *tree.args]
         else:
             raise _Unknown
-        return _function(name, [v for v in map(self.value, operands) if v != ("number",)])
+        return _function(name, [v for v in map(self.value, operands) if v is not NUMBER])
 
 
 def _function(name: str, operands: list[Sketch]) -> Sketch:
     if not operands:
-        return ("number",)
+        return NUMBER
     if name.startswith((*_PLAIN, *_NORMS)):
         return operands[0]
     if name in _ACTS:
-        return ("act", operands[0])
+        return sketch("act", operands[0])
     if name in _GATES:
-        return ("gate", operands[0])
+        return sketch("gate", operands[0])
     if name in _MEANS:
-        return ("mean", operands[0])
+        return sketch("mean", operands[0])
     if name == "torch.cat":
         return operands[0]
     if name in ("Tensor.split", "torch.split", "torch.chunk"):
         name = "Tensor.chunk"
-    return (name.rpartition(".")[2], *operands)
+    return sketch(name.rpartition(".")[2], *operands)
 
 
-def _applied(kind: Sketch, value: Sketch) -> Sketch:
+def _place(made: Sketch) -> int:
+    return made.number
+
+
+def _applied(layer: Sketch, value: Sketch) -> Sketch:
     """Return what a layer of this kind makes of a value."""
-    if kind[0] == "row":
-        for inner in kind[1:]:
+    if layer.kind == "row":
+        for inner in layer.parts:
             value = _applied(inner, value)
         return value
-    if kind[0] == "norm" or kind[0].startswith(_PLAIN):
+    if layer.kind == "norm" or layer.kind.startswith(_PLAIN):
         return value
-    if kind[0] == "block":
-        return _written_out(kind[1], value)
-    if kind[0] == "each":  # however many there are
-        return value if value[:1] == ("each",) and value[1] == kind[1] else ("each", kind[1], value)
-    return (*kind, value)
+    if layer.kind == "block":
+        return _written_out(layer.parts[0], value)
+    if layer.kind == "each":  # however many there are
+        is_again = value.kind == "each" and value.parts[0] is layer.parts[0]
+        return value if is_again else sketch("each", *layer.parts, value)
+    return sketch(layer.kind, *layer.parts, value)
 
 
-def _written_out(sketch: Sketch, value: Sketch) -> Sketch:
+def _written_out(block: Sketch, value: Sketch) -> Sketch:
     """Return the sketch of a block of one input, of this value."""
-    if sketch == ("in", 0):
-        return value
-    if sketch[:1] == ("in",):
-        raise _Unknown
-    return tuple(_written_out(part, value) if isinstance(part, tuple) else part for part in sketch)
+    inside, left = {block}, [block]
+    while left:
+        new = {part for part in left.pop().parts if isinstance(part, Sketch)} - inside
+        inside |= new
+        left += new
+    made = {INPUT: value}
+    for one in sorted(inside - {INPUT}, key=_place):  # parts before what has them
+        if one.kind == "in":
+            raise _Unknown
+        made[one] = sketch(one.kind, *(made[part] if isinstance(part, Sketch) else part for part in one.parts))
+    return made[block]
 
 
 def _distinct(values: list[Sketch]) -> list[Sketch]:
     """Return values without those that equal the one before: results of equal layers that follow each other."""
-    return [value for i, value in enumerate(values) if i == 0 or value != values[i - 1] or value[0] != "each"]
+    return [v for i, v in enumerate(values) if i == 0 or v is not values[i - 1] or v.kind != "each"]
 
 
 def _repeated(item: ast.expr) -> ast.expr:

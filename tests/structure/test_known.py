@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -118,3 +119,25 @@ def test_a_recorded_name_stays(tmp_path: Path) -> None:
     source = generate(tmp_path / "net.onnx").source
     assert "class Split(" in source
     assert "class C2f(" not in source
+
+
+class Dense(nn.Module):
+    """What a layer gives is joined to all that was before: written out, the last value has 2 ** 60 layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = random.Random(0)  # so that it is no loop
+        for i in range(60):
+            setattr(self, f"conv{i}", nn.Conv2d(3 + i, 1, 1))
+        self.acts = [draw.choice([F.relu, F.silu, torch.tanh, torch.sigmoid]) for _ in range(60)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, act in enumerate(self.acts):
+            x = torch.cat([x, act(getattr(self, f"conv{i}")(x))], 1)
+        return x
+
+
+def test_a_dense_block_takes_no_time(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Sequential(Dense()), nn.Conv2d(63, 4, 3)).eval()
+    torch.onnx.export(network, (torch.randn(1, 3, 8, 8),), str(tmp_path / "net.onnx"), dynamo=False)
+    assert "torch.cat" in generate(tmp_path / "net.onnx").source
