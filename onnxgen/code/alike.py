@@ -33,6 +33,7 @@ BEGIN = len(INDENT) * 2  # where a statement of a method begins
 
 MUCH = 0.75  # of the lines
 SHORT = 3  # lines of a list whose items share one
+MANY = 5  # numbers that a range is easier to read than
 
 Leaf = Callable[[ast.expr, str], ast.expr]
 Whole = Callable[[list[ast.expr]], ast.expr]
@@ -121,7 +122,8 @@ class _Lists:
         made = self._rebuilt(items[0], "", named)
         places = [columns.index(column) for column in varying]
         rows = [[own[place] for place in places] for own in values]
-        source = ast.Tuple([row[0] if len(row) == 1 else ast.Tuple(row, ast.Load()) for row in rows], ast.Load())
+        singles = [row[0] if len(row) == 1 else ast.Tuple(row, ast.Load()) for row in rows]
+        source = _progression(singles) or ast.Tuple(singles, ast.Load())
         targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names.values()]
         target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
         return _starred(made, [ast.comprehension(target, source, [], 0)])
@@ -207,6 +209,18 @@ def _list_of(function: ast.expr, items: list[ast.expr]) -> ast.expr:
 
 def _starred(made: ast.expr, loops: list[ast.comprehension]) -> ast.expr:
     return ast.Starred(ast.ListComp(made, loops), ast.Load())
+
+
+def _progression(values: list[ast.expr]) -> ast.expr | None:
+    """Return `range(64, 257, 32)` for numbers that grow by the same step, if they are many."""
+    numbers = [value.value for value in values if isinstance(value, ast.Constant) and type(value.value) is int]
+    if len(numbers) < max(MANY, len(values)):
+        return None
+    first, second, *_, last = numbers
+    step = second - first
+    if step <= 0 or numbers != list(range(first, last + 1, step)):
+        return None
+    return call("range", first, last + 1, *[step] * (step > 1))
 
 
 def _repeats(texts: list[str], start: int) -> Iterator[tuple[int, int]]:

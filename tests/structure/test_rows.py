@@ -163,3 +163,21 @@ class Speech(nn.Module):
 def test_clamps_of_a_sequence_are_layers(tmp_path: Path) -> None:
     source = made(Speech, tmp_path)
     assert "nn.Hardtanh(0, 20)" in source and "nn.Hardtanh(-1, 20)" in source and "clamp" not in source
+
+
+class Growing(nn.Module):
+    """Each layer takes two channels more than the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3 + 2 * i, 2, 3, padding=1) for i in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.cat([x, layer(x).relu()], dim=1)
+        return x
+
+
+def test_widths_that_grow_evenly_are_a_range(tmp_path: Path) -> None:
+    source = made(Growing, tmp_path, lambda batch=2: (torch.randn(batch, 3, 4, 4),), case=Case("legacy", 17, False))
+    assert "[nn.Conv2d(in_channels, 2, 3, padding=1) for in_channels in range(3, 18, 2)]" in source
