@@ -22,6 +22,7 @@ from onnxgen.passes.deviation import deviation
 from onnxgen.passes.dropout import dropout
 from onnxgen.passes.empty_rows import empty_rows
 from onnxgen.passes.expand import expand
+from onnxgen.passes.filled import filled
 from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.passes.gradient import gradient
 from onnxgen.passes.group_norm import group_norm
@@ -84,6 +85,7 @@ PASSES: list[Pass] = [
     shared_views,  # before no_ops and unbind, which would merge what is apart
     sequences,
     no_ops,  # casts and identities would hide a pattern
+    filled,
     standardised,  # before norms, which would take the statistics that it computes beside
     dropout,  # before another idiom takes its Mul
     unrolled,  # before recurrent, which finds the module of such layers
