@@ -1,4 +1,4 @@
-"""The loss of each output: given by its torch name, or chosen by the model's last operation."""
+"""The loss of each output: given by its torch name, or chosen by what the model's outputs are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
 from onnxgen.training.data.samples import Batch, Field
+from onnxgen.training.endings import PROBABILITIES, Ending, Look, ending_of
 from onnxgen.training.goals.goal import Goal, Made, Outputs, Scores, Shown
 from onnxgen.training.goals.measured import IGNORED_CLASS, OF_A_MAP, OF_LABELS, measured
 
@@ -39,53 +40,6 @@ ALIASES = {name.removesuffix("_loss"): name for name in LOSSES} | {
     "kl": "kl_div",
     "mae": "l1_loss",
 }
-PROBABILITIES = ("sigmoid", "softmax")  # endings whose values lie between 0 and 1
-_ENDINGS = {"LogSoftmaxBackward0": "log_softmax", "SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
-# Operations that copy, rearrange or select elements. After them the classes may lie along another axis.
-VIEWS = {*"View UnsafeView Reshape Squeeze Unsqueeze Alias Clone ToCopy Transpose Permute T Cat Stack".split()}
-VIEWS |= {*"Select Slice Narrow Split SplitWithSizes Unbind Index IndexSelect Expand Flip Roll".split()}
-_BOUNDED = {"Clamp", "ClampMin", "ClampMax"}
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The last operation of a model: `kind` is "log_softmax", "softmax", "sigmoid" or "" (any other).
-
-    `axis` is the axis of the softmax, or None if a later operation moves elements.
-    """
-
-    kind: str = ""
-    axis: int | None = None
-
-    def __str__(self) -> str:
-        return self.kind or "no activation that decides the loss"
-
-
-def ending_of(output: Tensor) -> Ending:
-    """Return the operation that made an output, as autograd recorded it. Without a gradient its kind is ""."""
-    return _ending(output.grad_fn, output, moved=False)
-
-
-def _ending(step: Any, output: Tensor, moved: bool) -> Ending:
-    if step is None:
-        return Ending()
-    name = step.name()
-    before = [inner for inner, _ in step.next_functions if inner is not None]
-    if name == "LogBackward0" and before and before[0].name() == "SoftmaxBackward0":
-        return Ending("log_softmax", None if moved else _axis(before[0], output))
-    if name in _ENDINGS:
-        return Ending(_ENDINGS[name], None if moved or name == "SigmoidBackward0" else _axis(step, output))
-    short = name.rpartition("Backward")[0]
-    if not before or short not in VIEWS | _BOUNDED:
-        return Ending()
-    found = {_ending(inner, output, moved or short in VIEWS) for inner in before}
-    return found.pop() if len(found) == 1 else Ending()
-
-
-def _axis(step: Any, output: Tensor) -> int:
-    axis = int(step._saved_dim)
-    axis = axis - (1 << 64) if axis >= 1 << 63 else axis  # torch saves a negative dim as an unsigned number
-    return axis % output.ndim
 
 
 @dataclass(frozen=True)
@@ -181,6 +135,8 @@ class Objective(Goal):
     def _of_values(self, output: Tensor, target: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
         function: Any = getattr(F, self.loss)
         target = target.view_as(output)  # torch would broadcast [batch] and [batch, 1] to [batch, batch]
+        if self.loss == "binary_cross_entropy" and self.ending.seen:  # torch refuses 1.0000001
+            output = output.clamp(0, 1)
         given = {} if weights is None else {"weight": torch.where(target > 0.5, weights[1], weights[0])}
         target = target if self.loss == "multilabel_margin_loss" else target.to(output.dtype)
         target = target * (1 - smoothing) + smoothing / 2 if smoothing else target
@@ -195,6 +151,8 @@ class Objective(Goal):
 
     def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return what metrics compare: probabilities (or numbers) and targets, with the classes along axis 1."""
+        if self.ending.kind in PROBABILITIES and self.ending.seen:  # torchmetrics takes what exceeds 1 for logits
+            output = output.clamp(0, 1)
         if not self.classes or self.is_binary:
             shape = (len(output), self.labels) if self.labels > 1 else (-1,)
             output = output.sigmoid() if self.is_binary and self.ending.kind not in PROBABILITIES else output
@@ -240,7 +198,14 @@ def loss_name(text: str) -> str:
 
 
 def objective(
-    index: int, name: str, output: Tensor, column: str, field: Field, target: Tensor, asked: str
+    index: int,
+    name: str,
+    output: Tensor,
+    column: str,
+    field: Field,
+    target: Tensor,
+    asked: str,
+    look: Look | None = None,
 ) -> Objective:
     """Return the objective of one output.
 
@@ -249,11 +214,12 @@ def objective(
         output: its value for a few samples, with autograd's history.
         column, field, target: the name of the target's column, its `Field`, and its values for those samples.
         asked: the name of a loss, or "auto".
+        look: tells what the output is on more of the data; without it, the output's last operation decides.
 
     Raises:
         OnnxgenError: no loss fits, the given loss does not fit, or the shapes leave open which axis is the classes'.
     """
-    ending = ending_of(output)
+    ending = _ending(index, output, column, field, target, look)
     if asked == "auto":
         loss = _fitting(ending, output, target, field, name)
     else:
@@ -279,6 +245,15 @@ def objective(
     return Objective(index, name, column, loss, ending, 2 if binary else 0, labels=labels, metrics=metrics)
 
 
+def _ending(index: int, output: Tensor, column: str, field: Field, target: Tensor, look: Look | None) -> Ending:
+    """Return what an output is. Numbers with a target of numbers are numbers, whatever their range is."""
+    alike = output.numel() == target.numel()
+    yes_or_no = alike and (target.dtype == torch.bool or len(field.classes) == 2)
+    if look is None or not (yes_or_no or (_holds_classes(target) and not alike)):
+        return ending_of(output)
+    return look.ending(index, output, column, yes_or_no)
+
+
 def _holds_classes(target: Tensor) -> bool:
     return not target.is_floating_point() and target.dtype != torch.bool
 
@@ -287,8 +262,10 @@ def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name:
     """Return the name of the loss that fits a model's ending and its target."""
     if _holds_classes(target) and output.numel() != target.numel():
         if ending.kind == "sigmoid":
-            what = f"output {name or 0} ends in a sigmoid of {list(output.shape)}, but its target holds class indices"
-            raise OnnxgenError(what, help="name the loss with --loss")
+            made = ending.seen and f"holds {ending}, each for itself," or "ends in a sigmoid"
+            what = f"output {name or 0} {made} of {list(output.shape)}, but its target holds class indices"
+            way = "name the loss with --loss" + (" (cross_entropy if these are scores)" if ending.seen else "")
+            raise OnnxgenError(what, help=way)
         return "nll_loss" if ending.kind else "cross_entropy"
     if ending.kind == "log_softmax":
         return "kl_div"
@@ -314,8 +291,11 @@ def _refuse_wrong(loss: str, ending: Ending, name: str) -> None:
         "kl_div": (ending.kind != "log_softmax", "log-probabilities", "cross_entropy"),
     }
     is_wrong, wants, instead = wrong.get(loss, (False, "", ""))
+    if ending.seen and ending.kind == "sigmoid" and loss == "cross_entropy":
+        return  # scores of classes may have bounds, too
     if is_wrong:
-        raise OnnxgenError(f"{loss} needs {wants}, but output {name or 0} ends in {ending}", help=f"use {instead}")
+        ends = "holds" if ending.seen else "ends in"
+        raise OnnxgenError(f"{loss} needs {wants}, but output {name or 0} {ends} {ending}", help=f"use {instead}")
 
 
 def _class_axis(output: Tensor, target: Tensor, ending: Ending, name: str) -> int:
