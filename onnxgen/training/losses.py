@@ -54,12 +54,13 @@ class Objective(Goal):
         ending: see `Ending`.
         classes: number of classes; 0 if this is not a classifier. With 2 classes the output may be one number.
         axis: the output's axis along which the classes lie.
-        factor: the loss is multiplied by this.
+        factor: see `Goal`.
         weights: in training each sample's loss is multiplied by the weight of its class. The mean is over the number
             of samples (as in Keras), not over the sum of their weights (as torch has it), so that parts of a batch
             add up to the batch.
         smoothing: in training this share of each target is spread over all classes (Szegedy et al. 1512.00567).
         labels: the numbers of one sample, if they are no map: labels that hold or don't, or several target numbers.
+        several: True if a sample has a class at each of several places, of which some may be ignored.
         metrics: names of torchmetrics' classes that an evaluation computes, too.
     """
 
@@ -75,6 +76,11 @@ class Objective(Goal):
     smoothing: float = 0.0
     labels: int = 1
     metrics: tuple[str, ...] = ()
+    several: bool = False
+
+    @property
+    def counts(self) -> bool:
+        return self.several
 
     @property
     def is_binary(self) -> bool:
@@ -111,8 +117,7 @@ class Objective(Goal):
         """Return the mean loss. With nll_loss, the result of a softmax is taken as probabilities."""
         weights = output.new_tensor(self.weights) if training and self.weights else None
         loss = self._of_classes if self.loss in CLASS_LOSSES else self._of_values
-        found = loss(output, target, weights, self.smoothing if training else 0.0)
-        return found if self.factor == 1 else found * self.factor
+        return loss(output, target, weights, self.smoothing if training else 0.0)
 
     def _of_classes(self, output: Tensor, target: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
         function: Any = getattr(F, self.loss)
@@ -232,7 +237,9 @@ def objective(
             raise OnnxgenError(f"{loss} needs class indices, but column {column!r} holds {target.dtype}")
         axis = _class_axis(output, target, ending, name)
         maps = OF_A_MAP if output.ndim == 4 else ()
-        return Objective(index, name, column, loss, ending, output.shape[axis], axis, metrics=maps)
+        return Objective(
+            index, name, column, loss, ending, output.shape[axis], axis, metrics=maps, several=target.ndim > 1
+        )
     # Apart from flattened axes and axes of size 1, the target's elements must be in the output's order.
     given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
     if output.numel() != target.numel() or (given != wanted and len(given) == len(wanted)):

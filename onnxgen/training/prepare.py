@@ -123,6 +123,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
             where = f"output {made.name}" if made.name else "the model"
             ends = "holds" if made.ending.seen else "ends in"
             notes.append(f"{where} {ends} {made.ending}: trained with {made.loss}")
+    if any(made.factor != 1 for made in objectives):
+        parts = ", ".join(f"{made.factor:g} {made.name or 'labels'}" for made in objectives)
+        notes.append(f"the loss is the sum of {parts}; the loss of each is shown before its weight")
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
 
