@@ -70,7 +70,8 @@ class Result:
 
     Attributes:
         model: with the best weights, in eval mode, on the CPU, in its original dtypes. FSDP leaves the given model
-            sharded; then this is another object, whose weights are mapped from the run's files.
+            sharded; then this is another object, whose weights are mapped from the run's files. If no epoch was better
+            than a trained model, the best weights are those that it began with.
         out: the folder of the run.
         history: the metrics of each epoch, as in `metrics.csv`.
         best_epoch: index of the best epoch in `history`, from 0.
@@ -161,7 +162,7 @@ def run(
     task = _task(plan, network)
     history, progress = report.callbacks(settings, facts := report.facts_of(plan), show)
     keep = checkpoints(plan, progress.say, keeps)
-    keep.averaged = used.averaged
+    keep.averaged, keep.keeps_start, history.keeps_start = used.averaged, plan.has_learned, plan.has_learned
     deadline = Deadline(settings.max_hours)
     first, rest = LogEpoch(), [*used.callbacks, deadline, history, progress, keep]
     lean(task, first, *rest)
