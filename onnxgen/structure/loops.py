@@ -138,7 +138,8 @@ class Run:
             lists.append(MemberRef(container))
         parts = self._parts()
         own = [self._value(f"own{n}", self._role(names[0])) for n, names in enumerate(self.own)]
-        lists += [self._column(names) for names in self.own]
+        order = self._order()
+        lists += [self._column(self.own[n]) for n in order]
         results = [self._collected(result) for result in self.kept]
         begun: list[Statement] = [
             Assign((self._name(r),), self._before(start), scope.path) for r, start in self.starts.items()
@@ -151,7 +152,7 @@ class Run:
                 if result[0] == s:
                     append = ast.Attribute(Ref(name), "append", ast.Load())
                     body.append(Assign((), ast.Call(append, [Ref(self._name(result))], []), scope.path))
-        turn, form = [*parts.values(), *own], ""
+        turn, form = [*parts.values(), *(own[n] for n in order)], ""
         if len(parts) > 1:
             form = ", ".join(["{}"] * len(parts))
             form = ", ".join([f"({form})", *["{}"] * len(own)]) if own else form
@@ -176,6 +177,10 @@ class Run:
     def _left(self) -> list[Result]:
         """The results of the last turn that are read after the loop by the variable that it left."""
         return []
+
+    def _order(self) -> list[int]:
+        """Return the order in which the loop names the values that each turn has its own of."""
+        return [*range(len(self.own))]
 
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         """Return the values of one variable, one for each turn."""

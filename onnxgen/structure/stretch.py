@@ -60,9 +60,9 @@ class Around:
         )
 
     def holds_all(self, names: tuple[str, ...]) -> bool:
-        """True if values are only used as items of a list, all in a row."""
-        only = all(self.uses[name] == 1 for name in names)
-        return only and any(_position(names, items) is not None for items in self.lists.get(names[0], ()))
+        """True if values are items of a list, all in a row, and are all used as often."""
+        alike = len({self.uses[name] for name in names}) == 1
+        return alike and any(_position(names, items) is not None for items in self.lists.get(names[0], ()))
 
 
 class Stretch(Run):
@@ -149,6 +149,10 @@ class Stretch(Run):
         if number is not None and not isinstance(number, MemberRef):
             return "t" if isinstance(value_of(number), float) else "i"
         return self.module.roles.get(value, "")
+
+    def _order(self) -> list[int]:
+        """Name modules first, and then what they take."""
+        return sorted(super()._order(), key=lambda n: not self.own[n][0].startswith("%item "))
 
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         if names[0].startswith("%item "):

@@ -15,12 +15,13 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement
-from onnxgen.code.quote import MemberRef, Ref, value_of, walk
+from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, assigned, expressions, used
+from onnxgen.code.quote import MemberRef, Ref, refs, value_of, walk
 from onnxgen.structure.literals import is_plain_number, numbers_of, with_names
+from onnxgen.structure.order import depth_first
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.stretch import Around, Stretch, is_range
 
@@ -36,6 +37,7 @@ FEW = 4  # turns that are enough to compare rotations
 LEAST_GAIN = 2.0  # lines, about
 MANY, LEAST_OF_MANY = 4, 1.0  # a loop of so many turns may gain less
 STATEMENTS_A_LINE = 2.0
+IN_LANES = 0.9  # what a stretch of statements is worth that do not follow each other
 WITH_NUMBERS = 0.8  # what a stretch with other numbers in each turn is worth beside one that is the same
 _NUMBER = re.compile("%=[^;]*;")
 
@@ -68,18 +70,52 @@ def _next(scope: Scope, module: ModuleDef, texts: dict[int, str]) -> Loop | None
             texts[id(statement)] = text_of(statement, i)
     exact = numbered([texts[id(statement)] for statement in scope.body])
     skipped = common(scope.body, exact, uses)
-    rows = [i for i in range(len(exact)) if i not in skipped]
-    vague = numbered([_NUMBER.sub("#", texts[id(scope.body[i])]) for i in rows])
-    repeats = [(WITH_NUMBERS * repeat.saved, repeat) for repeat in _repeats(vague)]
-    repeats += [(repeat.saved, repeat) for repeat in _repeats([exact[i] for i in rows])]
+    vague = numbered([_NUMBER.sub("#", texts[id(statement)]) for statement in scope.body])
+    repeats: list[tuple[float, _Repeat, list[Statement]]] = []
+    for worth, order in ((1.0, range(len(exact))), *((IN_LANES, order) for order in _lanes(scope))):
+        rows = [i for i in order if i not in skipped]
+        statements = [scope.body[i] for i in rows]
+        for share, tokens in ((WITH_NUMBERS, vague), (1.0, exact)):
+            found = _repeats([tokens[i] for i in rows])
+            repeats += [(worth * share * repeat.saved, repeat, statements) for repeat in found]
     if not repeats:
         return None
     around = Around(scope, uses)
-    for _, repeat in sorted(repeats, key=lambda r: (-r[0], r[1].period, r[1].start))[:MAX_TRIES]:
-        made = _loop(around, module, [scope.body[i] for i in rows[repeat.start : repeat.end]], repeat.period)
+    for _, repeat, statements in sorted(repeats, key=lambda r: (-r[0], r[1].period, r[1].start))[:MAX_TRIES]:
+        made = _loop(around, module, statements[repeat.start : repeat.end], repeat.period)
         if made is not None:
             return made
     return None
+
+
+def _lanes(scope: Scope) -> Iterator[list[int]]:
+    """Yield other orders of the statements, in which all that an operand needs stands together.
+
+    So the levels of a pyramid follow each other, of which a file computes one operator for all, and then the next. What
+    several levels need is one of them, or comes before them.
+    """
+    maker = dict[str, int]()
+    before: list[list[int]] = []
+    for i, statement in enumerate(scope.body):
+        before.append([maker[name] for name in used(statement) if name in maker])
+        maker.update(dict.fromkeys(assigned(statement), i))
+    given = [maker[name] for output in scope.outputs for name in refs(output) if name in maker]
+    users = Counter(i for needed in (*before, given) for i in set(needed))
+    for first in ((), [i for i in range(len(before)) if users[i] > 1]):
+        order = depth_first(before, first)
+        if order != sorted(order) and _calls_in_order(scope.body, order):
+            yield order
+
+
+def _calls_in_order(body: Sequence[Statement], order: Sequence[int]) -> bool:
+    """True if an order leaves the calls of each module in theirs."""
+    last: dict[int, int] = {}
+    for i in order:
+        for member in (n.member for tree in expressions(body[i]) for n in walk(tree) if isinstance(n, MemberRef)):
+            if last.setdefault(id(member), i) > i:
+                return False
+            last[id(member)] = i
+    return True
 
 
 def numbered(texts: Sequence[str]) -> list[int]:
