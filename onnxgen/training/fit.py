@@ -29,6 +29,7 @@ from onnxgen.training.config import DIGITS
 from onnxgen.training.deadline import Deadline
 from onnxgen.training.devices import prepare_for, trainer_options
 from onnxgen.training.finetune.adapters import trained_names
+from onnxgen.training.finetune.batchnorm import norms_before
 from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.goals.goal import suffixed
 from onnxgen.training.goals.own import own_modules
@@ -137,6 +138,7 @@ def fit(
         lightning.seed_everything(settings.seed, verbose=False)
         plan = prepare(model, data, settings)
         plan.notes += chosen
+        _ready_norms(plan, bool(chosen))
         plan.notes += [] if before is None else [split_again(before, plan.data)]
         file = file_of(model) if isinstance(model, nn.Module) else model
         named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
@@ -184,6 +186,16 @@ def run(
     _as_before(whole.cpu().eval(), dtypes)
     _finish(plan, facts, replace(outcome, note=history.brought_nothing), whole, trainer)
     return result
+
+
+def _ready_norms(plan: Plan, recipe: bool) -> None:
+    """Measure or freeze the BatchNorms of a model that is fine-tuned."""
+    samples, settings = plan.data.train, plan.settings
+    if settings.from_scratch or samples is None:
+        return
+    notes, frozen = norms_before(plan.model, samples, plan.feeding, settings, recipe)
+    plan.notes += notes
+    plan.settings = replace(settings, freeze=(*settings.freeze, *frozen))
 
 
 def _finish(plan: Plan, facts: Facts, outcome: Outcome, whole: nn.Module, trainer: lightning.Trainer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import warnings
@@ -47,6 +48,7 @@ class Loader:
         weight: number of samples in the latest batch on this rank, divided by the mean over all ranks and over the
             `accumulate` batches of the step. Multiply a mean loss by it: then the mean of all gradients is that of all
             samples of the step. It is 1 except in the last step of an epoch, which may be smaller.
+        step, place: with `ahead`, the batches of the step on this rank, and the place of the latest one among them.
     """
 
     batch_sampler = None  # Lightning looks for `set_epoch` here before it looks at `sampler`
@@ -66,6 +68,7 @@ class Loader:
         pin_memory: bool = False,
         accumulate: int = 1,
         classes: np.ndarray | None = None,
+        ahead: bool = False,
         say: Callable[[str], None] = warnings.warn,
     ) -> None:
         """
@@ -79,6 +82,7 @@ class Loader:
             drop_last: leave out an incomplete last batch, for a model with a fixed batch size.
             accumulate: number of batches whose gradients make one step; see `weight`.
             classes: the class of each sample [n]: draw each class equally often, in place of each sample once.
+            ahead: load all batches of a step before its first one is handed out; see `step`.
             say: tells which samples of a stream were skipped.
             pin_memory: put batches into page-locked memory, from which CUDA copies while it computes.
 
@@ -98,6 +102,8 @@ class Loader:
             what = f"the data has {counted(len(samples), 'sample')}, but one batch needs at least {needed}"
             raise OnnxgenError(what, help="use smaller batches, fewer processes or more data")
         self.epoch, self.weight = 0, 1.0
+        self.step: list[Batch] = []
+        self.place, self._ahead = 0, ahead
         self._start = self._given = self._skipped = 0
         self._say = say
         self._order = _Order()
@@ -154,11 +160,20 @@ class Loader:
         self._given = first
         tickets = self.plan.tickets(self.epoch, first)
         made = self._parallel(tickets) if self.workers else self._made(tickets)
-        for number, (batch, skipped) in enumerate(made, first):
+        for number, (batch, skipped) in enumerate(self._steps(made, first) if self._ahead else made, first):
             self._given = number + 1
             self.weight = self.plan.weight(number)
             self._tell(skipped)
             yield batch
+
+    def _steps(self, made: Iterator[Taken], first: int) -> Iterator[Taken]:
+        """Yield what `made` does, once all batches of a step are there."""
+        accumulate = self.plan.accumulate
+        while taken_ones := list(itertools.islice(made, accumulate - first % accumulate)):
+            self.step = [batch for batch, _ in taken_ones]
+            for self.place, one in enumerate(taken_ones):
+                yield one
+            first += len(taken_ones)
 
     def _tell(self, skipped: list[str]) -> None:
         for text in skipped:

@@ -48,6 +48,7 @@ class Loaders(lightning.LightningDataModule):
         rank, world = share_of(trainer)
         # BatchNorm can't train on one sample: it has no variance.
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
+        several = settings.accumulate * world > 1
         loader = Loader(
             samples,
             settings.batch_size,
@@ -61,6 +62,7 @@ class Loaders(lightning.LightningDataModule):
             drop_last=shuffle and fixed_batch(self.plan.model) is not None,
             pin_memory=self.plan.device.torch_device.type == "cuda",
             say=self.say,
+            ahead=shuffle and several and any(goal.counts for goal in self.plan.objectives),
             classes=self.plan.classes if shuffle else None,
         )
         self._made.append(loader)

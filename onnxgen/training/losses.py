@@ -1,4 +1,4 @@
-"""The loss of each output: given by its torch name, or chosen by the model's last operation."""
+"""The loss of each output: given by its torch name, or chosen by what the model's outputs are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
 from onnxgen.training.data.samples import Batch, Field
+from onnxgen.training.endings import PROBABILITIES, Ending, Look, ending_of
 from onnxgen.training.goals.goal import Goal, Made, Outputs, Scores, Shown
 from onnxgen.training.goals.measured import IGNORED_CLASS, OF_A_MAP, OF_LABELS, measured
 
@@ -39,53 +40,6 @@ ALIASES = {name.removesuffix("_loss"): name for name in LOSSES} | {
     "kl": "kl_div",
     "mae": "l1_loss",
 }
-PROBABILITIES = ("sigmoid", "softmax")  # endings whose values lie between 0 and 1
-_ENDINGS = {"LogSoftmaxBackward0": "log_softmax", "SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
-# Operations that copy, rearrange or select elements. After them the classes may lie along another axis.
-VIEWS = {*"View UnsafeView Reshape Squeeze Unsqueeze Alias Clone ToCopy Transpose Permute T Cat Stack".split()}
-VIEWS |= {*"Select Slice Narrow Split SplitWithSizes Unbind Index IndexSelect Expand Flip Roll".split()}
-_BOUNDED = {"Clamp", "ClampMin", "ClampMax"}
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The last operation of a model: `kind` is "log_softmax", "softmax", "sigmoid" or "" (any other).
-
-    `axis` is the axis of the softmax, or None if a later operation moves elements.
-    """
-
-    kind: str = ""
-    axis: int | None = None
-
-    def __str__(self) -> str:
-        return self.kind or "no activation that decides the loss"
-
-
-def ending_of(output: Tensor) -> Ending:
-    """Return the operation that made an output, as autograd recorded it. Without a gradient its kind is ""."""
-    return _ending(output.grad_fn, output, moved=False)
-
-
-def _ending(step: Any, output: Tensor, moved: bool) -> Ending:
-    if step is None:
-        return Ending()
-    name = step.name()
-    before = [inner for inner, _ in step.next_functions if inner is not None]
-    if name == "LogBackward0" and before and before[0].name() == "SoftmaxBackward0":
-        return Ending("log_softmax", None if moved else _axis(before[0], output))
-    if name in _ENDINGS:
-        return Ending(_ENDINGS[name], None if moved or name == "SigmoidBackward0" else _axis(step, output))
-    short = name.rpartition("Backward")[0]
-    if not before or short not in VIEWS | _BOUNDED:
-        return Ending()
-    found = {_ending(inner, output, moved or short in VIEWS) for inner in before}
-    return found.pop() if len(found) == 1 else Ending()
-
-
-def _axis(step: Any, output: Tensor) -> int:
-    axis = int(step._saved_dim)
-    axis = axis - (1 << 64) if axis >= 1 << 63 else axis  # torch saves a negative dim as an unsigned number
-    return axis % output.ndim
 
 
 @dataclass(frozen=True)
@@ -100,12 +54,13 @@ class Objective(Goal):
         ending: see `Ending`.
         classes: number of classes; 0 if this is not a classifier. With 2 classes the output may be one number.
         axis: the output's axis along which the classes lie.
-        factor: the loss is multiplied by this.
+        factor: see `Goal`.
         weights: in training each sample's loss is multiplied by the weight of its class. The mean is over the number
             of samples (as in Keras), not over the sum of their weights (as torch has it), so that parts of a batch
             add up to the batch.
         smoothing: in training this share of each target is spread over all classes (Szegedy et al. 1512.00567).
         labels: the numbers of one sample, if they are no map: labels that hold or don't, or several target numbers.
+        several: True if a sample has a class at each of several places, of which some may be ignored.
         metrics: names of torchmetrics' classes that an evaluation computes, too.
     """
 
@@ -121,6 +76,11 @@ class Objective(Goal):
     smoothing: float = 0.0
     labels: int = 1
     metrics: tuple[str, ...] = ()
+    several: bool = False
+
+    @property
+    def counts(self) -> bool:
+        return self.several
 
     @property
     def is_binary(self) -> bool:
@@ -157,8 +117,7 @@ class Objective(Goal):
         """Return the mean loss. With nll_loss, the result of a softmax is taken as probabilities."""
         weights = output.new_tensor(self.weights) if training and self.weights else None
         loss = self._of_classes if self.loss in CLASS_LOSSES else self._of_values
-        found = loss(output, target, weights, self.smoothing if training else 0.0)
-        return found if self.factor == 1 else found * self.factor
+        return loss(output, target, weights, self.smoothing if training else 0.0)
 
     def _of_classes(self, output: Tensor, target: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
         function: Any = getattr(F, self.loss)
@@ -181,6 +140,8 @@ class Objective(Goal):
     def _of_values(self, output: Tensor, target: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
         function: Any = getattr(F, self.loss)
         target = target.view_as(output)  # torch would broadcast [batch] and [batch, 1] to [batch, batch]
+        if self.loss == "binary_cross_entropy" and self.ending.seen:  # torch refuses 1.0000001
+            output = output.clamp(0, 1)
         given = {} if weights is None else {"weight": torch.where(target > 0.5, weights[1], weights[0])}
         target = target if self.loss == "multilabel_margin_loss" else target.to(output.dtype)
         target = target * (1 - smoothing) + smoothing / 2 if smoothing else target
@@ -195,6 +156,8 @@ class Objective(Goal):
 
     def compared(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return what metrics compare: probabilities (or numbers) and targets, with the classes along axis 1."""
+        if self.ending.kind in PROBABILITIES and self.ending.seen:  # torchmetrics takes what exceeds 1 for logits
+            output = output.clamp(0, 1)
         if not self.classes or self.is_binary:
             shape = (len(output), self.labels) if self.labels > 1 else (-1,)
             output = output.sigmoid() if self.is_binary and self.ending.kind not in PROBABILITIES else output
@@ -240,7 +203,14 @@ def loss_name(text: str) -> str:
 
 
 def objective(
-    index: int, name: str, output: Tensor, column: str, field: Field, target: Tensor, asked: str
+    index: int,
+    name: str,
+    output: Tensor,
+    column: str,
+    field: Field,
+    target: Tensor,
+    asked: str,
+    look: Look | None = None,
 ) -> Objective:
     """Return the objective of one output.
 
@@ -249,11 +219,12 @@ def objective(
         output: its value for a few samples, with autograd's history.
         column, field, target: the name of the target's column, its `Field`, and its values for those samples.
         asked: the name of a loss, or "auto".
+        look: tells what the output is on more of the data; without it, the output's last operation decides.
 
     Raises:
         OnnxgenError: no loss fits, the given loss does not fit, or the shapes leave open which axis is the classes'.
     """
-    ending = ending_of(output)
+    ending = _ending(index, output, column, field, target, look)
     if asked == "auto":
         loss = _fitting(ending, output, target, field, name)
     else:
@@ -266,7 +237,9 @@ def objective(
             raise OnnxgenError(f"{loss} needs class indices, but column {column!r} holds {target.dtype}")
         axis = _class_axis(output, target, ending, name)
         maps = OF_A_MAP if output.ndim == 4 else ()
-        return Objective(index, name, column, loss, ending, output.shape[axis], axis, metrics=maps)
+        return Objective(
+            index, name, column, loss, ending, output.shape[axis], axis, metrics=maps, several=target.ndim > 1
+        )
     # Apart from flattened axes and axes of size 1, the target's elements must be in the output's order.
     given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
     if output.numel() != target.numel() or (given != wanted and len(given) == len(wanted)):
@@ -279,6 +252,15 @@ def objective(
     return Objective(index, name, column, loss, ending, 2 if binary else 0, labels=labels, metrics=metrics)
 
 
+def _ending(index: int, output: Tensor, column: str, field: Field, target: Tensor, look: Look | None) -> Ending:
+    """Return what an output is. Numbers with a target of numbers are numbers, whatever their range is."""
+    alike = output.numel() == target.numel()
+    yes_or_no = alike and (target.dtype == torch.bool or len(field.classes) == 2)
+    if look is None or not (yes_or_no or (_holds_classes(target) and not alike)):
+        return ending_of(output)
+    return look.ending(index, output, column, yes_or_no)
+
+
 def _holds_classes(target: Tensor) -> bool:
     return not target.is_floating_point() and target.dtype != torch.bool
 
@@ -287,8 +269,10 @@ def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name:
     """Return the name of the loss that fits a model's ending and its target."""
     if _holds_classes(target) and output.numel() != target.numel():
         if ending.kind == "sigmoid":
-            what = f"output {name or 0} ends in a sigmoid of {list(output.shape)}, but its target holds class indices"
-            raise OnnxgenError(what, help="name the loss with --loss")
+            made = ending.seen and f"holds {ending}, each for itself," or "ends in a sigmoid"
+            what = f"output {name or 0} {made} of {list(output.shape)}, but its target holds class indices"
+            way = "name the loss with --loss" + (" (cross_entropy if these are scores)" if ending.seen else "")
+            raise OnnxgenError(what, help=way)
         return "nll_loss" if ending.kind else "cross_entropy"
     if ending.kind == "log_softmax":
         return "kl_div"
@@ -314,8 +298,11 @@ def _refuse_wrong(loss: str, ending: Ending, name: str) -> None:
         "kl_div": (ending.kind != "log_softmax", "log-probabilities", "cross_entropy"),
     }
     is_wrong, wants, instead = wrong.get(loss, (False, "", ""))
+    if ending.seen and ending.kind == "sigmoid" and loss == "cross_entropy":
+        return  # scores of classes may have bounds, too
     if is_wrong:
-        raise OnnxgenError(f"{loss} needs {wants}, but output {name or 0} ends in {ending}", help=f"use {instead}")
+        ends = "holds" if ending.seen else "ends in"
+        raise OnnxgenError(f"{loss} needs {wants}, but output {name or 0} {ends} {ending}", help=f"use {instead}")
 
 
 def _class_axis(output: Tensor, target: Tensor, ending: Ending, name: str) -> int:

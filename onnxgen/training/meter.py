@@ -104,7 +104,8 @@ class Meter:
     def means(self, part: str, reduce: Callable[[Tensor], Tensor], device: torch.device = CPU) -> dict[str, float]:
         """Return `{part}_loss`, `{part}_accuracy` if there is a classifier, and the metrics of an evaluation.
 
-        Several outputs also get their own.
+        Several outputs also get their own losses and accuracies. The loss of all is the sum that is trained, in which
+        each has its factor.
 
         Args:
             part: "train", "val" or "test".
@@ -114,7 +115,7 @@ class Meter:
         self.flush()
         sums = reduce(self.sums)
         losses = (sums[:, 0] / sums[:, 1].clamp_min(1)).tolist()
-        found = {f"{part}_loss": sum(losses)}
+        found = {f"{part}_loss": sum(goal.factor * loss for goal, loss in zip(self.objectives, losses, strict=True))}
         right = [(o, (sums[i, 2] / sums[i, 3].clamp_min(1)).item()) for i, o in enumerate(self.objectives) if o.classes]
         if right:
             found[f"{part}_accuracy"] = sum(value for _, value in right) / len(right)

@@ -25,6 +25,7 @@ from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
+from onnxgen.training.endings import Look
 from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.packed import pack, packed_layers
@@ -120,7 +121,11 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     for made in objectives if settings.loss == "auto" else ():
         if isinstance(made, Objective):
             where = f"output {made.name}" if made.name else "the model"
-            notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
+            ends = "holds" if made.ending.seen else "ends in"
+            notes.append(f"{where} {ends} {made.ending}: trained with {made.loss}")
+    if any(made.factor != 1 for made in objectives):
+        parts = ", ".join(f"{made.factor:g} {made.name or 'labels'}" for made in objectives)
+        notes.append(f"the loss is the sum of {parts}; the loss of each is shown before its weight")
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
 
@@ -234,7 +239,7 @@ def _adapted(
 def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Goal]:
     """Return the goals of the task, or the objective of each output with a target.
 
-    The model runs on a few samples to find its last operation.
+    The model runs on a few samples to find its last operation, and on more if that leaves open what its outputs are.
     """
     batch = trial_batch(model, samples, settings.seed)
     outputs = trial(model, batch, feeding)
@@ -243,13 +248,15 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
         refuse_for_task(kind, settings)
         return list(kind.make(Situation(model, batch, outputs, samples, feeding, names, settings)))
     found: list[Goal] = []
+    look = Look(model, samples, feeding, batch, settings.seed)
     for index, column in feeding.targets.items():
         name = names[index] if index < len(names) else f"output{index}"
         if index >= len(outputs):
             raise OnnxgenError(f"the model has {len(outputs)} outputs, so {column!r} can't be the target of {name}")
         asked = settings.loss_of(name)
         shown = name if len(feeding.targets) > 1 else ""
-        made = objective(index, shown, outputs[index], column, _field(samples, column), batch[column], asked)
+        field = _field(samples, column)
+        made = objective(index, shown, outputs[index], column, field, batch[column], asked, look)
         if asked == "auto" and made.ending.kind in ("", "softmax"):
             _refuse_one_hot(samples, column)
         made = replace(made, metrics=(*made.metrics, *settings.metric))

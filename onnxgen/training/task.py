@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from onnxgen.training.goals.goal import Goal, Made, Outputs
 from onnxgen.training.loader import Loader
 from onnxgen.training.memory import Micro
 from onnxgen.training.meter import CPU, Meter
+from onnxgen.training.sharded.strategy import share_of
 
 if TYPE_CHECKING:
     from onnxgen.training.sharded.tensor import TensorPlan
@@ -60,6 +61,8 @@ class Task(lightning.LightningModule):
         self._configure = configure
         self.split: TensorPlan | None = None
         self._sharded = False
+        self._weights = [1.0] * len(self.objectives)  # of the current batch in its step
+        self._of_step: list[list[float]] = []
         self._meters = {part: Meter(self.objectives) for part in ("train", "val", "test")}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -108,27 +111,31 @@ class Task(lightning.LightningModule):
             return whole(self.model(*inputs))
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
-        """Return the loss to train (the sum over the objectives), and what each objective computed (`Goal.compute`)."""
+        """Return the loss to train (see `_total`), and what each objective computed (`Goal.compute`)."""
         made = self._made(self(batch), batch)
-        return _sum(loss for loss, _, _ in made), made
+        return self._total(made, self._weights), made
+
+    def _total(self, made: Sequence[Made], weights: Sequence[float]) -> Tensor:
+        """Return the sum of the objectives' losses, each with its factor and the weight of its batch in the step."""
+        factors = [goal.factor * weight for goal, weight in zip(self.objectives, weights, strict=True)]
+        losses = [loss if by == 1 else loss * by for (loss, _, _), by in zip(made, factors, strict=True)]
+        return functools.reduce(torch.add, losses)
 
     def _made(self, outputs: Outputs, batch: Batch) -> list[Made]:
         return [objective.compute(outputs, batch, self.training) for objective in self.objectives]
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        # The last batch may have fewer samples on this process, and the last step fewer batches.
-        weight = self._weight
         self.rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])  # a schedule may change it after the step
         if self.split is not None and self.device_mesh is not None:
             from onnxgen.training.sharded.tensor import draw_alike
 
             draw_alike(self.device_mesh["tensor_parallel"])
+        self._weights = self._weights_of_step()
         if self._together:
             loss, made = self.compute(batch)
             self._meters["train"].add(made)
-        else:
-            loss = self.micro.forward(self._trained, batch, self._share)
-        return loss if weight == 1 else loss * weight
+            return loss
+        return self.micro.forward(self._trained, batch, self._share)
 
     # Lightning inspects the method's signature at each step, which is slow without this.
     training_step.__signature__ = inspect.signature(training_step)  # type: ignore[attr-defined]
@@ -140,7 +147,7 @@ class Task(lightning.LightningModule):
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         first = self.trainer.accumulate_grad_batches == 1  # first and only batch of its step
-        scaled = scaler is not None or not first or self._weight != 1
+        scaled = scaler is not None or not first
         for made in self.micro.backward(self._trained, loss, self._share, scaled=scaled, first=first):
             self._meters["train"].add(made)
 
@@ -149,10 +156,30 @@ class Task(lightning.LightningModule):
         """What gets gradients: the model, and goals with parameters of their own."""
         return self if len(self.goals) else self.model
 
-    @property
-    def _weight(self) -> float:
-        """The weight of the current batch in its step; see `Loader.weight`."""
-        return float(getattr(self.trainer.train_dataloader, "weight", 1.0))
+    def _weights_of_step(self) -> list[float]:
+        """Return the weight of the current batch in its step, for each objective.
+
+        The last batch may have fewer samples on this process, and the last step fewer batches. Things that do not count
+        (padding, tokens without a tag, ignored pixels) are unlike in every batch. A mean loss of all that counts in the
+        step is each batch's mean times its count by the mean count of the batches.
+        """
+        loader = self.trainer.train_dataloader
+        if not getattr(loader, "step", ()):
+            return [float(getattr(loader, "weight", 1.0))] * len(self.objectives)
+        if loader.place == 0:
+            counts = torch.tensor([self._counts(batch) for batch in loader.step], dtype=torch.float64)
+            batches = self.trainer.accumulate_grad_batches * share_of(self.trainer)[1]
+            self._of_step = (counts * batches / self._summed(counts.sum(0)).clamp_min(1)).tolist()
+        return self._of_step[loader.place]
+
+    def _counts(self, batch: Batch) -> list[float]:
+        """Return the number of things in the mean of each objective."""
+        found = []
+        for goal in self.objectives:
+            place = self.device if isinstance(goal, nn.Module) else CPU  # its buffers are there
+            names = {next(iter(batch)), *goal.columns}
+            found.append(float(goal.weight({name: batch[name].to(place) for name in batch if name in names})))
+        return found
 
     @property
     def _together(self) -> bool:
@@ -167,8 +194,8 @@ class Task(lightning.LightningModule):
                 if not all(objective.splits for objective in self.objectives):
                     what = "out of memory, and this loss compares all samples of a batch: it can't be computed in parts"
                     raise OnnxgenError(what, help=f"--batch-size {len(next(iter(part.values())))}")
-                parts = zip(self.objectives, made, strict=True)
-                total = _sum(loss * objective.share(part, whole) for objective, (loss, _, _) in parts)
+                pairs = zip(self.objectives, self._weights, strict=True)
+                total = self._total(made, [goal.share(part, whole) * weight for goal, weight in pairs])
         return total, [(loss.detach(), output.detach(), target) for loss, output, target in made]
 
     def validation_step(self, batch: Batch, index: int) -> None:
@@ -238,10 +265,6 @@ class Task(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return self._configure(self.model, int(self.trainer.estimated_stepping_batches))
-
-
-def _sum(losses: Iterable[Tensor]) -> Tensor:
-    return functools.reduce(torch.add, losses)
 
 
 class LogEpoch(lightning.Callback):

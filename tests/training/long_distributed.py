@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.training import counted
 from tests.training.nodes import FIRST, NETWORK, two_machines
-from tests.training.processes import RUNS, Job, difference, environment, finish, first_alone_wrote, match
+from tests.training.processes import RUNS, Job, difference, environment, finish, first_alone_wrote, free_port, match
+from tests.training.test_counted import by_hand
+from tests.training.test_fit import Seen
 
 
 @pytest.mark.parametrize("name", ["torchrun", "fsdp"])
@@ -104,3 +108,14 @@ def test_a_killed_node_resumes_from_the_checkpoint(
     assert 0 < torch.load(checkpoint, weights_only=True)["global_step"] <= 4
     ended(start(job, out, nodes, given | {"resume": True}))
     assert difference(out, two_nodes) == 0
+
+
+@pytest.mark.parametrize("task", ["tokens", "tags", "pixels"])
+def test_two_processes_weigh_targets_that_count(task: str, tmp_path: Path) -> None:
+    """Steps of four batches: two of each process. The oracle trains with one large batch for each step."""
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    finish([sys.executable, *launch, "-m", "tests.training.counted", task, str(tmp_path)], tmp_path)
+    seen = Seen()
+    counted.train(task, tmp_path / "one", seen, batch_size=16)
+    for name, value in by_hand(task, seen.batches, 1, 2).items():
+        torch.testing.assert_close(load_file(tmp_path / "end.safetensors")[name], value, rtol=1e-6, atol=1e-6)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import lightning
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
 
 from onnxgen import OnnxgenError, Options
 from onnxgen.pipeline import generate
-from onnxgen.training import Settings, calibrate_batchnorm, open_model
+from onnxgen.training import Settings, calibrate_batchnorm, fit, open_model
 from onnxgen.training.data.opening import open_data
 from tests.passes.test_restore_batchnorm import NETS, NORM, _assert_exported, exported
 from tests.training.test_finetune import Tower, images, mnist, step
+from tests.training.test_fit_options import CPU
 
 __all__ = ["mnist"]  # a fixture
 
@@ -73,6 +78,53 @@ def test_calibration_with_data_as_for_fit(mnist: Callable[[], nn.Module], tmp_pa
     calibrate_batchnorm(by_hand, batch["x"], every=True)
     torch.testing.assert_close(by_path.norm1.running_var, by_hand.norm1.running_var)
     assert calibrate_batchnorm(mnist(), str(tmp_path / "data.npz"), every=True)[1].values == 70
+
+
+class First(lightning.Callback):
+    """Keeps what the network says in training mode before the first step."""
+
+    said: torch.Tensor
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        with torch.no_grad():
+            self.said = copy.deepcopy(pl_module.model).train()(self.x)
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+@pytest.mark.parametrize("how", ["path", "module"])
+def test_a_training_starts_where_the_folded_network_was(how: str, tmp_path: Path) -> None:
+    """The oracle is onnxruntime. Weights from scratch are not measured, and keep the scale 1."""
+    path, _ = exported("cnn", "legacy", tmp_path)
+    file = tmp_path / "folded.py"
+    generate(path, file, Options(restore_batchnorm=True))
+    x = NETS["cnn"].inputs(48)[0] * 0.5 + 0.2
+    session = onnxruntime.InferenceSession(path)
+    expected = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    name = session.get_inputs()[0].name
+    given = {"epochs": 1, "lr": 1e-6, "val": 0.0, "batch_size": 48, "normalize": "none", **CPU}
+    data, first = {name: x, "y": torch.zeros(48, dtype=torch.int64)}, First(x)
+    model: Any = file if how == "path" else open_model(file)
+    fit(model, data, callbacks=[first], out=tmp_path / "run", **given)
+    assert (first.said - expected).abs().max() < 0.1 * expected.abs().max()
+    fresh = fit(file, data, from_scratch=True, out=tmp_path / "fresh", **given).model
+    norms = [m for m in fresh.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms and all((norm.weight - 1).abs().max() < 1e-4 for norm in norms)
+
+
+@pytest.mark.parametrize("number, frozen", [(40, True), (300, False)])
+def test_a_recipe_freezes_norms_of_few_samples(number: int, frozen: bool, tmp_path: Path) -> None:
+    model = Tower(3)
+    step(model, images())
+    data = {"x": images(number), "y": torch.arange(number) % 3}
+    before = {n: b.clone() for n, b in model.named_buffers() if "running_mean" in n}
+    given = {"recipe": "fine-tune", "lr": 1e-3, "epochs": 2, "val": 0.0, "normalize": "none", **CPU}
+    result = fit(model, data, out=tmp_path / "run", **given)
+    after = dict(result.model.named_buffers())
+    assert all(torch.equal(after[name], value) for name, value in before.items()) == frozen
+    config = tomllib.loads((result.out / "config.toml").read_text())
+    assert bool(config.get("freeze")) == frozen
 
 
 def test_nothing_to_calibrate() -> None:

@@ -13,6 +13,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.losses import Ending, Objective
+from onnxgen.training.prepare import prepare
 from onnxgen.training.recompute import keep_all, recompute
 from onnxgen.training.runs.rows import read_rows
 from onnxgen.training.settings import Settings
@@ -61,7 +62,40 @@ def test_weights_of_outputs_and_of_named_classes():
     kind, size = stressed(both, samples, Settings(loss_weights={"size": "0.5"}, class_weights={"dog": "3"}))
     assert (kind.factor, kind.weights, size.factor, size.weights) == (1.0, (1.0, 3.0), 0.5, ())
     x, y = drawn(4), drawn(4) + 1
-    torch.testing.assert_close(size(x, y), 0.5 * F.mse_loss(x, y))
+    torch.testing.assert_close(size(x, y), F.mse_loss(x, y))
+
+
+def test_losses_are_shown_before_their_weights_and_summed_with_them(tmp_path):
+    """Training takes the weighted sum; the oracle is a loop by hand."""
+    torch.manual_seed(0)
+    x, data = torch.randn(24, 4), {"a": torch.arange(24) % 2, "b": torch.randn(24, 2)}
+    made = [Two(), Two()]
+    made[1].load_state_dict(made[0].state_dict())
+    plain = {"epochs": 3, "lr": 0.1, "optimizer": "sgd", "weight_decay": 0.0, "batch_size": 24, "val": 0.0}
+    given = {"target": {"output0": "a", "output1": "b"}, "loss_weights": {"output1": "0.25"}, **plain}
+    result = fit(made[0], {"x": x} | data, **given, out=tmp_path / "run", **CPU)
+    optimizer = torch.optim.SGD(made[1].parameters(), 0.1)
+    for row in result.history:
+        kind, size = made[1](x)
+        losses = F.cross_entropy(kind, data["a"]), F.mse_loss(size, data["b"])
+        assert row["train_loss_output1"] == pytest.approx(losses[1].item(), rel=1e-5)
+        assert row["train_loss"] == pytest.approx((losses[0] + 0.25 * losses[1]).item(), rel=1e-5)
+        optimizer.zero_grad()
+        (losses[0] + 0.25 * losses[1]).backward()
+        optimizer.step()
+    (said,) = [text for text in prepare(Two(), {"x": x} | data, Settings(**given, device="cpu")).notes if "sum" in text]
+    assert said == "the loss is the sum of 1 output0, 0.25 output1; the loss of each is shown before its weight"
+
+
+class Two(nn.Module):
+    """Scores of two classes, and two numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.kind, self.size = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.kind(x), self.size(x)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_the_share_of_the_labels(made: Path) -> None:
     assert plan.monitor == "val_accuracy"
     batch = {"image": data["image"][:8], "y": data["y"][:8]}
     made_by = plan.model(batch["image"])
-    labels, taught = (goal.compute((made_by,), batch, True)[0] for goal in plan.objectives)
+    labels, taught = (goal.factor * goal.compute((made_by,), batch, True)[0] for goal in plan.objectives)
     assert labels.item() == pytest.approx(0.7 * F.cross_entropy(made_by, batch["y"]).item(), rel=1e-5)
     whole = goal_of(plan.model, teacher=made / "logits.onnx").mean_loss((made_by,), batch, True)
     assert taught.item() == pytest.approx(0.3 * whole.item(), rel=1e-5)

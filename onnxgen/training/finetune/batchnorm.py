@@ -12,14 +12,19 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, typed
+from onnxgen.errors import OnnxgenError, counted, typed
 from onnxgen.surgery.example import undisturbed
-from onnxgen.training.data.samples import Data
+from onnxgen.training.data.samples import Data, Feeding, Samples
+from onnxgen.training.data.streaming.stream import leading
+from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.loader import Loader
+from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
 
 SETTINGS = Settings()  # for opening data
 NORM = nn.modules.batchnorm._BatchNorm
+FEW = 256  # training samples; the statistics of fewer say little about others
+_MEASURED = 512  # samples, at most
 Batches: TypeAlias = Iterable[Tensor | Sequence[Tensor] | Mapping[str, Tensor]]
 
 
@@ -60,10 +65,43 @@ def calibrate_batchnorm(model: nn.Module, batches: Batches | Path | Data, *, eve
     Raises:
         OnnxgenError: there is no such norm, there is no batch, or the model fails on a batch.
     """
-    measured = {path: _Moments() for path in _norms(model, every)}
-    if not measured:
+    paths = [*_norms(model, every)]
+    if not paths:
         way_out = "generate with --restore-batchnorm, or measure all with every=True"
         raise OnnxgenError("no BatchNorm of the model is the identity", help=way_out)
+    return _calibrated(model, paths, batches)
+
+
+def norms_before(
+    model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings, recipe: bool
+) -> tuple[list[str], list[str]]:
+    """Make a model's BatchNorms fit to be trained on some samples. Returns notes, and the paths of what was frozen.
+
+    Norms that `--restore-batchnorm` put back are measured, since they have seen no data yet: with the first batches the
+    network would compute something else than it has learned. A recipe for fine-tuning freezes all norms if the samples
+    are too few to measure.
+    """
+    notes, frozen = [], []
+    restored = [path for path in _norms(model, False) if _is_restored(model.get_submodule(path))]
+    if restored and not settings.resume:  # a run that is resumed has them in its files
+        size = fixed_batch(model) or settings.batch_size
+        taken = leading(samples, max(_MEASURED // size, 1) * size)
+        several = [taken[i : i + size] for i in range(0, len(taken) - len(taken) % (fixed_batch(model) or 1), size)]
+        # As positional arguments, like every other pass of a run.
+        batches = ([*feeding.arguments(samples.take(indices, settings.seed))] for indices in several)
+        _calibrated(model, restored, batches)
+        text = counted(len(restored), "BatchNorm")
+        notes.append(f"{text} put back by --restore-batchnorm: measured on {counted(len(taken), 'sample')} at first")
+    if recipe and not settings.lora and len(samples) < FEW and (norms := [*_norms(model, True)]):
+        freeze(model, *(frozen := norms))
+        notes.append(
+            f"the recipe froze {counted(len(norms), 'BatchNorm')}: {len(samples)} samples are too few for them"
+        )
+    return notes, frozen
+
+
+def _calibrated(model: nn.Module, paths: Sequence[str], batches: Batches | Path | Data) -> list[Calibrated]:
+    measured = {path: _Moments() for path in paths}
     with undisturbed(model), ExitStack() as hooks:
         for path, moments in measured.items():
             hooks.enter_context(model.get_submodule(path).register_forward_pre_hook(moments.hook))
@@ -132,6 +170,12 @@ def _is_identity(norm: NORM) -> bool:
     assert norm.running_mean is not None and norm.running_var is not None
     near_one = (norm.running_var - 1).abs() < 1e-3
     return bool((near_one & (norm.running_mean == 0) & (norm.weight == 1)).all())
+
+
+def _is_restored(norm: nn.Module) -> bool:
+    """Return True if a norm that is the identity stands for one that was trained: it has its shift, or 1 - eps."""
+    assert isinstance(norm, NORM) and norm.running_var is not None
+    return bool(norm.bias.any() or (norm.running_var != 1).any())
 
 
 def _run(model: nn.Module, batch: Tensor | Sequence[Tensor] | Mapping[str, Tensor], number: int) -> None:

@@ -17,10 +17,10 @@ from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.values import Values
+from onnxgen.training.endings import Ending, read_ending
 from onnxgen.training.goals.decoding import greedy, spelled
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
 from onnxgen.training.goals.outputs import batch_axis, refuse_augment, trained_output
-from onnxgen.training.losses import Ending, ending_of
 from onnxgen.training.runs.record import Target
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def make(found: Situation) -> list[Goal]:
 def _layout(found: Situation) -> Layout:
     output = trained_output(found, lambda made: made.ndim == 3, "an output with three axes, [T, N, C] or [N, T, C]")
     made = found.outputs[output]
-    batch, ending = batch_axis(found, output), ending_of(made)
+    batch = batch_axis(found, output)
+    ending = read_ending(made, [axis for axis in range(3) if axis != batch])
     axis = ending.axis if ending.axis is not None and ending.axis != batch else 2
     time = 3 - batch - axis
     steps, classes = made.shape[time], made.shape[axis]

@@ -122,7 +122,7 @@ class DistilGoal(Goal, nn.Module):
     The teacher runs once for each batch (or part of it), which then holds its outputs as columns `teacher:NAME`.
 
     Attributes:
-        factor: the loss is multiplied by this.
+        factor: see `Goal`.
     """
 
     name, classes, columns = "teacher", 0, ()
@@ -148,7 +148,7 @@ class DistilGoal(Goal, nn.Module):
             batch |= {f"{PREFIX}{name}": value for name, value in self.teacher(batch).items()}
         losses = [pair.loss(outputs, batch, self.temperature) for pair in self.pairs]
         losses += [feature.loss(batch) for feature in self.features if isinstance(feature, Feature) and training]
-        return torch.stack(losses).sum() * self.factor
+        return torch.stack(losses).sum()
 
     def scores(self) -> Scores | None:
         """Return the share of equal choices of student and teacher; None if they choose no class."""

@@ -90,6 +90,7 @@ class Goal:
         classes: the number of classes of a classifier whose accuracy is counted; else 0.
         said: facts for the user: what was chosen.
         settled: settings that the data decided, by name. They are kept, so that other data is treated alike.
+        factor: the loss that is trained is multiplied by this; the loss that is shown is not.
         splits: False if the loss compares the samples of a batch, so that parts of it do not add up to the batch.
     """
 
@@ -99,7 +100,13 @@ class Goal:
     columns: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
     settled: Mapping[str, Any] = MappingProxyType({})
+    factor: float = 1.0
     splits: ClassVar[bool] = True
+
+    @property
+    def counts(self) -> bool:
+        """True if a batch may have another weight than its number of samples."""
+        return type(self).weight is not Goal.weight
 
     def compute(self, outputs: Outputs, batch: Batch, training: bool = False) -> Made:
         """Return the mean loss, and what `row` counts: here the weight of the batch, twice."""

@@ -15,10 +15,10 @@ from onnxgen.training.byname import by_name
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.values import Values
+from onnxgen.training.endings import Ending, ending_of
 from onnxgen.training.goals.decoding import peaks
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
 from onnxgen.training.goals.outputs import refuse_augment, trained_output
-from onnxgen.training.losses import Ending, ending_of
 from onnxgen.training.runs.record import Target
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from onnxgen.surgery.example import evaluating
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.data.streaming.stream import limit
+from onnxgen.training.endings import read_ending
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
 from onnxgen.training.goals.measured import IGNORED_CLASS
-from onnxgen.training.losses import ending_of
 
 if TYPE_CHECKING:
     from onnxgen.training.goals.choice import Situation
@@ -95,7 +95,7 @@ def _scored(found: Situation, shift: int) -> Tokens:
     for index, output in enumerate(found.outputs):
         if output.ndim == 3 and output.shape[:2] == size and output.is_floating_point():
             _check_vocabulary(found, output.shape[2])
-            return Tokens(index, shift, ending_of(output).kind == "softmax")
+            return Tokens(index, shift, read_ending(output, [2]).kind == "softmax")
     shapes = ", ".join(f"{name} {list(output.shape)}" for name, output in zip(found.names, found.outputs))
     what = f"--task {found.settings.task} needs scores of each token [{size[0]}, {size[1]}, vocabulary], but there are"
     raise OnnxgenError(f"{what} {shapes}", help="export the network with its language-model head")

@@ -13,10 +13,11 @@ from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.samples import Feeding, Samples
 from onnxgen.training.data.source import listed
+from onnxgen.training.endings import Ending, read_ending
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.goals.distil import CLASSES, LABELS, PREFIX, VALUES, DistilGoal, Feature, Pair
 from onnxgen.training.goals.goal import Goal
-from onnxgen.training.losses import BINARY_LOSSES, CLASS_LOSSES, Ending, Objective, ending_of, loss_name
+from onnxgen.training.losses import BINARY_LOSSES, CLASS_LOSSES, Objective, loss_name
 from onnxgen.training.model import trial_batch
 from onnxgen.training.settings import Settings
 from onnxgen.training.teacher import Seen, Teacher, kinds_of, module_called, open_teacher
@@ -107,7 +108,7 @@ def _pair(
             f"--replace-head {said.shape[1]}" if output.ndim == said.ndim == 2 else "give a teacher of the same classes"
         )
         raise OnnxgenError(what, help=way)
-    ending = ending_of(output)
+    ending = read_ending(output)
     kind = _kind(output, ending, teacher, objective, "auto" if objective else settings.loss_of(name))
     axis = objective.axis if objective and objective.classes else 1 if ending.axis is None else ending.axis
     count = {CLASSES: output.shape[axis] if output.ndim > axis else 0, LABELS: 2}.get(kind, 0)

@@ -14,7 +14,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Batch, Samples
-from onnxgen.training.goals.goal import Made
+from onnxgen.training.goals.goal import Made, Outputs
 from onnxgen.training.loader import epoch_seed
 from onnxgen.training.losses import Objective
 from onnxgen.training.prepare import Plan
@@ -99,17 +99,17 @@ class MixedTask(Task):
     target with the greater share.
     """
 
-    def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
-        total, made = super().compute(batch)
+    def _made(self, outputs: Outputs, batch: Batch) -> list[Made]:
+        made = super()._made(outputs, batch)
         if SHARE not in batch:
-            return total, made
+            return made
         share = batch[SHARE][0]
         mixed: list[Made] = []
         for objective, (loss, output, target) in zip(self.objectives, made, strict=True):
             assert isinstance(objective, Objective)  # `mixing` refuses others
             second = objective(output, batch[other(objective.column)], self.training)
             mixed.append((loss * share + second * (1 - share), output, target))
-        return torch.stack([loss for loss, _, _ in mixed]).sum(), mixed
+        return mixed
 
 
 def mixing(plan: Plan) -> Mixing | None:

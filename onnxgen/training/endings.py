@@ -1,0 +1,201 @@
+"""What the outputs of a model are: probabilities, their logarithms, or any numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from onnxgen.surgery.example import evaluating
+from onnxgen.training.data.streaming.stream import leading, stream_of
+from onnxgen.training.model import fixed_batch
+
+if TYPE_CHECKING:
+    from onnxgen.training.data.samples import Batch, Feeding, Samples
+
+PROBABILITIES = ("sigmoid", "softmax")  # endings whose values lie between 0 and 1
+_AT_ONCE, _MOST = 8, 128  # samples that are looked at
+_ENDINGS = {"LogSoftmaxBackward0": "log_softmax", "SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
+# Operations that copy, rearrange or select elements. After them the classes may lie along another axis.
+VIEWS = {*"View UnsafeView Reshape Squeeze Unsqueeze Alias Clone ToCopy Transpose Permute T Cat Stack".split()}
+VIEWS |= {*"Select Slice Narrow Split SplitWithSizes Unbind Index IndexSelect Expand Flip Roll".split()}
+_BOUNDED = {"Clamp", "ClampMin", "ClampMax"}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The last operation of a model: `kind` is "log_softmax", "softmax", "sigmoid" or "" (any other).
+
+    Attributes:
+        axis: of the softmax, or None if a later operation moves elements.
+        seen: why the values are as those of `kind`, if the last operation is another; else "".
+    """
+
+    kind: str = ""
+    axis: int | None = None
+    seen: str = ""
+
+    def __str__(self) -> str:
+        what = "logarithms of probabilities" if self.kind == "log_softmax" else "probabilities"
+        return f"{what} ({self.seen})" if self.seen else self.kind or "no activation that decides the loss"
+
+
+def ending_of(output: Tensor) -> Ending:
+    """Return the operation that made an output, as autograd recorded it. Without a gradient its kind is ""."""
+    return _ending(output.grad_fn, output, moved=False)
+
+
+def _ending(step: Any, output: Tensor, moved: bool) -> Ending:
+    if step is None:
+        return Ending()
+    name = step.name()
+    before = [inner for inner, _ in step.next_functions if inner is not None]
+    if name == "LogBackward0" and before and before[0].name() == "SoftmaxBackward0":
+        return Ending("log_softmax", None if moved else _axis(before[0], output))
+    if name in _ENDINGS:
+        return Ending(_ENDINGS[name], None if moved or name == "SigmoidBackward0" else _axis(step, output))
+    short = name.rpartition("Backward")[0]
+    if not before or short not in VIEWS | _BOUNDED:
+        return Ending()
+    found = {_ending(inner, output, moved or short in VIEWS) for inner in before}
+    return found.pop() if len(found) == 1 else Ending()
+
+
+def _axis(step: Any, output: Tensor) -> int:
+    axis = int(step._saved_dim)
+    axis = axis - (1 << 64) if axis >= 1 << 63 else axis  # torch saves a negative dim as an unsigned number
+    return axis % output.ndim
+
+
+def summed(values: Sequence[Tensor], axes: Iterable[int] | None = None) -> Ending:
+    """Return the ending of values that are probabilities of classes, or their logarithms, whatever made them.
+
+    Logits never add up to 1 in every sample, so a few samples decide.
+
+    Args:
+        values: of one output, a tensor for each batch.
+        axes: that may be the classes'; default: all but the first.
+    """
+    first = values[0]
+    if not first.is_floating_point() or first.ndim < 2:
+        return Ending()
+    places = [axis for axis in (range(1, first.ndim) if axes is None else axes) if first.shape[axis] > 1]
+    kinds: dict[str, Callable[[Tensor], Tensor]] = {"softmax": lambda x: x, "log_softmax": torch.exp}
+    for kind, probabilities in kinds.items():
+        found = [axis for axis in places if all(_add_up(probabilities(x.detach().double()), x, axis) for x in values)]
+        if found:
+            seen = "they add up to 1" if kind == "softmax" else "their exponentials add up to 1"
+            return Ending(kind, found[0] if len(found) == 1 else None, seen)
+    return Ending()
+
+
+def _add_up(probabilities: Tensor, given: Tensor, axis: int) -> bool:
+    least = _rounding(given)
+    return within(probabilities, least) and bool(((probabilities.sum(axis) - 1).abs() <= least).all())
+
+
+def within(values: Tensor, least: float) -> bool:
+    """Return True if all values lie between 0 and 1, apart from rounding."""
+    return bool(((values >= -least) & (values <= 1 + least)).all())
+
+
+def _rounding(values: Tensor) -> float:
+    return max(1e-4, 8 * torch.finfo(values.dtype).eps)
+
+
+def read_ending(output: Tensor, axes: Iterable[int] | None = None) -> Ending:
+    """Return the ending as autograd recorded it, else as the values tell: for goals that know what the output is."""
+    found = ending_of(output)
+    return found if found.kind else summed([output], axes)
+
+
+def _spread(samples: Samples, count: int) -> list[int]:
+    """Return the indices of samples from all over the data; of a stream its first ones."""
+    if stream_of(samples) is not None:
+        return leading(samples, count)
+    return torch.linspace(0, len(samples) - 1, count).long().tolist()
+
+
+class Look:
+    """Looks at what a model says on more of the training data, and with other weights, when it is asked."""
+
+    def __init__(self, model: nn.Module, samples: Samples, feeding: Feeding, batch: Batch, seed: int) -> None:
+        """`batch` has a few samples, for the pass with other weights."""
+        self.model, self.samples, self.feeding, self.batch, self.seed = model, samples, feeding, batch, seed
+        self._seen: list[tuple[Batch, tuple[Tensor, ...]]] | None = None
+
+    def ending(self, index: int, output: Tensor, column: str, yes_or_no: bool) -> Ending:
+        """Return the ending of output number `index`, whose target holds classes, or says yes or no.
+
+        Args:
+            output: its value for `batch`, with autograd's history.
+            column: of the target.
+            yes_or_no: True if each number of the output has a target of 0 or 1.
+        """
+        found = ending_of(output)
+        if found.kind not in ("", "sigmoid") or (found.kind and yes_or_no):
+            return found
+        if summed([output]).kind and (added := summed([made[index] for _, made in self.seen])).kind:
+            return added
+        least = _rounding(output) if output.is_floating_point() else 0.0
+        if found.kind or not output.is_floating_point() or not within(output, least):
+            return found
+        if not all(within(made[index], least) for _, made in self.seen):
+            return found
+        if self._always(index, least):
+            return Ending("sigmoid", None, "they lie between 0 and 1, whatever the weights are")
+        if yes_or_no and self._informed(index, column):
+            return Ending("sigmoid", None, "they lie between 0 and 1, and fit the targets as such")
+        return found
+
+    @property
+    def seen(self) -> list[tuple[Batch, tuple[Tensor, ...]]]:
+        """Batches of the data, and the outputs for them."""
+        if self._seen is None:
+            size, found = fixed_batch(self.model) or _AT_ONCE, []
+            count = max(min(len(self.samples), _MOST) // size, 1) * size
+            taken = _spread(self.samples, count)
+            for start in range(0, len(taken) - size + 1 or 1, size):
+                batch = self.samples.take(taken[start : start + size], self.seed)
+                found.append((batch, self._outputs(batch)))
+            self._seen = found
+        return self._seen
+
+    def _outputs(self, batch: Batch, weights: dict[str, Tensor] | None = None) -> tuple[Tensor, ...]:
+        device = next(self.model.parameters()).device
+        inputs = tuple(self.feeding.arguments(batch, device))
+        with evaluating(self.model), torch.no_grad():
+            made = self.model(*inputs) if weights is None else functional_call(self.model, weights, inputs)
+        return made if isinstance(made, tuple) else (made,)
+
+    def _always(self, index: int, least: float) -> bool:
+        """Return True if an output lies between 0 and 1 also with random weights: its operations bound it."""
+        found = [self._outputs(self.batch, weights)[index] for weights in self._drawn()]
+        finite = [made for made in found if bool(made.isfinite().all())]
+        return len(finite) >= len(found) / 2 and all(within(made, least) for made in finite)
+
+    def _drawn(self) -> Iterator[dict[str, Tensor]]:
+        """Yield random weights, some of them large."""
+        random = torch.Generator().manual_seed(0)
+        for size in (1, 1, 1, 1, 4, 4, 4, 4, 16, 16, 16, 16):
+            weights = {}
+            for name, p in self.model.named_parameters():
+                if p.is_floating_point():
+                    usual = float(p.detach().double().square().mean().sqrt()) or 1.0
+                    noise = torch.randn(p.shape, generator=random).to(p.device, p.dtype)
+                    weights[name] = noise * (size * usual)
+            yield weights
+
+    def _informed(self, index: int, column: str) -> bool:
+        """Return True if an output fits its targets better as probabilities than as logits, and than a constant."""
+        said = torch.cat([made[index].double().flatten().cpu() for _, made in self.seen]).clamp(1e-6, 1 - 1e-6)
+        target = torch.cat([batch[column].double().flatten() for batch, _ in self.seen])
+        entropy = nn.functional.binary_cross_entropy
+        prior = target.mean().clamp(1e-6, 1 - 1e-6).expand_as(target)
+        losses = [float(entropy(values, target)) for values in (said, said.sigmoid(), prior)]
+        return all(math.isfinite(loss) for loss in losses) and losses[0] < min(losses[1:])
