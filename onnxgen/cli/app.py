@@ -297,6 +297,10 @@ def predict(run: Path, files: tuple[str, ...], **given: Any) -> int:
 @_run
 @option("--data", metavar="DATA", group="Data", help="Other data. Default: the part that the run held back.")
 @option("--part", metavar="PART", group="Data", help="test, val or train. Default: test, else val.")
+@option("--task", metavar="NAME", group="Data", help="The function that RUN was trained with: it is not run unasked.")
+@option(
+    "--teacher", metavar="FILE", type=_path, group="Data", help="The module that taught RUN: it is not run unasked."
+)
 @_asked
 @saying_options
 def evaluate(run: Path, **given: Any) -> int:

@@ -83,13 +83,21 @@ def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
 
 
 def evaluate_command(
-    run: Path, *, data: str | None, part: str | None, device: str, weights: Path | None, **say: Any
+    run: Path,
+    *,
+    data: str | None,
+    part: str | None,
+    task: str | None,
+    teacher: Path | None,
+    device: str,
+    weights: Path | None,
+    **say: Any,
 ) -> int:
     """Evaluate a run and print its metrics. Returns the exit code."""
     record = read_record(run)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch and Lightning", quiet or as_json):
-        learner = _learner(run, device, weights)
+        learner = _learner(run, device, weights, task=task, teacher=teacher)
     found = learner.evaluate(data, part=part)
     if as_json:
         tell_json(found)
@@ -120,10 +128,10 @@ def runs_command(folder: Path, *, html: Path | None, **say: Any) -> int:
     return 0
 
 
-def _learner(run: Path, device: str, weights: Path | None) -> Learner:
+def _learner(run: Path, device: str, weights: Path | None, **named: Any) -> Learner:
     from onnxgen.training.runs.learner import load
 
-    return load(run, device=device, weights=weights)
+    return load(run, device=device, weights=weights, **named)
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
+from onnxgen.training.runs.code import need_same_code
 from onnxgen.training.runs.folder import RECORD, best_of
 from onnxgen.training.runs.record import read_record
 
@@ -41,6 +42,8 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     if not record.module and not adapted:
         raise OnnxgenError(f"{run} has no module: {record.note}", help="export the model in Python")
     module = record.place_of_origin(run) if adapted else record.origin_for(run)
+    if adapted:
+        need_same_code(module, run, "keep the module as it was when its adapter was trained")
     module = module if adapted or _is_whole(module) else run / record.module
     if adapted and given["weights"] is None:
         from onnxgen.training import open_model

@@ -48,6 +48,7 @@ from onnxgen.training.report.facts import Facts, Outcome, file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
 from onnxgen.training.returned import give_back, without_values
+from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.folder import CHECKPOINTS, RUNS, latest
 from onnxgen.training.runs.keep import Kept, kept, placed
 from onnxgen.training.runs.learner import going_on_with, split_again
@@ -126,13 +127,16 @@ def fit(
     """
     before = Path(model) if isinstance(model, (str, Path)) and Path(model).is_dir() else None
     if settings is None and before is not None:
-        settings = Settings(**going_on_with(before, data))
+        own = going_on_with(before, data)
+        refuse_code(own, overrides, before)
+        settings = Settings(**own)
     settings, chosen = resolved(settings, overrides)
     settings = restarted(settings)
     if settings.resume and settings.out == RUNS:
         settings = replace(settings, out=latest(settings.name))
     if data is None:
         data = read_record(before).data_for(before) if before is not None else DIGITS
+        refuse_code({"data": data}, (), before or Path())
     with quiet():
         lightning.seed_everything(settings.seed, verbose=False)
         plan = prepare(model, data, settings)

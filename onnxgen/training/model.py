@@ -23,6 +23,7 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.goals.own import keep_state
+from onnxgen.training.runs.code import need_same_code
 from onnxgen.training.runs.folder import BEST, GOAL, NAME, best_of
 from onnxgen.training.runs.record import Record, read_record
 
@@ -149,6 +150,7 @@ def _with_adapter(run: Path, record: Record, weights: Path | None, fresh: bool) 
     if fresh or not record.origin or not base.is_file():
         what = f"{run} has an adapter alone" + (f", and {base} is gone" if not fresh else "")
         raise OnnxgenError(what, help=way if not fresh else "start afresh from its base")
+    need_same_code(base, run, way)
     model = from_pretrained(open_module(base), base)
     attach(model, file)
     return _as_in(model, record, run), ""

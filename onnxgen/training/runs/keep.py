@@ -126,6 +126,8 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     if plan.adapter is not None:
         found.record = replace(record, module="", note=ADAPTED)
         found.metadata = {KEY: plan.adapter.to_json(), SIGNATURE: signature.to_json()}
+        base = file_of(plan.model)  # a copy of its code tells it from other modules: see `is_same_code`
+        found.source = base.read_text(encoding="utf-8") if base is not None else ""
         return found
     try:
         found.source, metadata, found.constants = _module(plan, list(zip(own.outputs, ports)))

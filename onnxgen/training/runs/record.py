@@ -16,6 +16,7 @@ from onnxgen.common.atomic import replacing
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import TYPES, seen_here, typed
+from onnxgen.training.runs.code import is_same_code
 from onnxgen.training.runs.folder import MODULE, RECORD
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
@@ -221,11 +222,11 @@ class Record:
         return str(seen_here("data", self.data, run)) if self.data else ""
 
     def origin_for(self, run: Path) -> Path:
-        """Return the module that was trained, as it is named from the current folder; the run's own if that is gone, or
-        was changed since.
+        """Return the module that was trained, as it is named from the current folder; the run's own if that is gone,
+        was changed since, or is another than the run's own.
         """
         found = self.place_of_origin(run)
-        return found if has_code(found, self.code) else run / self.module
+        return found if has_code(found, self.code) and is_same_code(found, run) else run / self.module
 
     def place_of_origin(self, run: Path) -> Path:
         """Return where the module that was trained was, as it is named from the current folder."""
