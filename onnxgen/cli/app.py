@@ -273,6 +273,7 @@ _asked = add_all(
     type=_path,
     help="Write a table (.csv), whole outputs (.npz), or images (a folder).",
 )
+@_file("--force", is_flag=True, help="Overwrite files that are there.")
 @_asked
 @saying_options
 def predict(run: Path, files: tuple[str, ...], **given: Any) -> int:
@@ -323,6 +324,7 @@ def evaluate(run: Path, **given: Any) -> int:
 )
 @click.argument("folder", type=_path, default=RUNS)
 @_file("--html", metavar="FILE.html", type=_path, help="Write a page with settings, metrics and curves.")
+@_file("--force", is_flag=True, help="Overwrite a file that onnxgen runs did not make.")
 @saying_options
 def runs(folder: Path, **given: Any) -> int:
     """List the runs in FOLDER: the settings that differ, the best metrics and the time."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.boxes import COLUMNS, cells, drawn, found_boxes, plain
 from onnxgen.cli.boxes import rows as box_rows
+from onnxgen.cli.overwriting import refuse_overwriting
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
@@ -35,6 +36,7 @@ def predict_command(
     max_new_tokens: int | None,
     temperature: float | None,
     out: Path | None,
+    force: bool,
     device: str,
     weights: Path | None,
     **say: Any,
@@ -53,15 +55,16 @@ def predict_command(
         raise OnnxgenError(
             "no file to predict for", help="onnxgen predict RUN FILES...; - reads their names from stdin"
         )
+    refuse_overwriting([out] if out is not None and out.suffix else [], map(Path, names), force)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
         found = learner.predict([Path(name) for name in names], **given)  # a text would be another thing to predict for
     if out is not None and not out.suffix:
-        _write_images(out, found, top)
+        _write_images(out, found, top, force)
     elif out is not None:
-        _write(out, found, top)
+        _write(out, found, top, force)
     if as_json:
         tell_json([_plain(one, top) for one in found])
     elif out is not None and not quiet:
@@ -109,10 +112,12 @@ def evaluate_command(
     return 0
 
 
-def runs_command(folder: Path, *, html: Path | None, **say: Any) -> int:
+def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) -> int:
     """List the runs in a folder and compare them. Returns the exit code."""
-    from onnxgen.training.runs.listing import compared, listed, page
+    from onnxgen.training.runs.listing import GENERATOR, compared, listed, page
 
+    if html is not None:
+        refuse_overwriting([html], (), force, ours=GENERATOR)
     found = listed(folder)
     if not found:
         raise OnnxgenError(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")
@@ -179,13 +184,19 @@ def _plain(one: Prediction, top: int) -> dict[str, Any]:
     return {"source": one.source, "outputs": answers}
 
 
-def _write(out: Path, found: Sequence[Prediction], top: int) -> None:
+def _write(out: Path, found: Sequence[Prediction], top: int, force: bool) -> None:
+    refuse_overwriting([out], _read(found), force)
     content = _npz(found) if out.suffix == ".npz" else _csv(found, top)
     with replacing([out.parent]) as files, files.file(out) as file:
         file.write(content)
 
 
-def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
+def _read(found: Sequence[Prediction]) -> set[Path]:
+    """Return the files that predictions are for; the source of a row is FILE:ROW."""
+    return {Path(text) for one in found for text in (one.source, one.source.rpartition(":")[0]) if text}
+
+
+def _write_images(folder: Path, found: Sequence[Prediction], top: int, force: bool) -> None:
     """Write an image for each sample as PNG, under the name of its file: the answer, or the sample with its boxes."""
     from PIL import Image
 
@@ -205,10 +216,12 @@ def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
     if several := sorted({stem for stem in stems if stems.count(stem) > 1}):
         what = f"several files are called {printable(several[0])}, so their images would have one name in {folder}"
         raise OnnxgenError(what, help="predict for one folder at a time")
+    targets = [folder / f"{stem}.png" for stem in stems]
+    refuse_overwriting(targets, _read(found), force)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing([folder]) as files:
-        for stem, (_, image) in zip(stems, images):
-            with files.file(folder / f"{stem}.png") as file:
+        for target, (_, image) in zip(targets, images):
+            with files.file(target) as file:
                 image().save(file, format="PNG")
 
 

@@ -39,15 +39,16 @@ from onnxgen.training.model import trial_batch
 from onnxgen.training.optimizers import NOT_SHARDED, check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.recipes.choose import resolved
-from onnxgen.training.recipes.find_lr import with_rate
+from onnxgen.training.recipes.find_lr import Found, with_rate
 from onnxgen.training.recipes.mixing import MixedTask
-from onnxgen.training.recipes.used import recipes
+from onnxgen.training.recipes.used import Used, recipes
 from onnxgen.training.recompute import recompute
 from onnxgen.training.report.examples import examples, texts
 from onnxgen.training.report.facts import Facts, Outcome, file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
 from onnxgen.training.returned import give_back, without_values
+from onnxgen.training.runs.alone import alone_in
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.folder import CHECKPOINTS, RUNS, latest
 from onnxgen.training.runs.keep import Kept, kept, placed
@@ -158,7 +159,22 @@ def run(
     _check_optimization(plan, network)
     used = recipes(plan)
     plan, tested = with_rate(plan, _task, Loaders, used.mixing) if settings.find_lr else (plan, None)
-    settings, keeps = (plan := placed(plan)).settings, kept(plan, named or {})
+    plan = placed(plan)
+    with alone_in(plan.settings.out, plan.settings.resume):
+        return _run(plan, used, tested, network, dtypes, callbacks, show, named or {})
+
+
+def _run(
+    plan: Plan,
+    used: Used,
+    tested: Found | None,
+    network: nn.Module,
+    dtypes: Mapping[str, torch.dtype],
+    callbacks: Sequence[lightning.Callback],
+    show: str,
+    named: Mapping[str, str],
+) -> Result:
+    settings, keeps = plan.settings, kept(plan, named)
     whole = without_values(network) if settings.strategy == "fsdp" else plan.model
     task = _task(plan, network)
     history, progress = report.callbacks(settings, facts := report.facts_of(plan), show)
@@ -169,7 +185,7 @@ def run(
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume, settings.epochs, settings.strategy)  # it may raise: old files stay
-    report.begin(settings, facts, named or {})
+    report.begin(settings, facts, named)
     keeps.write(settings.out)
     if tested is not None and trainer.is_global_zero:
         tested.write(settings.out)

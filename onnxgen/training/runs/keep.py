@@ -45,6 +45,7 @@ from onnxgen.training.settings import Settings
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.integrity import metadata_of, sidecar_of
 from onnxgen.weights.sidecar import read_tensors, sidecar_files
+from onnxgen.weights.streamed import TRAINED
 
 ADAPTED = "its weights are an adapter of another module's"
 _OUT = "ONNXGEN_OUT"  # tells the folder of a run to the processes that Lightning starts
@@ -136,7 +137,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
         return found
     if plan.settings.strategy == "fsdp":
         found.shard_size = _shard_size(vars(sys.modules[type(plan.model).__module__]))
-    facts = {"classes": json.dumps(record.classes), "preprocessing": record.preprocessing()}
+    facts = {"classes": json.dumps(record.classes), TRAINED: record.preprocessing()}
     found.metadata = {**metadata, **facts, "format": "pt", SIGNATURE: signature.to_json()}
     found.metadata["fingerprint"] = fingerprint_of(found.source)
     return found

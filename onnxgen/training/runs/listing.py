@@ -15,6 +15,7 @@ from onnxgen.training.runs.record import Record, read_record
 from onnxgen.training.runs.rows import Row, duration, number, read_rows
 
 _SHOWN = ("val_accuracy", "test_accuracy", "val_loss", "test_loss", "train_loss")
+GENERATOR = '<meta name="generator" content="onnxgen runs">'
 _WIDEST = 40  # letters of a setting in the list
 
 
