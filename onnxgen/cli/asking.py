@@ -16,7 +16,7 @@ from onnxgen.cli.overwriting import refuse_overwriting
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, counted
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
@@ -50,11 +50,7 @@ def predict_command(
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
     given = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
-    names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
-    if not names:
-        raise OnnxgenError(
-            "no file to predict for", help="onnxgen predict RUN FILES...; - reads their names from stdin"
-        )
+    names = _named(files)
     refuse_overwriting([out] if out is not None and out.suffix else [], map(Path, names), force)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch", quiet or as_json):
@@ -72,6 +68,15 @@ def predict_command(
     elif out is None:
         _print(found, top)
     return 0
+
+
+def _named(files: Sequence[str]) -> list[str]:
+    """Return the names of the files to predict for. Raises `OnnxgenError` if there are none."""
+    names = [line.strip() for line in sys.stdin if line.strip()] if tuple(files) == (STDIN,) else list(files)
+    if not names:
+        way = "onnxgen predict RUN FILES...; - reads their names from stdin"
+        raise OnnxgenError("no file to predict for", help=way)
+    return names
 
 
 def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
@@ -118,9 +123,14 @@ def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) ->
 
     if html is not None:
         refuse_overwriting([html], (), force, ours=GENERATOR)
-    found = listed(folder)
+    found, damaged = listed(folder)
     if not found:
-        raise OnnxgenError(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")
+        problems = [Problem(text) for text in damaged]
+        raise OnnxgenError(
+            *problems or [Problem(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")]
+        )
+    for text in damaged:
+        tell(f"note: left out, since {text}", to_errors=True)
     if html is not None:
         with replacing([html.parent]) as files, files.file(html) as file:
             file.write(page(folder, found).encode())

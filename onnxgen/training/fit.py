@@ -36,7 +36,7 @@ from onnxgen.training.launch import Lost, restarted
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import trial_batch
-from onnxgen.training.optimizers import NOT_SHARDED, check_half, make_optimizer, optimizer_class
+from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.recipes.choose import resolved
 from onnxgen.training.recipes.find_lr import Found, with_rate
@@ -56,7 +56,7 @@ from onnxgen.training.runs.learner import going_on_with, split_again
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.schedules import make_schedule, make_warmup
 from onnxgen.training.settings import Settings
-from onnxgen.training.sharded.units import refuse_unshardable
+from onnxgen.training.sharded.refused import refuse_sharded
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
 from onnxgen.training.words import python_words
@@ -303,6 +303,7 @@ def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoi
         only=trained_names(plan.model) if plan.adapter is not None else None,
         shard_size=keeps.shard_size,
         dtypes={name: tensor.dtype for name, tensor in _tensors(plan.model)},
+        patience=settings.early_stop,
     )
 
 
@@ -368,30 +369,11 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     return [optimizer], [made for made in (warmup, schedule) if made is not None]
 
 
-def _refuse_sharded(plan: Plan) -> None:
-    """Raise `OnnxgenError` if the strategy is fsdp, which can't train this."""
-    if plan.settings.strategy != "fsdp":
-        return
-    optimizer = optimizer_class(plan.settings.optimizer)
-    if optimizer in NOT_SHARDED:
-        what = f"{optimizer.__name__} can't update sharded weights: torch lacks operators for them"
-        raise OnnxgenError(what, help="--optimizer adamw, or --strategy ddp")
-    cast = plan.settings.precision in ("bf16-true", "16-true", "64-true")
-    processes, size = plan.settings.devices * plan.settings.nodes, plan.settings.tensor_parallel
-    if processes % size:
-        what = f"--tensor-parallel {size} does not divide the number of processes, {processes}"
-        raise OnnxgenError(what, help="take one that does, or start another number of processes")
-    refuse_unshardable(plan.model, plan.settings.shares, cast)
-    if any(True for module in own_modules(plan.objectives) for _ in module.parameters()):
-        what = f"--task {plan.settings.task} has parameters of its own, which --strategy fsdp does not exchange"
-        raise OnnxgenError(what, help="--strategy ddp")
-
-
 def _check_optimization(plan: Plan, network: nn.Module) -> None:
     """Raise an error of the optimizer or the schedule now, before files of an older run are replaced."""
     settings = plan.settings
     assert plan.data.train is not None
-    _refuse_sharded(plan)
+    refuse_sharded(plan)
     a_step = settings.batch_size * settings.accumulate * settings.shares
     _optimization(plan, network, settings.epochs * math.ceil(len(plan.data.train) / a_step))
     kept = "-mixed" in settings.precision or settings.precision == "32-true"  # Lightning leaves the weights' dtypes

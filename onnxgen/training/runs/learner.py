@@ -29,7 +29,7 @@ from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import evaluate, predict
 from onnxgen.training.model import fixed_batch, open_model
-from onnxgen.training.runs.alike import as_in_training, need_alike
+from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.keep import part as described
@@ -88,10 +88,11 @@ class Learner:
             if any(target.column for target in self.record.targets):  # the data's targets can be evaluated alone
                 self.settings = replace(self.settings, teacher=None, teacher_features={})
         self.model: nn.Module = open_model(run, weights).eval()
+        fits(self.record, self.model, run)
         self.texts: tuple[str, ...] = ()
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name
-            self.texts = next(entry.columns for entry in self.record.inputs if entry.name == name)
+            self.texts = next((entry.columns for entry in self.record.inputs if entry.name == name), ())
             self.settings = replace(self.settings, inputs={**self.settings.inputs, name: "+".join(self.texts)})
 
     def __repr__(self) -> str:
@@ -209,6 +210,8 @@ class Learner:
         ports = [port.name for port in signature_of(self.model).outputs] or [f"output{n}" for n in range(len(made))]
         by_output = {target.output: target for target in self.record.targets}
         shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
+        for n, of_output in by_output.items():
+            need_classes(made[n], of_output)
         for row, name in enumerate(names):
             of_row = {n: made[n].narrow(by_output[n].batch if n in by_output else 0, row, 1) for n in shown}
             yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n)) for n in shown})
