@@ -273,6 +273,7 @@ _asked = add_all(
     type=_path,
     help="Write a table (.csv), whole outputs (.npz), or images (a folder).",
 )
+@_file("--force", is_flag=True, help="Overwrite files that are there.")
 @_asked
 @saying_options
 def predict(run: Path, files: tuple[str, ...], **given: Any) -> int:
@@ -297,6 +298,10 @@ def predict(run: Path, files: tuple[str, ...], **given: Any) -> int:
 @_run
 @option("--data", metavar="DATA", group="Data", help="Other data. Default: the part that the run held back.")
 @option("--part", metavar="PART", group="Data", help="test, val or train. Default: test, else val.")
+@option("--task", metavar="NAME", group="Data", help="The function that RUN was trained with: it is not run unasked.")
+@option(
+    "--teacher", metavar="FILE", type=_path, group="Data", help="The module that taught RUN: it is not run unasked."
+)
 @_asked
 @saying_options
 def evaluate(run: Path, **given: Any) -> int:
@@ -319,6 +324,7 @@ def evaluate(run: Path, **given: Any) -> int:
 )
 @click.argument("folder", type=_path, default=RUNS)
 @_file("--html", metavar="FILE.html", type=_path, help="Write a page with settings, metrics and curves.")
+@_file("--force", is_flag=True, help="Overwrite a file that onnxgen runs did not make.")
 @saying_options
 def runs(folder: Path, **given: Any) -> int:
     """List the runs in FOLDER: the settings that differ, the best metrics and the time."""

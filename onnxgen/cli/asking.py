@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.boxes import COLUMNS, cells, drawn, found_boxes, plain
 from onnxgen.cli.boxes import rows as box_rows
+from onnxgen.cli.overwriting import refuse_overwriting
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, counted
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def predict_command(
     max_new_tokens: int | None,
     temperature: float | None,
     out: Path | None,
+    force: bool,
     device: str,
     weights: Path | None,
     **say: Any,
@@ -48,20 +50,17 @@ def predict_command(
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
     given = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
-    names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
-    if not names:
-        raise OnnxgenError(
-            "no file to predict for", help="onnxgen predict RUN FILES...; - reads their names from stdin"
-        )
+    names = _named(files)
+    refuse_overwriting([out] if out is not None and out.suffix else [], map(Path, names), force)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
         found = learner.predict([Path(name) for name in names], **given)  # a text would be another thing to predict for
     if out is not None and not out.suffix:
-        _write_images(out, found, top)
+        _write_images(out, found, top, force)
     elif out is not None:
-        _write(out, found, top)
+        _write(out, found, top, force)
     if as_json:
         tell_json([_plain(one, top) for one in found])
     elif out is not None and not quiet:
@@ -69,6 +68,15 @@ def predict_command(
     elif out is None:
         _print(found, top)
     return 0
+
+
+def _named(files: Sequence[str]) -> list[str]:
+    """Return the names of the files to predict for. Raises `OnnxgenError` if there are none."""
+    names = [line.strip() for line in sys.stdin if line.strip()] if tuple(files) == (STDIN,) else list(files)
+    if not names:
+        way = "onnxgen predict RUN FILES...; - reads their names from stdin"
+        raise OnnxgenError("no file to predict for", help=way)
+    return names
 
 
 def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
@@ -83,13 +91,21 @@ def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
 
 
 def evaluate_command(
-    run: Path, *, data: str | None, part: str | None, device: str, weights: Path | None, **say: Any
+    run: Path,
+    *,
+    data: str | None,
+    part: str | None,
+    task: str | None,
+    teacher: Path | None,
+    device: str,
+    weights: Path | None,
+    **say: Any,
 ) -> int:
     """Evaluate a run and print its metrics. Returns the exit code."""
     record = read_record(run)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch and Lightning", quiet or as_json):
-        learner = _learner(run, device, weights)
+        learner = _learner(run, device, weights, task=task, teacher=teacher)
     found = learner.evaluate(data, part=part)
     if as_json:
         tell_json(found)
@@ -101,13 +117,20 @@ def evaluate_command(
     return 0
 
 
-def runs_command(folder: Path, *, html: Path | None, **say: Any) -> int:
+def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) -> int:
     """List the runs in a folder and compare them. Returns the exit code."""
-    from onnxgen.training.runs.listing import compared, listed, page
+    from onnxgen.training.runs.listing import GENERATOR, compared, listed, page
 
-    found = listed(folder)
+    if html is not None:
+        refuse_overwriting([html], (), force, ours=GENERATOR)
+    found, damaged = listed(folder)
     if not found:
-        raise OnnxgenError(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")
+        problems = [Problem(text) for text in damaged]
+        raise OnnxgenError(
+            *problems or [Problem(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")]
+        )
+    for text in damaged:
+        tell(f"note: left out, since {text}", to_errors=True)
     if html is not None:
         with replacing([html.parent]) as files, files.file(html) as file:
             file.write(page(folder, found).encode())
@@ -120,10 +143,10 @@ def runs_command(folder: Path, *, html: Path | None, **say: Any) -> int:
     return 0
 
 
-def _learner(run: Path, device: str, weights: Path | None) -> Learner:
+def _learner(run: Path, device: str, weights: Path | None, **named: Any) -> Learner:
     from onnxgen.training.runs.learner import load
 
-    return load(run, device=device, weights=weights)
+    return load(run, device=device, weights=weights, **named)
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
@@ -171,13 +194,19 @@ def _plain(one: Prediction, top: int) -> dict[str, Any]:
     return {"source": one.source, "outputs": answers}
 
 
-def _write(out: Path, found: Sequence[Prediction], top: int) -> None:
+def _write(out: Path, found: Sequence[Prediction], top: int, force: bool) -> None:
+    refuse_overwriting([out], _read(found), force)
     content = _npz(found) if out.suffix == ".npz" else _csv(found, top)
     with replacing([out.parent]) as files, files.file(out) as file:
         file.write(content)
 
 
-def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
+def _read(found: Sequence[Prediction]) -> set[Path]:
+    """Return the files that predictions are for; the source of a row is FILE:ROW."""
+    return {Path(text) for one in found for text in (one.source, one.source.rpartition(":")[0]) if text}
+
+
+def _write_images(folder: Path, found: Sequence[Prediction], top: int, force: bool) -> None:
     """Write an image for each sample as PNG, under the name of its file: the answer, or the sample with its boxes."""
     from PIL import Image
 
@@ -197,10 +226,12 @@ def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
     if several := sorted({stem for stem in stems if stems.count(stem) > 1}):
         what = f"several files are called {printable(several[0])}, so their images would have one name in {folder}"
         raise OnnxgenError(what, help="predict for one folder at a time")
+    targets = [folder / f"{stem}.png" for stem in stems]
+    refuse_overwriting(targets, _read(found), force)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing([folder]) as files:
-        for stem, (_, image) in zip(stems, images):
-            with files.file(folder / f"{stem}.png") as file:
+        for target, (_, image) in zip(targets, images):
+            with files.file(target) as file:
                 image().save(file, format="PNG")
 
 

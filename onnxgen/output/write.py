@@ -11,6 +11,7 @@ from pathlib import Path
 
 from onnxgen.code.digest import is_digest
 from onnxgen.common.atomic import is_same_file, tidy
+from onnxgen.common.paths import RECORD
 from onnxgen.errors import EditedError, OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.compose import DATA, Generated
@@ -133,6 +134,9 @@ class Output:
         """
         self._refuse_folders()
         self._refuse_sources(generated)
+        if not force and self.out.name == "model.py" and self.out.is_file() and (self.out.parent / RECORD).is_file():
+            what = f"{self.out} is the module of a run, which its trained weights fit"
+            raise OnnxgenError(what, help="name another output with -o, or overwrite it with --force")
         found = Standing("stale", generated.source) if force else self.standing(generated)
         status = found.status
         if status == "edited":

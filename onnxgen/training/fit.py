@@ -37,25 +37,27 @@ from onnxgen.training.launch import Lost, restarted
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import trial_batch
-from onnxgen.training.optimizers import NOT_SHARDED, check_half, make_optimizer, optimizer_class
+from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.recipes.choose import resolved
-from onnxgen.training.recipes.find_lr import with_rate
+from onnxgen.training.recipes.find_lr import Found, with_rate
 from onnxgen.training.recipes.mixing import MixedTask
-from onnxgen.training.recipes.used import recipes
+from onnxgen.training.recipes.used import Used, recipes
 from onnxgen.training.recompute import recompute
 from onnxgen.training.report.examples import examples, texts
 from onnxgen.training.report.facts import Facts, Outcome, file_of
 from onnxgen.training.report.notebook import table
 from onnxgen.training.report.progress import scores
 from onnxgen.training.returned import give_back, without_values
+from onnxgen.training.runs.alone import alone_in
+from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.folder import CHECKPOINTS, RUNS, latest
 from onnxgen.training.runs.keep import Kept, kept, placed
 from onnxgen.training.runs.learner import going_on_with, split_again
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.schedules import make_schedule, make_warmup
 from onnxgen.training.settings import Settings
-from onnxgen.training.sharded.units import refuse_unshardable
+from onnxgen.training.sharded.refused import refuse_sharded
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
 from onnxgen.training.words import python_words
@@ -127,13 +129,16 @@ def fit(
     """
     before = Path(model) if isinstance(model, (str, Path)) and Path(model).is_dir() else None
     if settings is None and before is not None:
-        settings = Settings(**going_on_with(before, data))
+        own = going_on_with(before, data)
+        refuse_code(own, overrides, before)
+        settings = Settings(**own)
     settings, chosen = resolved(settings, overrides)
     settings = restarted(settings)
     if settings.resume and settings.out == RUNS:
         settings = replace(settings, out=latest(settings.name))
     if data is None:
         data = read_record(before).data_for(before) if before is not None else DIGITS
+        refuse_code({"data": data}, (), before or Path())
     with quiet():
         lightning.seed_everything(settings.seed, verbose=False)
         plan = prepare(model, data, settings)
@@ -156,7 +161,22 @@ def run(
     _check_optimization(plan, network)
     used = recipes(plan)
     plan, tested = with_rate(plan, _task, Loaders, used.mixing) if settings.find_lr else (plan, None)
-    settings, keeps = (plan := placed(plan)).settings, kept(plan, named or {})
+    plan = placed(plan)
+    with alone_in(plan.settings.out, plan.settings.resume):
+        return _run(plan, used, tested, network, dtypes, callbacks, show, named or {})
+
+
+def _run(
+    plan: Plan,
+    used: Used,
+    tested: Found | None,
+    network: nn.Module,
+    dtypes: Mapping[str, torch.dtype],
+    callbacks: Sequence[lightning.Callback],
+    show: str,
+    named: Mapping[str, str],
+) -> Result:
+    settings, keeps = plan.settings, kept(plan, named)
     whole = without_values(network) if settings.strategy == "fsdp" else plan.model
     task = _task(plan, network)
     history, progress = report.callbacks(settings, facts := report.facts_of(plan), show)
@@ -167,7 +187,7 @@ def run(
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume, settings.epochs, settings.strategy)  # it may raise: old files stay
-    report.begin(settings, facts, named or {})
+    report.begin(settings, facts, named)
     keeps.write(settings.out)
     if tested is not None and trainer.is_global_zero:
         tested.write(settings.out)
@@ -295,6 +315,7 @@ def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoi
         only=trained_names(plan.model) if plan.adapter is not None else None,
         shard_size=keeps.shard_size,
         dtypes={name: tensor.dtype for name, tensor in _tensors(plan.model)},
+        patience=settings.early_stop,
     )
 
 
@@ -360,30 +381,11 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     return [optimizer], [made for made in (warmup, schedule) if made is not None]
 
 
-def _refuse_sharded(plan: Plan) -> None:
-    """Raise `OnnxgenError` if the strategy is fsdp, which can't train this."""
-    if plan.settings.strategy != "fsdp":
-        return
-    optimizer = optimizer_class(plan.settings.optimizer)
-    if optimizer in NOT_SHARDED:
-        what = f"{optimizer.__name__} can't update sharded weights: torch lacks operators for them"
-        raise OnnxgenError(what, help="--optimizer adamw, or --strategy ddp")
-    cast = plan.settings.precision in ("bf16-true", "16-true", "64-true")
-    processes, size = plan.settings.devices * plan.settings.nodes, plan.settings.tensor_parallel
-    if processes % size:
-        what = f"--tensor-parallel {size} does not divide the number of processes, {processes}"
-        raise OnnxgenError(what, help="take one that does, or start another number of processes")
-    refuse_unshardable(plan.model, plan.settings.shares, cast)
-    if any(True for module in own_modules(plan.objectives) for _ in module.parameters()):
-        what = f"--task {plan.settings.task} has parameters of its own, which --strategy fsdp does not exchange"
-        raise OnnxgenError(what, help="--strategy ddp")
-
-
 def _check_optimization(plan: Plan, network: nn.Module) -> None:
     """Raise an error of the optimizer or the schedule now, before files of an older run are replaced."""
     settings = plan.settings
     assert plan.data.train is not None
-    _refuse_sharded(plan)
+    refuse_sharded(plan)
     a_step = settings.batch_size * settings.accumulate * settings.shares
     _optimization(plan, network, settings.epochs * math.ceil(len(plan.data.train) / a_step))
     kept = "-mixed" in settings.precision or settings.precision == "32-true"  # Lightning leaves the weights' dtypes

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -23,8 +24,9 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.goals.own import keep_state
-from onnxgen.training.runs.folder import BEST, GOAL, NAME, best_of
-from onnxgen.training.runs.record import Record, read_record
+from onnxgen.training.runs.code import need_same_code
+from onnxgen.training.runs.folder import BEST, GOAL, NAME
+from onnxgen.training.runs.record import Record, need_own_code, read_record, whole_weights
 
 if TYPE_CHECKING:
     from onnxgen.training.data.preprocessing import Table
@@ -106,9 +108,9 @@ def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, igno
         if not record.module:
             what = f"{path} has no module: {record.note}"
             raise OnnxgenError(what, help=f"load its {BEST} into the model yourself")
-        model, said = load_model(
-            path / record.module, weights or (None if fresh else best_of(path)), fresh, strict, ignore
-        )
+        need_own_code(path, record)
+        weights = weights or (None if fresh else whole_weights(path, record))
+        model, said = load_model(path / record.module, weights, fresh, strict, ignore)
         return _as_in(model, record, path), said
     module = open_module(path)
     if not hasattr(module, "Model"):
@@ -132,7 +134,10 @@ def _as_in(model: nn.Module, record: Record, run: Path) -> nn.Module:
     set_scale(model, settings.normalize, fitted(settings.table))
     set_classes(model, settings.classes)
     if (run / GOAL).is_file():
-        keep_state(model, load_file(run / GOAL))
+        try:
+            keep_state(model, load_file(run / GOAL))
+        except SafetensorError as error:
+            raise OnnxgenError(f"{run / GOAL} is damaged: {one_line(error)}", help="restore it") from None
     return model
 
 
@@ -144,11 +149,12 @@ def _with_adapter(run: Path, record: Record, weights: Path | None, fresh: bool) 
     """
     from onnxgen.training.finetune.adapters import attach
 
-    base, file = record.place_of_origin(run), weights or best_of(run)
+    base, file = record.place_of_origin(run), weights or whole_weights(run, record)
     way = "keep the module and its weights where they were, or export the run while they are"
     if fresh or not record.origin or not base.is_file():
         what = f"{run} has an adapter alone" + (f", and {base} is gone" if not fresh else "")
         raise OnnxgenError(what, help=way if not fresh else "start afresh from its base")
+    need_same_code(base, run, way)
     model = from_pretrained(open_module(base), base)
     attach(model, file)
     return _as_in(model, record, run), ""

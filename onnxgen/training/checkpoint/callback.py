@@ -70,15 +70,17 @@ class Checkpoints(lightning.Callback):
         only: Collection[str] | None = None,
         shard_size: int = 0,
         dtypes: Mapping[str, torch.dtype] | None = None,
+        patience: int | None = None,
     ) -> None:
         """`monitor` is the logged metric that decides which epoch is best. `say` prints a line. Each file of weights
         also has `constants` and `metadata`. With `only`, all files have these names of the state dict alone. Weights of
         a sharded run are divided into files of at most `shard_size` bytes (0: they are not), and have these `dtypes`.
+        A run that was stopped early goes on if it is to have more epochs now, or more `patience`.
         """
         self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
         self.monitor, self.say = monitor, say
         self.constants, self.metadata, self.only, self.shard_size = constants or {}, metadata, only, shard_size
-        self.dtypes = dtypes
+        self.dtypes, self.patience = dtypes, patience
         self.averaged: Callable[[], AbstractContextManager[None]] = nullcontext
         self.best: float | None = None
         self.best_epoch: int | None = None
@@ -130,7 +132,10 @@ class Checkpoints(lightning.Callback):
         self._resumed = state["ranks"]
         self.best, self.best_epoch, self._goodness = state["best"], state["best_epoch"], state["goodness"]
         self._metrics = state["metrics"]
-        trainer.should_stop = state["stopped"]
+        epochs, patience = state.get("length", (None, None))
+        longer = epochs is not None and (trainer.max_epochs or 0) > epochs
+        longer |= patience is not None and (self.patience or math.inf) > patience
+        trainer.should_stop = state["stopped"] and not longer
 
     def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self._tied_names = tied_names(task.model)
@@ -198,6 +203,7 @@ class Checkpoints(lightning.Callback):
             "best_epoch": self.best_epoch,
             "goodness": self._goodness,
             "stopped": trainer.should_stop,
+            "length": (trainer.max_epochs, self.patience),
             "metrics": {name: value.cpu() for name, value in trainer.callback_metrics.items()},
             "ranks": _gathered(trainer, own),
         }

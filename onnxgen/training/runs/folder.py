@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from onnxgen.common.paths import RECORD as RECORD
 from onnxgen.errors import OnnxgenError
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 GOAL = "goal.safetensors"  # the parameters that the task itself has, in the best epoch
 CHECKPOINTS, CONFIG = "checkpoints", "config.toml"
 CHECKPOINT_FILES = ("last.ckpt", "previous.ckpt")
-MODULE, RECORD, METRICS, TOKENIZER = "model.py", "run.json", "metrics.csv", "tokenizer.json"
+MODULE, METRICS, TOKENIZER = "model.py", "metrics.csv", "tokenizer.json"
 INDEX = ".index.json"  # of weights in several files
 NAME = "name a module that onnxgen generated, or the folder of a run"
 RUNS = Path("runs")  # new runs are numbered in here, if no folder is given

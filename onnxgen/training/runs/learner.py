@@ -29,8 +29,9 @@ from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import evaluate, predict
 from onnxgen.training.model import fixed_batch, open_model
-from onnxgen.training.runs.alike import as_in_training, need_alike
+from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
+from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.keep import part as described
 from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
 from onnxgen.training.settings import Settings
@@ -39,18 +40,26 @@ from onnxgen.training.words import run_words
 Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample
 
 
-def load(run: Path | str, *, device: str = "auto", weights: Path | str | None = None) -> Learner:
+def load(
+    run: Path | str,
+    *,
+    device: str = "auto",
+    weights: Path | str | None = None,
+    task: str | None = None,
+    teacher: Path | str | None = None,
+) -> Learner:
     """Open a run that `fit` or `onnxgen train` left.
 
     Args:
         run: its folder.
         device: where it predicts and evaluates; see `Settings.device`.
         weights: other weights than the best ones.
+        task, teacher: needed to evaluate if the run was trained with a function or a module: see docs/RUNS.md.
 
     Raises:
         OnnxgenError: the folder is no run, or it has no module.
     """
-    return Learner(Path(run), device, weights)
+    return Learner(Path(run), device, weights, task=task, teacher=teacher)
 
 
 class Learner:
@@ -62,19 +71,28 @@ class Learner:
         model: in eval mode.
         settings: those of the run, for its data.
         texts: the columns of text that it was trained on; () if it reads none.
+        named: the settings that the user named, beside the record.
     """
 
-    def __init__(self, run: Path, device: str = "auto", weights: Path | str | None = None) -> None:
+    def __init__(
+        self, run: Path, device: str = "auto", weights: Path | str | None = None, **named: Path | str | None
+    ) -> None:
         self.run, self.record = run, read_record(run)
+        self.named: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         self.settings = replace(self.record.settings_for(run), device=device, resume=False)
+        if self.named.get("task", self.settings.task) != self.settings.task:
+            what = f"{run} was trained with the task {self.settings.task}, not {self.named['task']}"
+            raise OnnxgenError(what, help="leave --task out, or name that one")
+        self.settings = replace(self.settings, **self.named)
         if self.settings.teacher is not None and not self.settings.teacher.exists():
             if any(target.column for target in self.record.targets):  # the data's targets can be evaluated alone
                 self.settings = replace(self.settings, teacher=None, teacher_features={})
         self.model: nn.Module = open_model(run, weights).eval()
+        fits(self.record, self.model, run)
         self.texts: tuple[str, ...] = ()
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name
-            self.texts = next(entry.columns for entry in self.record.inputs if entry.name == name)
+            self.texts = next((entry.columns for entry in self.record.inputs if entry.name == name), ())
             self.settings = replace(self.settings, inputs={**self.settings.inputs, name: "+".join(self.texts)})
 
     def __repr__(self) -> str:
@@ -123,6 +141,8 @@ class Learner:
             OnnxgenError: the run has no part that it was not trained on, its data has changed, or data does not fit.
         """
         own = self.record.data_for(self.run)
+        given = {*self.named, *([] if data is None else ["data"])}
+        refuse_code({"data": own, "task": self.settings.task, "teacher": self.settings.teacher}, given, self.run)
         with run_words(self._takes):
             if data is None or is_same(data, own) or self._is_copy(data):
                 held = self._held(own if data is None else data, part)
@@ -190,6 +210,8 @@ class Learner:
         ports = [port.name for port in signature_of(self.model).outputs] or [f"output{n}" for n in range(len(made))]
         by_output = {target.output: target for target in self.record.targets}
         shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
+        for n, of_output in by_output.items():
+            need_classes(made[n], of_output)
         for row, name in enumerate(names):
             of_row = {n: made[n].narrow(by_output[n].batch if n in by_output else 0, row, 1) for n in shown}
             yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n)) for n in shown})
