@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, assigned, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, refs, value_of, walk
+from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, value_of, walk
 from onnxgen.structure.literals import is_plain_number, numbers_of, with_names
+from onnxgen.structure.loops import listed
 from onnxgen.structure.order import depth_first
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.stretch import Around, Stretch, is_range
@@ -139,7 +140,7 @@ def _spelled(node: object) -> str:
         return f"[{','.join(map(_spelled, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    if _is_operand(node):
+    if _is_operand(node) or listed(node):
         return "%"
     if isinstance(node, MemberRef):
         return f"%item {'.'.join(node.member.path[:-1])}" if is_item(node.member) else f"%{id(node.member)}"
@@ -290,7 +291,7 @@ class _Naming:
 
     def see(self, row: tuple[Assign, ...]) -> bool:
         """Name what differs between the same statements of all turns. Returns False if the turns cannot be alike."""
-        for column in zip(*(numbers_of(statement.value) for statement in row)):
+        for column in zip(*(numbers_of(_without_items(statement.value)) for statement in row)):
             texts = tuple(map(ast.unparse, column))
             if len(set(texts)) > 1:
                 if self.count > MANY_SIZES and not is_range(list(map(value_of, column))):
@@ -304,8 +305,12 @@ class _Naming:
                     self._name(turn, f"%item {'.'.join(item.member.path)}", item)
         return all(self._see_operands(operands) for operands in zip(*(_operands(statement) for statement in row)))
 
-    def _see_operands(self, operands: tuple[Ref | MemberRef, ...]) -> bool:
-        """Name a tensor of the module that the first turn has where the others have a value."""
+    def _see_operands(self, operands: tuple[ast.expr, ...]) -> bool:
+        """Name a tensor of the module that the first turn has where others have a value, and items of lists."""
+        if len({*map(listed, operands)}) > 1:
+            for turn, operand in enumerate(operands):
+                if (item := listed(operand)) is not None:
+                    self._name(turn, f"%listed {item[0]} {item[1]}", operand)
         members = [node.member for node in operands if isinstance(node, MemberRef)]
         if not members or (len(members) == self.count and all(member is members[0] for member in members)):
             return True
@@ -320,8 +325,23 @@ class _Naming:
         self.numbers[name] = tree
 
 
-def _operands(statement: Assign) -> list[Ref | MemberRef]:
-    return [node for node in walk(statement.value) if isinstance(node, (Ref, MemberRef)) and _is_operand(node)]
+def _operands(statement: Assign) -> list[ast.expr]:
+    found: list[ast.expr] = []
+
+    def see(node: ast.AST) -> ast.expr | None:
+        if isinstance(node, ast.expr) and (_is_operand(node) or listed(node)):
+            found.append(node)
+            return node
+        return None
+
+    rewrite(statement.value, see)
+    return found
+
+
+def _without_items(tree: ast.expr) -> ast.expr:
+    """Return an expression without the indices of what it reads from lists."""
+    made: ast.expr = rewrite(tree, lambda node: ast.Name("item", ast.Load()) if listed(node) else None)
+    return made
 
 
 def _members(statement: Assign, fits: Callable[[Member], bool]) -> list[MemberRef]:

@@ -68,6 +68,32 @@ def test_levels_are_turns(network: type[Boxes], case: Case, tmp_path: Path) -> N
     assert forward.count("permute(0, 2, 3, 1)") == 2
 
 
+class Collected(nn.Module):
+    """A loop collects maps, and each goes to a head of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, 1, 1)
+        self.downs = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU()) for _ in range(3))
+        self.heads = nn.ModuleList(nn.Conv2d(4, 5, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        maps = [x]
+        for down in self.downs:
+            x = down(x)
+            maps.append(x)
+        found = [head(x) for head, x in zip(self.heads, maps)]
+        return torch.cat([torch.sigmoid(x).flatten(2) for x in found], dim=2)
+
+
+@pytest.mark.parametrize("case", [Case("legacy", 17, False), Case("dynamo", 18, False)], ids=str)
+def test_items_that_a_loop_collected_are_taken_one_by_one(case: Case, tmp_path: Path) -> None:
+    forward = made(Collected, tmp_path, images, case).rpartition("def forward")[2]
+    assert "in zip(self.heads, " in forward and forward.count("sigmoid") == 1
+    assert "features[" in forward or "features" in forward.partition("self.heads, ")[2]
+
+
 class Shared(Pyramid):
     """One norm for all levels, from the smallest to the largest: its statistics depend on the order of its calls."""
 
