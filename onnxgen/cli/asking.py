@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.boxes import COLUMNS, cells, drawn, found_boxes, plain
 from onnxgen.cli.boxes import rows as box_rows
+from onnxgen.cli.later import sympy_later
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
@@ -121,7 +122,8 @@ def runs_command(folder: Path, *, html: Path | None, **say: Any) -> int:
 
 
 def _learner(run: Path, device: str, weights: Path | None) -> Learner:
-    from onnxgen.training.runs.learner import load
+    with sympy_later():
+        from onnxgen.training.runs.learner import load
 
     return load(run, device=device, weights=weights)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.head import find_head
 from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.checkpoint.identity import compare_model
-from onnxgen.training.checkpoint.store import peek
+from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
@@ -25,9 +25,7 @@ from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
-from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
-from onnxgen.training.finetune.packed import pack, packed_layers
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.goals.choice import (
     DETECTION,
@@ -47,6 +45,9 @@ from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
 from onnxgen.training.stress import stressed
+
+if TYPE_CHECKING:
+    from onnxgen.training.finetune.adapters import Adapter
 
 
 @dataclass
@@ -213,6 +214,9 @@ def _adapted(
 
     Weights that the file of a generated module stores as integers become these integers. Returns also notes of that.
     """
+    from onnxgen.training.finetune.adapters import add_adapter  # it loads torch's compiler, which takes a second
+    from onnxgen.training.finetune.packed import pack, packed_layers
+
     assert settings.lora is not None
     if settings.strategy == "fsdp":
         raise OnnxgenError("lora and the strategy fsdp exclude each other", help="--strategy ddp: the base is frozen")

@@ -31,7 +31,6 @@ from onnxgen.training.evaluate import evaluate, predict
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, need_alike
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
-from onnxgen.training.runs.keep import part as described
 from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import run_words
@@ -176,6 +175,8 @@ class Learner:
         samples, then = found.parts.get(name), self.record.parts.get(name)
         if samples is None or then is None:
             raise OnnxgenError(f"the data of the run has no part {name}", help=f"it has {', '.join(self.record.parts)}")
+        from onnxgen.training.runs.keep import part as described  # it imports Lightning, which takes seconds
+
         if described(samples) != then:
             what = f"{own} has changed since the run: its {name} part is not the same"
             raise OnnxgenError(what, help="evaluate other data by naming it")
@@ -331,6 +332,8 @@ def split_again(run: Path, data: Data) -> str:
 
 
 def _parts_of(data: Data) -> dict[str, Part]:
+    from onnxgen.training.runs.keep import part as described  # as above
+
     return {name: described(samples) for name, samples in data.parts.items()}
 
 
