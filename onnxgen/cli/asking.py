@@ -17,6 +17,7 @@ from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
+from onnxgen.training.data.layout import files_meant
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def predict_command(
         raise OnnxgenError(
             "no file to predict for", help="onnxgen predict RUN FILES...; - reads their names from stdin"
         )
+    for name in names if not record.writes else ():
+        files_meant(name)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
@@ -183,7 +186,7 @@ def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
     """Write an image for each sample as PNG, under the name of its file: the answer, or the sample with its boxes."""
     from PIL import Image
 
-    from onnxgen.training.data.folder import SUFFIXES
+    from onnxgen.training.data.layout import SUFFIXES
 
     images: list[tuple[str, Callable[[], Image.Image]]]
     if found[0].answer.boxes is not None:

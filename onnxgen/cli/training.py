@@ -12,6 +12,7 @@ from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, is_there, read_config
+from onnxgen.training.data.glance import glance
 from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, latest, need_run
 from onnxgen.training.runs.record import going_on, read_record
@@ -95,6 +96,7 @@ def _check(run: dict[str, str], settings: Settings) -> None:
         )
     if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
         raise OnnxgenError(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
+    glance(Path(run["model"]), data, settings)
 
 
 def _fit() -> Any:

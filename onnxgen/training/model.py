@@ -22,7 +22,7 @@ from onnxgen.runtime.checkpoint import without_prefix
 from onnxgen.runtime.load import PARTIAL, from_pretrained
 from onnxgen.runtime.partial import load_partly, under_own_keys
 from onnxgen.surgery.classes import set_classes
-from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.goals.own import keep_state
@@ -226,7 +226,7 @@ def table_of(model: nn.Module) -> Table | None:
 
 def fixed_batch(model: nn.Module) -> int | None:
     """Return the batch size that the ONNX file fixes, or None if it fixes none."""
-    found = {port.dims[0] for port in signature_of(model).inputs if port.dims}
+    found = {port.dims[0] for port in fed(model).inputs if port.dims}
     numbers = {dim for dim in found if isinstance(dim, int)}
     return numbers.pop() if len(numbers) == len(found) == 1 else None
 

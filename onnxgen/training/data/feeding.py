@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
 from onnxgen.output.signature import Port, Signature
-from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.fed import arrangement, fed, set_constants
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import listed, target_called
 from onnxgen.training.data.text.roles import BRANCH
@@ -34,7 +35,9 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
         OnnxgenError: a name is unknown, or an assignment is open. The message lists the names and the option.
     """
     settings = data.text.applied(settings) if data.text is not None else settings
-    return matched(next(iter(data.parts.values())), data.target, signature_of(model), settings, targets)
+    set_constants(model, settings.const)
+    found = matched(next(iter(data.parts.values())), data.target, fed(model), settings, targets)
+    return replace(found, arrangement=arrangement(model))
 
 
 def matched(samples: Samples, known: str, ports: Signature, settings: Settings, targets: bool) -> Feeding:
@@ -160,7 +163,8 @@ def _open(names: list[str], ports: Signature, columns: list[str]) -> Problem:
     what = f"which column feeds {listed(names)}? The model's inputs are {_ports(ports.inputs)}"
     return Problem(
         f"{what}; the data's columns are {listed(columns)}",
-        help=f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}",
+        help=f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}"
+        f"; a number for all samples: --const {printable(names[-1])}=0",
     )
 
 

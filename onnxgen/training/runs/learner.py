@@ -16,13 +16,13 @@ from onnxgen.training.config import is_path, is_there
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.columns import from_columns, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
-from onnxgen.training.data.folder import SUFFIXES, Files, open_images, size_of
+from onnxgen.training.data.folder import Files, open_images, size_of
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.layout import SOUNDS, SUFFIXES, files_meant
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data
-from onnxgen.training.data.sounds import SUFFIXES as SOUNDS
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.text.choosing import rename_text, text_columns
 from onnxgen.training.data.text.roles import IDS, roles_of
@@ -234,7 +234,7 @@ class Learner:
         items = data if isinstance(data, list) else [data]
         paths: list[Path | None] = [None]
         if all(map(_is_path, items)):
-            paths = [path for item in items for path in _paths(item)]
+            paths = [path for item in items for path in files_meant(item)]
         for path in paths:
             source = from_object(data, "data") if path is None else open_source(path, self.settings, targets=False)
             if not isinstance(source, DataSource):
@@ -253,7 +253,7 @@ class Learner:
                 yield self._of_texts(data)
                 return
         items = data if isinstance(data, list) else [data]
-        paths = [path for item in items for path in _paths(item)] if all(map(_is_path, items)) else []
+        paths = [path for item in items for path in files_meant(item)] if all(map(_is_path, items)) else []
         if not paths:
             yield self._objects(data)
             return
@@ -339,30 +339,6 @@ def _parts_of(data: Data) -> dict[str, Part]:
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, Path))
-
-
-def _paths(item: Path | str) -> list[Path]:
-    """Return the files that are meant by a path, a folder (its images) or a pattern, in sorted order.
-
-    Raises:
-        OnnxgenError: there are none.
-    """
-    path = Path(item)
-    if path.is_dir():
-        known = (*SUFFIXES, *SOUNDS)
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and not p.name.startswith("."))
-        if not found:
-            raise OnnxgenError(
-                f"the folder {path} has no images or sounds", help=f"their names end in {', '.join(known)}"
-            )
-        return found
-    if path.exists():
-        return [path]
-    root = Path(path.anchor or ".")
-    found = sorted(p for p in root.glob(str(path.relative_to(path.anchor))) if p.is_file()) if "*" in str(path) else []
-    if not found:
-        raise OnnxgenError(f"there is no file {path}", help="name image files, tables, arrays (.npz), or a folder")
-    return found
 
 
 def _batch(array: Tensor, entry: Input) -> Tensor:
