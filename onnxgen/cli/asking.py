@@ -50,13 +50,7 @@ def predict_command(
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
     given = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
-    names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
-    if not names:
-        raise OnnxgenError(
-            "no file to predict for", help="onnxgen predict RUN FILES...; - reads their names from stdin"
-        )
-    for name in names if not record.writes else ():
-        files_meant(name)
+    names = _named(files, record)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
@@ -73,6 +67,18 @@ def predict_command(
     elif out is None:
         _print(found, top)
     return 0
+
+
+def _named(files: tuple[str, ...], record: Record) -> list[str]:
+    """Return the names of the files; `-` stands for those on stdin. Raises `OnnxgenError` if there are none."""
+    names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
+    if not names:
+        raise OnnxgenError(
+            "no file to predict for", help="onnxgen predict RUN FILES...; - reads their names from stdin"
+        )
+    for name in names if not record.writes else ():
+        files_meant(name)
+    return names
 
 
 def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:

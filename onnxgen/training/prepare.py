@@ -15,6 +15,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.head import find_head
+from onnxgen.surgery.ports import signature_of
 from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.checkpoint.identity import compare_model
 from onnxgen.training.checkpoint.peek import peek
@@ -118,6 +119,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     objectives = stressed(objectives, opened.train, settings)
     objectives = with_teacher(objectives, model, opened.train, feeding, settings, opened.normalize)
     notes += opened.notes + [said for made in objectives for said in made.said]
+    notes += [] if task_kind(settings.task) is not None else _untrained(model, feeding)
     for made in objectives if settings.loss == "auto" else ():
         if isinstance(made, Objective):
             where = f"output {made.name}" if made.name else "the model"
@@ -305,6 +307,14 @@ def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...
     with evaluating(model), torch.enable_grad():
         made = model(*inputs)
     return made if isinstance(made, tuple) else (made,)
+
+
+def _untrained(model: nn.Module, feeding: Feeding) -> list[str]:
+    """Return a note of the outputs that were added by hand, and that nothing trains."""
+    ports = signature_of(model).outputs
+    left = [port.name for n, port in enumerate(ports) if n not in feeding.targets and port.dtype is port.dims is None]
+    way = ",".join(f"{name}=COLUMN" for name in left)
+    return [f"not trained, since no column is its target: output {', '.join(left)} -> --target {way}"] if left else []
 
 
 def _refuse_unknown(losses: str | Mapping[str, str], names: Sequence[str], feeding: Feeding) -> None:

@@ -69,18 +69,23 @@ def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
     for name in constants:
         if name not in known:
             has = ", ".join(printable(other) for other in known)
-            raise OnnxgenError(f"the model has no input {printable(name)!r} (it has {has})", help="--const names inputs")
+            raise OnnxgenError(f"the model has no input {printable(name)!r} (it has {has})")
         _constant(known[name], constants[name], _axis(known[name], _batch_of(ports)))
     if len(constants) == len(ports):
         raise OnnxgenError("--const fills all inputs, so no data would reach the model", help="leave one to the data")
     _CONSTANTS[model] = dict(constants)
 
 
-def fed(model: nn.Module) -> Signature:
-    """Return the signature of a model as data sees it: without constants, the batch axis of each input in front."""
+def fed(model: nn.Module, constants: Mapping[str, float] | None = None) -> Signature:
+    """Return the signature of a model as data sees it: without constants, the batch axis of each input in front.
+
+    `constants`: set these first (see `set_constants`).
+    """
+    if constants is not None:
+        set_constants(model, constants)
     whole = signature_of(model)
-    constants, batch = _CONSTANTS.get(model, {}), _batch_of(whole.inputs)
-    left = (port for port in whole.inputs if port.name not in constants)
+    filled, batch = _CONSTANTS.get(model, {}), _batch_of(whole.inputs)
+    left = (port for port in whole.inputs if port.name not in filled)
     return replace(whole, inputs=tuple(_in_front(port, _axis(port, batch)) for port in left))
 
 

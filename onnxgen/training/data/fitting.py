@@ -16,7 +16,7 @@ from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.encoding import encode
-from onnxgen.training.data.fed import fed, set_constants
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.feeding import matched
 from onnxgen.training.data.image_pairs import TASK
 from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, image_target, with_clean_target
@@ -72,8 +72,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     Raises:
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
-    set_constants(model, settings.const)
-    ports = fed(model)
+    ports = fed(model, settings.const)
     task = _task(source, model, ports, settings, targets)
     settings = replace(settings, task=task) if task else settings
     tokens = is_tokens(next(iter(source.parts.values())))

@@ -28,6 +28,7 @@ from onnxgen.training.data.text.choosing import rename_text, text_columns
 from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import evaluate, predict
+from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, need_alike
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
@@ -188,7 +189,7 @@ class Learner:
         if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None:
             yield from self._boxes(data, names, target, made, min_score)
             return
-        ports = [port.name for port in signature_of(self.model).outputs] or [f"output{n}" for n in range(len(made))]
+        ports = output_names(self.model, len(made))
         by_output = {target.output: target for target in self.record.targets}
         shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
         for row, name in enumerate(names):
