@@ -18,6 +18,7 @@ from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.data.layout import files_meant
+from onnxgen.training.runs.folder import is_run, newest
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ STDIN = "-"
 
 
 def predict_command(
-    run: Path,
     files: tuple[str, ...],
     *,
     top: int,
@@ -45,6 +45,7 @@ def predict_command(
 
     Returns the exit code.
     """
+    run, files = _asked_of(files)
     record = read_record(run)  # an error about the folder comes before PyTorch is loaded
     if out is not None and out.suffix not in (".csv", ".npz", ""):
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
@@ -67,6 +68,16 @@ def predict_command(
     elif out is None:
         _print(found, top)
     return 0
+
+
+def _asked_of(files: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    """Return the run that is named before the files, else the newest one, which is told; and the files."""
+    first = Path(files[0])
+    is_data = first.is_file() and first.suffix != ".py" or "*" in files[0] or files[0] == STDIN
+    if is_run(first) or len(files) > 1 and not is_data:  # what is wrong with a run is told of it
+        return first, files[1:]
+    tell(f"asking {(run := newest())}, the newest run", to_errors=True)
+    return run, files
 
 
 def _named(files: tuple[str, ...], record: Record) -> list[str]:
@@ -93,9 +104,10 @@ def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
 
 
 def evaluate_command(
-    run: Path, *, data: str | None, part: str | None, device: str, weights: Path | None, **say: Any
+    run: Path | None, *, data: str | None, part: str | None, device: str, weights: Path | None, **say: Any
 ) -> int:
     """Evaluate a run and print its metrics. Returns the exit code."""
+    run = run or newest()
     record = read_record(run)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch and Lightning", quiet or as_json):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,16 @@ def _fit() -> Any:
     return inspect.unwrap(fit)
 
 
+def _next(out: Path) -> str:
+    """Return the command to try next; "" if the run has no module to ask."""
+    record = read_record(out)
+    if not record.module and not record.settings.get("lora"):
+        return ""
+    held = {"test", "val"} & record.parts.keys() and record.data
+    command = shlex.join(["onnxgen", "evaluate" if held else "predict", str(out)])
+    return command if held else f"{command} FILES"
+
+
 def _tell(result: Any, quiet: bool, as_json: bool) -> None:
     """Print the last lines, or the JSON object."""
     from onnxgen.training.runs.rows import number
@@ -122,3 +133,5 @@ def _tell(result: Any, quiet: bool, as_json: bool) -> None:
             whole = counted(len(result.history), "whole epoch")
             tell(f"stopped after {whole}; continue with: onnxgen train --resume --out {result.out}")
         tell(f"in {result.out}: {', '.join(files)}")
+        if result.stopped != "interrupted" and (next_one := _next(result.out)):
+            tell(f"next: {next_one}")
