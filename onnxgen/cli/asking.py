@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.boxes import COLUMNS, cells, drawn, found_boxes, plain
 from onnxgen.cli.boxes import rows as box_rows
+from onnxgen.cli.later import sympy_later
 from onnxgen.cli.overwriting import refuse_overwriting
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.training.data.layout import files_meant
+from onnxgen.training.runs.folder import is_run, newest
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
@@ -28,7 +31,6 @@ STDIN = "-"
 
 
 def predict_command(
-    run: Path,
     files: tuple[str, ...],
     *,
     top: int,
@@ -45,12 +47,13 @@ def predict_command(
 
     Returns the exit code.
     """
+    run, files = _asked_of(files)
     record = read_record(run)  # an error about the folder comes before PyTorch is loaded
     if out is not None and out.suffix not in (".csv", ".npz", ""):
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
     given = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
-    names = _named(files)
+    names = _named(files, record)
     refuse_overwriting([out] if out is not None and out.suffix else [], map(Path, names), force)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch", quiet or as_json):
@@ -70,12 +73,24 @@ def predict_command(
     return 0
 
 
-def _named(files: Sequence[str]) -> list[str]:
+def _asked_of(files: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    """Return the run that is named before the files, else the newest one, which is told; and the files."""
+    first = Path(files[0])
+    is_data = first.is_file() and first.suffix != ".py" or "*" in files[0] or files[0] == STDIN
+    if is_run(first) or len(files) > 1 and not is_data:  # what is wrong with a run is told of it
+        return first, files[1:]
+    tell(f"asking {(run := newest())}, the newest run", to_errors=True)
+    return run, files
+
+
+def _named(files: Sequence[str], record: Record) -> list[str]:
     """Return the names of the files to predict for. Raises `OnnxgenError` if there are none."""
     names = [line.strip() for line in sys.stdin if line.strip()] if tuple(files) == (STDIN,) else list(files)
     if not names:
         way = "onnxgen predict RUN FILES...; - reads their names from stdin"
         raise OnnxgenError("no file to predict for", help=way)
+    for name in names if not record.writes else ():
+        files_meant(name)
     return names
 
 
@@ -91,7 +106,7 @@ def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
 
 
 def evaluate_command(
-    run: Path,
+    run: Path | None,
     *,
     data: str | None,
     part: str | None,
@@ -102,6 +117,7 @@ def evaluate_command(
     **say: Any,
 ) -> int:
     """Evaluate a run and print its metrics. Returns the exit code."""
+    run = run or newest()
     record = read_record(run)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch and Lightning", quiet or as_json):
@@ -144,7 +160,8 @@ def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) ->
 
 
 def _learner(run: Path, device: str, weights: Path | None, **named: Any) -> Learner:
-    from onnxgen.training.runs.learner import load
+    with sympy_later():
+        from onnxgen.training.runs.learner import load
 
     return load(run, device=device, weights=weights, **named)
 
@@ -210,7 +227,7 @@ def _write_images(folder: Path, found: Sequence[Prediction], top: int, force: bo
     """Write an image for each sample as PNG, under the name of its file: the answer, or the sample with its boxes."""
     from PIL import Image
 
-    from onnxgen.training.data.folder import SUFFIXES
+    from onnxgen.training.data.layout import SUFFIXES
 
     images: list[tuple[str, Callable[[], Image.Image]]]
     if found[0].answer.boxes is not None:

@@ -11,17 +11,18 @@ from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
 from onnxgen.training.runs.code import need_same_code
-from onnxgen.training.runs.folder import RECORD
+from onnxgen.training.runs.folder import RECORD, newest
 from onnxgen.training.runs.record import need_own_code, read_record, whole_weights
 
 
 def export_command(
-    module: Path, *, quiet: bool, verbose: bool, as_json: bool, adapter: bool = False, **given: Any
+    module: Path | None, *, quiet: bool, verbose: bool, as_json: bool, adapter: bool = False, **given: Any
 ) -> int:
     """Write the ONNX file and print a report. Returns the exit code."""
     from onnxgen.export import export
     from onnxgen.export.apart import export_apart, refuse_rounding
 
+    module = module or newest()
     if module.is_dir():
         run, (module, given) = module, of_run(module, given)
         if not adapter and read_record(run).settings.get("lora"):

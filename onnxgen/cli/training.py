@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, is_there, read_config
+from onnxgen.training.data.glance import glance
 from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.runs.code import need_same_code, refuse_code
 from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, latest, need_run
@@ -109,6 +111,7 @@ def _check(run: dict[str, str], settings: Settings) -> None:
         )
     if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
         raise OnnxgenError(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
+    glance(Path(run["model"]), data, settings)
 
 
 def _fit() -> Any:
@@ -116,6 +119,16 @@ def _fit() -> Any:
     from onnxgen.training.fit import fit
 
     return inspect.unwrap(fit)
+
+
+def _next(out: Path) -> str:
+    """Return the command to try next; "" if the run has no module to ask."""
+    record = read_record(out)
+    if not record.module and not record.settings.get("lora"):
+        return ""
+    held = {"test", "val"} & record.parts.keys() and record.data
+    command = shlex.join(["onnxgen", "evaluate" if held else "predict", str(out)])
+    return command if held else f"{command} FILES"
 
 
 def _tell(result: Any, quiet: bool, as_json: bool) -> None:
@@ -134,3 +147,5 @@ def _tell(result: Any, quiet: bool, as_json: bool) -> None:
             whole = counted(len(result.history), "whole epoch")
             tell(f"stopped after {whole}; continue with: onnxgen train --resume --out {result.out}")
         tell(f"in {result.out}: {', '.join(files)}")
+        if result.stopped != "interrupted" and (next_one := _next(result.out)):
+            tell(f"next: {next_one}")

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from onnxgen.errors import OnnxgenError, counted
+from onnxgen.training.checkpoint.stopping import deaf, held
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.streaming.spans import Order, Spans, Window
 from onnxgen.training.data.streaming.stream import Unreadable, stream_of
@@ -197,11 +198,11 @@ class Loader:
                 collate_fn=_same,
                 persistent_workers=True,
                 pin_memory=self.pin_memory,
-                worker_init_fn=_follow_parent,
+                worker_init_fn=_begin,
                 generator=torch.Generator(),  # else it draws a number from the global generator each epoch
             )
         self._order.tickets = tickets
-        for found in self._workers:
+        for found in _running(self._workers):
             if isinstance(found, OnnxgenError):
                 raise found
             yield found[0], found[1]  # pinning makes a list of the pair
@@ -380,11 +381,27 @@ class _Taken(Dataset[Taken | OnnxgenError]):
             return error
 
 
+def _running(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return the iterator of a loader, whose workers are deaf to signals to stop from their first moment on."""
+    if loader._iterator is not None:
+        return iter(loader)
+    with held():
+        made = iter(loader)
+    for worker in made._workers:  # type: ignore[attr-defined]
+        worker._popen.terminate = worker._popen.kill  # torch's way to end one that does not end by itself
+    return made
+
+
 def _same(batch: Any) -> Any:
     return batch
 
 
-def _follow_parent(worker: int) -> None:
+def _begin(worker: int) -> None:
+    deaf()
+    _follow_parent()
+
+
+def _follow_parent() -> None:
     """End a worker whose parent was killed while the worker started.
 
     torch's worker ends when its parent's id changes after its first look, which comes later than this (torch 2.13). If

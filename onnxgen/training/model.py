@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
@@ -20,7 +23,7 @@ from onnxgen.runtime.checkpoint import without_prefix
 from onnxgen.runtime.load import PARTIAL, from_pretrained
 from onnxgen.runtime.partial import load_partly, under_own_keys
 from onnxgen.surgery.classes import set_classes
-from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.goals.own import keep_state
@@ -47,7 +50,7 @@ def open_module(path: Path | str) -> ModuleType:
     facts = python_file(path).stat()
     stamp = facts.st_mtime_ns, facts.st_size
     for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == str(path) and hasattr(module, "Model"):
+        if _file_of(module) == str(path) and hasattr(module, "Model"):
             if getattr(module, _STAMP, stamp) == stamp:  # it was not generated again since
                 return module
     name, number = path.stem, 1
@@ -67,6 +70,33 @@ def open_module(path: Path | str) -> ModuleType:
             f"{path} can't be imported: {type(error).__name__}: {error}", help="generate it again with --force"
         ) from error
     return module
+
+
+def _file_of(module: object) -> object:
+    """Return a module's file, without an import of one that waits for its first use (`importlib.util.LazyLoader`)."""
+    try:
+        return object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:
+        return None
+
+
+@contextmanager
+def _without_dtensor() -> Iterator[None]:
+    """Tell `torch.testing`, which a generated module loads its weights with, that no tensor is a `DTensor`.
+
+    It would import `torch.distributed.tensor` to know, which takes longer than to load a small network. Nothing has
+    made such a tensor before that was imported.
+    """
+    name = "_HAS_DTENSOR"
+    if "torch.distributed.tensor" in sys.modules or not hasattr(torch.testing._comparison, name):
+        yield
+        return
+    before = getattr(torch.testing._comparison, name)
+    setattr(torch.testing._comparison, name, False)
+    try:
+        yield
+    finally:
+        setattr(torch.testing._comparison, name, before)
 
 
 def open_model(
@@ -120,8 +150,9 @@ def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, igno
     if not strict:
         return load_partly(module, path, weights, ignore_mismatched_sizes=ignore)
     if weights is None:
-        return from_pretrained(module, path), ""
-    with under_own_keys(weights, module) as (file, _):
+        with _without_dtensor():
+            return from_pretrained(module, path), ""
+    with under_own_keys(weights, module) as (file, _), _without_dtensor():
         try:
             return module.Model.from_pretrained(file), ""
         except Exception as error:
@@ -201,7 +232,7 @@ def table_of(model: nn.Module) -> Table | None:
 
 def fixed_batch(model: nn.Module) -> int | None:
     """Return the batch size that the ONNX file fixes, or None if it fixes none."""
-    found = {port.dims[0] for port in signature_of(model).inputs if port.dims}
+    found = {port.dims[0] for port in fed(model).inputs if port.dims}
     numbers = {dim for dim in found if isinstance(dim, int)}
     return numbers.pop() if len(numbers) == len(found) == 1 else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import lightning
 import numpy as np
 import onnxruntime
 import pytest
+import tomllib
 import torch
 from torch import nn
 

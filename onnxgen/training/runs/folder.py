@@ -88,6 +88,23 @@ def latest(name: str, runs: Path = RUNS) -> Path:
     return found[-1]
 
 
+def newest(runs: Path = RUNS) -> Path:
+    """Return the newest run that has weights.
+
+    Raises:
+        OnnxgenError: there is none.
+    """
+    found = [run for run in runs_in(runs) if there(run / BEST) is not None]
+    if not found:
+        raise OnnxgenError(f"there is no run in {runs}", help="name the folder of one; onnxgen train makes them")
+    return found[-1]
+
+
+def is_run(path: Path) -> bool:
+    """Return True for the folder of a run."""
+    return path.is_dir() and ((path / RECORD).is_file() or (path / CONFIG).is_file() or holds_a_run(path))
+
+
 def _numbers(name: str, runs: Path) -> Iterator[int]:
     for path in runs.glob(f"{name}-*"):  # `name` has no wildcards: see `slug`
         if found := re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name):

@@ -27,6 +27,7 @@ from onnxgen.output.signature import Port, Signature, file_sha256
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
@@ -197,7 +198,7 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
     teacher = next((made.teacher for made in plan.objectives if isinstance(made, DistilGoal)), None)
     if plan.adapter is None and origin is not None and (origin.parent / RECORD).is_file():  # it goes on from a run
         origin = read_record(origin.parent).origin_for(origin.parent)
-    ports = zip(signature.inputs, plan.feeding.inputs)
+    ports = zip(fed(plan.model).inputs, plan.feeding.inputs)
     return Record(
         name=out.name,
         model=type(plan.model).__name__,

@@ -16,23 +16,23 @@ from onnxgen.training.config import is_path, is_there
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.columns import from_columns, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
-from onnxgen.training.data.folder import SUFFIXES, Files, open_images, size_of
+from onnxgen.training.data.folder import Files, open_images, size_of
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.layout import SOUNDS, SUFFIXES, files_meant
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data
-from onnxgen.training.data.sounds import SUFFIXES as SOUNDS
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.text.choosing import rename_text, text_columns
 from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import evaluate, predict
+from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
 from onnxgen.training.runs.code import refuse_code
-from onnxgen.training.runs.keep import part as described
 from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import run_words
@@ -196,6 +196,8 @@ class Learner:
         samples, then = found.parts.get(name), self.record.parts.get(name)
         if samples is None or then is None:
             raise OnnxgenError(f"the data of the run has no part {name}", help=f"it has {', '.join(self.record.parts)}")
+        from onnxgen.training.runs.keep import part as described  # it imports Lightning, which takes seconds
+
         if described(samples) != then:
             what = f"{own} has changed since the run: its {name} part is not the same"
             raise OnnxgenError(what, help="evaluate other data by naming it")
@@ -207,7 +209,7 @@ class Learner:
         if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None:
             yield from self._boxes(data, names, target, made, min_score)
             return
-        ports = [port.name for port in signature_of(self.model).outputs] or [f"output{n}" for n in range(len(made))]
+        ports = output_names(self.model, len(made))
         by_output = {target.output: target for target in self.record.targets}
         shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
         for n, of_output in by_output.items():
@@ -255,7 +257,7 @@ class Learner:
         items = data if isinstance(data, list) else [data]
         paths: list[Path | None] = [None]
         if all(map(_is_path, items)):
-            paths = [path for item in items for path in _paths(item)]
+            paths = [path for item in items for path in files_meant(item)]
         for path in paths:
             source = from_object(data, "data") if path is None else open_source(path, self.settings, targets=False)
             if not isinstance(source, DataSource):
@@ -274,7 +276,7 @@ class Learner:
                 yield self._of_texts(data)
                 return
         items = data if isinstance(data, list) else [data]
-        paths = [path for item in items for path in _paths(item)] if all(map(_is_path, items)) else []
+        paths = [path for item in items for path in files_meant(item)] if all(map(_is_path, items)) else []
         if not paths:
             yield self._objects(data)
             return
@@ -353,35 +355,13 @@ def split_again(run: Path, data: Data) -> str:
 
 
 def _parts_of(data: Data) -> dict[str, Part]:
+    from onnxgen.training.runs.keep import part as described  # as above
+
     return {name: described(samples) for name, samples in data.parts.items()}
 
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, Path))
-
-
-def _paths(item: Path | str) -> list[Path]:
-    """Return the files that are meant by a path, a folder (its images) or a pattern, in sorted order.
-
-    Raises:
-        OnnxgenError: there are none.
-    """
-    path = Path(item)
-    if path.is_dir():
-        known = (*SUFFIXES, *SOUNDS)
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and not p.name.startswith("."))
-        if not found:
-            raise OnnxgenError(
-                f"the folder {path} has no images or sounds", help=f"their names end in {', '.join(known)}"
-            )
-        return found
-    if path.exists():
-        return [path]
-    root = Path(path.anchor or ".")
-    found = sorted(p for p in root.glob(str(path.relative_to(path.anchor))) if p.is_file()) if "*" in str(path) else []
-    if not found:
-        raise OnnxgenError(f"there is no file {path}", help="name image files, tables, arrays (.npz), or a folder")
-    return found
 
 
 def _batch(array: Tensor, entry: Input) -> Tensor:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from onnxgen.common.cache import Cache
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError, counted, one_line
-from onnxgen.training.data.folder import SUFFIXES, decoded
+from onnxgen.training.data.folder import decoded
+from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.streaming.stream import Columns, Run
 
