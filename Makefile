@@ -29,7 +29,7 @@ demo: $(VENV)/.demo
 	$(RUN) -m onnxgen $(SAMPLE)/mnist.onnx -o $(SAMPLE)/model.py
 	$(RUN) -m onnxgen verify $(SAMPLE)/mnist.onnx $(SAMPLE)/model.py
 	$(RUN) $(SAMPLE)/recognise.py
-	$(RUN) -m onnxgen train $(SAMPLE)/model.py --data digits --epochs 2
+	$(RUN) -m onnxgen train $(SAMPLE)/model.py --data digits --epochs 2 --name demo
 
 test test-all: style
 	$(beside)

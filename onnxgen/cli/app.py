@@ -125,7 +125,7 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
     ],
     {1: "the file and the module differ"},
 )
-@click.argument("module", type=_path)
+@click.argument("module", type=_path, required=False)
 @_file("--onnx", metavar="FILE", type=_path, help="The original ONNX file. Default: the recorded name.")
 @_file(
     "--weights",
@@ -148,8 +148,11 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
 @_same("--no-verify", "verify", flag_value=False, default=True, help="Do not compare the file with the module.")
 @_compared
 @saying_options
-def export(module: Path, **given: Any) -> int:
-    """Write the trained values of MODULE, or of a run, into its original graph; a changed one is exported anew."""
+def export(module: Path | None, **given: Any) -> int:
+    """Write the trained values of MODULE, or of a run, into its original graph; a changed one is exported anew.
+
+    MODULE is by default the newest run in runs/.
+    """
     from onnxgen.cli.exporting import export_command
 
     return export_command(module, **given)
@@ -224,7 +227,7 @@ def train(context: click.Context, /, model: Path | None, **given: Any) -> int:
     return train_command(model, given_settings(context), **others)
 
 
-_run = click.argument("run", type=_path)
+_run = click.argument("run", type=_path, required=False)
 _asked = add_all(
     [
         option("--device", metavar="DEVICE", default="auto", group="Devices", help=SETTINGS["device"].help),
@@ -243,10 +246,10 @@ _asked = add_all(
         ("onnxgen predict runs/yolov8n-1 photos/ -o found", "Find boxes, and draw them into pictures in found/."),
         ("onnxgen predict runs/writer-1 texts.txt --max-new-tokens 20", "Continue each line."),
         ("onnxgen predict runs/digits-1 -", "Read the names of the files from stdin."),
+        ("onnxgen predict photo.png", "Ask the newest run in runs/."),
     ],
 )
-@_run
-@click.argument("files", nargs=-1, required=True)
+@click.argument("files", metavar="[RUN] FILES...", nargs=-1, required=True)
 @option("--top", metavar="N", type=click.IntRange(min=1), default=1, group="Answers", help="Show the N best classes.")
 @option(
     "--min-score", metavar="X", type=float, group="Answers", help="Leave out boxes with a lower score. Default: 0.25."
@@ -273,34 +276,40 @@ _asked = add_all(
     type=_path,
     help="Write a table (.csv), whole outputs (.npz), or images (a folder).",
 )
+@_file("--force", is_flag=True, help="Overwrite files that are there.")
 @_asked
 @saying_options
-def predict(run: Path, files: tuple[str, ...], **given: Any) -> int:
-    """Predict for FILES with the model of RUN, a folder that onnxgen train left.
+def predict(files: tuple[str, ...], **given: Any) -> int:
+    """Predict for FILES with the model of RUN, a folder that onnxgen train left. Default: the newest one in runs/.
 
     FILES are images, folders of images, patterns, tables (.csv, .parquet), arrays (.npz), texts (.txt, .jsonl), or - to
     read names from stdin. They are prepared as in training.
     """
     from onnxgen.cli.asking import predict_command
 
-    return predict_command(run, files, **given)
+    return predict_command(files, **given)
 
 
 @_command(
     "evaluate",
     "Measure a trained run.",
     [
-        ("onnxgen evaluate runs/digits-1", "Evaluate on the part of its data that was held back."),
+        ("onnxgen evaluate", "Evaluate the newest run on the part of its data that was held back."),
+        ("onnxgen evaluate runs/digits-1", "Evaluate this run."),
         ("onnxgen evaluate runs/digits-1 --data new/", "Evaluate on other data."),
     ],
 )
 @_run
 @option("--data", metavar="DATA", group="Data", help="Other data. Default: the part that the run held back.")
 @option("--part", metavar="PART", group="Data", help="test, val or train. Default: test, else val.")
+@option("--task", metavar="NAME", group="Data", help="The function that RUN was trained with: it is not run unasked.")
+@option(
+    "--teacher", metavar="FILE", type=_path, group="Data", help="The module that taught RUN: it is not run unasked."
+)
 @_asked
 @saying_options
-def evaluate(run: Path, **given: Any) -> int:
-    """Print the loss and the metrics of RUN, a folder that onnxgen train left.
+def evaluate(run: Path | None, **given: Any) -> int:
+    """Print the loss and the metrics of RUN, a folder that onnxgen train left. Default: the newest one in runs/.
 
     Samples that the run was trained on are evaluated only with --part train.
     """
@@ -319,6 +328,7 @@ def evaluate(run: Path, **given: Any) -> int:
 )
 @click.argument("folder", type=_path, default=RUNS)
 @_file("--html", metavar="FILE.html", type=_path, help="Write a page with settings, metrics and curves.")
+@_file("--force", is_flag=True, help="Overwrite a file that onnxgen runs did not make.")
 @saying_options
 def runs(folder: Path, **given: Any) -> int:
     """List the runs in FOLDER: the settings that differ, the best metrics and the time."""

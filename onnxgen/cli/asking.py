@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.boxes import COLUMNS, cells, drawn, found_boxes, plain
 from onnxgen.cli.boxes import rows as box_rows
+from onnxgen.cli.later import sympy_later
+from onnxgen.cli.overwriting import refuse_overwriting
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, counted
+from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.training.data.layout import files_meant
+from onnxgen.training.runs.folder import is_run, newest
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
@@ -27,7 +31,6 @@ STDIN = "-"
 
 
 def predict_command(
-    run: Path,
     files: tuple[str, ...],
     *,
     top: int,
@@ -35,6 +38,7 @@ def predict_command(
     max_new_tokens: int | None,
     temperature: float | None,
     out: Path | None,
+    force: bool,
     device: str,
     weights: Path | None,
     **say: Any,
@@ -43,25 +47,23 @@ def predict_command(
 
     Returns the exit code.
     """
+    run, files = _asked_of(files)
     record = read_record(run)  # an error about the folder comes before PyTorch is loaded
     if out is not None and out.suffix not in (".csv", ".npz", ""):
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
     given = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
-    names = [line.strip() for line in sys.stdin if line.strip()] if files == (STDIN,) else list(files)
-    if not names:
-        raise OnnxgenError(
-            "no file to predict for", help="onnxgen predict RUN FILES...; - reads their names from stdin"
-        )
+    names = _named(files, record)
+    refuse_overwriting([out] if out is not None and out.suffix else [], map(Path, names), force)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
         found = learner.predict([Path(name) for name in names], **given)  # a text would be another thing to predict for
     if out is not None and not out.suffix:
-        _write_images(out, found, top)
+        _write_images(out, found, top, force)
     elif out is not None:
-        _write(out, found, top)
+        _write(out, found, top, force)
     if as_json:
         tell_json([_plain(one, top) for one in found])
     elif out is not None and not quiet:
@@ -69,6 +71,27 @@ def predict_command(
     elif out is None:
         _print(found, top)
     return 0
+
+
+def _asked_of(files: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    """Return the run that is named before the files, else the newest one, which is told; and the files."""
+    first = Path(files[0])
+    is_data = first.is_file() and first.suffix != ".py" or "*" in files[0] or files[0] == STDIN
+    if is_run(first) or len(files) > 1 and not is_data:  # what is wrong with a run is told of it
+        return first, files[1:]
+    tell(f"asking {(run := newest())}, the newest run", to_errors=True)
+    return run, files
+
+
+def _named(files: Sequence[str], record: Record) -> list[str]:
+    """Return the names of the files to predict for. Raises `OnnxgenError` if there are none."""
+    names = [line.strip() for line in sys.stdin if line.strip()] if tuple(files) == (STDIN,) else list(files)
+    if not names:
+        way = "onnxgen predict RUN FILES...; - reads their names from stdin"
+        raise OnnxgenError("no file to predict for", help=way)
+    for name in names if not record.writes else ():
+        files_meant(name)
+    return names
 
 
 def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
@@ -83,13 +106,22 @@ def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
 
 
 def evaluate_command(
-    run: Path, *, data: str | None, part: str | None, device: str, weights: Path | None, **say: Any
+    run: Path | None,
+    *,
+    data: str | None,
+    part: str | None,
+    task: str | None,
+    teacher: Path | None,
+    device: str,
+    weights: Path | None,
+    **say: Any,
 ) -> int:
     """Evaluate a run and print its metrics. Returns the exit code."""
+    run = run or newest()
     record = read_record(run)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch and Lightning", quiet or as_json):
-        learner = _learner(run, device, weights)
+        learner = _learner(run, device, weights, task=task, teacher=teacher)
     found = learner.evaluate(data, part=part)
     if as_json:
         tell_json(found)
@@ -101,13 +133,20 @@ def evaluate_command(
     return 0
 
 
-def runs_command(folder: Path, *, html: Path | None, **say: Any) -> int:
+def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) -> int:
     """List the runs in a folder and compare them. Returns the exit code."""
-    from onnxgen.training.runs.listing import compared, listed, page
+    from onnxgen.training.runs.listing import GENERATOR, compared, listed, page
 
-    found = listed(folder)
+    if html is not None:
+        refuse_overwriting([html], (), force, ours=GENERATOR)
+    found, damaged = listed(folder)
     if not found:
-        raise OnnxgenError(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")
+        problems = [Problem(text) for text in damaged]
+        raise OnnxgenError(
+            *problems or [Problem(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")]
+        )
+    for text in damaged:
+        tell(f"note: left out, since {text}", to_errors=True)
     if html is not None:
         with replacing([html.parent]) as files, files.file(html) as file:
             file.write(page(folder, found).encode())
@@ -120,10 +159,11 @@ def runs_command(folder: Path, *, html: Path | None, **say: Any) -> int:
     return 0
 
 
-def _learner(run: Path, device: str, weights: Path | None) -> Learner:
-    from onnxgen.training.runs.learner import load
+def _learner(run: Path, device: str, weights: Path | None, **named: Any) -> Learner:
+    with sympy_later():
+        from onnxgen.training.runs.learner import load
 
-    return load(run, device=device, weights=weights)
+    return load(run, device=device, weights=weights, **named)
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
@@ -171,17 +211,23 @@ def _plain(one: Prediction, top: int) -> dict[str, Any]:
     return {"source": one.source, "outputs": answers}
 
 
-def _write(out: Path, found: Sequence[Prediction], top: int) -> None:
+def _write(out: Path, found: Sequence[Prediction], top: int, force: bool) -> None:
+    refuse_overwriting([out], _read(found), force)
     content = _npz(found) if out.suffix == ".npz" else _csv(found, top)
     with replacing([out.parent]) as files, files.file(out) as file:
         file.write(content)
 
 
-def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
+def _read(found: Sequence[Prediction]) -> set[Path]:
+    """Return the files that predictions are for; the source of a row is FILE:ROW."""
+    return {Path(text) for one in found for text in (one.source, one.source.rpartition(":")[0]) if text}
+
+
+def _write_images(folder: Path, found: Sequence[Prediction], top: int, force: bool) -> None:
     """Write an image for each sample as PNG, under the name of its file: the answer, or the sample with its boxes."""
     from PIL import Image
 
-    from onnxgen.training.data.folder import SUFFIXES
+    from onnxgen.training.data.layout import SUFFIXES
 
     images: list[tuple[str, Callable[[], Image.Image]]]
     if found[0].answer.boxes is not None:
@@ -197,10 +243,12 @@ def _write_images(folder: Path, found: Sequence[Prediction], top: int) -> None:
     if several := sorted({stem for stem in stems if stems.count(stem) > 1}):
         what = f"several files are called {printable(several[0])}, so their images would have one name in {folder}"
         raise OnnxgenError(what, help="predict for one folder at a time")
+    targets = [folder / f"{stem}.png" for stem in stems]
+    refuse_overwriting(targets, _read(found), force)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing([folder]) as files:
-        for stem, (_, image) in zip(stems, images):
-            with files.file(folder / f"{stem}.png") as file:
+        for target, (_, image) in zip(targets, images):
+            with files.file(target) as file:
                 image().save(file, format="PNG")
 
 

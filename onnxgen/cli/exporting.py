@@ -10,17 +10,19 @@ from typing import Any
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
-from onnxgen.training.runs.folder import RECORD, best_of
-from onnxgen.training.runs.record import read_record
+from onnxgen.training.runs.code import need_same_code
+from onnxgen.training.runs.folder import RECORD, newest
+from onnxgen.training.runs.record import need_own_code, read_record, whole_weights
 
 
 def export_command(
-    module: Path, *, quiet: bool, verbose: bool, as_json: bool, adapter: bool = False, **given: Any
+    module: Path | None, *, quiet: bool, verbose: bool, as_json: bool, adapter: bool = False, **given: Any
 ) -> int:
     """Write the ONNX file and print a report. Returns the exit code."""
     from onnxgen.export import export
     from onnxgen.export.apart import export_apart, refuse_rounding
 
+    module = module or newest()
     if module.is_dir():
         run, (module, given) = module, of_run(module, given)
         if not adapter and read_record(run).settings.get("lora"):
@@ -41,6 +43,9 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     if not record.module and not adapted:
         raise OnnxgenError(f"{run} has no module: {record.note}", help="export the model in Python")
     module = record.place_of_origin(run) if adapted else record.origin_for(run)
+    need_own_code(run, record)
+    if adapted:
+        need_same_code(module, run, "keep the module as it was when its adapter was trained")
     module = module if adapted or _is_whole(module) else run / record.module
     if adapted and given["weights"] is None:
         from onnxgen.training import open_model
@@ -48,7 +53,7 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         given = {**given, "weights": open_model(run)}
     beside = record.place_of_origin(run).with_name(record.onnx) if record.onnx else Path()
     found = {
-        "weights": given["weights"] or best_of(run),
+        "weights": given["weights"] or whole_weights(run, record),
         "out": run / f"{record.name}.onnx",
         "onnx": beside if beside.is_file() else None,
     }

@@ -105,13 +105,17 @@ def _names(out: Path) -> list[str]:
 _STATUS_TEXTS = {
     "written": "wrote {files}",
     "merged": "wrote {files}: merged your edits into the new module",
+    "as it was": "wrote {files}: your edits fit, and {module} needed no change",
     "fresh": "{module} is fresh: nothing to do",
     "kept": "{module} was edited by hand and its source has not changed: kept",
 }
 
 
 def _print(result: dict[str, Any], verbose: bool, verified: bool, tells_checks: bool) -> None:
-    text = _STATUS_TEXTS.get(result["status"], "{status}: {module}")
+    status = result["status"]
+    if status == "merged" and result["module"] not in result["wrote"]:
+        status = "as it was"
+    text = _STATUS_TEXTS.get(status, "{status}: {module}")
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
     tell(text.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))

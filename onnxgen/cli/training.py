@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, is_there, read_config
+from onnxgen.training.data.glance import glance
 from onnxgen.training.launch import first_process, restarted
+from onnxgen.training.runs.code import need_same_code, refuse_code
 from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, latest, need_run
 from onnxgen.training.runs.record import going_on, read_record
 from onnxgen.training.settings import Settings
@@ -38,9 +41,12 @@ def train_command(
     places = {name: given[name] for name in ("restartable", "resume", "out") if name in given}
     given = {**given, "resume": True} if restarted(Settings(**places)).resume else given
     named = {"model": model, "data": data}
-    chosen = {**_configured(config, given), **given, **{k: v for k, v in named.items() if v is not None}}
+    given = {**given, **{k: v for k, v in named.items() if v is not None}}
+    chosen = {**_configured(config, given), **given}
     before = model if model is not None and model.is_dir() else None
     base = {} if before is None else {**going_on(before, data), "data": read_record(before).data_for(before)}
+    if before is not None:
+        refuse_code(base, chosen, before)
     values = {**base, **chosen}
     run = {name: str(values[name]) for name in named if name in values}
     _check(run, restarted(Settings(**_of_settings(values))))
@@ -65,11 +71,21 @@ def _of_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the configuration file: the given one, or that of the run to resume."""
+    """Return the settings of the configuration file: the given one, or that of the run to resume.
+
+    What the latter names outside of its folder is not run unasked, as what a record names.
+    """
     if config is not None:
         return read_config(config)
     of_run = Path(given.get("out") or Settings().out) / CONFIG
-    return read_config(of_run) if given.get("resume") and of_run.is_file() else {}
+    if not given.get("resume") or not of_run.is_file():
+        return {}
+    found = read_config(of_run)
+    refuse_code(found, given, of_run.parent)
+    if "model" in found and "model" not in given:
+        way = f"if you trust it, name it yourself: onnxgen train {found['model']} --resume --out {of_run.parent}"
+        need_same_code(Path(found["model"]), of_run.parent, way)
+    return found
 
 
 def _check(run: dict[str, str], settings: Settings) -> None:
@@ -95,6 +111,7 @@ def _check(run: dict[str, str], settings: Settings) -> None:
         )
     if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
         raise OnnxgenError(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
+    glance(Path(run["model"]), data, settings)
 
 
 def _fit() -> Any:
@@ -102,6 +119,16 @@ def _fit() -> Any:
     from onnxgen.training.fit import fit
 
     return inspect.unwrap(fit)
+
+
+def _next(out: Path) -> str:
+    """Return the command to try next; "" if the run has no module to ask."""
+    record = read_record(out)
+    if not record.module and not record.settings.get("lora"):
+        return ""
+    held = {"test", "val"} & record.parts.keys() and record.data
+    command = shlex.join(["onnxgen", "evaluate" if held else "predict", str(out)])
+    return command if held else f"{command} FILES"
 
 
 def _tell(result: Any, quiet: bool, as_json: bool) -> None:
@@ -120,3 +147,5 @@ def _tell(result: Any, quiet: bool, as_json: bool) -> None:
             whole = counted(len(result.history), "whole epoch")
             tell(f"stopped after {whole}; continue with: onnxgen train --resume --out {result.out}")
         tell(f"in {result.out}: {', '.join(files)}")
+        if result.stopped != "interrupted" and (next_one := _next(result.out)):
+            tell(f"next: {next_one}")

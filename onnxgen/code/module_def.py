@@ -253,6 +253,7 @@ class ModuleDef:
         stubs: methods that are left open.
         makers: the names of the layers that make values, by value.
         turns: the values that the graph's own loops make anew in each turn. Their number is not known.
+        lengths: how many items the lists have that other loops fill, by value.
     """
 
     name: str
@@ -273,6 +274,7 @@ class ModuleDef:
     stubs: list[Stub] = field(default_factory=list)
     makers: dict[str, str] = field(default_factory=dict)
     turns: frozenset[str] = frozenset()
+    lengths: dict[str, int] = field(default_factory=dict)
     found_classes: Set[ModulePath] = frozenset()
 
     def hint(self, value: str) -> FileText:

@@ -306,8 +306,36 @@ def _locked_folder(folder: Path, wait: bool = True) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def held(file: Path) -> Iterator[bool]:
+    """Hold a file, which is made and at the end removed. Yields False, at once, if another process holds it.
+
+    Processes that are forked meanwhile do not hold it: it is free when this process ends, however it does. Raises
+    `OSError` if it can't be made.
+    """
+    with open(file, "a+b") as opened:
+        alone = _hold(opened.fileno())
+        try:
+            yield alone
+        finally:
+            with suppress(OSError):
+                if alone and not WINDOWS:  # which removes no open file
+                    file.unlink(missing_ok=True)
+    if alone and WINDOWS:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
 if sys.platform == "win32":
     import msvcrt
+
+    def _hold(handle: int) -> bool:
+        """Lock an open file for this process, and return True; False if another one has locked it."""
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
 
     def _wait(handle: int, wait: bool) -> None:
         """Wait for the lock on an open file, or raise `OSError`; closing the handle gives it back."""
@@ -324,6 +352,14 @@ if sys.platform == "win32":
 
 else:
     import fcntl
+
+    def _hold(handle: int) -> bool:
+        """Lock an open file for this process, and return True; False if another one has locked it."""
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # another error: a file system without locks
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
+        return True
 
     def _wait(handle: int, wait: bool) -> None:
         """Wait for the lock on an open file, or raise `OSError`; closing the handle gives it back."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from onnxgen.errors import OnnxgenError
 
+RECORD = "run.json"  # in the folder of a run
 _HERE = Path(__file__).resolve().parents[1]
 _EXTRAS = {  # the modules that each extra of pyproject.toml installs, as they are imported; "" is onnxgen itself
     "": "black click jinja2 numpy onnx onnx_ir platformdirs pygments rich safetensors",

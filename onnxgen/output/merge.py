@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import hashlib
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ _SIDECAR = re.compile(  # a formatter may have broken the line
 _BUILD = re.compile(rf"^{BUILD_LINE} +([0-9a-f]{{64}})\n", re.MULTILINE)  # a text of the user's has no such word
 _HEADER_END = re.compile(r'\A((?:#[^\n]*\n|[ \t]*\n)*"""(?:(?!""").)*\n)(?=""")', re.DOTALL)
 _MAX_EXACT = 5_000  # lines; past that, comparing frequent ones takes long, and so does black
+_WRITTEN = "A merge as onnxgen wrote it:"
+_SIGNATURE = re.compile(rf"^# {_WRITTEN} ([0-9a-f]{{16}})\n*\Z", re.MULTILINE)
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)  # of `ast.parse`
 
 Lines = Sequence[str]
@@ -135,7 +138,7 @@ def merge(base: str, mine: str, new: str, name: str, same: bool = False) -> tupl
         The text, with conflict markers if there are conflicts; and why it can't replace the module ("in which nothing
         sets x"), "" if it can.
     """
-    texts = [bare(text) for text in (base, mine, new)]
+    texts = [bare(text) for text in (base, _SIGNATURE.sub("", mine), new)]
     text, conflicts = _merged(texts, texts, name, same)
     if conflicts and all(one.count("\n") < _MAX_EXACT for one in texts):
         with suppress(*UNREADABLE):
@@ -197,6 +200,24 @@ def _pairs(base: Lines, other: Lines) -> dict[int, int]:
             pairs[line] = first
             line, first, end = line + 1, first + 1, end + 1
     return pairs
+
+
+# ---- a merge beside the module, which may be written over until somebody changes it ---------------------------------
+
+
+def signed(text: str) -> str:
+    """Return a merge with its digest in a comment at the end, which the next merge removes."""
+    return f"{text}# {_WRITTEN} {_digest(text)}\n"
+
+
+def is_as_signed(text: str) -> bool:
+    """Return True if a merge is as `signed` made it."""
+    found = _SIGNATURE.search(text)
+    return found is not None and _digest(text[: found.start()]) == found[1]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 # ---- what a merge without a conflict may still break -----------------------------------------------------------------

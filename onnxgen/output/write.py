@@ -11,10 +11,23 @@ from pathlib import Path
 
 from onnxgen.code.digest import is_digest
 from onnxgen.common.atomic import is_same_file, tidy
+from onnxgen.common.paths import RECORD
 from onnxgen.errors import EditedError, OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.compose import DATA, Generated
-from onnxgen.output.merge import BASE, UNREADABLE, bare, base_of, bases, fingerprint, merge, unpacked, with_build
+from onnxgen.output.merge import (
+    BASE,
+    UNREADABLE,
+    bare,
+    base_of,
+    bases,
+    fingerprint,
+    is_as_signed,
+    merge,
+    signed,
+    unpacked,
+    with_build,
+)
 from onnxgen.weights.sidecar import index_path, is_lost, same_content, sidecar_files, sidecar_targets, write_pair
 from onnxgen.weights.streamed import read_header
 
@@ -133,6 +146,9 @@ class Output:
         """
         self._refuse_folders()
         self._refuse_sources(generated)
+        if not force and self.out.name == "model.py" and self.out.is_file() and (self.out.parent / RECORD).is_file():
+            what = f"{self.out} is the module of a run, which its trained weights fit"
+            raise OnnxgenError(what, help="name another output with -o, or overwrite it with --force")
         found = Standing("stale", generated.source) if force else self.standing(generated)
         status = found.status
         if status == "edited":
@@ -142,9 +158,10 @@ class Output:
             self._sign(generated)
         if status in ("stale", "merged", "lost"):
             obsolete = self._own_sidecar(generated.weights) if self.options.embed else []
+            text = None if status == "merged" and found.text == self.text() else found.text or None
             generated.report.wrote = write_pair(
                 self.out,
-                found.text or None,
+                text,
                 None if self.options.embed else generated.weights,
                 generated.tensors,
                 generated.metadata,
@@ -167,7 +184,8 @@ class Output:
         """
         new = Output(self.out.with_name(self.out.name + ".new"), self.options)
         there = new.text()
-        if there is not None and there != text and new.is_edited(there):
+        text = signed(text) if new.is_edited(text) else text
+        if there is not None and there != text and new.is_edited(there) and not is_as_signed(there):
             what = f"{self.out} was edited by hand, and {new.out.name} of an earlier run may have edits of yours, too"
             raise EditedError(what, help=f"move it to {self.out.name} when it is done, or remove it")
         write_pair(new.out, text, None, {}, {})
@@ -189,7 +207,7 @@ class Output:
         new = self.out.with_name(self.out.name + ".new")
         with suppress(OSError):
             text = new.read_text(encoding="utf-8", errors="replace")
-            if fingerprint(text) is not None and (force or not self.is_edited(text)):
+            if fingerprint(text) is not None and (force or not self.is_edited(text) or is_as_signed(text)):
                 new.unlink()
 
     def standing(self, generated: Generated) -> Standing:

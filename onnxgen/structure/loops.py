@@ -20,6 +20,7 @@ from onnxgen.structure.scopes import Scope
 from onnxgen.structure.sublayers import work
 from onnxgen.structure.turns import Items
 
+LIST = "list"  # in the value of a list that a loop fills
 Result = tuple[int, int]  # a value that each turn makes: the index of a statement, and of one of its targets
 
 
@@ -112,13 +113,13 @@ class Run:
         """Move the statements between those of the turns before or after the loop; False if one cannot be moved."""
         mine = {id(s) for turn in self.turns for s in turn}
         late = set(self.made)
-        needed = {name for turn in self.turns for s in turn for name in used(s)} - late
+        needed = {name for turn in self.turns for s in turn for name in self._used(s)} - late
         at = [i for i, statement in enumerate(self.scope.body) if id(statement) in mine]
         self.before, self.after = self.scope.body[: at[0]], []
         begun = {name for statement in self.before for name in statement.targets}
         for statement in self.scope.body[at[0] : at[-1] + 1]:
             if id(statement) in mine:
-                if any(name in late and name not in self.made for name in used(statement)):
+                if any(name in late and name not in self.made for name in self._used(statement)):
                     return False
             elif late & set(used(statement)):
                 late.update(statement.targets)
@@ -130,6 +131,10 @@ class Run:
         self.after += self.scope.body[at[-1] + 1 :]
         return True
 
+    def _used(self, statement: Statement) -> list[str]:
+        """Return the values that a statement of a turn needs."""
+        return used(statement)
+
     def write(self) -> list[Statement]:
         scope, last = self.scope, self.turns[-1]
         lists: list[ast.expr] = []
@@ -138,7 +143,8 @@ class Run:
             lists.append(MemberRef(container))
         parts = self._parts()
         own = [self._value(f"own{n}", self._role(names[0])) for n, names in enumerate(self.own)]
-        lists += [self._column(names) for names in self.own]
+        order = self._order()
+        lists += [self._column(self.own[n]) for n in order]
         results = [self._collected(result) for result in self.kept]
         begun: list[Statement] = [
             Assign((self._name(r),), self._before(start), scope.path) for r, start in self.starts.items()
@@ -151,7 +157,7 @@ class Run:
                 if result[0] == s:
                     append = ast.Attribute(Ref(name), "append", ast.Load())
                     body.append(Assign((), ast.Call(append, [Ref(self._name(result))], []), scope.path))
-        turn, form = [*parts.values(), *own], ""
+        turn, form = [*parts.values(), *(own[n] for n in order)], ""
         if len(parts) > 1:
             form = ", ".join(["{}"] * len(parts))
             form = ", ".join([f"({form})", *["{}"] * len(own)]) if own else form
@@ -176,6 +182,10 @@ class Run:
     def _left(self) -> list[Result]:
         """The results of the last turn that are read after the loop by the variable that it left."""
         return []
+
+    def _order(self) -> list[int]:
+        """Return the order in which the loop names the values that each turn has its own of."""
+        return [*range(len(self.own))]
 
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         """Return the values of one variable, one for each turn."""
@@ -273,8 +283,9 @@ class Run:
         rank = self.module.infos.get(self._name(result), Info()).rank or 0
         carried = "features" if rank > 3 else "hidden_states" if rank == 3 else "states"
         role = carried if result in self.starts else f"{name}s" if name else "outputs"
-        value = self._value(f"list{result[0]}.{result[1]}", role)
+        value = self._value(f"{LIST}{result[0]}.{result[1]}", role)
         self.module.infos[value] = Info(kind="sequence")
+        self.module.lengths[value] = len(self.turns) + self._offset(result)
         return value
 
     def _offset(self, result: Result) -> int:
@@ -320,7 +331,13 @@ def _starred(outputs: list[ast.expr], count: int) -> list[ast.expr]:
     return made
 
 
-def _item(tree: ast.expr) -> tuple[str, int] | None:
+def listed(tree: ast.AST) -> tuple[str, int] | None:
+    """Return the list and the index of an expression that reads what a loop has collected; None for others."""
+    found = _item(tree)
+    return found if found is not None and f"%{LIST}" in found[0] else None
+
+
+def _item(tree: ast.AST) -> tuple[str, int] | None:
     if isinstance(tree, ast.Subscript) and isinstance(tree.value, Ref) and isinstance(tree.slice, ast.Constant):
         index = tree.slice.value
         return (tree.value.value, index) if isinstance(index, int) else None

@@ -1,4 +1,4 @@
-"""Two textbook graph algorithms over numbered units, without recursion.
+"""Three textbook graph algorithms over numbered units, without recursion.
 
 Goes in: for each unit, the numbers of the units that must come before it. Comes out: an order of execution, or the
 units that are in cycles.
@@ -7,6 +7,7 @@ units that are in cycles.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 
 
 def in_cycles(before: list[list[int]]) -> list[set[int]]:
@@ -52,6 +53,26 @@ def topological(before: list[list[int]]) -> list[int]:
             if waiting[j] == 0:
                 heapq.heappush(ready, j)
     return order
+
+
+def depth_first(before: list[list[int]], first: Collection[int] = ()) -> list[int]:
+    """Return an order in which all that a unit needs stands before it: what its first predecessor needs, then the next.
+
+    Args:
+        first: units that come as early as possible, in this order.
+    """
+    after = _reversed(before)
+    order: dict[int, None] = {}
+    stack = [(i, False) for i in reversed([*first, *(i for i in range(len(before)) if not after[i])])]
+    seen: set[int] = set()
+    while stack:
+        i, is_done = stack.pop()
+        if is_done:
+            order[i] = None
+        elif i not in seen:
+            seen.add(i)
+            stack += [(i, True), *((j, False) for j in reversed(before[i]))]
+    return list(order)
 
 
 def _reversed(before: list[list[int]]) -> list[list[int]]:

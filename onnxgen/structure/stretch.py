@@ -16,7 +16,7 @@ from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expres
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, value_of, walk
 from onnxgen.common.names import ModulePath, identifier, singular
 from onnxgen.structure.copies import replace_in
-from onnxgen.structure.loops import Result, Run
+from onnxgen.structure.loops import Result, Run, listed
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.turns import Items
 
@@ -60,9 +60,9 @@ class Around:
         )
 
     def holds_all(self, names: tuple[str, ...]) -> bool:
-        """True if values are only used as items of a list, all in a row."""
-        only = all(self.uses[name] == 1 for name in names)
-        return only and any(_position(names, items) is not None for items in self.lists.get(names[0], ()))
+        """True if values are items of a list, all in a row, and are all used as often."""
+        alike = len({self.uses[name] for name in names}) == 1
+        return alike and any(_position(names, items) is not None for items in self.lists.get(names[0], ()))
 
 
 class Stretch(Run):
@@ -146,14 +146,22 @@ class Stretch(Run):
         if value.startswith("%item "):
             return identifier(singular(self._items((value,))[0][-1]))
         number = self.numbers.get(value)
+        if number is not None and (item := listed(number)) is not None:
+            return singular(self.module.roles.get(item[0], ""))
         if number is not None and not isinstance(number, MemberRef):
             return "t" if isinstance(value_of(number), float) else "i"
         return self.module.roles.get(value, "")
 
+    def _order(self) -> list[int]:
+        """Name modules first, and then what they take."""
+        return sorted(super()._order(), key=lambda n: not self.own[n][0].startswith("%item "))
+
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         if names[0].startswith("%item "):
             return self._list(names)
-        if all(name in self.numbers for name in names):
+        if (part := self._listed(names)) is not None:
+            return part
+        if all(name in self.numbers and listed(self.numbers[name]) is None for name in names):
             trees = [self._before(name) for name in names]
             return _range([value_of(tree) for tree in trees]) or ast.Tuple(trees, ast.Load())
         statement = self.around.parts.get(names[0])
@@ -164,6 +172,23 @@ class Stretch(Run):
             return super()._column(names)
         self.dropped.add(id(statement))
         return statement.value if not at else quote("x[n:]", x=statement.value, n=at)
+
+    def _listed(self, names: tuple[str, ...]) -> ast.expr | None:
+        """Return the list, or the part of it, whose items have these names; None if they are something else."""
+        items = [listed(self.numbers[name]) for name in names if name in self.numbers]
+        found = [item for item in items if item is not None]
+        if len(found) < len(names) or found != [(found[0][0], found[0][1] + n) for n in range(len(names))]:
+            return None
+        whole, start = found[0]
+        end = start + len(names)
+        if end == self.module.lengths.get(whole):
+            return Ref(whole) if start == 0 else quote("x[n:]", x=Ref(whole), n=start)
+        return quote("x[:n]", x=Ref(whole), n=end) if start == 0 else None
+
+    def _used(self, statement: Statement) -> list[str]:
+        names = super()._used(statement)
+        items = (listed(self.numbers[name]) for name in names if name in self.numbers)
+        return [*names, *(item[0] for item in items if item is not None)]
 
     def write(self) -> list[Statement]:
         made = super().write()

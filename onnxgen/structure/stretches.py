@@ -15,12 +15,14 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement
-from onnxgen.code.quote import MemberRef, Ref, value_of, walk
+from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, assigned, expressions, used
+from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, value_of, walk
 from onnxgen.structure.literals import is_plain_number, numbers_of, with_names
+from onnxgen.structure.loops import listed
+from onnxgen.structure.order import depth_first
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.stretch import Around, Stretch, is_range
 
@@ -36,6 +38,7 @@ FEW = 4  # turns that are enough to compare rotations
 LEAST_GAIN = 2.0  # lines, about
 MANY, LEAST_OF_MANY = 4, 1.0  # a loop of so many turns may gain less
 STATEMENTS_A_LINE = 2.0
+IN_LANES = 0.9  # what a stretch of statements is worth that do not follow each other
 WITH_NUMBERS = 0.8  # what a stretch with other numbers in each turn is worth beside one that is the same
 _NUMBER = re.compile("%=[^;]*;")
 
@@ -68,18 +71,52 @@ def _next(scope: Scope, module: ModuleDef, texts: dict[int, str]) -> Loop | None
             texts[id(statement)] = text_of(statement, i)
     exact = numbered([texts[id(statement)] for statement in scope.body])
     skipped = common(scope.body, exact, uses)
-    rows = [i for i in range(len(exact)) if i not in skipped]
-    vague = numbered([_NUMBER.sub("#", texts[id(scope.body[i])]) for i in rows])
-    repeats = [(WITH_NUMBERS * repeat.saved, repeat) for repeat in _repeats(vague)]
-    repeats += [(repeat.saved, repeat) for repeat in _repeats([exact[i] for i in rows])]
+    vague = numbered([_NUMBER.sub("#", texts[id(statement)]) for statement in scope.body])
+    repeats: list[tuple[float, _Repeat, list[Statement]]] = []
+    for worth, order in ((1.0, range(len(exact))), *((IN_LANES, order) for order in _lanes(scope))):
+        rows = [i for i in order if i not in skipped]
+        statements = [scope.body[i] for i in rows]
+        for share, tokens in ((WITH_NUMBERS, vague), (1.0, exact)):
+            found = _repeats([tokens[i] for i in rows])
+            repeats += [(worth * share * repeat.saved, repeat, statements) for repeat in found]
     if not repeats:
         return None
     around = Around(scope, uses)
-    for _, repeat in sorted(repeats, key=lambda r: (-r[0], r[1].period, r[1].start))[:MAX_TRIES]:
-        made = _loop(around, module, [scope.body[i] for i in rows[repeat.start : repeat.end]], repeat.period)
+    for _, repeat, statements in sorted(repeats, key=lambda r: (-r[0], r[1].period, r[1].start))[:MAX_TRIES]:
+        made = _loop(around, module, statements[repeat.start : repeat.end], repeat.period)
         if made is not None:
             return made
     return None
+
+
+def _lanes(scope: Scope) -> Iterator[list[int]]:
+    """Yield other orders of the statements, in which all that an operand needs stands together.
+
+    So the levels of a pyramid follow each other, of which a file computes one operator for all, and then the next. What
+    several levels need is one of them, or comes before them.
+    """
+    maker = dict[str, int]()
+    before: list[list[int]] = []
+    for i, statement in enumerate(scope.body):
+        before.append([maker[name] for name in used(statement) if name in maker])
+        maker.update(dict.fromkeys(assigned(statement), i))
+    given = [maker[name] for output in scope.outputs for name in refs(output) if name in maker]
+    users = Counter(i for needed in (*before, given) for i in set(needed))
+    for first in ((), [i for i in range(len(before)) if users[i] > 1]):
+        order = depth_first(before, first)
+        if order != sorted(order) and _calls_in_order(scope.body, order):
+            yield order
+
+
+def _calls_in_order(body: Sequence[Statement], order: Sequence[int]) -> bool:
+    """True if an order leaves the calls of each module in theirs."""
+    last: dict[int, int] = {}
+    for i in order:
+        for member in (n.member for tree in expressions(body[i]) for n in walk(tree) if isinstance(n, MemberRef)):
+            if last.setdefault(id(member), i) > i:
+                return False
+            last[id(member)] = i
+    return True
 
 
 def numbered(texts: Sequence[str]) -> list[int]:
@@ -103,7 +140,7 @@ def _spelled(node: object) -> str:
         return f"[{','.join(map(_spelled, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    if _is_operand(node):
+    if _is_operand(node) or listed(node):
         return "%"
     if isinstance(node, MemberRef):
         return f"%item {'.'.join(node.member.path[:-1])}" if is_item(node.member) else f"%{id(node.member)}"
@@ -254,7 +291,7 @@ class _Naming:
 
     def see(self, row: tuple[Assign, ...]) -> bool:
         """Name what differs between the same statements of all turns. Returns False if the turns cannot be alike."""
-        for column in zip(*(numbers_of(statement.value) for statement in row)):
+        for column in zip(*(numbers_of(_without_items(statement.value)) for statement in row)):
             texts = tuple(map(ast.unparse, column))
             if len(set(texts)) > 1:
                 if self.count > MANY_SIZES and not is_range(list(map(value_of, column))):
@@ -268,8 +305,12 @@ class _Naming:
                     self._name(turn, f"%item {'.'.join(item.member.path)}", item)
         return all(self._see_operands(operands) for operands in zip(*(_operands(statement) for statement in row)))
 
-    def _see_operands(self, operands: tuple[Ref | MemberRef, ...]) -> bool:
-        """Name a tensor of the module that the first turn has where the others have a value."""
+    def _see_operands(self, operands: tuple[ast.expr, ...]) -> bool:
+        """Name a tensor of the module that the first turn has where others have a value, and items of lists."""
+        if len({*map(listed, operands)}) > 1:
+            for turn, operand in enumerate(operands):
+                if (item := listed(operand)) is not None:
+                    self._name(turn, f"%listed {item[0]} {item[1]}", operand)
         members = [node.member for node in operands if isinstance(node, MemberRef)]
         if not members or (len(members) == self.count and all(member is members[0] for member in members)):
             return True
@@ -284,8 +325,23 @@ class _Naming:
         self.numbers[name] = tree
 
 
-def _operands(statement: Assign) -> list[Ref | MemberRef]:
-    return [node for node in walk(statement.value) if isinstance(node, (Ref, MemberRef)) and _is_operand(node)]
+def _operands(statement: Assign) -> list[ast.expr]:
+    found: list[ast.expr] = []
+
+    def see(node: ast.AST) -> ast.expr | None:
+        if isinstance(node, ast.expr) and (_is_operand(node) or listed(node)):
+            found.append(node)
+            return node
+        return None
+
+    rewrite(statement.value, see)
+    return found
+
+
+def _without_items(tree: ast.expr) -> ast.expr:
+    """Return an expression without the indices of what it reads from lists."""
+    made: ast.expr = rewrite(tree, lambda node: ast.Name("item", ast.Load()) if listed(node) else None)
+    return made
 
 
 def _members(statement: Assign, fits: Callable[[Member], bool]) -> list[MemberRef]:

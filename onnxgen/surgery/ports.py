@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import replace
 
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature, recorded
+from onnxgen.surgery.returned import as_returned
 from onnxgen.verify.integrity import metadata_of
 
 
 def signature_of(model: nn.Module) -> Signature:
     """Return the inputs and outputs of a model, in the order of `forward`.
 
-    The sidecar of a generated module has them. For any other module only the names of the arguments are known: dtypes
-    and dims are None, and there are no outputs.
+    The sidecar of a generated module has them; outputs that were added by hand are called as their variables. For any
+    other module only the names of the arguments are known: dtypes and dims are None, and there are no outputs.
     """
     module = sys.modules.get(type(model).__module__)
     if module is not None:
         try:
-            found = recorded(metadata_of(vars(module)))
+            metadata = metadata_of(vars(module))
         except OnnxgenError:
-            found = None
-        if found is not None:
-            return found
+            metadata = {}
+        if (found := recorded(metadata)) is not None:
+            return replace(found, outputs=as_returned(found.outputs, type(model), metadata))
     required = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
     names = [p.name for p in required if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return Signature(tuple(Port(name, None, None) for name in names), ())

@@ -34,6 +34,7 @@ PATHS = ("model", "data", "weights", "out", "tokenizer", "teacher")
 DIGITS = "digits"  # the built-in data set
 FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function, where the function returns the data
 SHARDS = re.compile(r".*[{*?].*\.(tar|parquet|bin|npy)", re.IGNORECASE)  # a pattern of several files
+_MOST = 1 << 53  # of a number
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}
 
 
@@ -87,6 +88,8 @@ def typed(value: Any, wanted: Any) -> Any:
         inner = typing.get_args(kind)
         if kind is NoneType and value is None:
             return None
+        if isinstance(value, (int, float)) and not (abs(value) <= _MOST):  # infinity, NaN, and what no library takes
+            continue
         if origin is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if origin is Path and isinstance(value, str):

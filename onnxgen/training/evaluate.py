@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 from torch import Tensor, nn
 
@@ -33,9 +32,8 @@ from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
 from onnxgen.training.model import fixed_batch, open_model, scale_of, table_of
 from onnxgen.training.prepare import objectives_of, refuse_outside
+from onnxgen.training.quiet import quiet
 from onnxgen.training.settings import Settings
-from onnxgen.training.task import Task
-from onnxgen.training.trainer import QUIET, metrics, quiet
 from onnxgen.training.words import python_words
 
 PREFERRED_PARTS = ("test", "val", "train")  # the first one that the data has is evaluated
@@ -72,6 +70,11 @@ def evaluate(
     refuse_outside(samples, objectives)
     objectives = with_teacher(objectives, network, samples, feeding, settings, opened.normalize)
     _refuse_unordered(opened, samples, objectives, settings)
+    import lightning  # it takes seconds, and `predict` needs none of it
+
+    from onnxgen.training.task import Task
+    from onnxgen.training.trainer import QUIET, metrics
+
     task = Task(prepare_for(network, device), objectives, feeding)
     with quiet(), closing(Loader(samples, settings.batch_size, workers=settings.workers)) as loader:
         trainer = lightning.Trainer(**QUIET, **trainer_options(device, settings))

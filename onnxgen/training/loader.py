@@ -15,16 +15,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from onnxgen.errors import OnnxgenError, counted
+from onnxgen.training.checkpoint.stopping import deaf, held
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.streaming.spans import Order, Spans, Window
 from onnxgen.training.data.streaming.stream import Unreadable, stream_of
+from onnxgen.training.readers import count_workers
 from onnxgen.training.recipes.balanced import balanced_order
 
 # All that a batch depends on: the seed of the epoch, the indices of the samples, and of a stream the windows that they
 # are in, and the one that this reader needs after them.
 Ticket = tuple[int, list[int], list[Window], Window | None]
 Taken = tuple[Batch, list[str]]  # a batch, and which of its samples were skipped and why
-MAX_WORKERS = 8
 TOLD = 5  # samples that can't be read, of which each is told
 
 
@@ -197,11 +198,11 @@ class Loader:
                 collate_fn=_same,
                 persistent_workers=True,
                 pin_memory=self.pin_memory,
-                worker_init_fn=_follow_parent,
+                worker_init_fn=_begin,
                 generator=torch.Generator(),  # else it draws a number from the global generator each epoch
             )
         self._order.tickets = tickets
-        for found in self._workers:
+        for found in _running(self._workers):
             if isinstance(found, OnnxgenError):
                 raise found
             yield found[0], found[1]  # pinning makes a list of the pair
@@ -316,22 +317,6 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return int(words[0] >> np.uint64(1))
 
 
-def count_workers(samples: Samples, workers: int | str, world: int = 1) -> int:
-    """Return the number of worker processes; "auto": none for arrays in memory, else one per core of this rank."""
-    if isinstance(workers, int):
-        return workers
-    if getattr(samples, "in_memory", False):
-        return 0
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    return max(1, min(_cores() // max(local, 1), MAX_WORKERS))
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use. In a container these are fewer than the machine has."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def _batches(count: int, size: int, smallest: int, drop_last: bool) -> tuple[int, int]:
     """Return the number of global batches, and the end of the last one."""
     whole, rest = divmod(count, size)
@@ -380,11 +365,27 @@ class _Taken(Dataset[Taken | OnnxgenError]):
             return error
 
 
+def _running(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return the iterator of a loader, whose workers are deaf to signals to stop from their first moment on."""
+    if loader._iterator is not None:
+        return iter(loader)
+    with held():
+        made = iter(loader)
+    for worker in made._workers:  # type: ignore[attr-defined]
+        worker._popen.terminate = worker._popen.kill  # torch's way to end one that does not end by itself
+    return made
+
+
 def _same(batch: Any) -> Any:
     return batch
 
 
-def _follow_parent(worker: int) -> None:
+def _begin(worker: int) -> None:
+    deaf()
+    _follow_parent()
+
+
+def _follow_parent() -> None:
     """End a worker whose parent was killed while the worker started.
 
     torch's worker ends when its parent's id changes after its first look, which comes later than this (torch 2.13). If

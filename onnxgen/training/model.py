@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -21,12 +23,13 @@ from onnxgen.runtime.checkpoint import without_prefix
 from onnxgen.runtime.load import PARTIAL, from_pretrained
 from onnxgen.runtime.partial import load_partly, under_own_keys
 from onnxgen.surgery.classes import set_classes
-from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.goals.own import keep_state
-from onnxgen.training.runs.folder import BEST, GOAL, NAME, best_of
-from onnxgen.training.runs.record import Record, read_record
+from onnxgen.training.runs.code import need_same_code
+from onnxgen.training.runs.folder import BEST, GOAL, NAME
+from onnxgen.training.runs.record import Record, need_own_code, read_record, whole_weights
 
 if TYPE_CHECKING:
     from onnxgen.training.data.preprocessing import Table
@@ -47,7 +50,7 @@ def open_module(path: Path | str) -> ModuleType:
     facts = python_file(path).stat()
     stamp = facts.st_mtime_ns, facts.st_size
     for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == str(path) and hasattr(module, "Model"):
+        if _file_of(module) == str(path) and hasattr(module, "Model"):
             if getattr(module, _STAMP, stamp) == stamp:  # it was not generated again since
                 return module
     name, number = path.stem, 1
@@ -67,6 +70,33 @@ def open_module(path: Path | str) -> ModuleType:
             f"{path} can't be imported: {type(error).__name__}: {error}", help="generate it again with --force"
         ) from error
     return module
+
+
+def _file_of(module: object) -> object:
+    """Return a module's file, without an import of one that waits for its first use (`importlib.util.LazyLoader`)."""
+    try:
+        return object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:
+        return None
+
+
+@contextmanager
+def _without_dtensor() -> Iterator[None]:
+    """Tell `torch.testing`, which a generated module loads its weights with, that no tensor is a `DTensor`.
+
+    It would import `torch.distributed.tensor` to know, which takes longer than to load a small network. Nothing has
+    made such a tensor before that was imported.
+    """
+    name = "_HAS_DTENSOR"
+    if "torch.distributed.tensor" in sys.modules or not hasattr(torch.testing._comparison, name):
+        yield
+        return
+    before = getattr(torch.testing._comparison, name)
+    setattr(torch.testing._comparison, name, False)
+    try:
+        yield
+    finally:
+        setattr(torch.testing._comparison, name, before)
 
 
 def open_model(
@@ -108,9 +138,9 @@ def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, igno
         if not record.module:
             what = f"{path} has no module: {record.note}"
             raise OnnxgenError(what, help=f"load its {BEST} into the model yourself")
-        model, said = load_model(
-            path / record.module, weights or (None if fresh else best_of(path)), fresh, strict, ignore
-        )
+        need_own_code(path, record)
+        weights = weights or (None if fresh else whole_weights(path, record))
+        model, said = load_model(path / record.module, weights, fresh, strict, ignore)
         return _as_in(model, record, path), said
     module = open_module(path)
     if not hasattr(module, "Model"):
@@ -128,8 +158,9 @@ def _with_weights(
     if not strict:
         return load_partly(module, path, weights, ignore_mismatched_sizes=ignore)
     if weights is None:
-        return from_pretrained(module, path), ""
-    with under_own_keys(weights, module) as (file, _):
+        with _without_dtensor():
+            return from_pretrained(module, path), ""
+    with under_own_keys(weights, module) as (file, _), _without_dtensor():
         try:
             return module.Model.from_pretrained(file), ""
         except Exception as error:
@@ -139,10 +170,14 @@ def _with_weights(
 def _as_in(model: nn.Module, record: Record, run: Path) -> nn.Module:
     """Return a model with the scales and the classes of a run."""
     settings = record.settings_for(run)
+    note_learned(model)
     set_scale(model, settings.normalize, fitted(settings.table))
     set_classes(model, settings.classes)
     if (run / GOAL).is_file():
-        keep_state(model, load_file(run / GOAL))
+        try:
+            keep_state(model, load_file(run / GOAL))
+        except SafetensorError as error:
+            raise OnnxgenError(f"{run / GOAL} is damaged: {one_line(error)}", help="restore it") from None
     return model
 
 
@@ -154,11 +189,12 @@ def _with_adapter(run: Path, record: Record, weights: Path | None, fresh: bool) 
     """
     from onnxgen.training.finetune.adapters import attach
 
-    base, file = record.place_of_origin(run), weights or best_of(run)
+    base, file = record.place_of_origin(run), weights or whole_weights(run, record)
     way = "keep the module and its weights where they were, or export the run while they are"
     if fresh or not record.origin or not base.is_file():
         what = f"{run} has an adapter alone" + (f", and {base} is gone" if not fresh else "")
         raise OnnxgenError(what, help=way if not fresh else "start afresh from its base")
+    need_same_code(base, run, way)
     model = from_pretrained(open_module(base), base)
     attach(model, file)
     return _as_in(model, record, run), ""
@@ -227,7 +263,7 @@ def has_learned(model: nn.Module) -> bool:
 
 def fixed_batch(model: nn.Module) -> int | None:
     """Return the batch size that the ONNX file fixes, or None if it fixes none."""
-    found = {port.dims[0] for port in signature_of(model).inputs if port.dims}
+    found = {port.dims[0] for port in fed(model).inputs if port.dims}
     numbers = {dim for dim in found if isinstance(dim, int)}
     return numbers.pop() if len(numbers) == len(found) == 1 else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.head import find_head
+from onnxgen.surgery.ports import signature_of
 from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.checkpoint.identity import compare_model
-from onnxgen.training.checkpoint.store import peek
+from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
@@ -26,9 +27,7 @@ from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.endings import Look
-from onnxgen.training.finetune.adapters import Adapter, add_adapter
 from onnxgen.training.finetune.freezing import freeze
-from onnxgen.training.finetune.packed import pack, packed_layers
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.goals.choice import (
     DETECTION,
@@ -48,6 +47,9 @@ from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
 from onnxgen.training.stress import stressed
+
+if TYPE_CHECKING:
+    from onnxgen.training.finetune.adapters import Adapter
 
 
 @dataclass
@@ -121,6 +123,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     objectives = stressed(objectives, opened.train, settings)
     objectives = with_teacher(objectives, model, opened.train, feeding, settings, opened.normalize)
     notes += opened.notes + _told(objectives, settings)
+    notes += [] if task_kind(settings.task) is not None else _untrained(model, feeding)
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned and not head)
 
@@ -227,6 +230,9 @@ def _adapted(
 
     Weights that the file of a generated module stores as integers become these integers. Returns also notes of that.
     """
+    from onnxgen.training.finetune.adapters import add_adapter  # it loads torch's compiler, which takes a second
+    from onnxgen.training.finetune.packed import pack, packed_layers
+
     assert settings.lora is not None
     if settings.strategy == "fsdp":
         raise OnnxgenError("lora and the strategy fsdp exclude each other", help="--strategy ddp: the base is frozen")
@@ -317,6 +323,14 @@ def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...
     with evaluating(model), torch.enable_grad():
         made = model(*inputs)
     return made if isinstance(made, tuple) else (made,)
+
+
+def _untrained(model: nn.Module, feeding: Feeding) -> list[str]:
+    """Return a note of the outputs that were added by hand, and that nothing trains."""
+    ports = signature_of(model).outputs
+    left = [port.name for n, port in enumerate(ports) if n not in feeding.targets and port.dtype is port.dims is None]
+    way = ",".join(f"{name}=COLUMN" for name in left)
+    return [f"not trained, since no column is its target: output {', '.join(left)} -> --target {way}"] if left else []
 
 
 def _refuse_unknown(losses: str | Mapping[str, str], names: Sequence[str], feeding: Feeding) -> None:

@@ -122,6 +122,9 @@ class Settings:
         1000, "N", "Of streamed data (see docs/DATA.md): read so many samples at a time, and shuffle them."
     )
     inputs: Mapping[str, str] = _data(dict, "INPUT=COLUMN,...", "The data's column for each input of the model.")
+    const: Mapping[str, Any] = _data(
+        dict, "INPUT=X,...", "Fill these inputs with a number, in place of data: sr=16000, state=0."
+    )
     target: str | Mapping[str, str] | None = _data(None, "COLUMN", "The column with the target, or OUTPUT=COLUMN,...")
     classes: tuple[str, ...] = _data(
         (), "NAME,...", "The classes in the order of the model's outputs. Default: the names in the data, sorted."
@@ -215,6 +218,7 @@ class Settings:
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "classes", _names(self.classes))
         object.__setattr__(self, "loss_weights", _numbers(self.loss_weights, "loss_weights"))
+        object.__setattr__(self, "const", _numbers(self.const, "const"))
         if not isinstance(self.class_weights, str):
             object.__setattr__(self, "class_weights", _numbers(self.class_weights, "class_weights"))
         self._check_numbers()

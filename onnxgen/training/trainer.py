@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning
@@ -58,23 +55,3 @@ def lean(*hooked: lightning.Callback | lightning.LightningModule) -> None:
 def metrics(trainer: lightning.Trainer) -> dict[str, float]:
     """Return the currently logged metrics as numbers."""
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence Lightning's messages on devices, tips and workers."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"lightning\..*")
-            # `Divided` draws the numbers of whole tensors there.
-            warnings.filterwarnings("ignore", message="DTensor random operators may not have complete support")
-            # Generated code changes no tensor in place.
-            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

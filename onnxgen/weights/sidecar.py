@@ -22,6 +22,7 @@ from onnxgen.options import Options
 from onnxgen.weights.streamed import (
     BY_NAME,
     MARK,
+    TRAINED,
     Array,
     Tensors,
     header_of,
@@ -291,10 +292,20 @@ def _ours(path: Path, broken: bool) -> bool:
 
 def _refuse_foreign(targets: Iterable[Path], broken: bool) -> None:
     """Refuse to overwrite other programs' files. `broken`: an unreadable weights file counts as ours."""
+    way_out = "move that file, name another --weights FILE, or overwrite it with --force"
     for target in targets:
         if target.is_file() and not _ours(target, broken):
-            way_out = "move that file, name another --weights FILE, or overwrite it with --force"
             raise OnnxgenError(f"{target} exists, and onnxgen did not write it", help=way_out)
+        if target.is_file() and _is_trained(target):
+            raise OnnxgenError(f"{target} has the trained weights of a run", help=way_out)
+
+
+def _is_trained(path: Path) -> bool:
+    """Return True if a run wrote this file: its weights can't be made again from the ONNX file."""
+    try:
+        return TRAINED in read_header(path)[0]
+    except OnnxgenError:
+        return False
 
 
 def _stale(path: Path, targets: list[Path]) -> list[Path]:

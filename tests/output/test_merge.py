@@ -306,6 +306,46 @@ def test_conflicts_are_named(place: Place, capsys: Out) -> None:
     assert place() == 0 and place.out.read_text() == resolved and loads(place.out)
 
 
+def test_weights_alone_are_written_and_no_merge_is_told(place: Place, capsys: Out) -> None:
+    """The fingerprint says nothing of the weights, so the module stays as it is."""
+    text = place.edit()
+    onnx.save(network(seed=7), place.model)
+    weights = place.weights.read_bytes()
+    capsys.readouterr()
+    assert place("--check") == 1 and place() == 0
+    said = capsys.readouterr().out
+    assert f"wrote {place.weights}: your edits fit, and {place.out} needed no change" in said and "merged" not in said
+    assert place.out.read_text() == text and place.weights.read_bytes() != weights
+    assert place("--check") == 0 and run(["verify", str(place.model), str(place.out)]) == 0
+
+
+def test_a_merge_that_nobody_changed_is_written_again(place: Place) -> None:
+    """A changed one may have edits, so it stays; what is taken over from it has no trace of this."""
+    edit = "x = F.silu(self.fc0(x))"
+    place.edit(replaced("x = F.relu(self.fc0(x))", edit))
+    for first in ("Sigmoid", "Tanh"):
+        onnx.save(network(first=first), place.model)
+        assert place() == 3 and f"torch.{first.lower()}(self.fc0(x))" in place.new.read_text()
+    place.new.write_text(changed := place.new.read_text().replace("edited", "edited by me", 1))
+    onnx.save(network(first="Sigmoid"), place.model)
+    assert place() == 3 and place.new.read_text() == changed
+    text = place.new.read_text()
+    before, after = text[: text.index("<<<<<<<")], text[text.index(">>>>>>> generated now") + 21 :]
+    place.new.write_text(f"{before}        {edit}{after}")
+    place.new.replace(place.out)
+    assert place() == 0 and "as onnxgen wrote it" in place.out.read_text()
+    onnx.save(network(first="Sigmoid", layers=4), place.model)
+    assert place() == 0 and edit in place.out.read_text() and "as onnxgen wrote it" not in place.out.read_text()
+
+
+def test_a_merge_is_removed_once_the_module_is_newer(place: Place) -> None:
+    place.edit(replaced("x = F.relu(self.fc0(x))", "x = F.silu(self.fc0(x))"))
+    onnx.save(network(first="Sigmoid"), place.model)
+    assert place() == 3 and place.new.is_file()
+    place.out.write_text(place.out.read_text().replace("F.silu(", "F.relu("))
+    assert place() == 0 and not place.new.exists()
+
+
 def test_a_module_that_is_not_utf8_is_kept(place: Place, capsys: Out) -> None:
     place.edit()
     content = b"# -*- coding: latin-1 -*-\n# caf\xe9\n" + place.out.read_bytes()

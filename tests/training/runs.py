@@ -27,10 +27,11 @@ from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.fit import fit
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
+from onnxgen.training.quiet import quiet
 from onnxgen.training.runs.folder import holds_a_run
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
-from onnxgen.training.trainer import QUIET, quiet
+from onnxgen.training.trainer import QUIET
 from tests.training.sketches import sketched
 
 

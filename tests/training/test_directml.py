@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onnxgen.training import Settings, choose, report
 from onnxgen.training.checkpoint import callback
 from onnxgen.training.devices import prepare_for, verdicts
-from onnxgen.training.fit import run
 from onnxgen.training.meter import Meter
 from onnxgen.training.prepare import Plan, prepare
+from onnxgen.training.running import run
 from tests.training.standin.lacking import LackedByDirectML, Lacking
 from tests.training.standin.nets import Net, data
 from tests.training.standin.started import matches_the_cpu, simulating

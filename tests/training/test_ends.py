@@ -58,6 +58,16 @@ def test_a_run_that_early_stopping_ended_stays_ended(tmp_path: Path) -> None:
     assert again.history == rows and again.stopped == "early stop"
 
 
+@pytest.mark.parametrize("more", [{"epochs": 33}, {"early_stop": 3}])
+def test_a_run_that_was_stopped_early_goes_on_if_it_is_asked(more: dict[str, int], tmp_path: Path) -> None:
+    """With more epochs, patience begins again; with more patience, it counts from the best epoch."""
+    given = {"lr": 0.01, "early_stop": 1, "epochs": 30, "out": tmp_path, **CPU}
+    rows = fit(net(), parts(), **given).history
+    again = fit(net(), parts(), resume=True, **{**given, **more})
+    assert again.history[: len(rows)] == rows and len(again.history) > len(rows)
+    assert len(again.history) == 30 or again.stopped in ("early stop", "epochs")
+
+
 # ---- within an epoch -------------------------------------------------------------------------------------------------
 
 

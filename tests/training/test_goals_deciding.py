@@ -17,7 +17,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import METADATA, Port, Signature
 from onnxgen.purpose import Purpose
 from onnxgen.training import Settings, evaluate, fit, load
-from onnxgen.training.checkpoint.store import KEY
+from onnxgen.training.checkpoint.peek import KEY
 from onnxgen.training.config import read_config
 from onnxgen.training.data.columns import from_columns
 from onnxgen.training.data.source import DataSource

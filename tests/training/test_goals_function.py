@@ -32,7 +32,9 @@ DATA = {"x": X, "t": X.sum(1) + 1}
 def test_a_function_is_trained_evaluated_asked_and_exported(path: Path, tmp_path: Path) -> None:
     given = {"task": f"{SPEC}:scaled", "val": 0.25, "out": tmp_path / "run", "inputs": {"x": "x"}}
     result = fit(path, DATA, **{**QUIET, **given, "epochs": 2, "lr": 0.1, "monitor": "val_away_error"})
-    learner = load(tmp_path / "run", device="cpu")
+    with pytest.raises(OnnxgenError, match="names code outside of its folder, which is not run unasked: task "):
+        load(tmp_path / "run", device="cpu").evaluate(DATA)
+    learner = load(tmp_path / "run", device="cpu", task=f"{SPEC}:scaled")
     away = learner.model(DATA["x"])[:, 0] - DATA["t"]
     found = learner.evaluate(DATA, part="train")
     assert result.history[1]["val_away_error"] < result.history[0]["val_away_error"]
@@ -55,7 +57,8 @@ def test_parameters_of_the_function_are_trained_resumed_and_kept(path: Path, tmp
     best = resumed.history[resumed.best_epoch]
     assert own[0] == "0.function.log_variance" and own[1].exp().item() == pytest.approx(best["val_variance"])
     assert own[1].item() != 0
-    assert load(tmp_path / "run", device="cpu").evaluate(DATA)["loss"] == pytest.approx(best["val_loss"], rel=1e-5)
+    learner = load(tmp_path / "run", device="cpu", task=f"{SPEC}:Learned")
+    assert learner.evaluate(DATA)["loss"] == pytest.approx(best["val_loss"], rel=1e-5)
     with pytest.raises(OnnxgenError, match="evaluate the folder of the run"):
         evaluate(path, DATA, task=f"{SPEC}:Learned", inputs={"x": "x"}, device="cpu")
     with pytest.raises(OnnxgenError, match="parameters of its own, which .*fsdp does not exchange"):

@@ -16,7 +16,8 @@ import torch
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, predict
 from onnxgen.training.data.samples import Field
-from onnxgen.training.loader import Loader, count_workers
+from onnxgen.training.loader import Loader
+from onnxgen.training.readers import count_workers
 from tests.conftest import ROOT
 from tests.support import forked
 
@@ -150,6 +151,33 @@ def test_an_abandoned_iteration_starts_again():
     assert epoch(loader)[0] == first
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no process can be sent such a signal")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_to_all_processes_ends_no_worker(name):
+    """A terminal, and most supervisors, signal all of them; the parent alone decides when the workers end."""
+    heard, own = [], os.getpid()
+
+    def hear(*_):
+        if os.getpid() != own:
+            raise KeyboardInterrupt  # as Python does where nobody has set a handler
+        heard.append(name)
+
+    before = signal.signal(getattr(signal, name), hear)
+    try:
+        loader, seen = Loader(Numbers(400), 4, workers=2), []
+        for number, batch in enumerate(loader):
+            seen += batch["x"].tolist()
+            if number in (0, 40):
+                for process in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+                    os.kill(process, getattr(signal, name))
+    finally:
+        signal.signal(getattr(signal, name), before)
+    children = multiprocessing.active_children()
+    loader.close()
+    assert seen == list(range(400)) and heard == [name] * 2 and len(children) == 2
+    assert not any(child.is_alive() for child in children)
+
+
 def test_a_closed_loader_has_no_workers_and_begins_anew():
     loader = Loader(Numbers(20), 4, workers=2)
     first = epoch(loader)
@@ -188,7 +216,7 @@ def test_an_error_of_a_worker_is_one_line():
 def test_the_number_of_workers(monkeypatch):
     samples = Numbers(4)
     assert count_workers(samples, 3) == 3
-    monkeypatch.setattr("onnxgen.training.loader._cores", lambda: 64)
+    monkeypatch.setattr("onnxgen.training.readers._cores", lambda: 64)
     assert (count_workers(samples, "auto"), count_workers(samples, "auto", 16)) == (8, 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "32")
     assert count_workers(samples, "auto", 64) == 2

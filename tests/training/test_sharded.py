@@ -24,7 +24,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from onnxgen import cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.checkpoint.callback import Checkpoints
-from onnxgen.training.checkpoint.store import KEY, Store, peek
+from onnxgen.training.checkpoint.peek import KEY, peek
+from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import tied_names
 from onnxgen.training.optimizers import NOT_SHARDED, make_optimizer
 from onnxgen.training.returned import without_values

@@ -21,8 +21,9 @@ from onnxgen.training.data.samples import Feeding
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.meter import FLUSH, Meter
+from onnxgen.training.quiet import quiet
 from onnxgen.training.task import Task
-from onnxgen.training.trainer import EACH_STEP, QUIET, quiet
+from onnxgen.training.trainer import EACH_STEP, QUIET
 from tests.training.test_fit import Seen, images, net
 
 CPU: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing"}
@@ -53,8 +54,8 @@ def test_all_hooks_of_user_callbacks_are_called(tmp_path: Path, monkeypatch: pyt
         options = {"epochs": 2, "accumulate": 2, "val": 0.25, "batch_size": 16, **CPU}
         fit(net(), images(), callbacks=[recording], out=tmp_path / name, **options)
         found.append(recording.called)
-        monkeypatch.setattr("onnxgen.training.fit.lean", lambda *hooked: None)
-        monkeypatch.setattr("onnxgen.training.fit.Unmeasured", PassThroughProfiler)
+        monkeypatch.setattr("onnxgen.training.running.lean", lambda *hooked: None)
+        monkeypatch.setattr("onnxgen.training.running.Unmeasured", PassThroughProfiler)
     assert found[0] == found[1]
     batches, steps = 2 * 5, 2 * 3
     for name in EACH_STEP:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import struct
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +12,14 @@ import pytest
 
 from onnxgen.training.report import read_rows
 from onnxgen.training.report.metrics import Row
-from tests.conftest import ROOT
-from tests.support import forked
 from tests.training.small import network
 
 if sys.platform == "win32":
     pytest.skip("there are no pseudo-terminals on Windows", allow_module_level=True)
 
-import fcntl
-import pty
-import termios
+from tests.training.interrupted import Interrupted
+from tests.training.terminal import Terminal
 
-SECONDS = 120
 CODES = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|\r|\n|[^\x1b\r\n]")
 
 
@@ -58,68 +50,6 @@ class Screen:
             self.cursor = code == "h"
         else:
             assert code == "m", text  # colours
-
-
-BEGIN = """
-import os, runpy, sys
-os.setsid()
-terminal = os.open(sys.argv[1], os.O_RDWR)  # the first terminal that a session opens is its own
-for stream in range(3):
-    os.dup2(terminal, stream)
-os.close(terminal)
-sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)
-sys.argv[:2] = ["onnxgen"]
-runpy.run_module("onnxgen", run_name="__main__", alter_sys=True)
-"""
-
-
-class Terminal:
-    """A process in a pseudo-terminal of its own."""
-
-    def __init__(self, *command: object, width: int = 100) -> None:
-        self.file, self._begun = pty.openpty()
-        self.resize(width)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
-        for name in ("COLUMNS", "LINES"):
-            environment.pop(name, None)
-        self.modes = termios.tcgetattr(self.file)
-        words = ["-c", BEGIN, os.ttyname(self._begun), *map(str, command)]
-        self.child = forked.start(words, Path(os.devnull), Path(os.devnull), env=environment)
-        self.text, self._end = "", time.monotonic() + SECONDS
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.child.kill()
-
-    def read(self, until: Callable[[str], object]) -> None:
-        """Read what is printed until it satisfies the condition, or the process has closed the terminal."""
-        seen = len(self.text)
-        while not until(self.text[seen:]):
-            assert time.monotonic() < self._end, self.text
-            if select.select([self.file], [], [], 1.0)[0]:
-                try:
-                    data = os.read(self.file, 1 << 16)
-                except OSError:  # Linux: the process has ended
-                    return
-                if not data:
-                    return
-                if self._begun:  # the child has opened the terminal
-                    os.close(self._begun)
-                    self._begun = 0
-                self.text += data.decode(errors="replace")
-
-    def resize(self, width: int) -> None:
-        fcntl.ioctl(self.file, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-
-    def end(self) -> int:
-        """Wait for the process. Return its exit code."""
-        self.read(lambda text: False)
-        assert termios.tcgetattr(self.file) == self.modes, "the terminal was not restored"
-        self.child.join(SECONDS)
-        os.close(self.file)
-        return int(self.child.exitcode)
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +104,11 @@ def hold(screen: Screen, rows: list[Row], first: int) -> None:
     assert screen.cursor and not re.search("[╭│╰]", "".join(lines)), lines
     assert lines.count("stopping after this step; interrupt again to stop at once") == 1
     assert lines[-2].startswith(f"stopped after {len(rows):,} whole epochs;") and lines[-1].startswith("in out: ")
+
+
+def test_ctrl_c_in_a_validation_with_workers(tmp_path: Path) -> None:
+    """The terminal signals the workers, too. `long_interrupted.py` draws the moments."""
+    run = Interrupted(tmp_path, workers=2)
+    with run.trained("whole") as whole:
+        assert whole.end() == 0, whole.text
+    assert run.stopped("Ctrl-C", "epoch 1 of", after=0.05) == 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -182,6 +183,7 @@ def test_the_command_line_overrides_the_configuration(asked: list[Any], tmp_path
 
 def test_a_resumed_run_uses_its_settings(asked: list[Any], tmp_path: Path) -> None:
     write_config(tmp_path / "config.toml", Settings(lr=0.5, out=tmp_path), {"model": "small.py", "data": "data.npz"})
+    shutil.copy("small.py", tmp_path / "model.py")  # a run has the code of its module: no other is run unasked
     train("--resume", "--out", tmp_path, "--epochs", 30)
     assert asked == [("small.py", "data.npz", Settings(lr=0.5, epochs=30, resume=True, out=tmp_path), "auto")]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +21,9 @@ from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import between_batches, resume_loops
-from onnxgen.training.checkpoint.store import KEY, Store, own_part, reason
+from onnxgen.training.checkpoint.peek import KEY, own_part
+from onnxgen.training.checkpoint.stopping import Stopped, Stopping
+from onnxgen.training.checkpoint.store import Store, reason
 from onnxgen.training.checkpoint.weights import COMPILED, finite, plain, save_weights, tied_names, write
 from onnxgen.training.runs.folder import BEST, GOAL, LAST, files_of, holds_a_run, need_run
 from onnxgen.training.sharded.rows import write_rows
@@ -32,16 +33,7 @@ from onnxgen.training.trainer import metrics
 
 BATCHES_PER_LOSS_CHECK = 64
 BATCHES_PER_AGREEMENT = 16  # between two questions of several processes to each other whether to save or stop
-STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")  # job schedulers send the last one before the time is up
 CONTINUE, SAVE, STOP = 0, 1, 2
-
-
-class Stopped(Exception):
-    """Training received a signal to stop (Ctrl-C, SIGTERM), and has saved a checkpoint."""
-
-    def __init__(self, signum: int) -> None:
-        self.signum = signum
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
 
 
 class Checkpoints(lightning.Callback):
@@ -72,15 +64,17 @@ class Checkpoints(lightning.Callback):
         only: Collection[str] | None = None,
         shard_size: int = 0,
         dtypes: Mapping[str, torch.dtype] | None = None,
+        patience: int | None = None,
     ) -> None:
         """`monitor` is the logged metric that decides which epoch is best. `say` prints a line. Each file of weights
         also has `constants` and `metadata`. With `only`, all files have these names of the state dict alone. Weights of
         a sharded run are divided into files of at most `shard_size` bytes (0: they are not), and have these `dtypes`.
+        A run that was stopped early goes on if it is to have more epochs now, or more `patience`.
         """
         self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
         self.monitor, self.say = monitor, say
         self.constants, self.metadata, self.only, self.shard_size = constants or {}, metadata, only, shard_size
-        self.dtypes = dtypes
+        self.dtypes, self.patience = dtypes, patience
         self.keeps_start = False
         self.averaged: Callable[[], AbstractContextManager[None]] = nullcontext
         self.best: float | None = None
@@ -90,7 +84,7 @@ class Checkpoints(lightning.Callback):
         self._resumed: list[dict[str, Any]] | None = None  # the state of each rank
         self._metrics: dict[str, Tensor] = {}
         self._failed: OSError | None = None
-        self._signum = 0
+        self.stopping = Stopping(say)
         self._trained = self._cut = False
         self._saved = time.monotonic()
 
@@ -133,7 +127,10 @@ class Checkpoints(lightning.Callback):
         self._resumed = state["ranks"]
         self.best, self.best_epoch, self._goodness = state["best"], state["best_epoch"], state["goodness"]
         self._metrics = state["metrics"]
-        trainer.should_stop = state["stopped"]
+        epochs, patience = state.get("length", (None, None))
+        longer = epochs is not None and (trainer.max_epochs or 0) > epochs
+        longer |= patience is not None and (self.patience or math.inf) > patience
+        trainer.should_stop = state["stopped"] and not longer
 
     def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self._tied_names = tied_names(task.model)
@@ -149,11 +146,9 @@ class Checkpoints(lightning.Callback):
                 self._write_whole(trainer, BEST)
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
-        self._signum = 0
-        if threading.current_thread() is threading.main_thread():
-            for name in STOP_SIGNALS:  # Lightning restores the former handlers
-                if hasattr(signal, name):
-                    signal.signal(getattr(signal, name), self._asked)
+        self._stop_before(trainer)
+        self.stopping.ends = "after this step"
+        self.stopping.listen()  # Lightning restores the former handlers
         self._saved = time.monotonic()
         if self._resumed is not None:
             _put_sums(trainer, task, [state["sums"] for state in _of_shares(self._resumed)])
@@ -164,8 +159,8 @@ class Checkpoints(lightning.Callback):
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         if self._trained:
             self._save_epoch(trainer, task)
-            if _most(trainer, self._signum):
-                raise Stopped(self._signum or signal.SIGTERM)
+            if _most(trainer, self.stopping.signum):
+                raise Stopped(self.stopping.signum or signal.SIGTERM)
         self._put_generators(trainer, task)
 
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int) -> None:
@@ -189,11 +184,25 @@ class Checkpoints(lightning.Callback):
             self._write_rows(trainer, LAST)
         self._save(trainer, task)
         if wish == STOP:
-            raise Stopped(self._signum or signal.SIGTERM)
+            raise Stopped(self.stopping.signum or signal.SIGTERM)
 
     def on_validation_start(self, trainer: lightning.Trainer, task: Any) -> None:
+        if not trainer.sanity_checking:
+            self.stopping.ends = "after this validation"
         if self._cut:  # more steps may follow when the run is resumed
             trainer.should_stop = self._cut = False
+
+    def on_validation_batch_start(self, trainer: lightning.Trainer, task: Any, *batch: Any) -> None:
+        if trainer.sanity_checking and trainer.world_size == 1:  # several processes have to decide it together
+            self._stop_before(trainer)
+
+    def on_validation_end(self, trainer: lightning.Trainer, task: Any) -> None:
+        if not trainer.sanity_checking:
+            self.stopping.ends = "after this step"
+
+    def on_test_batch_start(self, trainer: lightning.Trainer, task: Any, *batch: Any) -> None:
+        if self.stopping.signum and trainer.world_size == 1:
+            raise Stopped(self.stopping.signum)
 
     def on_train_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if self._trained:
@@ -211,6 +220,7 @@ class Checkpoints(lightning.Callback):
             "best_epoch": self.best_epoch,
             "goodness": self._goodness,
             "stopped": trainer.should_stop,
+            "length": (trainer.max_epochs, self.patience),
             "metrics": {name: value.cpu() for name, value in trainer.callback_metrics.items()},
             "ranks": _gathered(trainer, own),
         }
@@ -321,19 +331,16 @@ class Checkpoints(lightning.Callback):
 
     # Stopping and resuming.
 
-    def _asked(self, signum: int, frame: Any) -> None:
-        if self._signum and signum == signal.SIGINT:  # a second Ctrl-C
-            raise KeyboardInterrupt
-        self._signum = signum
-        with suppress(RuntimeError):  # the signal came while a line was printed
-            self.say("stopping after this step; interrupt again to stop at once")
+    def _stop_before(self, trainer: lightning.Trainer) -> None:
+        if _most(trainer, self.stopping.signum):
+            raise Stopped(self.stopping.signum or signal.SIGTERM, begun=False)
 
     def _agreed(self, trainer: lightning.Trainer, index: int) -> int:
         """Return what to do after this batch: `STOP` or `SAVE` if any process asks for it."""
         if trainer.world_size > 1 and index % BATCHES_PER_AGREEMENT:
             return CONTINUE
         due = time.monotonic() - self._saved >= self.minutes * 60
-        return _most(trainer, STOP if self._signum else SAVE if due else CONTINUE)
+        return _most(trainer, STOP if self.stopping.signum else SAVE if due else CONTINUE)
 
     def _put_generators(self, trainer: lightning.Trainer, task: Task) -> None:
         """Restore the generators right before the first batch, so that the start of the run has no effect on them."""

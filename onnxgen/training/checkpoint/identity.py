@@ -20,7 +20,7 @@ FREE_SETTINGS = (
     "batch_size", "device", "imports", "devices", "nodes", "strategy", "tensor_parallel", "workers", "replace_head",
     "weights", "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out",
     "name", "max_hours", "gradient_checkpointing", "profile", "recipe", "find_lr", "loggers", "tokenizer", "max_length",
-    "teacher", "restartable",
+    "teacher", "restartable", "early_stop",
 )  # fmt: skip
 LENGTH_SETTINGS = ("epochs", "max_steps")  # these may differ if nothing depends on the run's length
 MODEL, TENSOR = "model", "tensor "  # the model's key, and the prefix of the tensors' keys

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.runtime.checkpoint import load_checked, need_safe_torch
 from onnxgen.training.runs.folder import CHECKPOINT_FILES
-from onnxgen.training.sharded.folder import REST, read_rest, remove
+from onnxgen.training.sharded.folder import read_rest, remove
 
 LAST, PREVIOUS = CHECKPOINT_FILES
-KEY = "onnxgen"  # the key of onnxgen's part in a checkpoint
 
 
 class Store(CheckpointIO):
@@ -98,26 +96,6 @@ class Store(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         """Do nothing: `save_checkpoint` replaces the two files."""
-
-
-def own_part(found: dict[str, Any]) -> dict[str, Any]:
-    """Return onnxgen's part of a checkpoint. Raise `OnnxgenError` if another program wrote it."""
-    state = found.get(KEY)
-    if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
-        what = f"the checkpoint was not written by onnxgen: it has no {KEY!r}"
-        raise OnnxgenError(what, help="start a new run without --resume")
-    return state
-
-
-def peek(folder: Path) -> dict[str, Any]:
-    """Return onnxgen's part of the last checkpoint, without reading its tensors; {} if it can't be read."""
-    with suppress(Exception):  # for a damaged file torch raises any exception
-        need_safe_torch()
-        last = folder / LAST
-        last = last / REST if last.is_dir() else last
-        found: dict[str, Any] = torch.load(last, map_location="cpu", weights_only=True, mmap=True)
-        return own_part(found)
-    return {}
 
 
 def reason(error: OSError) -> str:

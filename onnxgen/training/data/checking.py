@@ -18,6 +18,7 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training import losses
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import check_order
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
@@ -40,7 +41,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     """
     parts = data.parts
     problems = Problems()
-    ports = signature_of(model).inputs
+    ports = fed(model).inputs
     for part, samples in parts.items():
         _check_size(part, samples, ports, data, settings, problems)
         for port, column in zip(ports, feeding.inputs):
@@ -88,10 +89,15 @@ def _check_size(
         if port.dims is not None and len(port.dims) == 0:
             problems.add(
                 f"input {port.name!r} is a single number without a batch axis",
-                help="wrap the model in one whose inputs have a batch",
+                help=f"--const {port.name}=NUMBER gives all samples the same, or wrap the model",
             )
         elif port.dims and isinstance(port.dims[0], int) and port.name != BRANCH:
             fixed = port.dims[0]
+            if len({other.dims[0] for other in ports if other.dims and other.name != BRANCH}) > 1:
+                what = f"the first axis of input {port.name!r} {shown(port)} is not that of the other inputs"
+                way = f"name its batch axis: --input-shape when generating; or fill it: --const {port.name}=0"
+                problems.add(f"{what}, so it is no batch", help=way)
+                continue
             what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
             way = "generate the model again with --dynamic-batch"
             if fixed != settings.batch_size:

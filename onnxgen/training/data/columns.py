@@ -15,7 +15,8 @@ from onnxgen.common.names import printable
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.source import DataSource, Gaps, Held, Rows, listed, one_table, part_called, target_called
+from onnxgen.training.data.layout import part_called
+from onnxgen.training.data.source import DataSource, Gaps, Held, Rows, listed, one_table, target_called
 from onnxgen.training.data.table import lists_of, missing
 
 MAX_NUMBERED_CLASSES = 100_000  # a column with greater integers does not hold class indices

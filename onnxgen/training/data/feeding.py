@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
 from onnxgen.output.signature import Port, Signature
-from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.fed import arrangement, fed
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import listed, target_called
 from onnxgen.training.data.text.roles import BRANCH
@@ -34,7 +35,8 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
         OnnxgenError: a name is unknown, or an assignment is open. The message lists the names and the option.
     """
     settings = data.text.applied(settings) if data.text is not None else settings
-    return matched(next(iter(data.parts.values())), data.target, signature_of(model), settings, targets)
+    found = matched(next(iter(data.parts.values())), data.target, fed(model, settings.const), settings, targets)
+    return replace(found, arrangement=arrangement(model))
 
 
 def matched(samples: Samples, known: str, ports: Signature, settings: Settings, targets: bool) -> Feeding:
@@ -52,11 +54,11 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
     open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
     if len(open_inputs) == 1 and len(left) == 1:
         inputs[open_inputs.pop()] = left.pop()
-    if targets and not outputs and len(ports.outputs) <= 1:
+    if targets and not outputs and (only := _only_output(ports)) is not None:
         if conventional and conventional not in inputs.values():
-            outputs[0] = conventional
+            outputs[only] = conventional
         elif not conventional and len(left) == 1:
-            outputs[0] = left.pop()
+            outputs[only] = left.pop()
     if open_inputs:
         problems.add(_open(open_inputs, ports, columns))
     if targets and not outputs and (left or settings.teacher is None):  # a teacher needs no target
@@ -131,12 +133,13 @@ def _targets_named(
     If they are not `needed` (to predict), the data may lack them.
     """
     names = [port.name for port in ports.outputs]
-    if isinstance(settings.target, str) and len(names) > 1:
+    only = _only_output(ports)
+    if isinstance(settings.target, str) and only is None:
         help = f"--target {','.join(f'{name}=COLUMN' for name in names[:2])}"
         problems.add(f"the model has {len(names)} outputs ({_ports(ports.outputs)})", help=help)
         return {}
     said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
-    given = {0: settings.target} if isinstance(settings.target, str) else {}
+    given = {only or 0: settings.target} if isinstance(settings.target, str) else {}
     for name, column in said.items():
         if name in names:
             given[names.index(name)] = column
@@ -152,6 +155,12 @@ def _targets_named(
     return given or {i: name for i, name in enumerate(names) if name in columns}
 
 
+def _only_output(ports: Signature) -> int | None:
+    """Return the output that a target belongs to unless it names one: the only one, or the only one of the graph."""
+    own = [n for n, port in enumerate(ports.outputs) if port.dims is not None or port.dtype is not None]
+    return 0 if len(ports.outputs) <= 1 else own[0] if len(own) == 1 else None
+
+
 def _ports(ports: tuple[Port, ...]) -> str:
     return listed(port.name for port in ports)
 
@@ -160,7 +169,8 @@ def _open(names: list[str], ports: Signature, columns: list[str]) -> Problem:
     what = f"which column feeds {listed(names)}? The model's inputs are {_ports(ports.inputs)}"
     return Problem(
         f"{what}; the data's columns are {listed(columns)}",
-        help=f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}",
+        help=f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}"
+        f"; a number for all samples: --const {printable(names[-1])}=0",
     )
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
-from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.encoding import encode
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.feeding import matched
 from onnxgen.training.data.image_pairs import TASK
 from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, image_target, with_clean_target
@@ -72,7 +72,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     Raises:
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
-    ports = signature_of(model)
+    ports = fed(model, settings.const)
     task = _task(source, model, ports, settings, targets)
     settings = replace(settings, task=task) if task else settings
     tokens = is_tokens(next(iter(source.parts.values())))

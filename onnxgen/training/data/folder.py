@@ -19,14 +19,14 @@ from onnxgen.common.cache import Cache
 from onnxgen.common.names import printable
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.training.data.layout import folders, layout
 from onnxgen.training.data.letterbox import GRAY, fit_of
 from onnxgen.training.data.samples import Batch, Field
-from onnxgen.training.data.source import DataSource, listed, part_called
+from onnxgen.training.data.source import DataSource, listed
 
 if TYPE_CHECKING:
     from PIL import Image
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 MIN_CACHED = 2_000  # with at least so many files, the result of decoding them is cached
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _ORIENTATION = 0x0112  # the EXIF tag; for values of 5 and more, height and width are swapped
@@ -168,43 +168,16 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     Raises:
         OnnxgenError: there are no images, a class has none, or PIL is missing.
     """
-    inner = folders(folder)
-    parts = {part: path for path in inner if (part := part_called(path.name)) and folders(path)}
-    if "train" not in parts:
-        parts = {"train": folder}
-    classes = tuple(sorted({path.name for root in parts.values() for path in folders(root)}))
-    if not classes and labelled:
-        has = "has images but no folder for each class" if images_in(folder) else "has no images"
-        raise OnnxgenError(f"{folder} {has}", help="lay it out as folder/class_name/*.png")
-    found = {part: _labelled(root, classes) for part, root in parts.items()}
+    parts, classes, found = layout(folder, labelled)
     seen = looked(folder, [path for pairs in found.values() for path, _ in pairs])
     notes = _skipped(folder, seen, strict)
     sizes = {size for size in seen.values() if not isinstance(size, str)}
     one = sizes.pop() if len(sizes) == 1 else None
     made = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in found.items()}
-    left = [p.name for p in inner if p not in parts.values()] if parts != {"train": folder} else []
+    left = [p.name for p in folders(folder) if p not in parts.values()] if parts != {"train": folder} else []
     notes += [f"not part of the data, ignored: {listed(left)}"] if left else []
     text = frozenset({"label"} if classes else ())
     return DataSource(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, text=text, notes=notes)
-
-
-def folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
-
-
-def images_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
-
-
-def _labelled(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    if not classes:
-        return [(path, 0) for path in images_in(root)]
-    found = {path: images_in(path) for path in folders(root)}
-    for path, images in found.items():
-        if not images:
-            way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
-            raise OnnxgenError(f"the class folder {path} has no images", help=way)
-    return [(image, classes.index(path.name)) for path, images in found.items() for image in images]
 
 
 def _files(

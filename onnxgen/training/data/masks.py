@@ -18,7 +18,8 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.boxes.voc import IMAGES as VOC_IMAGES
 from onnxgen.training.data.boxes.voc import images_by_stem, listed_parts
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import SUFFIXES, Files, Seen, looked, told
+from onnxgen.training.data.folder import Files, Seen, looked, told
+from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.pairs import holds, laid_out, paired, unread
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource

@@ -13,8 +13,9 @@ from onnxgen.errors import OnnxgenError, typed
 from onnxgen.training.byname import imported
 from onnxgen.training.data.columns import from_columns, from_parts
 from onnxgen.training.data.items import by_position, items
+from onnxgen.training.data.layout import part_called
 from onnxgen.training.data.samples import PARTS, Data, Samples
-from onnxgen.training.data.source import DataSource, one_table, part_called, target_called
+from onnxgen.training.data.source import DataSource, one_table, target_called
 
 
 def call(spec: str) -> Any:

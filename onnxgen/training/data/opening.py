@@ -18,11 +18,12 @@ from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.idx import is_idx, open_idx
 from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
+from onnxgen.training.data.layout import part_called
 from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.sounds import is_sounds, open_sounds, with_sounds
-from onnxgen.training.data.source import DataSource, part_called
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.streaming.opening import matching, open_stream, shards_of
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.data.text.lines import read_jsonl, read_txt

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import SUFFIXES, images_in
-from onnxgen.training.data.source import listed, part_called
+from onnxgen.training.data.layout import SUFFIXES, images_in, part_called
+from onnxgen.training.data.source import listed
 
 IMAGES = "images"
 

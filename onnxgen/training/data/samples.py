@@ -12,6 +12,7 @@ from torch import Tensor
 from onnxgen.training.data.preprocessing import Table
 
 if TYPE_CHECKING:
+    from onnxgen.training.data.fed import Arrangement
     from onnxgen.training.data.text.columns import Text
 
 PARTS = ("train", "val", "test")
@@ -107,16 +108,19 @@ class Feeding:
         targets: a column by index of the output, in order. An output without a target is not trained.
         others: further columns, which the task reads (see `Settings.task`).
         once: the columns of inputs [1] that hold for a whole batch.
+        arrangement: how the columns become the arguments; None if they are these.
     """
 
     inputs: tuple[str, ...]
     targets: Mapping[int, str]
     others: tuple[str, ...] = ()
     once: frozenset[str] = frozenset()
+    arrangement: Arrangement | None = None
 
     def arguments(self, batch: Batch, device: torch.device | None = None) -> list[Tensor]:
         """Return what `forward` takes for a batch, on a device or where it is."""
-        found = (batch[column][:1] if column in self.once else batch[column] for column in self.inputs)
+        found = [batch[column][:1] if column in self.once else batch[column] for column in self.inputs]
+        found = found if self.arrangement is None else self.arrangement.arguments(found)
         return [x if device is None else x.to(device) for x in found]
 
     @property

@@ -20,13 +20,14 @@ from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays, subset
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import SUFFIXES as IMAGES
-from onnxgen.training.data.folder import Seen, folders, looked
+from onnxgen.training.data.folder import Seen, looked
+from onnxgen.training.data.layout import SOUNDS as SUFFIXES
+from onnxgen.training.data.layout import SUFFIXES as IMAGES
+from onnxgen.training.data.layout import folders, part_called
 from onnxgen.training.data.samples import Batch, Feeding, Field, Samples
-from onnxgen.training.data.source import DataSource, part_called
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.settings import Settings
 
-SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 SOUND = "sound"  # the column of a folder
 
 

@@ -11,8 +11,6 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.data.samples import Samples
 
-_SPELLED = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
-_SPELLED |= {"test": "test", "testing": "test", "t10k": "test"}
 TARGETS = ("target", "targets", "label", "labels", "class", "classes", "y")  # names of a target; the first one counts
 
 
@@ -82,11 +80,6 @@ class Gaps(Held):
 @dataclass(frozen=True)
 class Lists(Held):
     """The problem that a column holds lists, such as words; and the column: objects [n], None for missing ones."""
-
-
-def part_called(name: str) -> str | None:
-    """Return the part that is meant by the name of a folder, file or key; None if it means none."""
-    return _SPELLED.get(name.lower())
 
 
 def target_called(names: Iterable[str]) -> str:

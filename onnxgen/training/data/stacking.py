@@ -12,7 +12,7 @@ from onnxgen.errors import Problem, Problems, counted
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.feeding import no_target
-from onnxgen.training.data.folder import SUFFIXES
+from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.source import DataSource, Gaps, listed, target_called
 from onnxgen.training.data.streaming.stream import Stream

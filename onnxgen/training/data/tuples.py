@@ -12,7 +12,8 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import SUFFIXES, Files, looked
+from onnxgen.training.data.folder import Files, looked
+from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.pairs import laid_out, paired
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource

@@ -14,6 +14,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Signature
 from onnxgen.purpose import Purpose
 from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import axes_of
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource, target_called
@@ -147,7 +148,7 @@ def decide(source: DataSource, model: nn.Module, settings: Settings) -> str:
     purpose = recorded_purpose(model)
     if source.task or purpose is None or settings.replace_head is not None:
         return source.task or OUTPUTS
-    given = Given(source, signature_of(model), settings)
+    given = Given(source, fed(model), settings)
     if not purpose.kind:
         return _of_candidates(given, purpose)
     suits = _suiting(purpose)

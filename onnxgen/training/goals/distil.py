@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Batch
@@ -154,6 +153,8 @@ class DistilGoal(Goal, nn.Module):
         """Return the share of equal choices of student and teacher; None if they choose no class."""
         if not self.chosen_pairs:
             return None
+        from torchmetrics import MeanMetric  # takes seconds, with matplotlib
+
         return Scores({"agreement": MeanMetric()}, self._agreed)
 
     def _agreed(self, outputs: Outputs, batch: Batch) -> tuple[Tensor]:

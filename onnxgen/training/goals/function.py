@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from onnxgen.errors import OnnxgenError, typed
 from onnxgen.training.data.samples import Batch
@@ -73,6 +72,8 @@ class _Numbers(Scores):
     """The means of a function's other numbers."""
 
     def __init__(self, goal: FunctionGoal) -> None:
+        from torchmetrics import MeanMetric  # takes seconds, with matplotlib
+
         super().__init__({name: MeanMetric() for name in goal.numbers}, lambda outputs, batch: ())
         self.goal = goal
 

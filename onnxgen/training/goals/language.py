@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics.text import Perplexity
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.example import evaluating
@@ -61,6 +60,8 @@ class Tokens(Goal):
         return (logits[:, :-1], labels[:, 1:]) if self.shift else (logits, labels)
 
     def scores(self) -> Scores:
+        from torchmetrics.text import Perplexity  # takes seconds, with matplotlib
+
         return Scores({"perplexity": Perplexity(ignore_index=IGNORED_CLASS)}, self.compared)
 
 

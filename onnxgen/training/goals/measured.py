@@ -6,7 +6,6 @@ import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
-import torchmetrics
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
@@ -15,6 +14,8 @@ from onnxgen.training.data.samples import Batch
 from onnxgen.training.goals.goal import Outputs, Scores
 
 if TYPE_CHECKING:
+    import torchmetrics
+
     from onnxgen.training.losses import Objective
 
 IGNORED_CLASS = -100  # a class index that counts neither in the loss nor in a metric; torch's default
@@ -45,6 +46,8 @@ def snake(name: str) -> str:
 
 def known_metrics(objective: Objective) -> dict[str, type[torchmetrics.Metric]]:
     """Return torchmetrics' classes that suit an objective, by name (without `Multiclass` and the like)."""
+    import torchmetrics  # takes seconds, with matplotlib
+
     module = torchmetrics.classification if objective.classes else torchmetrics.regression
     return dict(_classes(module, _prefix(objective)))
 
@@ -56,9 +59,11 @@ def _prefix(objective: Objective) -> str:
 
 
 def _classes(module: Any, prefix: str) -> list[tuple[str, type[torchmetrics.Metric]]]:
+    from torchmetrics import Metric
+
     named = [(name, getattr(module, name)) for name in module.__all__ if name.startswith(prefix)]
     # A metric that says whether higher is better is one number: no curve, table or threshold.
-    found = [(name.removeprefix(prefix), one) for name, one in named if issubclass(one, torchmetrics.Metric)]
+    found = [(name.removeprefix(prefix), one) for name, one in named if issubclass(one, Metric)]
     return [(name, one) for name, one in found if one.higher_is_better is not None and _takes_two(one)]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.example import evaluating
-from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.samples import Feeding, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.endings import Ending, read_ending
@@ -39,7 +39,7 @@ def with_teacher(
     if settings.teacher is None:
         return list(goals)
     batch = trial_batch(model, samples, settings.seed)
-    ports = signature_of(model).inputs
+    ports = fed(model).inputs
     inputs = {port.name: column for port, column in zip(ports, feeding.inputs)}
     teacher = open_teacher(settings.teacher, [*settings.teacher_features], inputs, batch, scale)
     said = teacher(batch)

@@ -45,10 +45,14 @@ class Average(lightning.Callback):
         self._steps, self._global_step = state_dict["steps"], state_dict["global_step"]
         self._averages = state_dict["averages"]
 
+    def on_fit_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self.on_train_start(trainer, pl_module)  # which a run that has nothing left to train never reaches
+
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         self._parameters = {name: p for name, p in pl_module.model.named_parameters() if p.is_floating_point()}
         self._averaged = {**self._parameters, **dict(_statistics(pl_module.model))}
-        self._averages = {name: mean.to(self._averaged[name].device) for name, mean in self._averages.items()}
+        found = {name: mean for name, mean in self._averages.items() if name in self._averaged}
+        self._averages = {name: mean.to(self._averaged[name].device) for name, mean in found.items()}
 
     @torch.no_grad()
     def on_train_batch_end(

@@ -18,7 +18,7 @@ from torch import nn
 
 from onnxgen.common.atomic import replacing
 from onnxgen.training.checkpoint import generators
-from onnxgen.training.checkpoint.store import peek
+from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.devices import trainer_options
 from onnxgen.training.optimizers import optimizer_class
 from onnxgen.training.prepare import Plan

@@ -37,16 +37,19 @@ class Metrics(lightning.Callback):
         self.rows: list[Row] = []
         self.confusion: Tensor | None = None
         self.before: Row = {}
+        self._since = 0.0  # the epoch from which patience counts: a run that was stopped early may go on
         self.keeps_start = False
         self._begun = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": [dict(row) for row in self.rows], "confusion": self.confusion, "before": dict(self.before)}
+        rows = [dict(row) for row in self.rows]
+        return {"rows": rows, "confusion": self.confusion, "before": dict(self.before), "since": self._since}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = [dict(row) for row in state_dict["rows"]]
         self.confusion = state_dict["confusion"]
         self.before = state_dict.get("before", {})
+        self._since = state_dict.get("since", 0.0)
 
     @property
     def best(self) -> int:
@@ -63,9 +66,13 @@ class Metrics(lightning.Callback):
 
     def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
         self.before = metrics(trainer)
+        if self.keeps_start:
+            self.confusion = task.confusion
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.rows = [row for row in self.rows if row["step"] <= trainer.global_step]
+        if self.rows and self._waited(self.rows[-1]):
+            self._since = self.rows[-1]["epoch"]
         if trainer.is_global_zero:
             write_rows(self.path, self.rows)
             for logger in trainer.loggers:
@@ -82,13 +89,22 @@ class Metrics(lightning.Callback):
         row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
         row["seconds"] = round(time.monotonic() - self._begun, 3)
         self.rows = [r for r in self.rows if r["step"] < row["step"]] + [row]
-        best = best_row(self.rows, self.monitor)
-        if best in (row, None):
+        if self._best() in (row, None):
             self.confusion = task.confusion
-        if self.patience is not None and row["epoch"] - (best or {"epoch": 0})["epoch"] >= self.patience:
+        if self._waited(row):
             trainer.should_stop = True
         if trainer.is_global_zero:
             write_rows(self.path, self.rows)
+
+    def _waited(self, row: Row) -> bool:
+        """Return True if the last epochs brought nothing, as many as patience asks for."""
+        best = self._best() or {"epoch": 0.0}
+        return self.patience is not None and row["epoch"] - max(best["epoch"], self._since) >= self.patience
+
+    def _best(self) -> Row | None:
+        """Return the row of the weights that are kept as the best; epoch 0 is the model before training."""
+        begun: list[Row] = [{**self.before, "epoch": 0.0}] if self.keeps_start else []
+        return best_row([*begun, *self.rows], self.monitor)
 
 
 def _forget(logger: TensorBoardLogger, step: int) -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted, typed
+from onnxgen.heads.tail import tail_of
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.streaming.stream import Stream
-from onnxgen.training.runs.record import Record
+from onnxgen.training.losses import BINARY_LOSSES
+from onnxgen.training.runs.folder import RECORD
+from onnxgen.training.runs.record import BOXES, Record, Target
 
 
 def as_in_training(source: DataSource, record: Record) -> None:
@@ -81,3 +87,36 @@ def need_alike(data: Data, feeding: Feeding, record: Record) -> None:
         had, has = ("images", "numbers") if entry.image else ("numbers as they are stored", "images")
         what = f"input {entry.name!r} was trained on {had} {list(entry.shape)}, but this data is {has}"
         raise OnnxgenError(what, help="give data of the same kind as in training")
+
+
+def fits(record: Record, model: nn.Module, run: Path) -> None:
+    """Raise `OnnxgenError` if a record speaks of other inputs or outputs than the run's model has."""
+    ports = signature_of(model)
+    names, outputs = [port.name for port in ports.inputs], [port.name for port in ports.outputs]
+    wrong = ""
+    if names and [entry.name for entry in record.inputs] != names:
+        wrong = f"inputs {listed([entry.name for entry in record.inputs])}, and its model takes {listed(names)}"
+    for target in record.targets if outputs else ():
+        places = [target.output, *target.head.get("places", ())]
+        if not all(type(place) is int and 0 <= place < len(outputs) for place in places):
+            wrong = f"a target for output {places[-1]}, and its model has {counted(len(outputs), 'output')}"
+        if target.loss == BOXES:
+            try:
+                tail_of(target.head["tail"])
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                wrong = f"no maps that boxes can be made of: {typed(error)}"
+    if wrong:
+        raise OnnxgenError(f"{run / RECORD} has {wrong}", help="restore it: it is not the record of this model")
+
+
+def need_classes(output: Tensor, target: Target) -> None:
+    """Raise `OnnxgenError` if an output has not the axes and classes that the record of its run says."""
+    sizes = list(output.shape)
+    if max(target.axis if target.classes else 0, target.batch) >= len(sizes):
+        wrong = f"axes {target.axis} and {target.batch}"
+    elif target.classes and target.loss not in BINARY_LOSSES and sizes[target.axis] != target.classes:
+        wrong = f"{counted(target.classes, 'class')} along axis {target.axis}"
+    else:
+        return
+    what = f"output {target.name!r} is {sizes}, and the record of the run says {wrong}"
+    raise OnnxgenError(what, help="restore run.json: it is not the record of this model")

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from onnxgen.common.paths import RECORD as RECORD
 from onnxgen.errors import OnnxgenError
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 GOAL = "goal.safetensors"  # the parameters that the task itself has, in the best epoch
 CHECKPOINTS, CONFIG = "checkpoints", "config.toml"
 CHECKPOINT_FILES = ("last.ckpt", "previous.ckpt")
-MODULE, RECORD, METRICS, TOKENIZER = "model.py", "run.json", "metrics.csv", "tokenizer.json"
+MODULE, METRICS, TOKENIZER = "model.py", "metrics.csv", "tokenizer.json"
 INDEX = ".index.json"  # of weights in several files
 NAME = "name a module that onnxgen generated, or the folder of a run"
 RUNS = Path("runs")  # new runs are numbered in here, if no folder is given
@@ -85,6 +86,23 @@ def latest(name: str, runs: Path = RUNS) -> Path:
         what = f"there is no run {name or ''}".rstrip() + f" in {runs}"
         raise OnnxgenError(what, help="name the run's folder with --out, or start a run without --resume")
     return found[-1]
+
+
+def newest(runs: Path = RUNS) -> Path:
+    """Return the newest run that has weights.
+
+    Raises:
+        OnnxgenError: there is none.
+    """
+    found = [run for run in runs_in(runs) if there(run / BEST) is not None]
+    if not found:
+        raise OnnxgenError(f"there is no run in {runs}", help="name the folder of one; onnxgen train makes them")
+    return found[-1]
+
+
+def is_run(path: Path) -> bool:
+    """Return True for the folder of a run."""
+    return path.is_dir() and ((path / RECORD).is_file() or (path / CONFIG).is_file() or holds_a_run(path))
 
 
 def _numbers(name: str, runs: Path) -> Iterator[int]:

@@ -18,14 +18,16 @@ from safetensors.torch import load
 from torch import Tensor
 
 from onnxgen._version import __version__
+from onnxgen.code.digest import code_digest
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.export.state import is_constant
 from onnxgen.output.signature import KEY as SIGNATURE
-from onnxgen.output.signature import Port, Signature
+from onnxgen.output.signature import Port, Signature, file_sha256
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
@@ -38,13 +40,14 @@ from onnxgen.training.model import trial_batch
 from onnxgen.training.prepare import Plan, trial
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.loggers import need_packages
-from onnxgen.training.runs.folder import MODULE, RECORD, RUNS, TOKENIZER, numbered, slug
+from onnxgen.training.runs.folder import BEST, MODULE, RECORD, RUNS, TOKENIZER, files_of, numbered, slug
 from onnxgen.training.runs.record import Image, Input, Part, Record, Target, code_of, noted, read_record, write_record
 from onnxgen.training.runs.source import fingerprint_of, source_of
 from onnxgen.training.settings import Settings
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.integrity import metadata_of, sidecar_of
 from onnxgen.weights.sidecar import read_tensors, sidecar_files
+from onnxgen.weights.streamed import TRAINED
 
 ADAPTED = "its weights are an adapter of another module's"
 _OUT = "ONNXGEN_OUT"  # tells the folder of a run to the processes that Lightning starts
@@ -78,6 +81,8 @@ class Kept:
             if text:
                 with replacing([out]) as files, files.file(out / name) as file:
                     file.write(text.encode())
+        if result is not None:
+            result = {**result, "weights": {path.name: file_sha256(path) for path in files_of(out / BEST)}}
         write_record(out, replace(self.record, result=result or {}))
 
 
@@ -126,6 +131,8 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     if plan.adapter is not None:
         found.record = replace(record, module="", note=ADAPTED)
         found.metadata = {KEY: plan.adapter.to_json(), SIGNATURE: signature.to_json()}
+        base = file_of(plan.model)  # a copy of its code tells it from other modules: see `is_same_code`
+        found.source = base.read_text(encoding="utf-8") if base is not None else ""
         return found
     try:
         found.source, metadata, found.constants = _module(plan, list(zip(own.outputs, ports)))
@@ -134,9 +141,10 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
         return found
     if plan.settings.strategy == "fsdp":
         found.shard_size = _shard_size(vars(sys.modules[type(plan.model).__module__]))
-    facts = {"classes": json.dumps(record.classes), "preprocessing": record.preprocessing()}
+    facts = {"classes": json.dumps(record.classes), TRAINED: record.preprocessing()}
     found.metadata = {**metadata, **facts, "format": "pt", SIGNATURE: signature.to_json()}
     found.metadata["fingerprint"] = fingerprint_of(found.source)
+    found.record = replace(record, own_code=code_digest(found.source))
     return found
 
 
@@ -190,7 +198,7 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
     teacher = next((made.teacher for made in plan.objectives if isinstance(made, DistilGoal)), None)
     if plan.adapter is None and origin is not None and (origin.parent / RECORD).is_file():  # it goes on from a run
         origin = read_record(origin.parent).origin_for(origin.parent)
-    ports = zip(signature.inputs, plan.feeding.inputs)
+    ports = zip(fed(plan.model).inputs, plan.feeding.inputs)
     return Record(
         name=out.name,
         model=type(plan.model).__name__,

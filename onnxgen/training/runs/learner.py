@@ -16,22 +16,23 @@ from onnxgen.training.config import is_path, is_there
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.columns import from_columns, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
-from onnxgen.training.data.folder import SUFFIXES, Files, open_images, size_of
+from onnxgen.training.data.folder import Files, open_images, size_of
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.layout import SOUNDS, SUFFIXES, files_meant
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data
-from onnxgen.training.data.sounds import SUFFIXES as SOUNDS
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.text.choosing import rename_text, text_columns
 from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import evaluate, predict
+from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
-from onnxgen.training.runs.alike import as_in_training, need_alike
+from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
-from onnxgen.training.runs.keep import part as described
+from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import run_words
@@ -39,18 +40,26 @@ from onnxgen.training.words import run_words
 Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample
 
 
-def load(run: Path | str, *, device: str = "auto", weights: Path | str | None = None) -> Learner:
+def load(
+    run: Path | str,
+    *,
+    device: str = "auto",
+    weights: Path | str | None = None,
+    task: str | None = None,
+    teacher: Path | str | None = None,
+) -> Learner:
     """Open a run that `fit` or `onnxgen train` left.
 
     Args:
         run: its folder.
         device: where it predicts and evaluates; see `Settings.device`.
         weights: other weights than the best ones.
+        task, teacher: needed to evaluate if the run was trained with a function or a module: see docs/RUNS.md.
 
     Raises:
         OnnxgenError: the folder is no run, or it has no module.
     """
-    return Learner(Path(run), device, weights)
+    return Learner(Path(run), device, weights, task=task, teacher=teacher)
 
 
 class Learner:
@@ -62,19 +71,28 @@ class Learner:
         model: in eval mode.
         settings: those of the run, for its data.
         texts: the columns of text that it was trained on; () if it reads none.
+        named: the settings that the user named, beside the record.
     """
 
-    def __init__(self, run: Path, device: str = "auto", weights: Path | str | None = None) -> None:
+    def __init__(
+        self, run: Path, device: str = "auto", weights: Path | str | None = None, **named: Path | str | None
+    ) -> None:
         self.run, self.record = run, read_record(run)
+        self.named: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         self.settings = replace(self.record.settings_for(run), device=device, resume=False)
+        if self.named.get("task", self.settings.task) != self.settings.task:
+            what = f"{run} was trained with the task {self.settings.task}, not {self.named['task']}"
+            raise OnnxgenError(what, help="leave --task out, or name that one")
+        self.settings = replace(self.settings, **self.named)
         if self.settings.teacher is not None and not self.settings.teacher.exists():
             if any(target.column for target in self.record.targets):  # the data's targets can be evaluated alone
                 self.settings = replace(self.settings, teacher=None, teacher_features={})
         self.model: nn.Module = open_model(run, weights).eval()
+        fits(self.record, self.model, run)
         self.texts: tuple[str, ...] = ()
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name
-            self.texts = next(entry.columns for entry in self.record.inputs if entry.name == name)
+            self.texts = next((entry.columns for entry in self.record.inputs if entry.name == name), ())
             self.settings = replace(self.settings, inputs={**self.settings.inputs, name: "+".join(self.texts)})
 
     def __repr__(self) -> str:
@@ -123,6 +141,8 @@ class Learner:
             OnnxgenError: the run has no part that it was not trained on, its data has changed, or data does not fit.
         """
         own = self.record.data_for(self.run)
+        given = {*self.named, *([] if data is None else ["data"])}
+        refuse_code({"data": own, "task": self.settings.task, "teacher": self.settings.teacher}, given, self.run)
         with run_words(self._takes):
             if data is None or is_same(data, own) or self._is_copy(data):
                 held = self._held(own if data is None else data, part)
@@ -176,6 +196,8 @@ class Learner:
         samples, then = found.parts.get(name), self.record.parts.get(name)
         if samples is None or then is None:
             raise OnnxgenError(f"the data of the run has no part {name}", help=f"it has {', '.join(self.record.parts)}")
+        from onnxgen.training.runs.keep import part as described  # it imports Lightning, which takes seconds
+
         if described(samples) != then:
             what = f"{own} has changed since the run: its {name} part is not the same"
             raise OnnxgenError(what, help="evaluate other data by naming it")
@@ -187,9 +209,11 @@ class Learner:
         if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None:
             yield from self._boxes(data, names, target, made, min_score)
             return
-        ports = [port.name for port in signature_of(self.model).outputs] or [f"output{n}" for n in range(len(made))]
+        ports = output_names(self.model, len(made))
         by_output = {target.output: target for target in self.record.targets}
         shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
+        for n, of_output in by_output.items():
+            need_classes(made[n], of_output)
         for row, name in enumerate(names):
             of_row = {n: made[n].narrow(by_output[n].batch if n in by_output else 0, row, 1) for n in shown}
             yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n)) for n in shown})
@@ -233,7 +257,7 @@ class Learner:
         items = data if isinstance(data, list) else [data]
         paths: list[Path | None] = [None]
         if all(map(_is_path, items)):
-            paths = [path for item in items for path in _paths(item)]
+            paths = [path for item in items for path in files_meant(item)]
         for path in paths:
             source = from_object(data, "data") if path is None else open_source(path, self.settings, targets=False)
             if not isinstance(source, DataSource):
@@ -252,7 +276,7 @@ class Learner:
                 yield self._of_texts(data)
                 return
         items = data if isinstance(data, list) else [data]
-        paths = [path for item in items for path in _paths(item)] if all(map(_is_path, items)) else []
+        paths = [path for item in items for path in files_meant(item)] if all(map(_is_path, items)) else []
         if not paths:
             yield self._objects(data)
             return
@@ -331,35 +355,13 @@ def split_again(run: Path, data: Data) -> str:
 
 
 def _parts_of(data: Data) -> dict[str, Part]:
+    from onnxgen.training.runs.keep import part as described  # as above
+
     return {name: described(samples) for name, samples in data.parts.items()}
 
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, Path))
-
-
-def _paths(item: Path | str) -> list[Path]:
-    """Return the files that are meant by a path, a folder (its images) or a pattern, in sorted order.
-
-    Raises:
-        OnnxgenError: there are none.
-    """
-    path = Path(item)
-    if path.is_dir():
-        known = (*SUFFIXES, *SOUNDS)
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and not p.name.startswith("."))
-        if not found:
-            raise OnnxgenError(
-                f"the folder {path} has no images or sounds", help=f"their names end in {', '.join(known)}"
-            )
-        return found
-    if path.exists():
-        return [path]
-    root = Path(path.anchor or ".")
-    found = sorted(p for p in root.glob(str(path.relative_to(path.anchor))) if p.is_file()) if "*" in str(path) else []
-    if not found:
-        raise OnnxgenError(f"there is no file {path}", help="name image files, tables, arrays (.npz), or a folder")
-    return found
 
 
 def _batch(array: Tensor, entry: Input) -> Tensor:

@@ -10,11 +10,12 @@ from typing import Any
 
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.runs.folder import METRICS, runs_in
+from onnxgen.training.runs.folder import METRICS, RECORD, runs_in
 from onnxgen.training.runs.record import Record, read_record
 from onnxgen.training.runs.rows import Row, duration, number, read_rows
 
 _SHOWN = ("val_accuracy", "test_accuracy", "val_loss", "test_loss", "train_loss")
+GENERATOR = '<meta name="generator" content="onnxgen runs">'
 _WIDEST = 40  # letters of a setting in the list
 
 
@@ -46,15 +47,17 @@ class Run:
         return {**found, "settings": dict(self.record.settings), "metrics": self.metrics, "seconds": self.seconds}
 
 
-def listed(folder: Path) -> list[Run]:
-    """Return the runs in a folder and below it, the oldest first. What is no readable run is left out."""
-    found = []
+def listed(folder: Path) -> tuple[list[Run], list[str]]:
+    """Return the runs in a folder and below it, the oldest first, and why others are left out: they are damaged."""
+    found, damaged = [], []
     for path in runs_in(folder):
+        if not (path / RECORD).exists():  # a folder of settings, or of a version that wrote no record
+            continue
         try:
             found.append(Run(path, read_record(path), read_rows(path / METRICS)))
-        except OnnxgenError:
-            continue
-    return found
+        except OnnxgenError as error:
+            damaged.append(str(error))
+    return found, damaged
 
 
 def compared(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:

@@ -10,21 +10,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from onnxgen.common.atomic import replacing
+from onnxgen.common.built import MOST, Between, Metric, OneOf, built
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError
+from onnxgen.output.signature import file_sha256
 from onnxgen.training.config import TYPES, seen_here, typed
-from onnxgen.training.runs.folder import MODULE, RECORD
+from onnxgen.training.runs.code import is_same_code
+from onnxgen.training.runs.folder import MODULE, RECORD, TOKENIZER, best_of
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
 FORMAT = 1  # of the file; a newer one is refused
 # settings that only the run itself could use
 _PLACES = ("out", "name", "weights", "resume", "restartable", "replace_head")
 UNDECIDED: Mapping[str, Any] = MappingProxyType({"task": "outputs"})  # of a run that names no task
+DTYPES = ("float32", "float64", "float16", "bfloat16", "bool", "complex64", "complex128")
+DTYPES += ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 BOXES = "boxes"  # the loss of a `Target` whose answers are boxes
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_Size: TypeAlias = Annotated[int, Between(0, 1 << 40)]
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,23 @@ class Image:
         white: the value of white in the data of the run.
     """
 
-    channels: int
-    height: int
-    width: int
-    axes: str
+    channels: Annotated[int, OneOf((1, 3, 4))]
+    height: Annotated[int, Between(1, 1 << 20)]
+    width: Annotated[int, Between(1, 1 << 20)]
+    axes: Annotated[str, OneOf(("CHW", "HWC", "HW", "flat"))]
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
-    white: float
+    white: Annotated[float, Between(1e-9, 1e9)]
+
+    def check(self) -> None:
+        """Raise `ValueError` if the values do not go together."""
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("its image has a mean without a deviation, or the other way round")
+        for values in (self.mean, self.std):
+            if values is not None and len(values) != self.channels:
+                raise ValueError(f"its image has {self.channels} channels, and {len(values)} means or deviations")
+        if not all(deviation > 0 for deviation in self.std or ()):
+            raise ValueError("its image has a deviation that is not positive")
 
 
 @dataclass(frozen=True)
@@ -57,8 +73,8 @@ class Input:
 
     name: str
     column: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Annotated[str, OneOf(DTYPES)]
+    shape: tuple[_Size, ...]
     image: Image | None = None
     columns: tuple[str, ...] = ()
 
@@ -83,18 +99,28 @@ class Target:
         head: of boxes (loss "boxes"), `places` of the raw maps among the outputs, and what they mean (`tail`).
     """
 
-    output: int
+    output: Annotated[int, Between(0, 1 << 16)]
     name: str
     column: str
     loss: str
-    activation: str
-    classes: int
-    axis: int
+    activation: Annotated[str, OneOf(("", "softmax", "log_softmax", "sigmoid"))]
+    classes: _Size
+    axis: Annotated[int, Between(0, 64)]
     names: tuple[str, ...]
-    batch: int = 0
-    blank: int = 0
+    batch: Annotated[int, Between(0, 64)] = 0
+    blank: _Size = 0
     scale: str = ""
     head: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise `ValueError` if the values do not go together."""
+        labels = self.loss.startswith("binary")  # there are two classes of each of them
+        if self.classes and len(self.names) > max(self.classes, 2) and not labels:
+            raise ValueError(f"its target {self.name!r} has {self.classes} classes and {len(self.names)} names")
+        if self.loss == "ctc_loss" and not self.blank < self.classes <= len(self.names) + 1:
+            raise ValueError(f"its target {self.name!r} has {self.classes} classes, and another number of characters")
+        if self.loss == BOXES and not isinstance(self.head.get("places"), list):
+            raise ValueError(f"its target {self.name!r} has no places of raw maps")
 
     @property
     def all_names(self) -> tuple[str, ...]:
@@ -107,8 +133,25 @@ class Target:
 class Part:
     """A part of the data: its number of samples, and a hash of its columns and of some samples."""
 
-    samples: int
+    samples: Annotated[int, Between(0, MOST)]
     digest: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The `result` of a run: why it ended, its seconds and epochs, and metrics of the best epoch and of other parts.
+
+    `weights`: the SHA-256 of the files of the best weights, by name.
+    """
+
+    stopped: str = ""
+    seconds: Annotated[float, Between(0, 1e12)] = 0.0
+    epochs: _Size = 0
+    best_epoch: Metric | None = None
+    best: Mapping[str, Metric] = field(default_factory=lambda: _NOTHING)
+    test: Mapping[str, Metric] | None = None
+    before: Mapping[str, Metric] = field(default_factory=lambda: _NOTHING)
+    weights: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -121,6 +164,7 @@ class Record:
         module: the file of its code in the run's folder; "" if the model is of no single file, and `note` says why.
         origin: the module that was trained, seen from the run's folder; "" if it was of no file.
         code: a digest of what that module did then (see `code_digest`).
+        own_code: that of the run's own module; "" if there is none.
         onnx, sha256: name and SHA-256 of the ONNX file that the module was generated from; may be "".
         versions: of onnxgen, torch and lightning.
         data: the data as it was named, seen from the run's folder; "" if it was a Python object.
@@ -129,10 +173,10 @@ class Record:
         settings: those that differ from the defaults, by name; `table` says how columns of a table were prepared.
         teacher, teacher_sha256: the network whose outputs were learnt, seen from the run's folder, and the SHA-256 of
             its file and external data (of a module: of its code and tensors); may be "".
-        result: `stopped`, `seconds`, `best_epoch`, `best` and `test`, once the run has ended.
+        result: `stopped`, `seconds`, `best_epoch`, `best` and `test`, once the run has ended (see `Ended`).
     """
 
-    name: str
+    name: Annotated[str, Between(0, 255)]
     model: str
     module: str
     origin: str
@@ -141,15 +185,34 @@ class Record:
     versions: Mapping[str, str]
     data: str
     parts: Mapping[str, Part]
-    inputs: tuple[Input, ...]
+    inputs: Annotated[tuple[Input, ...], Between(1, 1 << 16)]
     targets: tuple[Target, ...]
     settings: Mapping[str, Any]
     note: str = ""
     code: str = ""
+    own_code: str = ""
     teacher: str = ""
     teacher_sha256: str = ""
     result: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     format: int = FORMAT
+
+    def check(self) -> None:
+        """Raise `ValueError` if the values do not go together."""
+        for what, name in (("name", self.name), ("onnx", self.onnx)):  # files are written and read under these names
+            if name and (Path(name).name != name or name == ".." or "\0" in name):
+                raise ValueError(f"its {what} is {name!r}, which is no name of a file")
+        if unknown := [name for name in self.parts if name not in ("train", "val", "test")]:
+            raise ValueError(f"its parts have {unknown[0]!r}, and there are train, val and test")
+        built(Ended, dict(self.result), "result")
+        for name, value in self.settings.items():
+            if name not in SETTINGS or name in _PLACES:
+                raise ValueError(f"its settings have {name!r}, which none of a run is called")
+            try:
+                typed(value, TYPES[name])
+            except ValueError as error:
+                raise ValueError(f"its settings: {name} must be {error}, not {str(value)[:60]!r}") from None
+        if self.settings.get("tokenizer", TOKENIZER) != TOKENIZER:
+            raise ValueError(f"its tokenizer is {self.settings['tokenizer']!r}, not {TOKENIZER}")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -167,27 +230,9 @@ class Record:
         if found.get("format") != FORMAT:
             raise ValueError(f"its format is {found.get('format')!r}, and this version reads {FORMAT}")
         if found.get("module") not in ("", MODULE):  # it is code that runs: no other file may be named
-            raise ValueError(f"its module is {found.get('module')!r}, not {MODULE}")
-        kinds = {
-            "settings": dict,
-            "result": dict,
-            "versions": dict,
-            "data": str,
-            "origin": str,
-            "onnx": str,
-            "code": str,
-            "teacher": str,
-            "teacher_sha256": str,
-        }
-        if wrong := [name for name, kind in kinds.items() if not isinstance(found.get(name, kind()), kind)]:
-            raise ValueError(f"its {wrong[0]} is of type {type(found[wrong[0]]).__name__}")
-        try:
-            found["parts"] = {name: Part(**part) for name, part in found["parts"].items()}
-            found["inputs"] = tuple(_input(entry) for entry in found["inputs"])
-            found["targets"] = tuple(_frozen(Target, entry) for entry in found["targets"])
-            return cls(**found)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"an entry is missing or unknown: {error}") from None
+            raise ValueError(f"its module is {str(found.get('module'))[:60]!r}, not {MODULE}")
+        made: Record = built(cls, found)
+        return made
 
     def preprocessing(self) -> str:
         """Return the inputs as JSON, for the metadata of other files."""
@@ -204,13 +249,18 @@ class Record:
         Raises:
             OnnxgenError: one of them has a wrong type.
         """
+        values = {
+            n: value for n, value in self.values_for(run).items() if n == "teacher" or SETTINGS[n].group != DEVICES
+        }
         try:
-            kept = {name: value for name, value in self.settings.items() if SETTINGS[name].group != DEVICES}
-            values = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in kept.items()}
-            values |= self.taught_by(run)
-        except (KeyError, ValueError) as error:
+            return Settings(**values)
+        except OnnxgenError as error:
             raise OnnxgenError(f"{run / RECORD}: settings: {error}") from None
-        return Settings(**{**UNDECIDED, **values})
+
+    def values_for(self, run: Path) -> dict[str, Any]:
+        """Return the settings of the run by name, with paths as they are named from the current folder."""
+        values = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in self.settings.items()}
+        return {**UNDECIDED, **values, **self.taught_by(run)}
 
     def taught_by(self, run: Path) -> dict[str, Any]:
         """Return the setting `teacher`, as it is named from the current folder; {} if there was none."""
@@ -221,11 +271,11 @@ class Record:
         return str(seen_here("data", self.data, run)) if self.data else ""
 
     def origin_for(self, run: Path) -> Path:
-        """Return the module that was trained, as it is named from the current folder; the run's own if that is gone, or
-        was changed since.
+        """Return the module that was trained, as it is named from the current folder; the run's own if that is gone,
+        was changed since, or is another than the run's own.
         """
         found = self.place_of_origin(run)
-        return found if has_code(found, self.code) else run / self.module
+        return found if has_code(found, self.code) and is_same_code(found, run) else run / self.module
 
     def place_of_origin(self, run: Path) -> Path:
         """Return where the module that was trained was, as it is named from the current folder."""
@@ -268,6 +318,28 @@ def read_record(run: Path) -> Record:
         raise OnnxgenError(f"{run / RECORD} can't be read: {error}") from None
 
 
+def whole_weights(run: Path, record: Record) -> Path:
+    """Return the best weights of a run, as they were written.
+
+    Raises:
+        OnnxgenError: there are none yet, or they were changed since, or damaged.
+    """
+    found = best_of(run)
+    for name, wanted in record.result.get("weights", {}).items():
+        file = run / Path(name).name
+        if not file.is_file() or file_sha256(file) != wanted:
+            what = f"{file} was changed or damaged since the run ended: it has another SHA-256 than {RECORD} says"
+            raise OnnxgenError(what, help="restore it, or name other weights with --weights")
+    return found
+
+
+def need_own_code(run: Path, record: Record) -> None:
+    """Raise `OnnxgenError` if the module of a run does not do what it did when the run wrote it."""
+    if record.own_code and not has_code(run / MODULE, record.own_code):
+        what = f"{run / MODULE} was changed or damaged since the run wrote it: it does something else"
+        raise OnnxgenError(what, help="restore it; to use another module, train that one")
+
+
 def write_record(run: Path, record: Record) -> None:
     """Write the record of a run. The file is replaced atomically. Raises `OSError`."""
     with replacing([run]) as files, files.file(run / RECORD) as file:
@@ -291,8 +363,8 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
         data: as it is named from the current folder; None for the run's own.
     """
     record = read_record(run)
-    kept = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in record.settings.items()}
-    kept = {**UNDECIDED, **kept, **record.taught_by(run)}
+    record.settings_for(run)  # its errors name the record
+    kept = record.values_for(run)
     if data is None or is_same(data, record.data_for(run)):
         return kept
     found: dict[str, Any] = {
@@ -318,13 +390,3 @@ def _is_plain(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _input(entry: Mapping[str, Any]) -> Input:
-    image = entry.get("image")
-    found: Input = _frozen(Input, {**entry, "image": image and _frozen(Image, image)})
-    return found
-
-
-def _frozen(kind: type[Any], entry: Mapping[str, Any]) -> Any:
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from onnxgen.common.atomic import replacing
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.best import goodness
 
 Row = dict[str, float]
@@ -26,11 +28,28 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a `metrics.csv`, without keys for missing values; [] if there is no such file."""
+    """Return the rows of a `metrics.csv`, without keys for missing values; [] if there is no such file.
+
+    Raises:
+        OnnxgenError: it is damaged.
+    """
     if not path.is_file():
         return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+    rows: list[Row] = []
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file, strict=True):
+                if None in row or None in row.values():
+                    raise ValueError("it has more or fewer values than columns")
+                rows.append({name: float(text) for name, text in row.items() if text})
+                counts = [rows[-1].get(name, math.nan) for name in FIRST_COLUMNS] + [rows[-1].get("seconds", 0.0)]
+                if not all(0 <= count < math.inf for count in counts):
+                    raise ValueError("epoch, step and seconds must be numbers from 0")
+    except OSError as error:
+        raise OnnxgenError(f"{path} can't be read: {error.strerror}") from None
+    except (ValueError, csv.Error) as error:
+        raise OnnxgenError(f"{path} can't be read, row {len(rows)}: {error}") from None
+    return rows
 
 
 def best_row(rows: Sequence[Row], monitor: str) -> Row | None:

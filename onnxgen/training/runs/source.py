@@ -18,6 +18,7 @@ from onnxgen.code.digest import LENGTH, code_digest, is_digest
 from onnxgen.code.render import with_fingerprint
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
+from onnxgen.training.runs.code import READING
 from onnxgen.training.runs.folder import BEST, INDEX
 
 Ports: TypeAlias = Sequence[tuple[Port, Port]]
@@ -26,12 +27,6 @@ Place: TypeAlias = tuple[int, int, int]  # line from 0, and the first and last b
 MAX_TRIED = 500  # numbers in a module that may be the number of classes
 _WEIGHTS = f'WEIGHTS = Path(__file__).with_name("{BEST}")'
 _EMBEDDED = re.compile(r'^WEIGHTS = """\n.*?^"""\.replace\("\\n", ""\)$', re.MULTILINE | re.DOTALL)
-_READING = (  # how the templates read weights that are in the module or in several files; and in one file
-    ("Path(weights).read_bytes() if weights else base64.b85decode(WEIGHTS)", "Path(weights or WEIGHTS).read_bytes()"),
-    ("load(base64.b85decode(WEIGHTS))[key]", "load(WEIGHTS.read_bytes())[key]"),
-    ('    name = json.loads(WEIGHTS.read_text())["weight_map"][key]\n', ""),
-    ("safe_open(WEIGHTS.with_name(name), ", "safe_open(WEIGHTS, "),
-)
 _BESIDE = "generate the module without --embed and --shard-size"
 
 
@@ -86,7 +81,7 @@ def _with_weights(text: str, divided: bool) -> str:
         text = text.replace(line[0], _WEIGHTS.replace(BEST, BEST + INDEX), 1)
         return re.sub(r"^(Weights +)[^,\n]+", rf"\g<1>{BEST}{INDEX}", text, count=1, flags=re.MULTILINE)
     text = text.replace(line[0], _WEIGHTS, 1)
-    for old, new in _READING:
+    for old, new in READING:
         text = text.replace(old, new)
     if not re.search(r"\bbase64\.", text):
         text = text.replace("import base64\n", "", 1)

@@ -14,7 +14,8 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.source import DataSource, listed, part_called
+from onnxgen.training.data.layout import part_called
+from onnxgen.training.data.source import DataSource, listed
 
 ROBOFLOW = "_annotations.coco.json"
 FOLDER = "annotations"

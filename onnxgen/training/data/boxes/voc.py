@@ -14,7 +14,7 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import images_in
+from onnxgen.training.data.layout import images_in
 from onnxgen.training.data.source import DataSource
 
 ANNOTATIONS, IMAGES, SETS = "Annotations", "JPEGImages", "ImageSets"

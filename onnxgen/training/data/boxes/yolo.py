@@ -16,7 +16,7 @@ from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import SUFFIXES
+from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.pairs import IMAGES, holds, laid_out, paired, unread
 from onnxgen.training.data.samples import PARTS
 from onnxgen.training.data.source import DataSource

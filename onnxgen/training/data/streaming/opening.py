@@ -18,9 +18,10 @@ from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.columns import MAX_NUMBERED_CLASSES, tensor_of
 from onnxgen.training.data.faults import NAMED
-from onnxgen.training.data.folder import SUFFIXES, look_at
+from onnxgen.training.data.folder import look_at
+from onnxgen.training.data.layout import SUFFIXES, part_called
 from onnxgen.training.data.samples import Field
-from onnxgen.training.data.source import DataSource, listed, part_called, target_called
+from onnxgen.training.data.source import DataSource, listed, target_called
 from onnxgen.training.data.streaming.parquet import (
     PICTURES_AT_ONCE,
     ParquetReader,

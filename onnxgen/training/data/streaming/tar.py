@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from onnxgen.common.cache import Cache
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError, counted, one_line
-from onnxgen.training.data.folder import SUFFIXES, decoded
+from onnxgen.training.data.folder import decoded
+from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.streaming.stream import Columns, Run
 
@@ -133,7 +134,12 @@ def _listed(path: Path) -> dict[Path, int]:
         found = json_object(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}", help="correct or remove it") from None
-    return {path.parent / name: count for name, count in found.items() if type(count) is int}
+    known = {path.parent / name: count for name, count in found.items() if "\0" not in name}
+    for shard, count in known.items():
+        if shard.is_file() and (type(count) is not int or not 0 <= count < 1 << 40):
+            what = f"{path} says that {shard.name} has {str(count)[:40]} samples"
+            raise OnnxgenError(what, help="correct or remove it: without it they are counted")
+    return {shard: count for shard, count in known.items() if type(count) is int}
 
 
 @dataclass

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.signature import Port, Signature
-from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.text.choosing import Chosen, choose
 from onnxgen.training.data.text.encoding import Encoded, Encoder
@@ -94,7 +94,7 @@ def fit_text(source: DataSource, model: nn.Module, settings: Settings, targets: 
     Raises:
         OnnxgenError: there is no tokenizer, the choice of columns is open, or a sample can't be read.
     """
-    ports = signature_of(model)
+    ports = fed(model)
     columns = list(next(iter(source.parts.values())).fields)
     roles, kind = roles_of(ports, columns), task_kind(settings.task)
     labels = kind.labels if kind is not None else ""

@@ -102,7 +102,7 @@ def _module(model: nn.Module) -> Path:
         what = f"{type(model).__name__} is of no generated file, which would say how its boxes are decoded"
         raise OnnxgenError(what, help="give the path of the module that onnxgen generated")
     folder = file.parent
-    return read_record(folder).place_of_origin(folder) if (folder / RECORD).is_file() else file
+    return read_record(folder).origin_for(folder) if (folder / RECORD).is_file() else file
 
 
 def _fixed(signature: Signature) -> _Shapes:

@@ -1,0 +1,145 @@
+"""Makes dataclasses of JSON that may be damaged: every value has the type and the range that its field declares."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", NoneType: "null"}
+MOST = 1 << 53  # a whole number of JSON that every reader has alike
+
+
+@dataclass(frozen=True)
+class Between:
+    """The range of a number, or of the length of a text or a list."""
+
+    least: float
+    most: float
+
+    def __contains__(self, value: Any) -> bool:
+        return self.least <= (value if isinstance(value, (int, float)) else len(value)) <= self.most
+
+    def __str__(self) -> str:
+        return f"from {self.least:g} to {self.most:g}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The values that there are."""
+
+    values: tuple[Any, ...]
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self.values
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(repr, self.values))}"
+
+
+Metric = Annotated[float, "any"]  # a number that may be infinite or NaN
+
+
+def built(kind: Any, value: Any, name: str = "it") -> Any:
+    """Return a value of JSON as the type `kind`: a dataclass, tuple[X, ...], Mapping[str, X], X | Y, Annotated[X, ...].
+
+    Args:
+        name: of the value, for messages.
+
+    A dataclass may have a method `check`, which raises `ValueError` if its values do not go together.
+
+    Raises:
+        ValueError: the value, or one within, is missing, unknown, of another type or outside of its range.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if kind is Metric:
+        return _number(value, name)
+    if origin is Annotated:
+        made = built(inner[0], value, name)
+        for limit in inner[1:]:
+            if made not in limit:
+                raise ValueError(f"its {name} must be {limit}, not {_shown(value)}")
+        return made
+    if origin in (typing.Union, UnionType):
+        return _either(inner, value, name)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _dataclass(kind, value, name)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _other(name, value, "a list")
+        return tuple(built(inner[0], entry, f"{name}[{place}]") for place, entry in enumerate(value))
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise _other(name, value, "an object")
+        return {key: built(inner[1], entry, f"{name}.{key}") for key, entry in value.items()}
+    return _plain(kind, value, name)
+
+
+def _plain(kind: Any, value: Any, name: str) -> Any:
+    if kind is float and type(value) is int:
+        value = _number(value, name)
+    if type(value) is not kind:
+        raise _other(name, value, _WORDS[kind])
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"its {name} must be {_WORDS[kind]}, not {_shown(value)}")
+    if kind is int and abs(value) > MOST:
+        raise ValueError(f"its {name} is too large: {_shown(value)}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if type(value) not in (int, float):
+        raise _other(name, value, "a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"its {name} is too large: {_shown(value)}") from None
+
+
+def _either(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
+    why = ""
+    for kind in kinds:
+        if value is None and kind is NoneType:
+            return None
+        try:
+            if kind is not NoneType:
+                return built(kind, value, name)
+        except ValueError as error:
+            why = str(error)
+    raise ValueError(why)
+
+
+def _dataclass(kind: type[Any], value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        raise _other(name, value, "an object")
+    hints = typing.get_type_hints(kind, include_extras=True)
+    known = {field.name: field for field in fields(kind)}
+    if unknown := [key for key in value if key not in known]:
+        raise ValueError(f"an entry is unknown: {_shown(unknown[0])} of {name}")
+    inside = "" if name == "it" else f"{name}."
+    made = {key: built(hints[key], entry, f"{inside}{key}") for key, entry in value.items()}
+    for key, field in known.items():
+        if key not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"an entry is missing: {key!r} of {name}")
+    found = kind(**made)
+    if hasattr(found, "check"):
+        found.check()
+    return found
+
+
+def _other(name: str, value: Any, wanted: str) -> ValueError:
+    """Return the error for a value of another type."""
+    return ValueError(f"its {name} is of type {type(value).__name__}, not {wanted}: {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message; of a long one its beginning."""
+    if isinstance(value, int) and abs(value) > MOST:
+        return "a number of many digits"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

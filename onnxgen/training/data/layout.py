@@ -1,0 +1,88 @@
+"""How files lie in folders: images in one for each class, what is to be predicted for. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxgen.errors import OnnxgenError
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
+_SPELLED = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
+_SPELLED |= {"test": "test", "testing": "test", "t10k": "test"}
+
+
+class Layout(NamedTuple):
+    """A folder for each part, the names of the classes, and by part each image with the number of its class."""
+
+    parts: dict[str, Path]
+    classes: tuple[str, ...]
+    images: dict[str, list[tuple[Path, int]]]
+
+
+def part_called(name: str) -> str | None:
+    """Return the part that is meant by the name of a folder, file or key; None if it means none."""
+    return _SPELLED.get(name.lower())
+
+
+def layout(folder: Path, labelled: bool = True) -> Layout:
+    """Find `folder/class/*.png`, or `folder/train/class/*.png` beside `val`, `valid`, `validation` or `test`.
+
+    Args:
+        labelled: False allows images in the folder itself, without labels.
+
+    Raises:
+        OnnxgenError: there are no images, or a class has none.
+    """
+    parts = {part: path for path in folders(folder) if (part := part_called(path.name)) and folders(path)}
+    if "train" not in parts:
+        parts = {"train": folder}
+    classes = tuple(sorted({path.name for root in parts.values() for path in folders(root)}))
+    if not classes and labelled:
+        has = "has images but no folder for each class" if images_in(folder) else "has no images"
+        raise OnnxgenError(f"{folder} {has}", help="lay it out as folder/class_name/*.png")
+    return Layout(parts, classes, {part: _labelled(root, classes) for part, root in parts.items()})
+
+
+def folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def images_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+
+
+def files_meant(item: Path | str) -> list[Path]:
+    """Return the files that are meant by a path, a folder (its images) or a pattern, in sorted order.
+
+    Raises:
+        OnnxgenError: there are none.
+    """
+    path = Path(item)
+    if path.is_dir():
+        known = (*SUFFIXES, *SOUNDS)
+        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and not p.name.startswith("."))
+        if not found:
+            raise OnnxgenError(
+                f"the folder {path} has no images or sounds", help=f"their names end in {', '.join(known)}"
+            )
+        return found
+    if path.exists():
+        return [path]
+    root = Path(path.anchor or ".")
+    found = sorted(p for p in root.glob(str(path.relative_to(path.anchor))) if p.is_file()) if "*" in str(path) else []
+    if not found:
+        raise OnnxgenError(f"there is no file {path}", help="name image files, tables, arrays (.npz), or a folder")
+    return found
+
+
+def _labelled(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    if not classes:
+        return [(path, 0) for path in images_in(root)]
+    found = {path: images_in(path) for path in folders(root)}
+    for path, images in found.items():
+        if not images:
+            way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
+            raise OnnxgenError(f"the class folder {path} has no images", help=way)
+    return [(image, classes.index(path.name)) for path, images in found.items() for image in images]

@@ -1,0 +1,119 @@
+"""The levels of a pyramid are the turns of a loop, in whatever order a file computes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onnxgen
+from tests.structure.test_structure import made
+from tests.zoo.export import Case
+
+
+def images(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(1)),)
+
+
+class Pyramid(nn.Module):
+    """Three maps, each half as large as the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.down, self.last = nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 6, 3, 2, 1), nn.Conv2d(6, 8, 3, 2, 1)
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        x = torch.relu(self.stem(x))
+        y = torch.relu(self.down(x))
+        return [x, y, torch.relu(self.last(y))]
+
+
+class Boxes(Pyramid):
+    """Each operator for all levels, and then the next; two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.ModuleList(nn.Conv2d(c, 10, 3, padding=1) for c in (4, 6, 8))
+        self.boxes = nn.ModuleList(nn.Conv2d(c, 12, 3, padding=1) for c in (4, 6, 8))
+
+    def head(self, heads: nn.ModuleList, maps: list[Tensor], size: int) -> Tensor:
+        found = [head(x) for head, x in zip(heads, maps)]
+        found = [x.permute(0, 2, 3, 1) for x in found]
+        return torch.cat([x.flatten(1).unflatten(1, (-1, size)) for x in found], dim=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        maps = self.maps(x)
+        return self.head(self.scores, maps, 5).softmax(-1), self.head(self.boxes, maps, 4)
+
+
+class Interleaved(Boxes):
+    """Both heads of a level before the next map, as SSD's files have them."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[list[Tensor], list[Tensor]] = [], []
+        for layer, score, box in zip((self.stem, self.down, self.last), self.scores, self.boxes):
+            x = torch.relu(layer(x))
+            for head, size, kept in ((score, 5, found[0]), (box, 4, found[1])):
+                kept.append(head(x).permute(0, 2, 3, 1).flatten(1).unflatten(1, (-1, size)))
+        return torch.cat(found[0], dim=1).softmax(-1), torch.cat(found[1], dim=1)
+
+
+@pytest.mark.parametrize("network", [Boxes, Interleaved])
+@pytest.mark.parametrize("case", [Case("legacy", 17, False), Case("dynamo", 18, False)], ids=str)
+def test_levels_are_turns(network: type[Boxes], case: Case, tmp_path: Path) -> None:
+    forward = made(network, tmp_path, images, case).rpartition("def forward")[2]
+    assert "in zip(self.scores, " in forward and "in zip(self.boxes, " in forward
+    assert forward.count("permute(0, 2, 3, 1)") == 2
+
+
+class Collected(nn.Module):
+    """A loop collects maps, and each goes to a head of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, 1, 1)
+        self.downs = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU()) for _ in range(3))
+        self.heads = nn.ModuleList(nn.Conv2d(4, 5, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        maps = [x]
+        for down in self.downs:
+            x = down(x)
+            maps.append(x)
+        found = [head(x) for head, x in zip(self.heads, maps)]
+        return torch.cat([torch.sigmoid(x).flatten(2) for x in found], dim=2)
+
+
+@pytest.mark.parametrize("case", [Case("legacy", 17, False), Case("dynamo", 18, False)], ids=str)
+def test_items_that_a_loop_collected_are_taken_one_by_one(case: Case, tmp_path: Path) -> None:
+    forward = made(Collected, tmp_path, images, case).rpartition("def forward")[2]
+    assert "in zip(self.heads, " in forward and forward.count("sigmoid") == 1
+    assert "features[" in forward or "features" in forward.partition("self.heads, ")[2]
+
+
+class Shared(Pyramid):
+    """One norm for all levels, from the smallest to the largest: its statistics depend on the order of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sides = nn.ModuleList(nn.Conv2d(c, 4, 1) for c in (4, 6, 8))
+        self.norm = nn.BatchNorm2d(4, momentum=0.5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        maps = self.maps(x)
+        sides = [side(x) for side, x in zip(self.sides, maps)]
+        c, b, a = (torch.sigmoid(self.norm(x)).flatten(2) for x in reversed(sides))
+        return torch.cat([a, b, c], dim=2), maps[-1]
+
+
+def test_calls_of_a_module_keep_their_order(tmp_path: Path) -> None:
+    network, path = Shared(), tmp_path / "net.onnx"
+    kept = {"do_constant_folding": False, "training": torch.onnx.TrainingMode.PRESERVE}
+    torch.onnx.export(network.train(), images(), str(path), dynamo=False, **kept)
+    ours = onnxgen.load(path).train()
+    torch.testing.assert_close(ours(*images()), network(*images()))
+    (mean,) = (b for name, b in ours.named_buffers() if name.endswith("running_mean"))
+    torch.testing.assert_close(mean, network.norm.running_mean)

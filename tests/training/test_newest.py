@@ -1,0 +1,64 @@
+"""Commands without the name of a run take the newest one, and `train` says what to type next."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxgen.cli import run
+from tests.training.small import network
+
+Out = pytest.CaptureFixture[str]
+TRAIN = ["train", "small.py", "--data", "data.npz", "--epochs", "1", "--device", "cpu"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    network(tmp_path, x=("float32", ["n", 5]))
+    x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(60) % 3)
+    np.savez(tmp_path / "new.npz", x=x[:2])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_newest_run_is_asked(folder: Path, capsys: Out) -> None:
+    assert run(["evaluate"]) == 2 and "error: there is no run in runs" in capsys.readouterr().err
+    assert run(TRAIN) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "next: onnxgen evaluate runs/small-1"
+    assert run([*TRAIN, "--val", "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "next: onnxgen predict runs/small-2 FILES"
+    assert run(["predict", "new.npz"]) == 0
+    assert capsys.readouterr().err == "asking runs/small-2, the newest run\n"
+    os.utime("runs/small-1/config.toml")
+    assert run(["evaluate"]) == 0 and "small-1 on the val part of data.npz: loss" in capsys.readouterr().out
+    assert run(["predict", "new.npz"]) == 0
+    newest = capsys.readouterr()
+    assert run(["predict", "runs/small-1", "new.npz"]) == 0
+    named = capsys.readouterr()
+    assert newest.out == named.out and newest.err == "asking runs/small-1, the newest run\n" and named.err == ""
+    assert run(["export"]) == 0 and Path("runs/small-1/small-1.onnx").is_file()
+
+
+def test_a_run_without_weights_is_not_the_newest(folder: Path, capsys: Out) -> None:
+    assert run(TRAIN) == 0
+    shutil.copytree("runs/small-1", "runs/small-2")
+    Path("runs/small-2/best.safetensors").unlink()
+    os.utime("runs/small-2/config.toml")
+    assert run(["evaluate"]) == 0 and "small-1 on the val part" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["gone", "small.py", "photos"])
+def test_a_first_word_that_is_no_run_is_told(name: str, folder: Path, capsys: Out) -> None:
+    Path("photos").mkdir()
+    assert run(["predict", name, "new.npz"]) == 2
+    assert f"error: {name} is not a run: it has no run.json" in capsys.readouterr().err
+
+
+def test_a_run_alone_is_no_file(folder: Path, capsys: Out) -> None:
+    assert run(TRAIN) == 0 and run(["predict", "runs/small-1"]) == 2
+    assert "error: no file to predict for -> " in capsys.readouterr().err
