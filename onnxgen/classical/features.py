@@ -13,13 +13,14 @@ from onnxgen.classical import shapes
 from onnxgen.classical.scores import ML, as_dtype, elements, matrix, table
 from onnxgen.code.quote import TORCH_DTYPES, quote, shortest
 from onnxgen.errors import WRITER
+from onnxgen.graph.traits import STANDARDISES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
-@op("Scaler", domain=ML, infer=shapes.as_float, tables=("offset", "scale"))
+@op("Scaler", domain=ML, infer=shapes.as_float, tables=("offset", "scale"), traits=[STANDARDISES])
 def scaler(b: Builder, X: Arg, offset: Arg | None = None, scale: Arg | None = None) -> ast.expr:
     """`(X - offset) * scale`, each with a single number or one per column."""
     x: ast.expr | Arg = X if X.dtype == DOUBLE else as_dtype(b, X, X.dtype, FLOAT)

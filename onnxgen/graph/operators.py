@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from onnxgen.common.timing import IMPORTS, stage
 from onnxgen.graph.domains import is_foreign
-from onnxgen.graph.traits import Trait, all_of
+from onnxgen.graph.traits import STANDARDISES, Trait, all_of
 
 if TYPE_CHECKING:
     from onnxgen.plugins.loading import Plugin
@@ -117,7 +117,8 @@ def op(
         data: the inputs that the outputs' elements come from, by the function's parameters. Default: the
             first, or all that broadcast.
         matrix: the input that the operator multiplies by. If it is a stored tensor, the operator is a layer.
-        weights: the inputs whose stored tensors are weights, whatever their names, sizes and values. Default: `tables`.
+        weights: the inputs whose stored tensors are weights, whatever their names, sizes and values. Default: `tables`,
+            unless the operator standardises by them.
         still: the inputs that carry no gradient, or none that training should follow.
         chosen: the inputs that a person chooses, such as exponents and bounds. Their stored tensors are trained only if
             the exporter recorded parameters.
@@ -132,7 +133,7 @@ def op(
             made = Operator(
                 name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
                 takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), data=data, matrix=matrix,
-                weights=weights or " ".join(tables), still=still, chosen=chosen,
+                weights=weights or ("" if STANDARDISES in traits else " ".join(tables)), still=still, chosen=chosen,
                 least=least,
             )  # fmt: skip
             if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition

@@ -29,6 +29,7 @@ class Trait(Enum):
             Broadcasting.md).
         ADDS: the sum of all inputs, which broadcast, or the difference of two.
         SCALES: the product or the quotient of two inputs, which broadcast.
+        STANDARDISES: the data minus stored numbers, multiplied by stored numbers, as they were measured.
         COMPARISON: compares two inputs, which broadcast, by order; the results are booleans.
         ACTIVATION: elementwise, and used between the layers of networks. Further inputs are options.
         RECTIFIER: an activation that follows an inner layer of a network, not its last one.
@@ -63,6 +64,7 @@ class Trait(Enum):
     BROADCASTS = "broadcasts"
     ADDS = "adds"
     SCALES = "scales"
+    STANDARDISES = "standardises"
     COMPARISON = "comparison"
     ACTIVATION = "activation"
     RECTIFIER = "rectifier"
@@ -84,8 +86,8 @@ class Trait(Enum):
 
 (
     MOVES, FILLS, VIEW, RESHAPE, STRIDES, SHUFFLES, JOINS, PASSES_ON, SAME, SIZES, SELECTS, PICKS, AVERAGES, KEEPS_SIGN,
-    ELEMENTWISE, BROADCASTS, ADDS, SCALES, COMPARISON, ACTIVATION, RECTIFIER, SIGMOID, SOFTMAX, NORM, NORMALISES,
-    CONVOLUTION, POOL, GLOBAL_POOL, RESAMPLES, REDUCTION, RECURRENT, SAMPLES, RANDOM,
+    ELEMENTWISE, BROADCASTS, ADDS, SCALES, STANDARDISES, COMPARISON, ACTIVATION, RECTIFIER, SIGMOID, SOFTMAX, NORM,
+    NORMALISES, CONVOLUTION, POOL, GLOBAL_POOL, RESAMPLES, REDUCTION, RECURRENT, SAMPLES, RANDOM,
 ) = Trait  # fmt: skip
 
 # the traits that each trait implies

@@ -19,7 +19,19 @@ from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import reason
-from onnxgen.graph.traits import JOINS, NORM, PASSES_ON, SAMPLES, STRIDES, VIEW
+from onnxgen.graph.traits import (
+    ADDS,
+    ELEMENTWISE,
+    JOINS,
+    NORM,
+    PASSES_ON,
+    SAME,
+    SAMPLES,
+    SCALES,
+    STANDARDISES,
+    STRIDES,
+    VIEW,
+)
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
 from onnxgen.scopes.origin import param_path
@@ -182,6 +194,8 @@ class Rules:
             return True
         if any(_scales_input(use.node, value, self.inputs) for use in value.uses()):
             return False
+        if tensor.size == max(tensor.shape.numpy(), default=1) and _may_scale_input(value, self.inputs, 4):
+            return None  # the scaler of an input, or the weights of a layer that is spelled out
         if _elements(tensor) == {0.0} and any(
             node.op_type in ("MatMul", "Gemm") and i == 1 for node, i in _uses(value)
         ):
@@ -243,14 +257,27 @@ def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool
     return scales and _is_input(node.inputs[0], inputs, 8)
 
 
+def _may_scale_input(value: ir.Value, inputs: set[ir.Value], depth: int) -> bool:
+    """Return True if network inputs meet a tensor, or what is computed from it alone, elementwise."""
+    for use in value.uses() if depth else ():
+        others = [other for other in use.node.inputs if other is not None and other is not value]
+        if any(_is_input(other, inputs, 8) for other in others):
+            return True
+        if is_a(use.node, ELEMENTWISE, PASSES_ON) and all(v.producer() is None or stored(v) for v in others):
+            if any(_may_scale_input(output, inputs, depth - 1) for output in use.node.outputs):
+                return True
+    return False
+
+
 def _is_input(data: ir.Value | None, inputs: set[ir.Value], depth: int) -> bool:
     maker = None if data is None else data.producer()
     if data in inputs or maker is None or not depth:
         return data in inputs
     if is_a(maker, JOINS):
         return all(_is_input(v, inputs, depth - 1) for v in maker.inputs)
-    passes = is_a(maker, VIEW, STRIDES) or _op(maker) in ("Cast", "Sub", "Div")
-    return passes and _is_input(maker.inputs[0], inputs, depth - 1)
+    if is_a(maker, ADDS, SCALES):
+        return any(_is_input(v, inputs, depth - 1) for v in maker.inputs)
+    return is_a(maker, VIEW, STRIDES, SAME, STANDARDISES) and _is_input(maker.inputs[0], inputs, depth - 1)
 
 
 def _is_row(tensor: ir.TensorProtocol) -> bool:

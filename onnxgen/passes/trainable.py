@@ -49,12 +49,14 @@ from onnxgen.passes.exporters import (
 )
 from onnxgen.passes.places import TYPED, is_beginning, is_bias, is_measured, number, operator, setting, slots
 from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
+from onnxgen.passes.scalers import scales_input
 from onnxgen.passes.varying import is_typed, varying
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, is_plain, stored
 
+SCALER = "the mean or standard deviation of the input"
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _BEFORE_SCALING = ("Cast", "Sub", "Div")  # of columns of the input
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
@@ -264,7 +266,9 @@ def _by_elements(
             if is_counted or not is_beginning(value, tensor):
                 return False, TYPED
         if any(operator(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
-            return False, "the mean or standard deviation of the input"
+            return False, SCALER
+        if scales_input(value, tensor, inputs):
+            return False, SCALER
         if any(known(node).matrix == i for node, i in slots(value)) and not tensor.numpy().any():
             return True, "a matrix of zeros that multiplies, as LoRA's second one begins"
         rule = rule_of(tensor)

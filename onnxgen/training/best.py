@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
-# Parts of the names of metrics.
+# Metrics of single outputs, whose name may follow: any word, as in val_auroc_distance.
+HIGHER = """accuracy agreement auroc average_precision cohen_kappa concordance_corr_coef cosine_similarity
+    critical_success_index exact_match explained_variance f1_score f_beta_score log_auc matthews_corr_coef mean_iou
+    precision r2_score ranking_average_precision recall recall_at_1 spearman_corr_coef""".split()
+# Parts of the names of all others.
 LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "divergence", "ranked_probability")
 
 
 def lower_is_better(metric: str) -> bool:
     """Return True if a smaller value of the metric is better, as for losses and errors."""
-    kind = metric.partition("_accuracy")[0]  # an output's name may follow, and may be any word: val_accuracy_glossary
+    kind = re.sub("^(train|val|test)_", "", metric)
+    if any(kind == name or kind.startswith(f"{name}_") for name in HIGHER):
+        return False
     return any(word in kind for word in LOWER_IS_BETTER)
 
 

@@ -34,7 +34,8 @@ class Result:
 
     Attributes:
         model: with the best weights, in eval mode, on the CPU, in its original dtypes. FSDP leaves the given model
-            sharded; then this is another object, whose weights are mapped from the run's files.
+            sharded; then this is another object, whose weights are mapped from the run's files. If no epoch was better
+            than a trained model, the best weights are those that it began with.
         out: the folder of the run.
         history: the metrics of each epoch, as in `metrics.csv`.
         best_epoch: index of the best epoch in `history`, from 0.

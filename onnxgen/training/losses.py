@@ -61,6 +61,7 @@ class Objective(Goal):
         smoothing: in training this share of each target is spread over all classes (Szegedy et al. 1512.00567).
         labels: the numbers of one sample, if they are no map: labels that hold or don't, or several target numbers.
         several: True if a sample has a class at each of several places, of which some may be ignored.
+        of_map: True if the output has a number at each pixel: most pixels may be of one class, so the mean IoU decides.
         metrics: names of torchmetrics' classes that an evaluation computes, too.
     """
 
@@ -77,6 +78,7 @@ class Objective(Goal):
     labels: int = 1
     metrics: tuple[str, ...] = ()
     several: bool = False
+    of_map: bool = False
 
     @property
     def counts(self) -> bool:
@@ -89,7 +91,7 @@ class Objective(Goal):
 
     @property
     def monitor(self) -> str:  # type: ignore[override]
-        return "accuracy" if self.classes else "loss"
+        return "loss" if not self.classes else "mean_iou" if self.of_map else "accuracy"
 
     @property
     def columns(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -238,8 +240,9 @@ def objective(
         axis = _class_axis(output, target, ending, name)
         maps = OF_A_MAP if output.ndim == 4 else ()
         return Objective(
-            index, name, column, loss, ending, output.shape[axis], axis, metrics=maps, several=target.ndim > 1
-        )
+            index, name, column, loss, ending, output.shape[axis], axis, metrics=maps, several=target.ndim > 1,
+            of_map=output.ndim == 4,
+        )  # fmt: skip
     # Apart from flattened axes and axes of size 1, the target's elements must be in the output's order.
     given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
     if output.numel() != target.numel() or (given != wanted and len(given) == len(wanted)):
@@ -249,7 +252,9 @@ def objective(
     binary = loss in BINARY_LOSSES and (not target.is_floating_point() or len(field.classes) == 2)
     labels = output.numel() // len(output) if output.ndim == 2 else 1
     metrics = () if not binary else OF_LABELS if labels > 1 else OF_A_MAP if output.ndim == 4 else ()
-    return Objective(index, name, column, loss, ending, 2 if binary else 0, labels=labels, metrics=metrics)
+    return Objective(
+        index, name, column, loss, ending, 2 if binary else 0, labels=labels, metrics=metrics, of_map=output.ndim == 4
+    )
 
 
 def _ending(index: int, output: Tensor, column: str, field: Field, target: Tensor, look: Look | None) -> Ending:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -147,6 +147,14 @@ def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, igno
         raise OnnxgenError(f"{path} has no class Model", help="name a module that onnxgen generated")
     if fresh:
         return module.Model(), ""
+    model, said = _with_weights(path, module, weights, strict, ignore)
+    note_learned(model)
+    return model, said
+
+
+def _with_weights(
+    path: Path, module: ModuleType, weights: Path | None, strict: bool, ignore: bool
+) -> tuple[nn.Module, str]:
     if not strict:
         return load_partly(module, path, weights, ignore_mismatched_sizes=ignore)
     if weights is None:
@@ -228,6 +236,28 @@ def scale_of(model: nn.Module) -> str:
 def table_of(model: nn.Module) -> Table | None:
     """Return the table that `set_scale` stored for this very object."""
     return _SCALES.get(model, ("", None))[1]
+
+
+_LEARNED: WeakSet[nn.Module] = WeakSet()
+
+
+def note_learned(model: nn.Module) -> None:
+    """Remember that this object has weights that were trained."""
+    _LEARNED.add(model)
+
+
+def has_learned(model: nn.Module) -> bool:
+    """Return True if a model was opened or trained here, or is a generated one with its file's weights."""
+    if model in _LEARNED:
+        return True
+    file = getattr(sys.modules.get(type(model).__module__), "__file__", None)
+    stored = None if file is None else Path(file).with_suffix(".safetensors")
+    if stored is None or not stored.is_file():
+        return False
+    with safe_open(stored, "pt") as tensors:
+        names = set(tensors.keys())
+        found = [(n, p) for n, p in model.named_parameters() if n in names and p.numel() > 1]
+        return bool(found) and all(torch.equal(tensors.get_tensor(n), p.detach().cpu()) for n, p in found[:8])
 
 
 def fixed_batch(model: nn.Module) -> int | None:

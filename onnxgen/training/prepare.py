@@ -41,7 +41,7 @@ from onnxgen.training.goals.goal import Goal, suffixed
 from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import load_model, set_scale, trial_batch
+from onnxgen.training.model import has_learned, load_model, set_scale, trial_batch
 from onnxgen.training.recipes.balanced import classes_of
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.runs.record import read_record
@@ -59,6 +59,7 @@ class Plan:
     Attributes:
         notes: choices made for the user, and other facts that they should know.
         adapter: what is trained in place of the weights; None if the weights are.
+        has_learned: True if the weights that training begins with are of a trained network, with its own head.
         classes: of each training sample [n], if each is to be drawn equally often.
     """
 
@@ -71,6 +72,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     adapter: Adapter | None = None
     classes: np.ndarray | None = None
+    has_learned: bool = False
 
     @property
     def monitor(self) -> str:
@@ -78,7 +80,7 @@ class Plan:
         if self.settings.monitor != "auto":
             return self.settings.monitor
         if self.data.val is None:  # only loss and accuracy are counted while training
-            return "train_accuracy" if any(o.classes for o in self.objectives) else "train_loss"
+            return "train_accuracy" if any(o.monitor == "accuracy" for o in self.objectives) else "train_loss"
         found = next((o for o in self.objectives if o.monitor != "loss"), self.objectives[0])
         own = found.monitor not in ("loss", "accuracy")  # several goals have one loss and one accuracy together
         name = suffixed(self.objectives, found, found.monitor) if own else found.monitor
@@ -95,6 +97,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     device = choose(settings.device, settings.imports)
     file = None if isinstance(model, nn.Module) else Path(model)
     model, said = _begun(model, settings)
+    learned = has_learned(model) and not settings.from_scratch and settings.replace_head is None
     notes = [said] if said else []
     opened = open_data(data, model, settings)
     if opened.train is None:
@@ -119,8 +122,15 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     set_classes(model, settings.classes)
     objectives = stressed(objectives, opened.train, settings)
     objectives = with_teacher(objectives, model, opened.train, feeding, settings, opened.normalize)
-    notes += opened.notes + [said for made in objectives for said in made.said]
+    notes += opened.notes + _told(objectives, settings)
     notes += [] if task_kind(settings.task) is not None else _untrained(model, feeding)
+    drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
+    return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned and not head)
+
+
+def _told(objectives: Sequence[Goal], settings: Settings) -> list[str]:
+    """Return notes of what is trained."""
+    notes = [said for made in objectives for said in made.said]
     for made in objectives if settings.loss == "auto" else ():
         if isinstance(made, Objective):
             where = f"output {made.name}" if made.name else "the model"
@@ -129,8 +139,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     if any(made.factor != 1 for made in objectives):
         parts = ", ".join(f"{made.factor:g} {made.name or 'labels'}" for made in objectives)
         notes.append(f"the loss is the sum of {parts}; the loss of each is shown before its weight")
-    drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
-    return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
+    return notes
 
 
 def _detector(

@@ -15,7 +15,7 @@ from onnxgen.training.checkpoint.weights import load_weights
 from onnxgen.training.finetune.adapters import load_adapter, merge
 from onnxgen.training.finetune.packed import packed_layers
 from onnxgen.training.goals.own import keep_state, restore
-from onnxgen.training.model import scale_of, set_scale, table_of
+from onnxgen.training.model import note_learned, scale_of, set_scale, table_of
 from onnxgen.training.recompute import keep_all
 from onnxgen.training.runs.folder import BEST, GOAL, LAST, there
 from onnxgen.training.sharded.rows import map_rows
@@ -52,6 +52,7 @@ def give_back(
             if none are best.
     """
     keep_all(network)
+    note_learned(whole)
     if stopped != "interrupted":
         trainer.strategy.barrier()
     elif whole is network and trainer.is_global_zero:  # a sharded run has done it
@@ -59,7 +60,8 @@ def give_back(
     best, last = there(keep.out / BEST), there(keep.out / LAST)
     if whole is not network and (found := best or last) is not None:
         map_rows(whole, found)
-    if best is not None and not (whole is not network and stopped == "interrupted"):
+    early = stopped == "interrupted" and keep.best_epoch is None  # then the latest weights go on
+    if best is not None and not early and not (whole is not network and stopped == "interrupted"):
         (load_weights if keep.only is None else load_adapter)(network, best)
     if keep.only is not None and not any(packed_layers(network)):
         merge(network)

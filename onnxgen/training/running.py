@@ -87,7 +87,7 @@ def _run(
     task = _task(plan, network)
     history, progress = report.callbacks(settings, facts := report.facts_of(plan), show)
     keep = checkpoints(plan, progress.say, keeps)
-    keep.averaged = used.averaged
+    keep.averaged, keep.keeps_start, history.keeps_start = used.averaged, plan.has_learned, plan.has_learned
     deadline = Deadline(settings.max_hours)
     first, rest = LogEpoch(), [*used.callbacks, deadline, history, progress, keep]
     lean(task, first, *rest)

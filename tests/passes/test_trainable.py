@@ -19,6 +19,7 @@ from onnxgen import generate
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
 from onnxgen.pipeline import read_and_simplify
+from onnxgen.runtime.load import from_pretrained, imported
 from tests.ops.harness import assert_same, run_onnxruntime
 from tests.support.real import run
 
@@ -148,3 +149,72 @@ def test_what_is_added_to_one_channel_may_be_a_constant(number: float, tmp_path:
     nodes = 'c = Conv (a, "w_0") d = Add (c, "three") y = Sigmoid (d)'
     written(tmp_path / "net.onnx", nodes, {"w_0": draw.standard_normal((1, 4, 1, 1)), "three": number})
     assert not decided(tmp_path / "net.onnx").get("three", (False,))[0]
+
+
+SCALED = "z = MatMul (s, w) y = Add (z, bias)"
+NUMBERS = {"mean": (3,), "inverse": (3,), "variance": (3,), "w0": (3, 3), "w": (3, 2), "bias": (2,), "places": (5, 3)}
+SCALERS = [
+    ("c = Sub (x, mean) s = Mul (c, inverse)", "mean inverse", ""),
+    ("c = Sub (x, mean) s = Div (c, inverse)", "mean inverse", ""),
+    ("c = Mul (x, inverse) s = Add (c, mean)", "mean inverse", ""),
+    ("c = Add (mean, x) d = Mul (inverse, c) s = Clip (d, low, high)", "mean inverse", ""),
+    ("f = Cast <to=1> (x) c = Sub (f, mean) s = Mul (c, inverse)", "mean inverse", ""),
+    ("t = Identity (x) c = Sub (t, mean) r = Reciprocal (inverse) s = Mul (c, r)", "mean inverse", ""),
+    ("c = Sub (x, mean) e = Sqrt (variance) s = Div (c, e)", "mean variance", ""),
+    ("s = ai.onnx.ml.Scaler <offset = [0.5, 1.7, 2.9], scale = [1.1, 0.3, 2.2]> (x)", "s:offset s:scale", ""),
+    # Layers of the network, although they are affine.
+    ("m = MatMul (x, w0) c = Mul (m, inverse) s = Add (c, mean)", "", "w0 inverse mean"),
+    ("r = Relu (x) c = Mul (r, inverse) s = Add (c, mean)", "", "inverse mean"),
+    ("r = Tanh (x) c = Sub (r, mean) s = Mul (c, inverse)", "", "inverse mean"),
+    ("s = Add (x, places)", "", "places"),
+]
+
+
+def scaled(nodes: str, path: Path, shape: str = "n, 3") -> None:
+    """Write a network with an input x and weights as drawn; its exporter records nothing."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>
+    net (float[{shape}] x) => (y) {{ {nodes} }}"""
+    model = parser.parse_model(text)
+    for name, size in NUMBERS.items():
+        if name in text:
+            array = (np.abs(draw.standard_normal(size)) + 0.1).astype(np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(array, name))
+    for name, bound in {"low": -5.0, "high": 5.0}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(bound), name))
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize(("nodes", "frozen", "trained"), SCALERS)
+def test_the_scaler_of_an_input_is_not_trained(nodes: str, frozen: str, trained: str, tmp_path: Path) -> None:
+    scaled(f"{nodes} {SCALED}", tmp_path / "net.onnx", "n, 5, 3" if "places" in nodes else "n, 3")
+    found = decided(tmp_path / "net.onnx")
+    assert all(found[name][0] for name in ("w", "bias", *trained.split()))
+    assert all(found[name] == (False, "the mean or standard deviation of the input") for name in frozen.split())
+
+
+@pytest.mark.parametrize("nodes", ["c = Mul (x, inverse) y = ReduceSum (c)", "c = Mul (x, inverse) y = Add (c, mean)"])
+def test_weights_without_a_layer_behind_them_are_trained(nodes: str, tmp_path: Path) -> None:
+    """A linear model may be a product and a sum."""
+    scaled(nodes, tmp_path / "net.onnx")
+    assert decided(tmp_path / "net.onnx")["inverse"][0]
+
+
+def test_a_training_leaves_the_scaler_of_a_policy(tmp_path: Path) -> None:
+    """The oracle is a loop of torch over the layer alone, with the observations as numpy scales them."""
+    scaled(f"c = Sub (x, mean) d = Mul (c, inverse) s = Clip (d, low, high) {SCALED}", tmp_path / "net.onnx")
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    stored = onnx.load(tmp_path / "net.onnx").graph.initializer
+    tensors = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in stored}
+    x, y = torch.randn(32, 3), torch.randn(32, 2)
+    scaled_x = ((x - tensors["mean"]) * tensors["inverse"]).clamp(-5, 5)
+    w, bias = tensors["w"].requires_grad_(), tensors["bias"].requires_grad_()
+    with imported(tmp_path / "net.py") as file:
+        model = from_pretrained(file, tmp_path / "net.py").train()
+    ours, theirs = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD([w, bias], 0.1)
+    for _ in range(5):
+        for optimizer, made in ((ours, lambda: model(x)), (theirs, lambda: scaled_x @ w + bias)):
+            optimizer.zero_grad()
+            (made() - y).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(model(x), scaled_x @ w + bias, rtol=1e-5, atol=1e-5)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, f1_score, jaccard_score
+from sklearn.metrics import average_precision_score, f1_score, jaccard_score, roc_auc_score
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
@@ -20,6 +20,8 @@ from onnxgen.training.goals.embedding import RecallAt1
 from onnxgen.training.goals.keypoints import Keypoints
 from onnxgen.training.goals.measured import known_metrics, snake
 from onnxgen.training.losses import Objective
+from onnxgen.training.prepare import prepare
+from onnxgen.training.settings import Settings
 from tests.training.test_goals_tasks import QUIET
 
 GIVEN: dict[str, Any] = {"device": "cpu", "workers": 0, "batch_size": 8}
@@ -58,6 +60,34 @@ def test_labels_have_the_scores_of_scikit_learn() -> None:
     likely, true = network(data["x"]).sigmoid().detach().numpy(), data["y"].numpy()
     assert found["f1_score"] == pytest.approx(f1_score(true, likely > 0.5, average="macro"), abs=1e-6)
     assert found["average_precision"] == pytest.approx(average_precision_score(true, likely), abs=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_areas_are_those_of_scikit_learn_for_scores_that_are_close(width: int) -> None:
+    """The probabilities of rare things all lie in one of 200 bins."""
+    torch.manual_seed(0)
+    x, network = torch.randn(300, 5), nn.Linear(5, width)
+    network.bias.data.fill_(-9.0)
+    data = {"x": x, "y": x[:, :width] + torch.randn(300, width) > 1}
+    found = evaluate(network, data, metric=("AUROC", "AveragePrecision"), **GIVEN)
+    likely, true = network(x).sigmoid().detach().numpy(), data["y"].numpy()
+    assert found["auroc"] == pytest.approx(roc_auc_score(true, likely), abs=1e-6)
+    assert found["average_precision"] == pytest.approx(average_precision_score(true, likely), abs=1e-6)
+
+
+def test_the_mean_iou_of_a_map_decides_without_being_asked(tmp_path: Path) -> None:
+    """Nearly all pixels are background: an epoch that says so everywhere has the accuracy 0.97, and finds nothing."""
+    network, data = maps(2)
+    data["y"] = torch.zeros_like(data["y"])
+    data["y"][:, 0, 0] = 1
+    plan = prepare(network, data, Settings(device="cpu", val=0.25))
+    assert plan.monitor == "val_mean_iou"
+    assert prepare(network, data, Settings(device="cpu", val=0.0)).monitor == "train_loss"
+    yes, _ = maps(1)
+    only = {"x": data["x"], "y": data["x"][:, :1] > 0}
+    assert prepare(yes, only, Settings(device="cpu", val=0.25)).monitor == "val_mean_iou"
+    result = fit(network, data, out=tmp_path, **QUIET | {"epochs": 4, "val": 0.25, "lr": 0.2})
+    assert result.best_epoch == int(np.argmax([row["val_mean_iou"] for row in result.history]))
 
 
 def test_maps_have_the_mean_iou_of_scikit_learn() -> None:
@@ -115,7 +145,8 @@ def test_the_better_direction_of_each_metric_is_torchmetrics(kind: str) -> None:
     wrong = [
         name
         for name, metric in known_metrics(OBJECTIVES[kind]).items()
-        if lower_is_better(f"val_{snake(name)}") == metric.higher_is_better
+        for suffix in ("", "_distance", "_loss", "_error", "_accuracy", "_mse", "_gain")  # an output's name
+        if lower_is_better(f"val_{snake(name)}{suffix}") == metric.higher_is_better
     ]
     assert not wrong
 
@@ -123,4 +154,6 @@ def test_the_better_direction_of_each_metric_is_torchmetrics(kind: str) -> None:
 def test_the_better_direction_of_what_tasks_measure() -> None:
     assert lower_is_better(f"val_{Reading.monitor}") and lower_is_better(f"val_{Keypoints.monitor}")
     assert not any(map(lower_is_better, ("val_recall_at_1", "val_exact_match", "val_pck", "val_mean_iou")))
+    assert not any(map(lower_is_better, ("val_accuracy_distance", "train_accuracy_loss", "test_agreement_teacher")))
+    assert lower_is_better("val_loss_accuracy") and lower_is_better("val_my_distance")
     assert RecallAt1.higher_is_better

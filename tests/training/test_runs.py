@@ -17,12 +17,14 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor
 
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Learner, evaluate, fit, load, open_model
 from onnxgen.training.data.samples import Data
+from onnxgen.training.model import open_module
 from onnxgen.training.runs.folder import latest, numbered, slug
 from onnxgen.training.runs.record import read_record
 from samples.tasks.make import SHAPES, make
@@ -85,7 +87,7 @@ with torch.inference_mode():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_copied_folder_needs_no_onnxgen(name: str, here: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
     learner = load(f"runs/{name}-1")
     _, (x,) = prepared(learner, name)
@@ -167,10 +169,13 @@ def test_predict_takes_what_people_have(here: Path) -> None:
 
 
 def test_a_training_that_made_the_model_worse(here: Path, tmp_path: Path, capsys: Out) -> None:
-    """A line, the report and the record say so; a training that helped says nothing."""
+    """A line, the report and the record say so, and its weights are the best; a training that helped says nothing."""
     said = "no epoch was better than the model before training"
     for lr, worse in ((1000.0, True), (0.05, False)):
-        fit("flowers.py", "flowers.csv", lr=lr, epochs=2, workers=0, out=tmp_path / str(lr), show="lines")
+        result = fit("flowers.py", "flowers.csv", lr=lr, epochs=2, workers=0, out=tmp_path / str(lr), show="lines")
+        begun, kept = load_file("flowers.safetensors"), load_file(tmp_path / str(lr) / "best.safetensors")
+        assert all(torch.equal(kept[n], value) for n, value in begun.items()) == worse  # the best is what it began with
+        assert all(torch.equal(result.model.state_dict()[n], value) for n, value in kept.items())
         assert (f"note: {said}" in capsys.readouterr().out) == worse
         assert (said in (tmp_path / str(lr) / "report.html").read_text(encoding="utf-8")) == worse
         found = read_record(tmp_path / str(lr)).result
@@ -370,3 +375,14 @@ def test_settings_survive(here: Path) -> None:
     settings: Any = record.settings_for(Path("runs/labels-1"))
     assert settings.classes == SHAPES and settings.test == 0.2 and settings.workers == "auto", "devices are not kept"
     assert type(record).from_json(record.to_json()) == record
+
+
+def test_a_module_that_learned_nothing_yet_is_not_the_best(here: Path, tmp_path: Path) -> None:
+    """Weights of a generated file count as learned, however they were loaded, and those of `Model()` do not."""
+    for fresh in (True, False):
+        file, _ = open_module("flowers.py"), torch.manual_seed(99)
+        model = file.Model() if fresh else file.Model.from_pretrained()
+        begun = {name: value.clone() for name, value in model.state_dict().items()}
+        fit(model, "flowers.csv", lr=1000.0, epochs=1, workers=0, out=tmp_path / str(fresh), show="nothing")
+        kept = load_file(tmp_path / str(fresh) / "best.safetensors")
+        assert all(torch.equal(kept[name], value) for name, value in begun.items()) != fresh

@@ -45,7 +45,9 @@ class Checkpoints(lightning.Callback):
 
     Attributes:
         averaged: in this context the model has the weights to keep, if these are not the latest ones.
-        best, best_epoch: the best value of `monitor`, and its epoch (from 0); None before there is one.
+        keeps_start: the weights before training are the best ones until an epoch is better.
+        best, best_epoch: the best value of `monitor`, and its epoch (from 0); None before there is one. The weights
+            before training have no epoch.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Checkpoints(lightning.Callback):
         self.monitor, self.say = monitor, say
         self.constants, self.metadata, self.only, self.shard_size = constants or {}, metadata, only, shard_size
         self.dtypes, self.patience = dtypes, patience
+        self.keeps_start = False
         self.averaged: Callable[[], AbstractContextManager[None]] = nullcontext
         self.best: float | None = None
         self.best_epoch: int | None = None
@@ -131,6 +134,16 @@ class Checkpoints(lightning.Callback):
 
     def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self._tied_names = tied_names(task.model)
+
+    def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
+        found = metrics(trainer)
+        good = goodness(found, self.monitor)
+        if self.keeps_start and good is not None:
+            self.best, self._goodness = found[self.monitor], good
+            if is_sharded(trainer):
+                self._write_rows(trainer, BEST)
+            else:
+                self._write_whole(trainer, BEST)
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self._stop_before(trainer)
@@ -231,21 +244,21 @@ class Checkpoints(lightning.Callback):
         if is_sharded(trainer):
             self._write_rows(trainer, LAST, *([BEST] if better else []))
         else:
-            self._write_whole(trainer, better)
+            with self.averaged():
+                self._write_whole(trainer, LAST, *([BEST] if better else []))
         self._save(trainer, task)
 
-    def _write_whole(self, trainer: lightning.Trainer, better: bool) -> None:
-        with self.averaged():
-            state = trainer.strategy.lightning_module_state_dict()
-            if trainer.is_global_zero:
-                of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
-                weights = plain(self._kept(of_model), self._tied_names)
-                self._write(weights, LAST)
-                of_goals = {n.removeprefix(GOALS): t for n, t in state.items() if n.startswith(GOALS)}
-                if better:
-                    self._write(weights, BEST)
-                    if of_goals:
-                        self._write(plain(of_goals), GOAL, {})
+    def _write_whole(self, trainer: lightning.Trainer, *names: str) -> None:
+        """Write the weights under each name. All processes call this."""
+        state = trainer.strategy.lightning_module_state_dict()
+        if trainer.is_global_zero:
+            of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
+            weights = plain(self._kept(of_model), self._tied_names)
+            of_goals = {n.removeprefix(GOALS): t for n, t in state.items() if n.startswith(GOALS)}
+            for name in names:
+                self._write(weights, name)
+            if of_goals and BEST in names:
+                self._write(plain(of_goals), GOAL, {})
 
     def _write_rows(self, trainer: lightning.Trainer, *names: str) -> None:
         """Write the weights of a sharded model under each name. All processes call this."""

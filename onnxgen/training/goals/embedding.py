@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SCALE, MARGIN = 64.0, 0.5  # of ArcFace (Deng et al. 1801.07698)
 TEMPERATURE = 0.05  # of InfoNCE
+COUNTED = "recall_at_1_samples"
 _AT_ONCE = 1024  # queries that are compared with all samples
 
 
@@ -44,7 +45,8 @@ class Embedding(Goal, nn.Module):
 
     def scores(self) -> Scores:
         metrics = {"recall_at_1": RecallAt1()}
-        return Scores(metrics, lambda outputs, batch: (outputs[self.output].float(), batch[self.column]))
+        names = ("recall_at_1", COUNTED)
+        return Scores(metrics, lambda outputs, batch: (outputs[self.output].float(), batch[self.column]), names)
 
 
 class ArcFace(Embedding):
@@ -190,7 +192,8 @@ class PairRecallAt1(Metric):
 class RecallAt1(Metric):
     """The share of samples whose nearest neighbour by cosine, in the whole part, has their label.
 
-    Samples count whose label another sample of the part has.
+    Samples count whose label another sample of the part has. Their number is `recall_at_1_samples`; without any, the
+    share is NaN.
     """
 
     higher_is_better, is_differentiable, full_state_update = True, False, False
@@ -207,7 +210,7 @@ class RecallAt1(Metric):
         self.vectors.append(F.normalize(vectors.detach()))
         self.labels.append(labels)
 
-    def compute(self) -> Tensor:
+    def compute(self) -> dict[str, Tensor]:
         made, labels = (
             torch.cat([*found]) if isinstance(found, list) else found for found in (self.vectors, self.labels)
         )
@@ -220,7 +223,8 @@ class RecallAt1(Metric):
             has = same.sum(1) > 1
             right += int((same.gather(1, near.argmax(1, keepdim=True))[:, 0] & has).sum())
             counted += int(has.sum())
-        return torch.tensor(right / max(counted, 1))
+        share = right / counted if counted else math.nan
+        return {"recall_at_1": torch.tensor(share), COUNTED: torch.tensor(counted)}
 
 
 def make(found: Situation) -> list[Goal]:

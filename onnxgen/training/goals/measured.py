@@ -22,8 +22,6 @@ IGNORED_CLASS = -100  # a class index that counts neither in the loss nor in a m
 # The metrics that an evaluation computes without being asked: of a map of classes, of a map of yes or no, of labels.
 OF_A_MAP, OF_LABELS = ("JaccardIndex",), ("F1Score", "AveragePrecision")
 _RENAMED = {"jaccard_index": "mean_iou"}  # the name that the field uses
-# Of metrics over all thresholds: torchmetrics would keep every prediction without it. Of several labels it keeps them.
-_THRESHOLDS = 200
 
 
 def measured(objective: Objective) -> Scores:
@@ -84,7 +82,7 @@ def _metric(name: str, objective: Objective) -> torchmetrics.Metric:
         "num_labels": objective.labels,
         "num_outputs": objective.labels,
         "ignore_index": None if objective.is_binary else IGNORED_CLASS,
-        "thresholds": None if objective.labels > 1 else _THRESHOLDS,
+        "thresholds": None,  # all of them: bins would make ties of different predictions
         "average": "macro",
         "validate_args": False,
     }

@@ -14,7 +14,7 @@ from onnxgen.training.runs.rows import Row, best_row, write_rows
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
 
-NOTHING = "no epoch was better than the model before training; best.safetensors has the best of the epochs"
+NOTHING = "no epoch was better than the model before training; best.safetensors has "
 
 
 class Metrics(lightning.Callback):
@@ -27,6 +27,7 @@ class Metrics(lightning.Callback):
     Attributes:
         rows: the rows of all epochs so far.
         confusion: the task's `confusion` in the best epoch.
+        keeps_start: the weights before training are the best ones until an epoch is better.
         before: the metrics of the validation before training; {} if there was none.
     """
 
@@ -37,6 +38,7 @@ class Metrics(lightning.Callback):
         self.confusion: Tensor | None = None
         self.before: Row = {}
         self._since = 0.0  # the epoch from which patience counts: a run that was stopped early may go on
+        self.keeps_start = False
         self._begun = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,7 +61,8 @@ class Metrics(lightning.Callback):
     def brought_nothing(self) -> str:
         """A sentence if no epoch was better than the model before training; else ""."""
         row = best_row([self.before, *self.rows], self.monitor) if self.rows else None
-        return NOTHING if row is not None and row is self.before else ""
+        kept = "its weights" if self.keeps_start else "the best of the epochs"
+        return NOTHING + kept if row is not None and row is self.before else ""
 
     def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
         self.before = metrics(trainer)
