@@ -424,8 +424,9 @@ def test_the_help_of_train_begins_with_a_screen(capsys: Out) -> None:
     assert call("train", "-h") == 0
     lines = capsys.readouterr().out.splitlines()
     first = lines.index("Used most (all options are below):")
-    screen = [line.split()[0] for line in lines[first:40] if line.startswith("  --")]
-    assert {"--data", "--epochs", "--lr", "--replace-head", "--out", "--resume"} <= {*screen}
+    end = lines.index("", first)
+    screen = [line.split()[0] for line in lines[first:end] if line.startswith("  --")]
+    assert end < 40 and {"--data", "--epochs", "--lr", "--replace-head", "--out", "--resume"} <= {*screen}
     assert all(sum(line.split()[:1] == [name] for line in lines) == 2 for name in screen if name != "--resume")
 
 
