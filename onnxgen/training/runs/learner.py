@@ -88,7 +88,7 @@ class Learner:
             if any(target.column for target in self.record.targets):  # the data's targets can be evaluated alone
                 self.settings = replace(self.settings, teacher=None, teacher_features={})
         self.model: nn.Module = open_model(run, weights).eval()
-        fits(self.record, self.model, run)
+        fits(self.record, self.model, run, self.settings.const)
         self.texts: tuple[str, ...] = ()
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name

@@ -117,7 +117,7 @@ class Target:
         labels = self.loss.startswith("binary")  # there are two classes of each of them
         if self.classes and len(self.names) > max(self.classes, 2) and not labels:
             raise ValueError(f"its target {self.name!r} has {self.classes} classes and {len(self.names)} names")
-        if self.loss == "ctc_loss" and not self.blank < self.classes <= len(self.names) + 1:
+        if self.loss == "ctc_loss" and self.classes and not self.blank < self.classes <= len(self.names) + 1:
             raise ValueError(f"its target {self.name!r} has {self.classes} classes, and another number of characters")
         if self.loss == BOXES and not isinstance(self.head.get("places"), list):
             raise ValueError(f"its target {self.name!r} has no places of raw maps")
