@@ -19,13 +19,13 @@ from onnxgen.training.checkpoint.stopping import deaf, held
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.streaming.spans import Order, Spans, Window
 from onnxgen.training.data.streaming.stream import Unreadable, stream_of
+from onnxgen.training.readers import count_workers
 from onnxgen.training.recipes.balanced import balanced_order
 
 # All that a batch depends on: the seed of the epoch, the indices of the samples, and of a stream the windows that they
 # are in, and the one that this reader needs after them.
 Ticket = tuple[int, list[int], list[Window], Window | None]
 Taken = tuple[Batch, list[str]]  # a batch, and which of its samples were skipped and why
-MAX_WORKERS = 8
 TOLD = 5  # samples that can't be read, of which each is told
 
 
@@ -315,22 +315,6 @@ def epoch_seed(seed: int, epoch: int) -> int:
     """Return a 63-bit seed for one epoch, different from those of other epochs and seeds."""
     words = np.random.SeedSequence([seed & (2**64 - 1), epoch]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
-
-
-def count_workers(samples: Samples, workers: int | str, world: int = 1) -> int:
-    """Return the number of worker processes; "auto": none for arrays in memory, else one per core of this rank."""
-    if isinstance(workers, int):
-        return workers
-    if getattr(samples, "in_memory", False):
-        return 0
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    return max(1, min(_cores() // max(local, 1), MAX_WORKERS))
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use. In a container these are fewer than the machine has."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _batches(count: int, size: int, smallest: int, drop_last: bool) -> tuple[int, int]:

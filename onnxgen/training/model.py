@@ -170,6 +170,7 @@ def _with_weights(
 def _as_in(model: nn.Module, record: Record, run: Path) -> nn.Module:
     """Return a model with the scales and the classes of a run."""
     settings = record.settings_for(run)
+    note_learned(model)
     set_scale(model, settings.normalize, fitted(settings.table))
     set_classes(model, settings.classes)
     if (run / GOAL).is_file():

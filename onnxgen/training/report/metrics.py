@@ -66,6 +66,8 @@ class Metrics(lightning.Callback):
 
     def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
         self.before = metrics(trainer)
+        if self.keeps_start:
+            self.confusion = task.confusion
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.rows = [row for row in self.rows if row["step"] <= trainer.global_step]
@@ -87,8 +89,7 @@ class Metrics(lightning.Callback):
         row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
         row["seconds"] = round(time.monotonic() - self._begun, 3)
         self.rows = [r for r in self.rows if r["step"] < row["step"]] + [row]
-        best = best_row(self.rows, self.monitor)
-        if best in (row, None):
+        if self._best() in (row, None):
             self.confusion = task.confusion
         if self._waited(row):
             trainer.should_stop = True
@@ -97,8 +98,13 @@ class Metrics(lightning.Callback):
 
     def _waited(self, row: Row) -> bool:
         """Return True if the last epochs brought nothing, as many as patience asks for."""
-        best = best_row(self.rows, self.monitor) or {"epoch": 0.0}
+        best = self._best() or {"epoch": 0.0}
         return self.patience is not None and row["epoch"] - max(best["epoch"], self._since) >= self.patience
+
+    def _best(self) -> Row | None:
+        """Return the row of the weights that are kept as the best; epoch 0 is the model before training."""
+        begun: list[Row] = [{**self.before, "epoch": 0.0}] if self.keeps_start else []
+        return best_row([*begun, *self.rows], self.monitor)
 
 
 def _forget(logger: TensorBoardLogger, step: int) -> None:
