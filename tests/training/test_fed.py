@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from onnxgen import generate
+from onnxgen import Options, generate
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, load, open_model, predict
 
@@ -130,5 +130,9 @@ def test_a_first_axis_that_is_no_batch_is_not_advised_as_one(tmp_path: Path) -> 
         with pytest.raises(OnnxgenError, match="first axis of input 'state' .* is not that of the other") as caught:
             fit(tmp_path / "recurrent.py", samples(state=rows), const={"sr": 2}, **{**CPU, "batch_size": batch})
         assert "--batch-size 2" not in str(caught.value)
+    freed = Options(dynamic_batch=True, batch_axes={"state": 1, "sr": None})  # as the message says
+    generate(tmp_path / "recurrent.onnx", tmp_path / "free.py", freed)
+    both = samples(state=np.zeros((COUNT, 2, HIDDEN), np.float32))
+    fit(tmp_path / "free.py", both, const={"sr": 2}, epochs=1, out=tmp_path / "free", **CPU)
     given = {"val": 0.25, "epochs": 1, "out": tmp_path / "run", **CPU, "batch_size": 1}
     assert fit(tmp_path / "recurrent.py", samples(), const={"sr": 2, "state": 0}, **given).stopped == "epochs"
