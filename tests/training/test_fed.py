@@ -109,7 +109,7 @@ def in_order(plan: Any, epoch: int, first: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("const", "said"),
     [
-        ({}, r"which column feeds sr, state\? .*; a number for all samples: const={'state': 0}"),
+        ({}, r"which column feeds sr, state\? .*; a number for all samples: const={'sr': 0}"),
         ({"sr": 2}, r"which column feeds state\?"),
         ({"sr": 2.5, "state": 0}, "const={'sr': 2.5}: the input takes whole numbers"),
         ({"rate": 2}, "the model has no input 'rate' .it has x, sr, state"),

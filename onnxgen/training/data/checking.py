@@ -41,7 +41,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     """
     parts = data.parts
     problems = Problems()
-    ports = fed(model).inputs
+    ports = fed(model, None, signature_of(model)).inputs
     for part, samples in parts.items():
         _check_size(part, samples, ports, data, settings, problems)
         for port, column in zip(ports, feeding.inputs):
