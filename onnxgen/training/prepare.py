@@ -328,7 +328,8 @@ def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...
 def _untrained(model: nn.Module, feeding: Feeding) -> list[str]:
     """Return a note of the outputs that were added by hand, and that nothing trains."""
     ports = signature_of(model).outputs
-    left = [port.name for n, port in enumerate(ports) if n not in feeding.targets and port.dtype is port.dims is None]
+    added = [(n, port.name) for n, port in enumerate(ports) if port.dtype is None and port.dims is None]
+    left = [name for n, name in added if n not in feeding.targets]
     way = ",".join(f"{name}=COLUMN" for name in left)
     return [f"not trained, since no column is its target: output {', '.join(left)} -> --target {way}"] if left else []
 

@@ -18,6 +18,8 @@ def white_of_floats(samples: Samples, column: str) -> float:
     if not samples.fields[column].dtype.is_floating_point:
         return 0.0
     values = samples.take(leading(samples, min(_LOOKED_AT, len(samples))), 0)[column]
+    if not values.numel():
+        return 0.0
     low, high = float(values.min()), float(values.max())
     return next((white for white in _WHITES if low >= 0 and _DARK < high <= white), 0.0)
 

@@ -11,6 +11,7 @@ from torch import nn
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
 from onnxgen.output.signature import Port, Signature
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.fed import arrangement, fed
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import listed, target_called
@@ -35,7 +36,8 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
         OnnxgenError: a name is unknown, or an assignment is open. The message lists the names and the option.
     """
     settings = data.text.applied(settings) if data.text is not None else settings
-    found = matched(next(iter(data.parts.values())), data.target, fed(model, settings.const), settings, targets)
+    ports = fed(model, settings.const, signature_of(model))
+    found = matched(next(iter(data.parts.values())), data.target, ports, settings, targets)
     return replace(found, arrangement=arrangement(model))
 
 
@@ -167,11 +169,10 @@ def _ports(ports: tuple[Port, ...]) -> str:
 
 def _open(names: list[str], ports: Signature, columns: list[str]) -> Problem:
     what = f"which column feeds {listed(names)}? The model's inputs are {_ports(ports.inputs)}"
-    return Problem(
-        f"{what}; the data's columns are {listed(columns)}",
-        help=f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}"
-        f"; a number for all samples: --const {printable(names[-1])}=0",
-    )
+    numbers = [printable(port.name) for port in ports.inputs if port.name in names and port.dims == ()]
+    way = f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}"
+    way += f"; a number for all samples: --const {numbers[0]}=0" if numbers else ""
+    return Problem(f"{what}; the data's columns are {listed(columns)}", help=way)
 
 
 def no_target(ports: Signature, columns: list[str]) -> Problem:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.bright import bright_notes, refuse_bright
 from onnxgen.training.data.classes import number_classes
@@ -73,7 +74,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     Raises:
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
-    ports = fed(model, settings.const)
+    ports = fed(model, settings.const, signature_of(model))
     task = _task(source, model, ports, settings, targets)
     settings = replace(settings, task=task) if task else settings
     tokens = is_tokens(next(iter(source.parts.values())))
@@ -94,7 +95,6 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     table = encode(source, ports, feeding, settings)
     fields = next(iter(source.parts.values())).fields
     steps = _steps(ports, feeding, fields, placed)
-    source.notes += _bright(source, ports, feeding, images) if targets else []
     source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in {*images, *placed}}, fields)
     joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
@@ -179,13 +179,6 @@ def _bytes_notes(steps: Mapping[str, Step], fields: Mapping[str, Field]) -> list
     ]
 
 
-def _bright(source: DataSource, ports: Signature, feeding: Feeding, images: Mapping[str, ToInput]) -> list[str]:
-    """Return the notes of `bright_notes` of inputs that take images, and get none that are known as such."""
-    first = next(iter(source.parts.values()))
-    pairs = [(port, column) for port, column in zip(ports.inputs, feeding.inputs) if column not in images]
-    return bright_notes(first, (c for p, c in pairs if len(p.dims or ()) == 4 and _size(first.fields[c].shape, p)))
-
-
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
@@ -228,11 +221,13 @@ def _asked(settings: Settings, ports: Signature, model: nn.Module) -> dict[str, 
 def _image_steps(
     source: DataSource, ports: Signature, feeding: Feeding, settings: Settings, normalize: Mapping[str, str]
 ) -> dict[str, ToInput]:
-    """Return a step for each column of images, without a scale yet."""
+    """Return a step for each column of images, without a scale yet. Columns that may be images, too, are noted."""
     sizes = by_input(settings.size, [port.name for port in ports.inputs])
     pairs = list(zip(ports.inputs, feeding.inputs))
     whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
-    refuse_bright(next(iter(source.parts.values())), whites)
+    refuse_bright(first := next(iter(source.parts.values())), whites)
+    left = [column for port, column in pairs if not whites[column] and len(port.dims or ()) == 4]
+    source.notes += bright_notes(first, left)
     letterbox = settings.resize == "letterbox" or (settings.resize == "auto" and settings.task == DETECTION)
     if letterbox and settings.task == KEYPOINTS:
         raise OnnxgenError("--resize letterbox would not move the keypoints", help="--resize stretch")
