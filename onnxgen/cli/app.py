@@ -244,6 +244,7 @@ _asked = add_all(
         ("onnxgen predict runs/writer-1 texts.txt --max-new-tokens 20", "Continue each line."),
         ("onnxgen predict runs/digits-1 -", "Read the names of the files from stdin."),
     ],
+    {1: "a file can't be read, and was left out"},
 )
 @_run
 @click.argument("files", nargs=-1, required=True)

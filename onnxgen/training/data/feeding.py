@@ -17,6 +17,8 @@ from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.goals.choice import TaskKind, task_kind
 from onnxgen.training.settings import Settings
 
+_WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")  # types without a gradient
+
 
 def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = True) -> Feeding:
     """Return the column of each input and target.
@@ -52,11 +54,13 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
     open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
     if len(open_inputs) == 1 and len(left) == 1:
         inputs[open_inputs.pop()] = left.pop()
-    if targets and not outputs and len(ports.outputs) <= 1:
+    able = [place for place, port in enumerate(ports.outputs) if _untrainable(port) is None]
+    if targets and not outputs and (len(able) == 1 or not ports.outputs):
+        place = able[0] if able else 0
         if conventional and conventional not in inputs.values():
-            outputs[0] = conventional
+            outputs[place] = conventional
         elif not conventional and len(left) == 1:
-            outputs[0] = left.pop()
+            outputs[place] = left.pop()
     if open_inputs:
         problems.add(_open(open_inputs, ports, columns))
     if targets and not outputs and (left or settings.teacher is None):  # a teacher needs no target
@@ -131,12 +135,18 @@ def _targets_named(
     If they are not `needed` (to predict), the data may lack them.
     """
     names = [port.name for port in ports.outputs]
-    if isinstance(settings.target, str) and len(names) > 1:
+    able = [place for place, port in enumerate(ports.outputs) if _untrainable(port) is None]
+    if names and not able and needed:
+        kinds = ", ".join(f"{printable(port.name)} ({_untrainable(port)})" for port in ports.outputs)
+        way = "generate it up to a tensor of numbers before them: onnxgen FILE.onnx --outputs NAME"
+        problems.add(f"no output of the model can be trained: {kinds}", help=way)
+        return {}
+    if isinstance(settings.target, str) and len(able) > 1:
         help = f"--target {','.join(f'{name}=COLUMN' for name in names[:2])}"
         problems.add(f"the model has {len(names)} outputs ({_ports(ports.outputs)})", help=help)
         return {}
     said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
-    given = {0: settings.target} if isinstance(settings.target, str) else {}
+    given = {able[0] if able else 0: settings.target} if isinstance(settings.target, str) else {}
     for name, column in said.items():
         if name in names:
             given[names.index(name)] = column
@@ -149,7 +159,20 @@ def _targets_named(
     for column in given.values():
         if needed and column not in columns:
             problems.add(f"--target {printable(column)}: the data has no such column (it has {listed(columns)})")
-    return given or {i: name for i, name in enumerate(names) if name in columns}
+    for place in given if needed else ():
+        if place < len(names) and (kind := _untrainable(ports.outputs[place])) is not None:
+            what = f"output {printable(names[place])!r} is {kind}, and no gradient comes through it"
+            problems.add(what, help=f"--target {printable(names[able[0]])}={printable(given[place])}")
+    return given or {place: names[place] for place in able if names[place] in columns}
+
+
+def _untrainable(port: Port) -> str | None:
+    """Return what an output holds that can't be trained, as it is no tensor of numbers with a gradient; else None."""
+    if port.kind != "tensor":
+        return f"of kind {port.kind}"
+    if port.dtype == "str":
+        return "text"
+    return port.dtype if port.dtype in _WHOLE else None
 
 
 def _ports(ports: tuple[Port, ...]) -> str:
@@ -166,7 +189,7 @@ def _open(names: list[str], ports: Signature, columns: list[str]) -> Problem:
 
 def no_target(ports: Signature, columns: list[str]) -> Problem:
     """Return the problem that no column is known to be the target."""
-    several = [f"{printable(port.name)}=COLUMN" for port in ports.outputs]
+    several = [f"{printable(port.name)}=COLUMN" for port in ports.outputs if _untrainable(port) is None]
     outputs = _ports(ports.outputs) or "not named"
     return Problem(
         f"which column is the target? The model's outputs are {outputs}; the data's columns are {listed(columns)}",

@@ -345,6 +345,10 @@ def _plain(field: Field, port: Port) -> Plain:
 
 def _target(field: Field, port: Port | None) -> Plain:
     if not field.dtype.is_floating_point:
+        dims = () if port is None or port.dims is None else port.dims
+        scores = len(dims) == len(field.shape) + 2 and all(not isinstance(dim, int) or dim > 1 for dim in dims[1:])
+        if field.dtype == torch.bool and scores:  # a score for each class: false is the first one
+            return Plain(torch.int64, field.shape)
         return Plain(field.dtype if field.dtype == torch.bool else torch.int64, field.shape)
     shape, _ = _shaped(field.shape, port) if port is not None else (field.shape, ())
     return Plain(torch.float32 if field.dtype == torch.float64 else field.dtype, shape)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,11 +251,16 @@ def looked(
     stamps = {path: _stamp(path) for path in paths}
     new = [path for path in paths if stamps[path] not in known]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = dict(zip(new, pool.map(look or look_at, new)))
+        found = dict(zip(new, pool.map(partial(_look_at_file, look or look_at), new)))
     seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
     if new and len(paths) >= MIN_CACHED:
         cache.put(kind, name, {stamps[path]: seen[path] for path in paths})
     return seen
+
+
+def _look_at_file(look: Callable[[Path], Seen], path: Path) -> Seen:
+    """Look at a file; to open a pipe would wait for ever."""
+    return "it is not a regular file" if path.exists() and not path.is_file() else look(path)
 
 
 def _stamp(path: Path) -> str:

@@ -65,6 +65,7 @@ class Rows(dict[str, Any]):
     def __init__(self, columns: Mapping[str, Any], path: Path, lines: Sequence[int]) -> None:
         super().__init__(columns)
         self.path, self.lines = path, lines
+        self.notes: list[str] = []  # what was converted when they were read
 
 
 @dataclass(frozen=True)

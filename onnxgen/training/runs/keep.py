@@ -120,7 +120,10 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     batch = trial_batch(plan.model, plan.data.train, plan.settings.seed)
     outputs = trial(plan.model, batch, plan.feeding)
     own = signature_of(plan.model)
-    ports = tuple(_resized(port, tuple(made.shape)) for port, made in zip(own.outputs, outputs))
+    ports = tuple(  # text and maps have no sizes that the record would tell
+        _resized(port, tuple(made.shape)) if isinstance(made, Tensor) else port
+        for port, made in zip(own.outputs, outputs)
+    )
     signature = replace(own, outputs=ports) if own.outputs else own
     if plan.settings.replace_head is not None or ports != own.outputs:
         signature = replace(signature, purpose=None)  # with another head it may be for something else

@@ -32,6 +32,7 @@ from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
 from onnxgen.training.runs.code import refuse_code
+from onnxgen.training.runs.files import paths_of, readable
 from onnxgen.training.runs.keep import part as described
 from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
 from onnxgen.training.settings import Settings
@@ -72,6 +73,7 @@ class Learner:
         settings: those of the run, for its data.
         texts: the columns of text that it was trained on; () if it reads none.
         named: the settings that the user named, beside the record.
+        skipped: what `predict` left out.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Learner:
         self.model: nn.Module = open_model(run, weights).eval()
         fits(self.record, self.model, run)
         self.texts: tuple[str, ...] = ()
+        self.skipped: list[str] = []
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name
             self.texts = next((entry.columns for entry in self.record.inputs if entry.name == name), ())
@@ -107,6 +110,7 @@ class Learner:
         min_score: float = LIKELY_BOX,
         max_new_tokens: int = 50,
         temperature: float | None = None,
+        skip: bool = False,
     ) -> list[Prediction]:
         """Return a prediction for each sample, in order. Images and tables are prepared as in training.
 
@@ -120,6 +124,7 @@ class Learner:
             min_score: boxes with a lower score are left out.
             max_new_tokens: the most tokens with which a language model continues a text.
             temperature: None takes the most probable token each time. Else tokens are drawn, with the run's seed.
+            skip: leave out images and sounds that can't be read; `skipped` says which, and why.
 
         Raises:
             OnnxgenError: there is no such data, it can't be read, or it does not fit the model.
@@ -127,7 +132,7 @@ class Learner:
         with run_words(self._takes):
             if self.record.writes:
                 return self._continued(data, max_new_tokens, temperature)
-            return [one for made, names in self._opened(data) for one in self._predicted(made, names, min_score)]
+            return [one for made, names in self._opened(data, skip) for one in self._predicted(made, names, min_score)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
         """Return losses and metrics.
@@ -209,7 +214,8 @@ class Learner:
             return
         ports = [port.name for port in signature_of(self.model).outputs] or [f"output{n}" for n in range(len(made))]
         by_output = {target.output: target for target in self.record.targets}
-        shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
+        tensors = [n for n, output in enumerate(made) if isinstance(output, Tensor)]
+        shown = [n for n in tensors if n in by_output] or tensors
         for n, of_output in by_output.items():
             need_classes(made[n], of_output)
         for row, name in enumerate(names):
@@ -255,7 +261,7 @@ class Learner:
         items = data if isinstance(data, list) else [data]
         paths: list[Path | None] = [None]
         if all(map(_is_path, items)):
-            paths = [path for item in items for path in _paths(item)]
+            paths = [path for item in items for path in paths_of(item)]
         for path in paths:
             source = from_object(data, "data") if path is None else open_source(path, self.settings, targets=False)
             if not isinstance(source, DataSource):
@@ -268,16 +274,17 @@ class Learner:
                     raise OnnxgenError(f"{source.name}, row {row}: no text", help="remove the row, or give it a text")
                 yield (str(row) if path is None else f"{path}:{row}"), text
 
-    def _opened(self, data: Any) -> Iterator[Named]:
+    def _opened(self, data: Any, skip: bool = False) -> Iterator[Named]:
         if self.texts and isinstance(data, (list, tuple)) and not all(_is_path(x) and Path(x).is_file() for x in data):
             if not any(isinstance(item, Path) for item in data):
                 yield self._of_texts(data)
                 return
         items = data if isinstance(data, list) else [data]
-        paths = [path for item in items for path in _paths(item)] if all(map(_is_path, items)) else []
+        paths = [path for item in items for path in paths_of(item)] if all(map(_is_path, items)) else []
         if not paths:
             yield self._objects(data)
             return
+        paths = readable(paths, self.skipped) if skip else paths
         images = [path for path in paths if path.suffix.lower() in SUFFIXES]
         if len(images) == len(paths):
             yield self._fitted(open_images(images)), list(map(str, images))
@@ -358,30 +365,6 @@ def _parts_of(data: Data) -> dict[str, Part]:
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, Path))
-
-
-def _paths(item: Path | str) -> list[Path]:
-    """Return the files that are meant by a path, a folder (its images) or a pattern, in sorted order.
-
-    Raises:
-        OnnxgenError: there are none.
-    """
-    path = Path(item)
-    if path.is_dir():
-        known = (*SUFFIXES, *SOUNDS)
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and not p.name.startswith("."))
-        if not found:
-            raise OnnxgenError(
-                f"the folder {path} has no images or sounds", help=f"their names end in {', '.join(known)}"
-            )
-        return found
-    if path.exists():
-        return [path]
-    root = Path(path.anchor or ".")
-    found = sorted(p for p in root.glob(str(path.relative_to(path.anchor))) if p.is_file()) if "*" in str(path) else []
-    if not found:
-        raise OnnxgenError(f"there is no file {path}", help="name image files, tables, arrays (.npz), or a folder")
-    return found
 
 
 def _batch(array: Tensor, entry: Input) -> Tensor:
