@@ -116,7 +116,7 @@ def predict(
     return whole if len(whole) > 1 else whole[0]
 
 
-def _joined(network: nn.Module, index: int, parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+def _joined(network: nn.Module, index: int, parts: Sequence[Any], counts: Sequence[int]) -> Tensor:
     """Return the batches of output number `index`, joined along its batch axis.
 
     `counts` has the number of samples in each batch. Raises `OnnxgenError` if the output has no batch axis.

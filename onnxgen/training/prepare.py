@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
@@ -22,6 +23,7 @@ from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
+from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
@@ -97,6 +99,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
     settings = with_task(settings, opened)
+    notes += _classes_of_parts(opened, settings)
     head: tuple[str, ...] = ()
     if settings.task == DETECTION:
         model, file, head, more = _detector(model, file, opened, settings)
@@ -123,6 +126,30 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
             notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn)
+
+
+def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
+    """Return a note of the classes, in their order, and how many samples each part has of each.
+
+    Raises:
+        OnnxgenError: the data has one class alone, so nothing can be learnt.
+    """
+    if opened.train is None or opened.target not in opened.named:
+        return []
+    names = opened.train.fields[opened.target].classes
+    if len(names) == 1 and not settings.classes[1:]:
+        what = f"{opened.name} has one class alone, {printable(names[0])!r}: there is nothing to tell apart"
+        raise OnnxgenError(
+            what, help="lay it out as folder/class_name/*, with a folder for each class, and name that folder"
+        )
+    counts: dict[str, list[int]] = {}
+    for part, samples in opened.parts.items():
+        values = column_of(samples, opened.target)
+        if values is None or values.ndim != 1:
+            return []
+        counts[part] = torch.bincount(values.long(), minlength=len(names)).tolist()
+    told = (f"{name} {' + '.join(str(of[n]) for of in counts.values())}" for n, name in enumerate(names))
+    return [f"classes in their order, samples of {' + '.join(counts)}: {listed(told, 20)}"]
 
 
 def _detector(

@@ -177,16 +177,30 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     if not classes and labelled:
         has = "has images but no folder for each class" if images_in(folder) else "has no images"
         raise OnnxgenError(f"{folder} {has}", help="lay it out as folder/class_name/*.png")
+    refuse_nested(folder, parts, SUFFIXES)
     found = {part: _labelled(root, classes) for part, root in parts.items()}
     seen = looked(folder, [path for pairs in found.values() for path, _ in pairs])
     notes = _skipped(folder, seen, strict)
-    sizes = {size for size in seen.values() if not isinstance(size, str)}
-    one = sizes.pop() if len(sizes) == 1 else None
+    sizes = frozenset(size for size in seen.values() if not isinstance(size, str))
+    one = next(iter(sizes)) if len(sizes) == 1 else None
     made = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in found.items()}
     left = [p.name for p in inner if p not in parts.values()] if parts != {"train": folder} else []
     notes += [f"not part of the data, ignored: {listed(left)}"] if left else []
     text = frozenset({"label"} if classes else ())
-    return DataSource(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, text=text, notes=notes)
+    target = "label" if classes else ""
+    return DataSource(dict(made), folder.name, target, {"image": 255.0}, text=text, notes=notes, sizes=sizes)
+
+
+def refuse_nested(folder: Path, parts: Mapping[str, Path], suffixes: Sequence[str]) -> None:
+    """Raise `OnnxgenError` if the only class has folders of its own, and no files: an archive was unpacked into one."""
+    inner = {path for root in parts.values() if root.is_dir() for path in folders(root)}
+    if len({path.name for path in inner}) != 1:
+        return
+    for path in inner:
+        bare = not any(file.suffix.lower() in suffixes for file in path.iterdir() if file.is_file())
+        if bare and len(classes := folders(path)) > 1:
+            what = f"{folder} has one folder, {path.name}, which has folders itself: {listed(p.name for p in classes)}"
+            raise OnnxgenError(what, help=f"if these are the classes or parts, name {path}")
 
 
 def folders(folder: Path) -> list[Path]:

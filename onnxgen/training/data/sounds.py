@@ -21,7 +21,7 @@ from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays, subset
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import SUFFIXES as IMAGES
-from onnxgen.training.data.folder import Seen, folders, looked
+from onnxgen.training.data.folder import Seen, folders, looked, refuse_nested
 from onnxgen.training.data.samples import Batch, Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource, part_called
 from onnxgen.training.settings import Settings
@@ -138,6 +138,7 @@ def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:
     if labelled and not classes:
         what = f"{path} has sounds, but no folder for each class"
         raise OnnxgenError(what, help="lay it out as folder/class_name/*.wav, or give a table with a column of paths")
+    refuse_nested(path, parts, SUFFIXES)
     found: dict[str, tuple[list[tuple[Path, str]], Arrays]] = {}
     for part, root in parts.items():
         files = _sounds_in(root) if root.is_dir() else [root]

@@ -38,6 +38,7 @@ class DataSource:
         rate: of sounds, in Hz.
         enlarged: how many times larger than its input an image is that is a target.
         notes: facts for the user.
+        sizes: channels, height and width of the files of images, if they were looked at.
     """
 
     parts: dict[str, Samples]
@@ -57,6 +58,7 @@ class DataSource:
     rate: int = 0
     enlarged: int = 1
     notes: list[str] = field(default_factory=list)
+    sizes: frozenset[tuple[int, ...]] = frozenset()
 
 
 class Rows(dict[str, Any]):
