@@ -111,6 +111,8 @@ def evaluate_command(
     with progress("loading PyTorch and Lightning", quiet or as_json):
         learner = _learner(run, device, weights, task=task, teacher=teacher)
     found = learner.evaluate(data, part=part)
+    for text in learner.notes:
+        tell(f"note: {text}", to_errors=True)
     if as_json:
         tell_json(found)
     elif not quiet:

@@ -61,3 +61,28 @@ def test_the_digits_are_told(here: Path, capsys: Out) -> None:
     assert capsys.readouterr().out.startswith("no --data is given: trains on the digits")
     assert cli(["train", "small.py", "--data", "digits", *GIVEN]) == 0
     assert not capsys.readouterr().out.startswith("no --data")
+
+
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_samples_that_were_trained_on_are_counted(kind: str, here: Path, capsys: Out) -> None:
+    """Also if a part of the data was copied, so that it is not the data of the run."""
+    if kind == "images":
+        data, again, other = Path("unzipped/photos"), Path("again"), Path("new")
+        for name in "abc":
+            for folder, numbers in ((again, range(18)), (other, ())):
+                (folder / name).mkdir(parents=True)
+                for file in [data / name / f"{n}.png" for n in numbers if (data / name / f"{n}.png").exists()]:
+                    shutil.copy(file, folder / name)
+            Image.new("L", (9, 9), ord(name)).save(other / name / "new.png")
+    else:
+        network(here, x=("float32", ["n", 2]))
+        data, again, other = Path("d.csv"), Path("again.csv"), Path("new.csv")
+        rows = [f"{n},{n * n},{'abc'[n % 3]}" for n in range(36)]
+        for path, some in ((data, rows), (again, rows[:18]), (other, [f"{n}.5,1,{'abc'[n]}" for n in range(3)])):
+            path.write_text("\n".join(["p,q,target", *some]) + "\n")
+    assert cli(["train", "small.py", "--data", str(data), "--val", "0", "--out", "run", *GIVEN]) == 0
+    capsys.readouterr()
+    assert cli(["evaluate", "run", "--data", str(again), "--device", "cpu"]) == 0
+    assert "note: 18 of 18 samples were trained on" in capsys.readouterr().err
+    assert cli(["evaluate", "run", "--data", str(other), "--device", "cpu"]) == 0
+    assert "trained on" not in capsys.readouterr().err

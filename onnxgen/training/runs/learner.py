@@ -27,7 +27,7 @@ from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.text.choosing import rename_text, text_columns
 from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.devices import choose, prepare_for
-from onnxgen.training.evaluate import evaluate, predict
+from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
@@ -35,6 +35,7 @@ from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.files import paths_of, readable
 from onnxgen.training.runs.keep import part as described
 from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
+from onnxgen.training.runs.seen import count_seen
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import run_words
 
@@ -74,6 +75,7 @@ class Learner:
         texts: the columns of text that it was trained on; () if it reads none.
         named: the settings that the user named, beside the record.
         skipped: what `predict` left out.
+        notes: what `evaluate` says of other data.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Learner:
         fits(self.record, self.model, run)
         self.texts: tuple[str, ...] = ()
         self.skipped: list[str] = []
+        self.notes: list[str] = []
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name
             self.texts = next((entry.columns for entry in self.record.inputs if entry.name == name), ())
@@ -154,7 +157,18 @@ class Learner:
                 return evaluate(self.model, held, part=self._part(part), settings=self.settings)
             settings = replace(self.settings, val=0.0, test=0.0)
             made = self._fitted(open_source(data, settings), targets=True)
+            self._tell_seen(made, part, settings)
             return evaluate(self.model, made, part=part, settings=settings)
+
+    def _tell_seen(self, data: Data, part: str | None, settings: Settings) -> None:
+        """Add a note of how many samples of other data the run was trained on."""
+        name = part or next((name for name in PREFERRED_PARTS if name in data.parts), "")
+        if (samples := data.parts.get(name)) is None:
+            return
+        inputs = feed(data, self.model, settings).inputs
+        if seen := count_seen(self.run, samples, inputs):
+            what = f"{seen:,} of {counted(len(samples), 'sample')} were trained on"
+            self.notes.append(f"{what}: the numbers say little about new ones")
 
     @property
     def _takes(self) -> str:
