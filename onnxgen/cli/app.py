@@ -253,6 +253,7 @@ _asked = add_all(
         ("onnxgen predict runs/digits-1 -", "Read the names of the files from stdin."),
         ("onnxgen predict photo.png", "Ask the newest run in runs/."),
     ],
+    {1: "a file can't be read, and was left out"},
 )
 @click.argument("files", metavar="[RUN] FILES...", nargs=-1, required=True)
 @option("--top", metavar="N", type=click.IntRange(min=1), default=1, group="Answers", help="Show the N best classes.")

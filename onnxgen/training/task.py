@@ -164,7 +164,7 @@ class Task(lightning.LightningModule):
         step is each batch's mean times its count by the mean count of the batches.
         """
         loader = self.trainer.train_dataloader
-        if not getattr(loader, "step", ()):
+        if loader is None or not getattr(loader, "step", ()):
             return [float(getattr(loader, "weight", 1.0))] * len(self.objectives)
         if loader.place == 0:
             counts = torch.tensor([self._counts(batch) for batch in loader.step], dtype=torch.float64)

@@ -25,7 +25,7 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.data.source import listed
-from onnxgen.training.losses import ending_of
+from onnxgen.training.endings import ending_of
 from onnxgen.training.model import load_model, scale_of
 from onnxgen.training.runs.record import code_of
 from onnxgen.verify.convert import to_torch

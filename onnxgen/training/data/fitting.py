@@ -88,6 +88,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     asked = _asked(settings, ports, model)
     images = _image_steps(source, ports, feeding, settings, asked)
     placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
+    source.notes += _converted(source.sizes, [step for column, step in images.items() if column in feeding.inputs])
     target = next(iter(feeding.aims), "")
     named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
     if targets:
@@ -180,6 +181,23 @@ def _bytes_notes(steps: Mapping[str, Step], fields: Mapping[str, Field]) -> list
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
+
+
+def _converted(sizes: frozenset[tuple[int, ...]], steps: Sequence[ToInput]) -> list[str]:
+    """Return notes of how files of these channels, heights and widths become an input's images."""
+    if not sizes or len(steps) != 1:
+        return []
+    frame, said = steps[0].frame, []
+    if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
+        few = [f"{height}x{width}" for height, width in (others if len(others) < 3 else (others[0], others[-1]))]
+        how = "letterboxed" if steps[0].letterbox else "stretched"
+        said.append(
+            f"images of {(' and ' if len(others) < 3 else ' to ').join(few)} are {how} to {frame.height}x{frame.width}"
+        )
+    kinds = {size[0] for size in sizes}
+    said += ["colours become gray"] if frame.channels == 1 and kinds - {1} else []
+    said += [f"gray images get {frame.channels} equal channels"] if frame.channels > 1 and 1 in kinds else []
+    return said
 
 
 def _white(source: DataSource, column: str, port: Port, settings: Settings, normalize: Mapping[str, str]) -> float:
@@ -350,6 +368,10 @@ def _plain(field: Field, port: Port) -> Plain:
 
 def _target(field: Field, port: Port | None) -> Plain:
     if not field.dtype.is_floating_point:
+        dims = () if port is None or port.dims is None else port.dims
+        scores = len(dims) == len(field.shape) + 2 and all(not isinstance(dim, int) or dim > 1 for dim in dims[1:])
+        if field.dtype == torch.bool and scores:  # a score for each class: false is the first one
+            return Plain(torch.int64, field.shape)
         return Plain(field.dtype if field.dtype == torch.bool else torch.int64, field.shape)
     shape, _ = _shaped(field.shape, port) if port is not None else (field.shape, ())
     return Plain(torch.float32 if field.dtype == torch.float64 else field.dtype, shape)

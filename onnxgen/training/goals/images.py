@@ -15,10 +15,10 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
 from onnxgen.training.data.images import Scale, ToInput, scale_text
 from onnxgen.training.data.samples import Batch
+from onnxgen.training.endings import VIEWS
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.keypoints import NAMES
 from onnxgen.training.goals.outputs import trained_output
-from onnxgen.training.losses import VIEWS
 from onnxgen.training.runs.record import Target
 
 if TYPE_CHECKING:
