@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ app.add_command(build)
 
 
 def _command(
-    name: str, short: str, examples: Examples, codes: Mapping[int, str] | None = None
+    name: str, short: str, examples: Examples, codes: Mapping[int, str] | None = None, first: Sequence[str] = ()
 ) -> Callable[[Callable[..., int]], click.Command]:
-    given: dict[str, Any] = {"short_help": short, "examples": examples, "codes": codes}
+    given: dict[str, Any] = {"short_help": short, "examples": examples, "codes": codes, "first": first}
     return app.command(name, cls=Command, **given)
 
 
@@ -162,7 +162,8 @@ def export(module: Path | None, **given: Any) -> int:
     "inspect",
     "Show what is in an ONNX file.",
     [
-        ("onnxgen inspect net.onnx", "Show operators, tensors and problems."),
+        ("onnxgen inspect net.onnx", "Show whether it can be converted, and what it is for."),
+        ("onnxgen inspect net.onnx -v", "Show every tensor, too."),
         ("onnxgen inspect net.onnx --frozen '^encoder'", "Show the same with an option."),
     ],
 )
@@ -170,7 +171,9 @@ def export(module: Path | None, **given: Any) -> int:
 @generation_options()
 @saying_options
 def inspect(model: Path, **given: Any) -> int:
-    """Show MODEL's inputs, outputs and operators, why each tensor is trained or not, and what can't be converted.
+    """Show whether MODEL can be converted, what it is for, its inputs, outputs and operators, and what is trained.
+
+    -v shows every tensor, and why it is trained or not.
 
     A model that can't be converted ends with exit code 2.
     """
@@ -211,6 +214,8 @@ def view(model: Path, output: Path | None, **given: Any) -> int:
         ("onnxgen train --resume --out runs/digits-1", "Go on with a stopped run."),
     ],
     {75: CODES[75].removeprefix("train: ")},
+    ("--data", "--target", "--replace-head", "--task", "--epochs", "--lr", "--batch-size", "--val", "--device")
+    + ("--out", "--resume"),
 )
 @click.argument("model", type=_path, required=False)
 @train_options
@@ -248,6 +253,7 @@ _asked = add_all(
         ("onnxgen predict runs/digits-1 -", "Read the names of the files from stdin."),
         ("onnxgen predict photo.png", "Ask the newest run in runs/."),
     ],
+    {1: "a file can't be read, and was left out"},
 )
 @click.argument("files", metavar="[RUN] FILES...", nargs=-1, required=True)
 @option("--top", metavar="N", type=click.IntRange(min=1), default=1, group="Answers", help="Show the N best classes.")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxgen.cli import DIFFERENT
 from onnxgen.cli.boxes import COLUMNS, cells, drawn, found_boxes, plain
 from onnxgen.cli.boxes import rows as box_rows
 from onnxgen.cli.later import sympy_later
@@ -59,7 +60,8 @@ def predict_command(
     with progress("loading PyTorch", quiet or as_json):
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
-        found = learner.predict([Path(name) for name in names], **given)  # a text would be another thing to predict for
+        paths = [Path(name) for name in names]  # a text would be another thing to predict for
+        found = learner.predict(paths, skip=True, **given)
     if out is not None and not out.suffix:
         _write_images(out, found, top, force)
     elif out is not None:
@@ -70,7 +72,9 @@ def predict_command(
         tell(f"wrote {out}")
     elif out is None:
         _print(found, top)
-    return 0
+    for text in learner.skipped:
+        tell(f"skipped: {text}", to_errors=True)
+    return DIFFERENT if learner.skipped else 0
 
 
 def _asked_of(files: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
@@ -123,6 +127,8 @@ def evaluate_command(
     with progress("loading PyTorch and Lightning", quiet or as_json):
         learner = _learner(run, device, weights, task=task, teacher=teacher)
     found = learner.evaluate(data, part=part)
+    for text in learner.notes:
+        tell(f"note: {text}", to_errors=True)
     if as_json:
         tell_json(found)
     elif not quiet:

@@ -122,7 +122,7 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool, tells_checks: 
     edited = result["status"] in ("merged", "kept")
     nouns = {"classes": "class", "parameters": "parameter", "lines": "line"}
     if not edited:  # the counts are of the module without edits
-        tell("  " + ", ".join(counted(result[name], noun) for name, noun in nouns.items()))
+        tell("  source: " + ", ".join(counted(result[name], noun) for name, noun in nouns.items()))
     recognised = [f"{number} {name}" for name, number in result["recognised"].items()]
     if recognised:
         tell("  recognised: " + ", ".join(recognised))

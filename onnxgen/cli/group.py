@@ -5,6 +5,7 @@ quick command can load alone.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ _ALWAYS = {
 CODES = {
     **_ALWAYS,
     0: "fine; with --check: fresh; verify: equal",
-    1: "with --check: stale; verify, export: different",
+    1: "with --check: stale; verify, export: different; predict: a file was left out",
     3: _EDITED,
     75: "train: another process of the run was lost",
 }
@@ -129,11 +130,17 @@ class Command(click.Command):
     """A command whose help has examples, options in groups, and exit codes (`codes`: those with its own meanings)."""
 
     def __init__(
-        self, *args: Any, examples: Examples = (), codes: Mapping[int, str] | None = None, **given: Any
+        self,
+        *args: Any,
+        examples: Examples = (),
+        codes: Mapping[int, str] | None = None,
+        first: Sequence[str] = (),
+        **given: Any,
     ) -> None:
+        """`first`: the options of the first screen; each of them is in its group, too."""
         given |= {"context_settings": MANNERS, "epilog": exit_codes({**_ALWAYS, **(codes or {})})}
         super().__init__(*args, **given)
-        self.examples = examples
+        self.examples, self.first = examples, first
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """For an unknown option also suggest options whose help begins with its words, and those of `SYNONYMS`."""
@@ -152,7 +159,19 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples and the options. click calls this after the text."""
         write_examples(formatter, self.examples)
-        write_options(formatter, ctx, self.get_params(ctx))
+        params = self.get_params(ctx)
+        if self.first:
+            records = {p.opts[-1]: p.get_help_record(ctx) for p in params if isinstance(p, Option)}
+            rows = [(record[0].split(" / ")[0], _short(record[1])) for name in self.first if (record := records[name])]
+            with formatter.section("Used most (all options are below)"):
+                formatter.write_dl(rows)
+        write_options(formatter, ctx, params)
+
+
+def _short(text: str) -> str:
+    """Return the beginning of a help that fits into one line: its first sentence, or what is before a colon."""
+    sentence = re.split(r"[.:;](?: |$)|, (?:and|or) ", text, maxsplit=1)[0]
+    return f"{sentence}."
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Examples, title: str = "Examples") -> None:

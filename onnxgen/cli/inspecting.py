@@ -33,7 +33,7 @@ def inspect_command(model: Path, options: Options, *, quiet: bool, verbose: bool
     if as_json:
         tell_json(found)
     else:
-        _print(found, quiet)
+        _print(found, quiet, verbose)
     return 2 if found["problems"] else 0
 
 
@@ -126,36 +126,52 @@ def _dtype(dtype: ir.DataType | None) -> str:
     return TYPES.get(name, name.lower())
 
 
-def _print(found: dict[str, Any], quiet: bool) -> None:
+def _print(found: dict[str, Any], quiet: bool, verbose: bool) -> None:
+    """Print whether the model can be converted and what it is for, then what it has; every tensor if `verbose`."""
     if not quiet:
         opset = ", ".join(f"{domain} {version}" for domain, version in found["opset"].items())
         made = f", made by {found['exporter']}" if found["exporter"] else ""
         tell(f"{found['model']}: {counted(found['nodes'], 'node')}, opset {opset}{made}")
-        ports = [
-            (title if i == 0 else "", *_row(value))
-            for title in ("inputs", "outputs")
-            for i, value in enumerate(found[title])
-        ]
-        tell("\n".join(aligned(ports)))
-        for line in _purpose(found["purpose"]):
-            tell(line)
-        rows = [(o["name"], str(o["count"]), "" if o["supported"] else "NOT SUPPORTED") for o in found["operators"]]
-        table("Operators", ("operator", "count", ""), rows)
-        tensors = [
-            (t["name"], t["dtype"], str(t["shape"]), "trained" if t["trainable"] else "not trained", t["why"])
-            for t in found["tensors"]
-        ]
-        if tensors:
-            table("Floating-point tensors", ("name", "dtype", "shape", "", "why"), tensors)
-        if found["metadata"]:
-            table("Metadata", ("key", "value"), [(k, shorten(v, MAX_SHOWN)) for k, v in found["metadata"].items()])
-        for note in found["notes"]:
-            tell(f"note: {note}")
     for problem in found["problems"]:
         tell(f"problem: {problem['text']}")
     if not quiet:
         wrong = len(found["problems"])
         tell(f"can't be converted: {counted(wrong, 'problem')}" if wrong else "can be converted")
+        for line in _purpose(found["purpose"]):
+            tell(line)
+        for note in found["notes"]:
+            tell(f"note: {note}")
+        _print_content(found, verbose)
+
+
+def _print_content(found: dict[str, Any], verbose: bool) -> None:
+    ports = [
+        (title if i == 0 else "", *_row(value))
+        for title in ("inputs", "outputs")
+        for i, value in enumerate(found[title])
+    ]
+    tell("\n".join(aligned(ports)))
+    rows = [(o["name"], str(o["count"]), "" if o["supported"] else "NOT SUPPORTED") for o in found["operators"]]
+    table("Operators", ("operator", "count", ""), rows)
+    tensors = [
+        (t["name"], t["dtype"], str(t["shape"]), "trained" if t["trainable"] else "not trained", t["why"])
+        for t in found["tensors"]
+    ]
+    if tensors and verbose:
+        table("Floating-point tensors", ("name", "dtype", "shape", "", "why"), tensors)
+    elif tensors:
+        table("Floating-point tensors (each of them: -v)", ("", "count", "why", "such as"), _grouped(tensors))
+    if found["metadata"]:
+        table("Metadata", ("key", "value"), [(k, shorten(v, MAX_SHOWN)) for k, v in found["metadata"].items()])
+
+
+def _grouped(tensors: Sequence[tuple[str, ...]]) -> list[tuple[str, str, str, str]]:
+    """Return a row for each reason why tensors are trained or not, with their number and some names."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, _, _, trained, why in tensors:
+        groups.setdefault((trained, why), []).append(name)
+    some = {key: ", ".join(names[:2]) + (", ..." if len(names) > 2 else "") for key, names in groups.items()}
+    return [(trained, str(len(names)), why, some[trained, why]) for (trained, why), names in groups.items()]
 
 
 def _purpose(found: Mapping[str, Any] | None) -> Iterator[str]:

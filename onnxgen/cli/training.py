@@ -49,7 +49,7 @@ def train_command(
         refuse_code(base, chosen, before)
     values = {**base, **chosen}
     run = {name: str(values[name]) for name in named if name in values}
-    _check(run, restarted(Settings(**_of_settings(values))))
+    _check(run, restarted(Settings(**_of_settings(values))), quiet or as_json)
     with progress("loading PyTorch and Lightning", quiet or as_json):
         fit = _fit()
     if before is not None and data is not None:  # it may be a copy of the run's data, which takes PyTorch to tell
@@ -88,7 +88,7 @@ def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check(run: dict[str, str], settings: Settings) -> None:
+def _check(run: dict[str, str], settings: Settings, quiet: bool) -> None:
     """Check everything that needs no PyTorch, which takes seconds to load."""
     if settings.resume and first_process():  # other processes may start after the first one has begun
         need_run(settings.out)
@@ -104,6 +104,8 @@ def _check(run: dict[str, str], settings: Settings) -> None:
         python_file(Path(run["model"]))
     elif not run["data"]:
         raise OnnxgenError(f"the data of {run['model']} was a Python object", help="name data with --data")
+    if "data" not in run and first_process() and not quiet:
+        tell("no --data is given: trains on the digits, 1,797 images of 8x8 that come with scikit-learn")
     data = run.setdefault("data", DIGITS)
     if is_path(data) and not is_there(data):
         raise OnnxgenError(

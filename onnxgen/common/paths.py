@@ -24,6 +24,7 @@ _EXTRAS = {  # the modules that each extra of pyproject.toml installs, as they a
     "torch": "torch",
     "verify": "onnxruntime",
     "train": "PIL lightning matplotlib sklearn tensorboard torchmetrics yaml",
+    "detection": "faster_coco_eval",
     "lora": "peft",
     "text": "tokenizers",
     "generate": "transformers",

@@ -20,7 +20,7 @@ def scales_input(value: ir.Value, tensor: ir.TensorProtocol, inputs: Collection[
     A table with several axes may be an embedding of places that is added to the input. Without a layer behind it, a
     vector may be the weights of a product that is written as an elementwise one and a sum.
     """
-    if sum(size > 1 for size in tensor.shape.numpy()) > 1:
+    if sum(size != 1 for size in tensor.shape) > 1:
         return False
     for node, index in _uses(value):
         steps = is_a(node, STANDARDISES) and index > 0

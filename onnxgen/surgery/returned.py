@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from torch import nn
 
@@ -20,7 +21,7 @@ def as_returned(outputs: tuple[Port, ...], kind: type[nn.Module], metadata: Mapp
     An expression that the module was generated with stays the output of the graph. Any other one is called as its
     variable, or `output1` by its place, and nothing is known of it.
     """
-    now = _of_class(kind)
+    now = _of_function(kind.forward)
     if len(now) < 2 or len(now) == len(outputs):
         return outputs
     then = _of_text(unpacked(metadata.get(BASE, "")) or "", kind.__name__)
@@ -35,10 +36,10 @@ def as_returned(outputs: tuple[Port, ...], kind: type[nn.Module], metadata: Mapp
 
 
 @lru_cache(maxsize=64)
-def _of_class(kind: type[nn.Module]) -> Sequence[str]:
+def _of_function(forward: Callable[..., Any]) -> Sequence[str]:
     """Return what `forward` returns last, as text; () if its source is not to be had."""
     try:
-        return _returned(ast.parse(textwrap.dedent(inspect.getsource(kind.forward))))
+        return _returned(ast.parse(textwrap.dedent(inspect.getsource(forward))))
     except (OSError, TypeError, *UNREADABLE):
         return ()
 

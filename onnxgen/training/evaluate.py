@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -88,7 +89,8 @@ def predict(
 ) -> Tensor | tuple[Tensor, ...]:
     """Return a model's outputs for data, in the data's order, on the CPU: one tensor [samples, ...], or a tuple.
 
-    If an output has its batch axis elsewhere (as the last state of a recurrent layer), the result keeps that axis.
+    An output of text is an array of objects, one of maps a list. If an output has its batch axis elsewhere (as the last
+    state of a recurrent layer), the result keeps that axis.
 
     Args and raises: as `evaluate`, but targets are not needed. A sample that can't be read is an error, because
     skipping it would shift all later samples.
@@ -101,7 +103,8 @@ def predict(
     def compute(part: Batch) -> tuple[int, tuple[Tensor, ...]]:
         found = network(*feeding.arguments(part, device.torch_device))
         count = len(part[feeding.inputs[0]])
-        return count, tuple(y.cpu() for y in (found if isinstance(found, tuple) else (found,)))
+        made = found if isinstance(found, tuple) else (found,)
+        return count, tuple(y.cpu() if isinstance(y, Tensor) else y for y in made)
 
     workers = settings.workers if stream_of(samples) is None else 0  # several readers would change the order
     with (
@@ -116,11 +119,14 @@ def predict(
     return whole if len(whole) > 1 else whole[0]
 
 
-def _joined(network: nn.Module, index: int, parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+def _joined(network: nn.Module, index: int, parts: Sequence[Any], counts: Sequence[int]) -> Tensor:
     """Return the batches of output number `index`, joined along its batch axis.
 
     `counts` has the number of samples in each batch. Raises `OnnxgenError` if the output has no batch axis.
     """
+    if not isinstance(parts[0], Tensor):  # text, or a list of maps
+        whole: Any = np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [x for part in parts for x in part]
+        return cast(Tensor, whole)
     ports = signature_of(network)
     batch = {port.dims[0] for port in ports.inputs if port.dims}
     dims = (ports.outputs[index].dims if index < len(ports.outputs) else None) or ()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
@@ -23,6 +24,7 @@ from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
+from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
@@ -103,6 +105,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
     settings = with_task(settings, opened)
+    notes += _classes_of_parts(opened, settings)
     head: tuple[str, ...] = ()
     if settings.task == DETECTION:
         model, file, head, more = _detector(model, file, opened, settings)
@@ -140,6 +143,30 @@ def _told(objectives: Sequence[Goal], settings: Settings) -> list[str]:
         parts = ", ".join(f"{made.factor:g} {made.name or 'labels'}" for made in objectives)
         notes.append(f"the loss is the sum of {parts}; the loss of each is shown before its weight")
     return notes
+
+
+def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
+    """Return a note of the classes, in their order, and how many samples each part has of each.
+
+    Raises:
+        OnnxgenError: the data has one class alone, so nothing can be learnt.
+    """
+    if opened.train is None or opened.target not in opened.named:
+        return []
+    names = opened.train.fields[opened.target].classes
+    if len(names) == 1 and not settings.classes[1:]:
+        what = f"{opened.name} has one class alone, {printable(names[0])!r}: there is nothing to tell apart"
+        raise OnnxgenError(
+            what, help="lay it out as folder/class_name/*, with a folder for each class, and name that folder"
+        )
+    counts: dict[str, list[int]] = {}
+    for part, samples in opened.parts.items():
+        values = column_of(samples, opened.target)
+        if values is None or values.ndim != 1:
+            return []
+        counts[part] = torch.bincount(values.long(), minlength=len(names)).tolist()
+    told = (f"{name} {' + '.join(str(of[n]) for of in counts.values())}" for n, name in enumerate(names))
+    return [f"classes in their order, samples of {' + '.join(counts)}: {listed(told, 20)}"]
 
 
 def _detector(
@@ -328,7 +355,8 @@ def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...
 def _untrained(model: nn.Module, feeding: Feeding) -> list[str]:
     """Return a note of the outputs that were added by hand, and that nothing trains."""
     ports = signature_of(model).outputs
-    left = [port.name for n, port in enumerate(ports) if n not in feeding.targets and port.dtype is port.dims is None]
+    added = [(n, port.name) for n, port in enumerate(ports) if port.dtype is None and port.dims is None]
+    left = [name for n, name in added if n not in feeding.targets]
     way = ",".join(f"{name}=COLUMN" for name in left)
     return [f"not trained, since no column is its target: output {', '.join(left)} -> --target {way}"] if left else []
 

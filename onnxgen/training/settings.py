@@ -138,9 +138,7 @@ class Settings:
     decoder_start: str | None = _data(
         None, "TOKEN", "The token with which the decoder starts. Default: as generation_config.json says."
     )
-    sample_rate: int | None = _data(
-        None, "HZ", "Resample sounds to this rate. Default: that of the data, which must be one."
-    )
+    sample_rate: int | None = _data(None, "HZ", "Resample sounds to this rate. Default: that of most files.")
     device: str = _devices(
         "auto", "DEVICE", "auto, cpu, cuda:1, mps, xpu, directml, or a plug-in's (see: onnxgen devices)."
     )

@@ -163,8 +163,8 @@ class Task(lightning.LightningModule):
         (padding, tokens without a tag, ignored pixels) are unlike in every batch. A mean loss of all that counts in the
         step is each batch's mean times its count by the mean count of the batches.
         """
-        loader: Any = self.trainer.train_dataloader
-        if not getattr(loader, "step", ()):
+        loader = self.trainer.train_dataloader
+        if loader is None or not getattr(loader, "step", ()):
             return [float(getattr(loader, "weight", 1.0))] * len(self.objectives)
         if loader.place == 0:
             counts = torch.tensor([self._counts(batch) for batch in loader.step], dtype=torch.float64)

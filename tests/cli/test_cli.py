@@ -407,6 +407,29 @@ def test_inspect(model: Path, capsys: Out) -> None:
     assert not list(model.parent.glob("*.py"))
 
 
+def test_inspect_says_first_what_matters(model: Path, capsys: Out) -> None:
+    """Whether the file can be converted, then what it is for; each tensor only if asked."""
+    assert call("inspect", model) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "can be converted" and lines[2].startswith("purpose: ")
+    (row,) = [line.split(maxsplit=2) for line in lines if line.split()[:1] == ["trained"]]
+    assert row[1] == "2" and "fc.weight" in row[2] and not any("[3, 4]" in line for line in lines)
+    assert call("inspect", model, "-v") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows if row[1:2] == ["float32"] and "trained" in row] == ["fc.weight", "fc.bias"]
+
+
+def test_the_help_of_train_begins_with_a_screen(capsys: Out) -> None:
+    """What most runs need stands above the line of a terminal of 40 lines; the rest is below, with these options."""
+    assert call("train", "-h") == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("Used most (all options are below):")
+    end = lines.index("", first)
+    screen = [line.split()[0] for line in lines[first:end] if line.startswith("  --")]
+    assert end < 40 and {"--data", "--epochs", "--lr", "--replace-head", "--out", "--resume"} <= {*screen}
+    assert all(sum(line.split()[:1] == [name] for line in lines) == 2 for name in screen if name != "--resume")
+
+
 UNSUPPORTED = [
     h.make_node("Nonsense", ["x"], ["a"], name="first", domain="some.where"),
     h.make_node("Rubbish", ["a"], ["y"], name="second", domain="some.where"),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from onnxgen import generate
+from onnxgen import Options, generate
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, load, open_model, predict
 
@@ -109,7 +109,7 @@ def in_order(plan: Any, epoch: int, first: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("const", "said"),
     [
-        ({}, r"which column feeds sr, state\? .*; a number for all samples: const={'state': 0}"),
+        ({}, r"which column feeds sr, state\? .*; a number for all samples: const={'sr': 0}"),
         ({"sr": 2}, r"which column feeds state\?"),
         ({"sr": 2.5, "state": 0}, "const={'sr': 2.5}: the input takes whole numbers"),
         ({"rate": 2}, "the model has no input 'rate' .it has x, sr, state"),
@@ -130,5 +130,9 @@ def test_a_first_axis_that_is_no_batch_is_not_advised_as_one(tmp_path: Path) -> 
         with pytest.raises(OnnxgenError, match="first axis of input 'state' .* is not that of the other") as caught:
             fit(tmp_path / "recurrent.py", samples(state=rows), const={"sr": 2}, **{**CPU, "batch_size": batch})
         assert "--batch-size 2" not in str(caught.value)
+    freed = Options(dynamic_batch=True, batch_axes={"state": 1, "sr": None})  # as the message says
+    generate(tmp_path / "recurrent.onnx", tmp_path / "free.py", freed)
+    both = samples(state=np.zeros((COUNT, 2, HIDDEN), np.float32))
+    fit(tmp_path / "free.py", both, const={"sr": 2}, epochs=1, out=tmp_path / "free", **CPU)
     given = {"val": 0.25, "epochs": 1, "out": tmp_path / "run", **CPU, "batch_size": 1}
     assert fit(tmp_path / "recurrent.py", samples(), const={"sr": 2, "state": 0}, **given).stopped == "epochs"

@@ -280,6 +280,7 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path, capsys: Ou
     assert train(*SHORT, "--optimizer", "sgd", "--optimizer-arg", "momentum=0.5", "--test", 0.2, "--out", first) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.match(r"training Small \(9 parameters\) on data.npz \(67 train, 10 val, 19 test\) with cpu", lines[0])
+    assert lines.pop() == f"next: onnxgen evaluate {first}"
     assert [line for line in lines if re.match(r"epoch \d of 2: train loss ", line)] == lines[-4:-2]
     assert re.fullmatch(r"test: loss [\d.]+, accuracy [\d.]+%", lines[-2])
     expected = {"config.toml", "metrics.csv", "report.html", "loss.png", "accuracy.png", "confusion.png", "tensorboard"}

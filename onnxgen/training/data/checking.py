@@ -41,7 +41,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     """
     parts = data.parts
     problems = Problems()
-    ports = fed(model).inputs
+    ports = fed(model, None, signature_of(model)).inputs
     for part, samples in parts.items():
         _check_size(part, samples, ports, data, settings, problems)
         for port, column in zip(ports, feeding.inputs):
@@ -95,7 +95,7 @@ def _check_size(
             fixed = port.dims[0]
             if len({other.dims[0] for other in ports if other.dims and other.name != BRANCH}) > 1:
                 what = f"the first axis of input {port.name!r} {shown(port)} is not that of the other inputs"
-                way = f"name its batch axis: --input-shape when generating; or fill it: --const {port.name}=0"
+                way = f"generate with --dynamic-batch --batch-axis {port.name}=AXIS; or fill it: --const {port.name}=0"
                 problems.add(f"{what}, so it is no batch", help=way)
                 continue
             what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"

@@ -120,7 +120,9 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
     rows = {part: None if columns else torch.arange(_length(raw[part])) for part, columns in made.items()}
     samples = {part: Arrays(columns, classes, rows[part]) for part, columns in made.items()}
     one_table(samples, name)
-    return DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit, raw=raw, files=files)
+    found = DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit, raw=raw, files=files)
+    found.notes += dict.fromkeys(note for of in files.values() for note in of.notes)
+    return found
 
 
 def _length(columns: Mapping[str, Any]) -> int:

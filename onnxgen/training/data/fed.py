@@ -76,14 +76,14 @@ def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
     _CONSTANTS[model] = dict(constants)
 
 
-def fed(model: nn.Module, constants: Mapping[str, float] | None = None) -> Signature:
+def fed(model: nn.Module, constants: Mapping[str, float] | None = None, whole: Signature | None = None) -> Signature:
     """Return the signature of a model as data sees it: without constants, the batch axis of each input in front.
 
-    `constants`: set these first (see `set_constants`).
+    `constants`: set these first (see `set_constants`). `whole`: its signature, if it is known.
     """
     if constants is not None:
         set_constants(model, constants)
-    whole = signature_of(model)
+    whole = whole or signature_of(model)
     filled, batch = _CONSTANTS.get(model, {}), _batch_of(whole.inputs)
     left = (port for port in whole.inputs if port.name not in filled)
     return replace(whole, inputs=tuple(_in_front(port, _axis(port, batch)) for port in left))

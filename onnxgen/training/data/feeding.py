@@ -11,12 +11,15 @@ from torch import nn
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
 from onnxgen.output.signature import Port, Signature
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.fed import arrangement, fed
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import listed, target_called
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.goals.choice import TaskKind, task_kind
 from onnxgen.training.settings import Settings
+
+_WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")  # types without a gradient
 
 
 def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = True) -> Feeding:
@@ -35,7 +38,8 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
         OnnxgenError: a name is unknown, or an assignment is open. The message lists the names and the option.
     """
     settings = data.text.applied(settings) if data.text is not None else settings
-    found = matched(next(iter(data.parts.values())), data.target, fed(model, settings.const), settings, targets)
+    ports = fed(model, settings.const, signature_of(model))
+    found = matched(next(iter(data.parts.values())), data.target, ports, settings, targets)
     return replace(found, arrangement=arrangement(model))
 
 
@@ -133,6 +137,12 @@ def _targets_named(
     If they are not `needed` (to predict), the data may lack them.
     """
     names = [port.name for port in ports.outputs]
+    able = [place for place, port in enumerate(ports.outputs) if _untrainable(port) is None]
+    if names and not able and needed:
+        kinds = ", ".join(f"{printable(port.name)} ({_untrainable(port)})" for port in ports.outputs)
+        way = "generate it up to a tensor of numbers before them: onnxgen FILE.onnx --outputs NAME"
+        problems.add(f"no output of the model can be trained: {kinds}", help=way)
+        return {}
     only = _only_output(ports)
     if isinstance(settings.target, str) and only is None:
         help = f"--target {','.join(f'{name}=COLUMN' for name in names[:2])}"
@@ -152,13 +162,27 @@ def _targets_named(
     for column in given.values():
         if needed and column not in columns:
             problems.add(f"--target {printable(column)}: the data has no such column (it has {listed(columns)})")
-    return given or {i: name for i, name in enumerate(names) if name in columns}
+    for place in given if needed else ():
+        if place < len(names) and (kind := _untrainable(ports.outputs[place])) is not None:
+            what = f"output {printable(names[place])!r} is {kind}, and no gradient comes through it"
+            problems.add(what, help=f"--target {printable(names[able[0]])}={printable(given[place])}")
+    return given or {place: names[place] for place in able if names[place] in columns}
+
+
+def _untrainable(port: Port) -> str | None:
+    """Return what an output holds that can't be trained, as it is no tensor of numbers with a gradient; else None."""
+    if port.kind != "tensor":
+        return f"of kind {port.kind}"
+    if port.dtype == "str":
+        return "text"
+    return port.dtype if port.dtype in _WHOLE else None
 
 
 def _only_output(ports: Signature) -> int | None:
     """Return the output that a target belongs to unless it names one: the only one, or the only one of the graph."""
-    own = [n for n, port in enumerate(ports.outputs) if port.dims is not None or port.dtype is not None]
-    return 0 if len(ports.outputs) <= 1 else own[0] if len(own) == 1 else None
+    able = [n for n, port in enumerate(ports.outputs) if _untrainable(port) is None]
+    own = [n for n in able if ports.outputs[n].dims is not None or ports.outputs[n].dtype is not None]
+    return 0 if not ports.outputs else able[0] if len(able) == 1 else own[0] if len(own) == 1 else None
 
 
 def _ports(ports: tuple[Port, ...]) -> str:
@@ -167,16 +191,15 @@ def _ports(ports: tuple[Port, ...]) -> str:
 
 def _open(names: list[str], ports: Signature, columns: list[str]) -> Problem:
     what = f"which column feeds {listed(names)}? The model's inputs are {_ports(ports.inputs)}"
-    return Problem(
-        f"{what}; the data's columns are {listed(columns)}",
-        help=f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}"
-        f"; a number for all samples: --const {printable(names[-1])}=0",
-    )
+    numbers = [printable(port.name) for port in ports.inputs if port.name in names and port.dims == ()]
+    way = f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}"
+    way += f"; a number for all samples: --const {numbers[0]}=0" if numbers else ""
+    return Problem(f"{what}; the data's columns are {listed(columns)}", help=way)
 
 
 def no_target(ports: Signature, columns: list[str]) -> Problem:
     """Return the problem that no column is known to be the target."""
-    several = [f"{printable(port.name)}=COLUMN" for port in ports.outputs]
+    several = [f"{printable(port.name)}=COLUMN" for port in ports.outputs if _untrainable(port) is None]
     outputs = _ports(ports.outputs) or "not named"
     return Problem(
         f"which column is the target? The model's outputs are {outputs}; the data's columns are {listed(columns)}",

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.augment import Augment, recipes
+from onnxgen.training.data.bright import bright_notes, refuse_bright
 from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.encoding import encode
 from onnxgen.training.data.fed import fed
@@ -72,7 +74,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     Raises:
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
-    ports = fed(model, settings.const)
+    ports = fed(model, settings.const, signature_of(model))
     task = _task(source, model, ports, settings, targets)
     settings = replace(settings, task=task) if task else settings
     tokens = is_tokens(next(iter(source.parts.values())))
@@ -86,6 +88,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     asked = _asked(settings, ports, model)
     images = _image_steps(source, ports, feeding, settings, asked)
     placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
+    source.notes += _converted(source.sizes, [step for column, step in images.items() if column in feeding.inputs])
     target = next(iter(feeding.aims), "")
     named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
     if targets:
@@ -180,6 +183,23 @@ def _bytes_notes(steps: Mapping[str, Step], fields: Mapping[str, Field]) -> list
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
+def _converted(sizes: frozenset[tuple[int, ...]], steps: Sequence[ToInput]) -> list[str]:
+    """Return notes of how files of these channels, heights and widths become an input's images."""
+    if not sizes or len(steps) != 1:
+        return []
+    frame, said = steps[0].frame, []
+    if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
+        few = [f"{height}x{width}" for height, width in (others if len(others) < 3 else (others[0], others[-1]))]
+        how = "letterboxed" if steps[0].letterbox else "stretched"
+        said.append(
+            f"images of {(' and ' if len(others) < 3 else ' to ').join(few)} are {how} to {frame.height}x{frame.width}"
+        )
+    kinds = {size[0] for size in sizes}
+    said += ["colours become gray"] if frame.channels == 1 and kinds - {1} else []
+    said += [f"gray images get {frame.channels} equal channels"] if frame.channels > 1 and 1 in kinds else []
+    return said
+
+
 def _white(source: DataSource, column: str, port: Port, settings: Settings, normalize: Mapping[str, str]) -> float:
     """Return the value of white if the column holds images for this input, else 0."""
     if column in source.whites:
@@ -219,10 +239,13 @@ def _asked(settings: Settings, ports: Signature, model: nn.Module) -> dict[str, 
 def _image_steps(
     source: DataSource, ports: Signature, feeding: Feeding, settings: Settings, normalize: Mapping[str, str]
 ) -> dict[str, ToInput]:
-    """Return a step for each column of images, without a scale yet."""
+    """Return a step for each column of images, without a scale yet. Columns that may be images, too, are noted."""
     sizes = by_input(settings.size, [port.name for port in ports.inputs])
     pairs = list(zip(ports.inputs, feeding.inputs))
     whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
+    refuse_bright(first := next(iter(source.parts.values())), whites)
+    left = [column for port, column in pairs if not whites[column] and len(port.dims or ()) == 4]
+    source.notes += bright_notes(first, left)
     letterbox = settings.resize == "letterbox" or (settings.resize == "auto" and settings.task == DETECTION)
     if letterbox and settings.task == KEYPOINTS:
         raise OnnxgenError("--resize letterbox would not move the keypoints", help="--resize stretch")
@@ -345,6 +368,10 @@ def _plain(field: Field, port: Port) -> Plain:
 
 def _target(field: Field, port: Port | None) -> Plain:
     if not field.dtype.is_floating_point:
+        dims = () if port is None or port.dims is None else port.dims
+        scores = len(dims) == len(field.shape) + 2 and all(not isinstance(dim, int) or dim > 1 for dim in dims[1:])
+        if field.dtype == torch.bool and scores:  # a score for each class: false is the first one
+            return Plain(torch.int64, field.shape)
         return Plain(field.dtype if field.dtype == torch.bool else torch.int64, field.shape)
     shape, _ = _shaped(field.shape, port) if port is not None else (field.shape, ())
     return Plain(torch.float32 if field.dtype == torch.float64 else field.dtype, shape)

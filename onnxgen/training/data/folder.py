@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from onnxgen.common.cache import Cache
 from onnxgen.common.names import printable
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.training.data.layout import folders, layout
+from onnxgen.training.data.layout import SUFFIXES, folders, layout
 from onnxgen.training.data.letterbox import GRAY, fit_of
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource, listed
@@ -169,15 +170,29 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
         OnnxgenError: there are no images, a class has none, or PIL is missing.
     """
     parts, classes, found = layout(folder, labelled)
+    refuse_nested(folder, parts, SUFFIXES)
     seen = looked(folder, [path for pairs in found.values() for path, _ in pairs])
     notes = _skipped(folder, seen, strict)
-    sizes = {size for size in seen.values() if not isinstance(size, str)}
-    one = sizes.pop() if len(sizes) == 1 else None
+    sizes = frozenset(size for size in seen.values() if not isinstance(size, str))
+    one = next(iter(sizes)) if len(sizes) == 1 else None
     made = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in found.items()}
     left = [p.name for p in folders(folder) if p not in parts.values()] if parts != {"train": folder} else []
     notes += [f"not part of the data, ignored: {listed(left)}"] if left else []
     text = frozenset({"label"} if classes else ())
-    return DataSource(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, text=text, notes=notes)
+    target = "label" if classes else ""
+    return DataSource(dict(made), folder.name, target, {"image": 255.0}, text=text, notes=notes, sizes=sizes)
+
+
+def refuse_nested(folder: Path, parts: Mapping[str, Path], suffixes: Sequence[str]) -> None:
+    """Raise `OnnxgenError` if the only class has folders of its own, and no files: an archive was unpacked into one."""
+    inner = {path for root in parts.values() if root.is_dir() for path in folders(root)}
+    if len({path.name for path in inner}) != 1:
+        return
+    for path in inner:
+        bare = not any(file.suffix.lower() in suffixes for file in path.iterdir() if file.is_file())
+        if bare and len(classes := folders(path)) > 1:
+            what = f"{folder} has one folder, {path.name}, which has folders itself: {listed(p.name for p in classes)}"
+            raise OnnxgenError(what, help=f"if these are the classes or parts, name {path}")
 
 
 def _files(
@@ -223,11 +238,16 @@ def looked(
     stamps = {path: _stamp(path) for path in paths}
     new = [path for path in paths if stamps[path] not in known]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = dict(zip(new, pool.map(look or look_at, new)))
+        found = dict(zip(new, pool.map(partial(_look_at_file, look or look_at), new)))
     seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
     if new and len(paths) >= MIN_CACHED:
         cache.put(kind, name, {stamps[path]: seen[path] for path in paths})
     return seen
+
+
+def _look_at_file(look: Callable[[Path], Seen], path: Path) -> Seen:
+    """Look at a file; to open a pipe would wait for ever."""
+    return "it is not a regular file" if path.exists() and not path.is_file() else look(path)
 
 
 def _stamp(path: Path) -> str:

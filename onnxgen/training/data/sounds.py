@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays, subset
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Seen, looked
+from onnxgen.training.data.folder import Seen, looked, refuse_nested
 from onnxgen.training.data.layout import SOUNDS as SUFFIXES
 from onnxgen.training.data.layout import SUFFIXES as IMAGES
 from onnxgen.training.data.layout import folders, part_called
@@ -92,7 +92,7 @@ def heard(path: Path, rate: int) -> NDArray[np.float32]:
     return np.asarray(resample_poly(mono, rate // divisor, own // divisor), dtype=np.float32)
 
 
-def _look(path: Path) -> Seen:
+def look_at_sound(path: Path) -> Seen:
     """Return rate and number of samples of a file, or why it can't be used. The whole file is decoded."""
     import soundfile
 
@@ -139,6 +139,7 @@ def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:
     if labelled and not classes:
         what = f"{path} has sounds, but no folder for each class"
         raise OnnxgenError(what, help="lay it out as folder/class_name/*.wav, or give a table with a column of paths")
+    refuse_nested(path, parts, SUFFIXES)
     found: dict[str, tuple[list[tuple[Path, str]], Arrays]] = {}
     for part, root in parts.items():
         files = _sounds_in(root) if root.is_dir() else [root]
@@ -189,7 +190,7 @@ def _fill(
     """Give the source the sounds that can be used, of one rate, with a note of all others."""
     need(["soundfile"])
     files = [path for pairs, _ in found.values() for path, _ in pairs]
-    seen = looked(faults.folder, [path for path in files if path.is_file()], _look, "sounds")
+    seen = looked(faults.folder, [path for path in files if path.is_file()], look_at_sound, "sounds")
     rates = Counter(facts[0] for path in files if not isinstance(facts := seen.get(path, ""), str))
     rate = settings.sample_rate or (rates.most_common(1)[0][0] if rates else 0)
     made: dict[str, Samples] = {}
@@ -206,8 +207,9 @@ def _fill(
             rows[part] = {column: np.asarray(values, dtype=object)[kept] for column, values in rows[part].items()}
     source.notes += faults.notes(left, settings.strict, skipped)
     source.parts, source.raw, source.rate = made, rows, rate
-    if other := sum(count for own, count in rates.items() if own != rate) if settings.sample_rate else 0:
-        source.notes.append(f"{counted(other, 'sound')} of another rate: resampled to {rate} Hz")
+    if other := sum(count for own, count in rates.items() if own != rate):
+        why = "" if settings.sample_rate else f", which {rates[rate]} have; --sample-rate names another"
+        source.notes.append(f"{counted(other, 'sound')} of another rate: resampled to {rate} Hz{why}")
 
 
 def _is_sound(path: Path, line: str, seen: Mapping[Path, Seen], rate: int, settings: Settings, faults: Faults) -> bool:
@@ -217,7 +219,7 @@ def _is_sound(path: Path, line: str, seen: Mapping[Path, Seen], rate: int, setti
         faults.add(place, "there is no such file")
     elif isinstance(facts, str):
         faults.add(place, f"can't be read: {facts}")
-    elif facts[0] != rate and settings.sample_rate is None:
+    elif facts[0] != rate and settings.strict and settings.sample_rate is None:
         faults.add(place, f"it has {facts[0]} Hz, but most files {rate} Hz; --sample-rate {rate} would resample it")
     else:
         return True

@@ -36,6 +36,7 @@ class DataSource:
         rate: of sounds, in Hz.
         enlarged: how many times larger than its input an image is that is a target.
         notes: facts for the user.
+        sizes: channels, height and width of the files of images, if they were looked at.
     """
 
     parts: dict[str, Samples]
@@ -55,6 +56,7 @@ class DataSource:
     rate: int = 0
     enlarged: int = 1
     notes: list[str] = field(default_factory=list)
+    sizes: frozenset[tuple[int, ...]] = frozenset()
 
 
 class Rows(dict[str, Any]):
@@ -63,6 +65,7 @@ class Rows(dict[str, Any]):
     def __init__(self, columns: Mapping[str, Any], path: Path, lines: Sequence[int]) -> None:
         super().__init__(columns)
         self.path, self.lines = path, lines
+        self.notes: list[str] = []  # what was converted when they were read
 
 
 @dataclass(frozen=True)

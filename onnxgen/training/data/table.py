@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted, one_line
-from onnxgen.training.data.source import Gaps, Lists, Rows
+from onnxgen.training.data.source import Gaps, Lists, Rows, listed
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
 _DELIMITERS = ",;\t|"
+_COMMA = re.compile(r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?")
+_DECIMAL = re.compile(r"[-+]?(0*,\d+|\d{4,},\d*|\d+,(\d{0,2}|\d{4,}))([eE][-+]?\d+)?")  # not thousands: 1,234
 
 
 def read_csv(path: Path) -> Rows:
@@ -45,15 +48,37 @@ def read_csv(path: Path) -> Rows:
             what = f"{counted(len(row), 'value')}, but {counted(len(names), 'column')}"
             raise OnnxgenError(f"{path}, line {line}: {what}")
     lines = [line for line, _ in rows[1:]]
-    columns = {name: _column(path, name, [row[i] for _, row in rows[1:]], lines) for i, name in enumerate(names)}
-    return Rows(columns, path, lines)
+    texts = {name: [text.strip() for text in of] for name, of in zip(names, zip(*(row for _, row in rows[1:])))}
+    commas = [name for name, of in texts.items() if _has_commas(of)]
+    certain = any(_DECIMAL.fullmatch(text) for name in commas for text in texts[name])
+    for name in commas if certain else ():
+        texts[name] = [text.replace(",", ".") for text in texts[name]]
+    columns = {name: _column(path, name, of, lines) for name, of in texts.items()}
+    for name in () if certain else commas:
+        text = next(text for text in texts[name] if "," in text)
+        what = f"{path}: column {printable(name)!r} has {text!r}: is the comma that of decimals, or of thousands?"
+        columns[name] = Problem(what, help="write decimals with a point, and thousands without a comma")
+    found = Rows(columns, path, lines)
+    if commas and certain:
+        found.notes.append(f"decimal commas become points in {counted(len(commas), 'column')}: {listed(commas, 4)}")
+    return found
+
+
+def _has_commas(texts: Sequence[str]) -> bool:
+    """Return True if a column holds numbers with a comma, such as 1,5 and 2; with one at least."""
+    if not any("," in text for text in texts):
+        return False
+    return all(_COMMA.fullmatch(text) or text.lower() in MISSING for text in texts)
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if all(_is_number(name) for name in names):
         raise OnnxgenError(f"{path} has no line of column names", help="put a line of names at the top")
+    before: set[str] = set()
     for i, name in enumerate(names):
-        if not name or name in names[:i]:
+        known = name in before
+        before.add(name)
+        if not name or known:
             what = f"has two columns called {printable(name)!r}" if name else f"has no name for column {i + 1}"
             raise OnnxgenError(f"{path} {what}", help="give each column a different name")
 
@@ -66,8 +91,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _column(path: Path, name: str, texts: list[str], lines: Sequence[int]) -> Any:
-    values = [text.strip() for text in texts]
+def _column(path: Path, name: str, values: list[str], lines: Sequence[int]) -> Any:
     there = [v for v in values if v.lower() not in MISSING]
     numbers = all(map(_is_number, there))
     bare = [i for i, v in enumerate(values) if (v.lower() in MISSING if numbers else not v)]

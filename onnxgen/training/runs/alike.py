@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, counted, typed
 from onnxgen.heads.tail import tail_of
-from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data, Feeding, Field
@@ -89,9 +89,12 @@ def need_alike(data: Data, feeding: Feeding, record: Record) -> None:
         raise OnnxgenError(what, help="give data of the same kind as in training")
 
 
-def fits(record: Record, model: nn.Module, run: Path) -> None:
-    """Raise `OnnxgenError` if a record speaks of other inputs or outputs than the run's model has."""
-    ports = signature_of(model)
+def fits(record: Record, model: nn.Module, run: Path, constants: Mapping[str, float]) -> None:
+    """Raise `OnnxgenError` if a record speaks of other inputs or outputs than the run's model has.
+
+    `constants`: the numbers that fill some inputs, by their names.
+    """
+    ports = fed(model, constants)
     names, outputs = [port.name for port in ports.inputs], [port.name for port in ports.outputs]
     wrong = ""
     if names and [entry.name for entry in record.inputs] != names:

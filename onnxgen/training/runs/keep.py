@@ -34,7 +34,7 @@ from onnxgen.training.data.samples import Samples
 from onnxgen.training.finetune.adapters import KEY
 from onnxgen.training.goals.distil import DistilGoal
 from onnxgen.training.goals.goal import Goal
-from onnxgen.training.launch import launched
+from onnxgen.training.launch import first_process, launched
 from onnxgen.training.losses import Objective
 from onnxgen.training.model import trial_batch
 from onnxgen.training.prepare import Plan, trial
@@ -42,6 +42,7 @@ from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.loggers import need_packages
 from onnxgen.training.runs.folder import BEST, MODULE, RECORD, RUNS, TOKENIZER, files_of, numbered, slug
 from onnxgen.training.runs.record import Image, Input, Part, Record, Target, code_of, noted, read_record, write_record
+from onnxgen.training.runs.seen import SAMPLES, digests
 from onnxgen.training.runs.source import fingerprint_of, source_of
 from onnxgen.training.settings import Settings
 from onnxgen.verify.convert import to_torch
@@ -65,6 +66,7 @@ class Kept:
         tokenizer: the texts of `tokenizer.json` and of the files beside it that are kept; {} if there are none.
         shard_size: the bytes of the largest file of the weights, if a sharded run divides them as the module's own are;
             0: the weights are one file.
+        samples: digests of the training samples.
     """
 
     record: Record
@@ -73,6 +75,7 @@ class Kept:
     constants: dict[str, Tensor] = field(default_factory=dict)
     tokenizer: Mapping[str, str] = field(default_factory=dict)
     shard_size: int = 0
+    samples: bytes = b""
 
     @rank_zero_only
     def write(self, out: Path, result: Mapping[str, Any] | None = None) -> None:
@@ -83,6 +86,9 @@ class Kept:
                     file.write(text.encode())
         if result is not None:
             result = {**result, "weights": {path.name: file_sha256(path) for path in files_of(out / BEST)}}
+        elif self.samples:
+            with replacing([out]) as files, files.file(out / SAMPLES) as file:
+                file.write(self.samples)
         write_record(out, replace(self.record, result=result or {}))
 
 
@@ -121,13 +127,17 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     batch = trial_batch(plan.model, plan.data.train, plan.settings.seed)
     outputs = trial(plan.model, batch, plan.feeding)
     own = signature_of(plan.model)
-    ports = tuple(_resized(port, tuple(made.shape)) for port, made in zip(own.outputs, outputs))
+    ports = tuple(  # text and maps have no sizes that the record would tell
+        _resized(port, tuple(made.shape)) if isinstance(made, Tensor) else port
+        for port, made in zip(own.outputs, outputs)
+    )
     signature = replace(own, outputs=ports) if own.outputs else own
     if plan.settings.replace_head is not None or ports != own.outputs:
         signature = replace(signature, purpose=None)  # with another head it may be for something else
     record = _record(plan, named, signature)
     tokenizing = plan.data.text.tokenizing if plan.data.text is not None else None
     found = Kept(record, tokenizer=tokenizing.kept() if tokenizing is not None else {})
+    found.samples = digests(plan.data.train, plan.feeding.inputs) if first_process() else b""
     if plan.adapter is not None:
         found.record = replace(record, module="", note=ADAPTED)
         found.metadata = {KEY: plan.adapter.to_json(), SIGNATURE: signature.to_json()}

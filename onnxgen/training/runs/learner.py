@@ -27,13 +27,15 @@ from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.text.choosing import rename_text, text_columns
 from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.devices import choose, prepare_for
-from onnxgen.training.evaluate import evaluate, predict
+from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
 from onnxgen.training.runs.code import refuse_code
+from onnxgen.training.runs.files import readable
 from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
+from onnxgen.training.runs.seen import count_seen
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import run_words
 
@@ -72,6 +74,8 @@ class Learner:
         settings: those of the run, for its data.
         texts: the columns of text that it was trained on; () if it reads none.
         named: the settings that the user named, beside the record.
+        skipped: what `predict` left out.
+        notes: what `evaluate` says of other data.
     """
 
     def __init__(
@@ -88,8 +92,10 @@ class Learner:
             if any(target.column for target in self.record.targets):  # the data's targets can be evaluated alone
                 self.settings = replace(self.settings, teacher=None, teacher_features={})
         self.model: nn.Module = open_model(run, weights).eval()
-        fits(self.record, self.model, run)
+        fits(self.record, self.model, run, self.settings.const)
         self.texts: tuple[str, ...] = ()
+        self.skipped: list[str] = []
+        self.notes: list[str] = []
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name
             self.texts = next((entry.columns for entry in self.record.inputs if entry.name == name), ())
@@ -107,6 +113,7 @@ class Learner:
         min_score: float = LIKELY_BOX,
         max_new_tokens: int = 50,
         temperature: float | None = None,
+        skip: bool = False,
     ) -> list[Prediction]:
         """Return a prediction for each sample, in order. Images and tables are prepared as in training.
 
@@ -120,6 +127,7 @@ class Learner:
             min_score: boxes with a lower score are left out.
             max_new_tokens: the most tokens with which a language model continues a text.
             temperature: None takes the most probable token each time. Else tokens are drawn, with the run's seed.
+            skip: leave out images and sounds that can't be read; `skipped` says which, and why.
 
         Raises:
             OnnxgenError: there is no such data, it can't be read, or it does not fit the model.
@@ -127,7 +135,7 @@ class Learner:
         with run_words(self._takes):
             if self.record.writes:
                 return self._continued(data, max_new_tokens, temperature)
-            return [one for made, names in self._opened(data) for one in self._predicted(made, names, min_score)]
+            return [one for made, names in self._opened(data, skip) for one in self._predicted(made, names, min_score)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
         """Return losses and metrics.
@@ -149,7 +157,18 @@ class Learner:
                 return evaluate(self.model, held, part=self._part(part), settings=self.settings)
             settings = replace(self.settings, val=0.0, test=0.0)
             made = self._fitted(open_source(data, settings), targets=True)
+            self._tell_seen(made, part, settings)
             return evaluate(self.model, made, part=part, settings=settings)
+
+    def _tell_seen(self, data: Data, part: str | None, settings: Settings) -> None:
+        """Add a note of how many samples of other data the run was trained on."""
+        name = part or next((name for name in PREFERRED_PARTS if name in data.parts), "")
+        if (samples := data.parts.get(name)) is None:
+            return
+        inputs = feed(data, self.model, settings).inputs
+        if seen := count_seen(self.run, samples, inputs):
+            what = f"{seen:,} of {counted(len(samples), 'sample')} were trained on"
+            self.notes.append(f"{what}: the numbers say little about new ones")
 
     @property
     def _takes(self) -> str:
@@ -211,7 +230,8 @@ class Learner:
             return
         ports = output_names(self.model, len(made))
         by_output = {target.output: target for target in self.record.targets}
-        shown = [n for n in range(len(made)) if n in by_output] or list(range(len(made)))
+        tensors = [n for n, output in enumerate(made) if isinstance(output, Tensor)]
+        shown = [n for n in tensors if n in by_output] or tensors
         for n, of_output in by_output.items():
             need_classes(made[n], of_output)
         for row, name in enumerate(names):
@@ -270,7 +290,7 @@ class Learner:
                     raise OnnxgenError(f"{source.name}, row {row}: no text", help="remove the row, or give it a text")
                 yield (str(row) if path is None else f"{path}:{row}"), text
 
-    def _opened(self, data: Any) -> Iterator[Named]:
+    def _opened(self, data: Any, skip: bool = False) -> Iterator[Named]:
         if self.texts and isinstance(data, (list, tuple)) and not all(_is_path(x) and Path(x).is_file() for x in data):
             if not any(isinstance(item, Path) for item in data):
                 yield self._of_texts(data)
@@ -280,6 +300,7 @@ class Learner:
         if not paths:
             yield self._objects(data)
             return
+        paths = readable(paths, self.skipped) if skip else paths
         images = [path for path in paths if path.suffix.lower() in SUFFIXES]
         if len(images) == len(paths):
             yield self._fitted(open_images(images)), list(map(str, images))

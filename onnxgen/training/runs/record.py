@@ -26,7 +26,7 @@ FORMAT = 1  # of the file; a newer one is refused
 # settings that only the run itself could use
 _PLACES = ("out", "name", "weights", "resume", "restartable", "replace_head")
 UNDECIDED: Mapping[str, Any] = MappingProxyType({"task": "outputs"})  # of a run that names no task
-DTYPES = ("float32", "float64", "float16", "bfloat16", "bool", "complex64", "complex128")
+DTYPES: tuple[str, ...] = ("float32", "float64", "float16", "bfloat16", "bool", "complex64", "complex128")
 DTYPES += ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 BOXES = "boxes"  # the loss of a `Target` whose answers are boxes
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -117,7 +117,7 @@ class Target:
         labels = self.loss.startswith("binary")  # there are two classes of each of them
         if self.classes and len(self.names) > max(self.classes, 2) and not labels:
             raise ValueError(f"its target {self.name!r} has {self.classes} classes and {len(self.names)} names")
-        if self.loss == "ctc_loss" and not self.blank < self.classes <= len(self.names) + 1:
+        if self.loss == "ctc_loss" and self.classes and not self.blank < self.classes <= len(self.names) + 1:
             raise ValueError(f"its target {self.name!r} has {self.classes} classes, and another number of characters")
         if self.loss == BOXES and not isinstance(self.head.get("places"), list):
             raise ValueError(f"its target {self.name!r} has no places of raw maps")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.goals.detection.boxes import suppress
 from onnxgen.training.goals.detection.decoder import Decoder
@@ -45,7 +46,7 @@ class MeanAveragePrecision(Metric):
         """
         super().__init__()
         if importlib.util.find_spec(PACKAGE) is None:
-            raise OnnxgenError("mAP needs faster-coco-eval", help="pip install faster-coco-eval")
+            raise OnnxgenError("mAP needs faster-coco-eval", help=installing("detection"))
         self.decoder, self.column, self.most_overlap, self.most = decoder, column, most_overlap, most
         for name in ("found", "truth", "found_counts", "truth_counts"):
             self.add_state(name, default=[], dist_reduce_fx="cat")

@@ -1,0 +1,88 @@
+"""What a training says of its data: folders of classes in another folder, the classes, and each conversion."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from onnxgen.cli import run as cli
+from tests.training.small import network
+
+Out = pytest.CaptureFixture[str]
+GIVEN = ["--workers", "0", "--device", "cpu", "--logger", "none", "--max-steps", "1"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a network and images of three classes in `unzipped/photos`."""
+    network(tmp_path, x=("float32", ["n", 1, 8, 8]))
+    for n in range(36):
+        (tmp_path / "unzipped" / "photos" / "abc"[n % 3]).mkdir(parents=True, exist_ok=True)
+        picture = Image.new("RGB" if n % 2 else "L", (8, 8) if n % 2 else (12, 10), 7 * n)
+        picture.save(tmp_path / "unzipped" / "photos" / "abc"[n % 3] / f"{n}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_around_the_classes_is_no_class(here: Path, capsys: Out) -> None:
+    assert cli(["train", "small.py", "--data", "unzipped", *GIVEN]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert "unzipped has one folder, photos, which has folders itself: a, b, c" in line
+    assert "name unzipped/photos" in line and not Path("runs").exists()
+    (here / "unzipped" / "photos").rename(here / "unzipped" / "all")
+    shutil.copytree("unzipped/all", "in/train/all")
+    assert cli(["train", "small.py", "--data", "in", *GIVEN]) == 2
+    assert "name in/train" in capsys.readouterr().err
+
+
+def test_one_class_is_refused(here: Path, capsys: Out) -> None:
+    for name in "bc":
+        shutil.rmtree(here / "unzipped" / "photos" / name)
+    for data in ("unzipped/photos", "unzipped"):
+        assert cli(["train", "small.py", "--data", data, *GIVEN]) == 2
+        assert "one class alone" in capsys.readouterr().err
+
+
+def test_classes_and_conversions_are_told(here: Path, capsys: Out) -> None:
+    assert cli(["train", "small.py", "--data", "unzipped/photos", "--val", "0.25", "--test", "0.25", *GIVEN]) == 0
+    said = capsys.readouterr().out
+    assert "classes in their order, samples of train + val + test: a 6 + 3 + 3, b 6 + 3 + 3, c 6 + 3 + 3" in said
+    assert "note: images of 10x12 are stretched to 8x8" in said and "note: colours become gray" in said
+    assert re.search("note: x is normalised by|note: image is normalised by", said)
+
+
+def test_the_digits_are_told(here: Path, capsys: Out) -> None:
+    network(here, classes=10, x=("float32", ["n", 1, 8, 8]))
+    assert cli(["train", "small.py", *GIVEN]) == 0
+    assert capsys.readouterr().out.startswith("no --data is given: trains on the digits")
+    assert cli(["train", "small.py", "--data", "digits", *GIVEN]) == 0
+    assert not capsys.readouterr().out.startswith("no --data")
+
+
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_samples_that_were_trained_on_are_counted(kind: str, here: Path, capsys: Out) -> None:
+    """Also if a part of the data was copied, so that it is not the data of the run."""
+    if kind == "images":
+        data, again, other = Path("unzipped/photos"), Path("again"), Path("new")
+        for name in "abc":
+            for folder, numbers in ((again, range(18)), (other, ())):
+                (folder / name).mkdir(parents=True)
+                for file in [data / name / f"{n}.png" for n in numbers if (data / name / f"{n}.png").exists()]:
+                    shutil.copy(file, folder / name)
+            Image.new("L", (9, 9), ord(name)).save(other / name / "new.png")
+    else:
+        network(here, x=("float32", ["n", 2]))
+        data, again, other = Path("d.csv"), Path("again.csv"), Path("new.csv")
+        rows = [f"{n},{n * n},{'abc'[n % 3]}" for n in range(36)]
+        for path, some in ((data, rows), (again, rows[:18]), (other, [f"{n}.5,1,{'abc'[n]}" for n in range(3)])):
+            path.write_text("\n".join(["p,q,target", *some]) + "\n")
+    assert cli(["train", "small.py", "--data", str(data), "--val", "0", "--out", "run", *GIVEN]) == 0
+    capsys.readouterr()
+    assert cli(["evaluate", "run", "--data", str(again), "--device", "cpu"]) == 0
+    assert "note: 18 of 18 samples were trained on" in capsys.readouterr().err
+    assert cli(["evaluate", "run", "--data", str(other), "--device", "cpu"]) == 0
+    assert "trained on" not in capsys.readouterr().err
