@@ -27,6 +27,7 @@ from onnxgen.training.data.images import (
     ToInput,
     axes_of,
     by_input,
+    converted,
     frame,
     measured,
     of_inputs,
@@ -88,7 +89,6 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     asked = _asked(settings, ports, model)
     images = _image_steps(source, ports, feeding, settings, asked)
     placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
-    source.notes += _converted(source.sizes, [step for column, step in images.items() if column in feeding.inputs])
     target = next(iter(feeding.aims), "")
     named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
     if targets:
@@ -183,23 +183,6 @@ def _bytes_notes(steps: Mapping[str, Step], fields: Mapping[str, Field]) -> list
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
-def _converted(sizes: frozenset[tuple[int, ...]], steps: Sequence[ToInput]) -> list[str]:
-    """Return notes of how files of these channels, heights and widths become an input's images."""
-    if not sizes or len(steps) != 1:
-        return []
-    frame, said = steps[0].frame, []
-    if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
-        few = [f"{height}x{width}" for height, width in (others if len(others) < 3 else (others[0], others[-1]))]
-        how = "letterboxed" if steps[0].letterbox else "stretched"
-        said.append(
-            f"images of {(' and ' if len(others) < 3 else ' to ').join(few)} are {how} to {frame.height}x{frame.width}"
-        )
-    kinds = {size[0] for size in sizes}
-    said += ["colours become gray"] if frame.channels == 1 and kinds - {1} else []
-    said += [f"gray images get {frame.channels} equal channels"] if frame.channels > 1 and 1 in kinds else []
-    return said
-
-
 def _white(source: DataSource, column: str, port: Port, settings: Settings, normalize: Mapping[str, str]) -> float:
     """Return the value of white if the column holds images for this input, else 0."""
     if column in source.whites:
@@ -249,7 +232,9 @@ def _image_steps(
     letterbox = settings.resize == "letterbox" or (settings.resize == "auto" and settings.task == DETECTION)
     if letterbox and settings.task == KEYPOINTS:
         raise OnnxgenError("--resize letterbox would not move the keypoints", help="--resize stretch")
-    return {c: _image_step(source, c, port, whites[c], sizes[port.name], letterbox) for port, c in pairs if whites[c]}
+    made = {c: _image_step(source, c, port, whites[c], sizes[port.name], letterbox) for port, c in pairs if whites[c]}
+    source.notes += converted(source.sizes, list(made.values()))
+    return made
 
 
 def _image_step(source: DataSource, column: str, port: Port, white: float, size: str, letterbox: bool) -> ToInput:

@@ -275,3 +275,20 @@ def of_inputs(scales: Mapping[str, str], inputs: Sequence[str]) -> str:
     if scales.keys() == {*inputs} and len(set(scales.values())) == 1:
         return scales[inputs[0]]
     return ";".join(f"{name}={how}" for name, how in scales.items())
+
+
+def converted(sizes: frozenset[tuple[int, ...]], steps: Sequence[ToInput]) -> list[str]:
+    """Return notes of how files of these channels, heights and widths become an input's images."""
+    if not sizes or len(steps) != 1:
+        return []
+    frame, said = steps[0].frame, []
+    if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
+        few = [f"{height}x{width}" for height, width in (others if len(others) < 3 else (others[0], others[-1]))]
+        how = "letterboxed" if steps[0].letterbox else "stretched"
+        said.append(
+            f"images of {(' and ' if len(others) < 3 else ' to ').join(few)} are {how} to {frame.height}x{frame.width}"
+        )
+    kinds = {size[0] for size in sizes}
+    said += ["colours become gray"] if frame.channels == 1 and kinds - {1} else []
+    said += [f"gray images get {frame.channels} equal channels"] if frame.channels > 1 and 1 in kinds else []
+    return said
