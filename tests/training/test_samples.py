@@ -64,7 +64,8 @@ def test_mnist(sample: Sample, shared: Path, tmp_path: Path) -> None:
     for name in ("scratch", "tuned"):
         assert nodes(tmp_path / "out" / f"{name}.onnx") == nodes(mnist.ONNX)
         written = values(tmp_path / "out" / f"{name}.onnx")
-        assert not np.array_equal(written["conv1.weight"], original["conv1.weight"])
+        is_new = not np.array_equal(written["conv1.weight"], original["conv1.weight"])
+        assert is_new or (name == "tuned" and tuned == came)  # no epoch was better than the file
 
 
 def test_fully_connected(sample: Sample, shared: Path, tmp_path: Path) -> None:

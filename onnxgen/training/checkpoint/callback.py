@@ -234,13 +234,21 @@ class Checkpoints(lightning.Callback):
         else:
             write(plain(self._kept(model.state_dict())), self.out / LAST, self.metadata)
 
+    def _is_better(self, good: tuple[float, ...] | None) -> bool:
+        """True for the best epoch so far, also if the model before training was as good, or if nothing can be told."""
+        if good is None or self._goodness is None:
+            return self._goodness is None
+        return good > self._goodness or (good == self._goodness and self.best_epoch is None)
+
     def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
         self._check_finite(trainer, task)
         found = self._monitored(trainer)
         good = goodness(found, self.monitor)
-        better = good is not None and (self._goodness is None or good > self._goodness)
+        better = self._is_better(good)
         if better:
-            self.best, self.best_epoch, self._goodness = found[self.monitor], trainer.current_epoch - 1, good
+            self.best_epoch = trainer.current_epoch - 1
+        if better and good is not None:
+            self.best, self._goodness = found[self.monitor], good
         if is_sharded(trainer):
             self._write_rows(trainer, LAST, *([BEST] if better else []))
         else:

@@ -99,8 +99,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in {*images, *placed}}, fields)
     joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
-    found.text, found.task, found.rate = text, task, source.rate
-    found.target = PAIR if members else target
+    found.text, found.task, found.rate, found.target = text, task, source.rate, PAIR if members else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))

@@ -104,7 +104,7 @@ class Metrics(lightning.Callback):
     def _best(self) -> Row | None:
         """Return the row of the weights that are kept as the best; epoch 0 is the model before training."""
         begun: list[Row] = [{**self.before, "epoch": 0.0}] if self.keeps_start else []
-        return best_row([*begun, *self.rows], self.monitor)
+        return best_row([*self.rows, *begun], self.monitor)  # of equal ones an epoch
 
 
 def _forget(logger: TensorBoardLogger, step: int) -> None:
