@@ -89,7 +89,7 @@ class Metrics(lightning.Callback):
         row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
         row["seconds"] = round(time.monotonic() - self._begun, 3)
         self.rows = [r for r in self.rows if r["step"] < row["step"]] + [row]
-        if self._best() in (row, None):
+        if self.best_row() in (row, None):
             self.confusion = task.confusion
         if self._waited(row):
             trainer.should_stop = True
@@ -98,10 +98,10 @@ class Metrics(lightning.Callback):
 
     def _waited(self, row: Row) -> bool:
         """Return True if the last epochs brought nothing, as many as patience asks for."""
-        best = self._best() or {"epoch": 0.0}
+        best = self.best_row() or {"epoch": 0.0}
         return self.patience is not None and row["epoch"] - max(best["epoch"], self._since) >= self.patience
 
-    def _best(self) -> Row | None:
+    def best_row(self) -> Row | None:
         """Return the row of the weights that are kept as the best; epoch 0 is the model before training."""
         begun: list[Row] = [{**self.before, "epoch": 0.0}] if self.keeps_start else []
         return best_row([*self.rows, *begun], self.monitor)  # of equal ones an epoch

@@ -15,7 +15,7 @@ import torch
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics, whole_epoch
-from onnxgen.training.runs.rows import Row, best_row, duration, number
+from onnxgen.training.runs.rows import Row, duration, number
 from onnxgen.training.sharded.strategy import share_of
 from onnxgen.training.trainer import metrics as values_of
 from onnxgen.training.words import spoken
@@ -57,7 +57,7 @@ class Progress(lightning.Callback):
     def tell_epoch(self, trainer: lightning.Trainer) -> None:
         """Say the results of the epoch that has ended."""
         row = self.metrics.rows[-1]
-        best = best_row(self.metrics.rows, self.facts.monitor)
+        best = self.metrics.best_row()
         of = f"{self.epochs}" if whole_epoch(trainer) else f"{self.epochs}, batch {self.batch} of {self.batches}"
         self.say(epoch_line(row, of, best is row, self.rate))
 

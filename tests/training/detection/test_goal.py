@@ -85,7 +85,7 @@ def test_a_model_with_the_decoding_inside_is_refused(place: Path, tmp_path: Path
 
 
 def test_the_sample(tmp_path: Path) -> None:
-    command = [ROOT / "samples" / "detection" / "tune.py", "--out", tmp_path, "--epochs", "2", "--count", "40"]
+    command = [ROOT / "samples" / "detection" / "tune.py", "--out", tmp_path, "--epochs", "4", "--count", "40"]
     done = forked.run(command, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "written back: 18 tensors changed" in done.stdout
