@@ -7,7 +7,7 @@ they do not classify may be trained or not.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,7 @@ WEIGHTS: dict[str, Collection[int]] = dict.fromkeys(("Conv", "ConvTranspose", "G
 WEIGHTS |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2))
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min")
 NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # names that torch's exporters give to unnamed tensors
+FEW_DIGITS, SEVERAL = 5, 3  # of a number that a person types; places whose numbers differ
 STATISTICS = (("BatchNormalization", 3), ("BatchNormalization", 4))
 MEASURED = re.compile(r"\w\.running_(mean|var)$")
 MAX_MASK_NUMBERS, SAMPLED_ELEMENTS = (
@@ -72,7 +73,8 @@ def stored_by(graph: ir.Graph) -> Stored:
     reached = _reached(graph)
     own = {v: tensor for v, tensor in floats.items() if v.producer() is None}
     weights = (v.name or "" for v, tensor in own.items() if v in reached and _is_weight(v, tensor, reached))
-    fixed = (v.name or "" for v, tensor in floats.items() if _is_measured(v) or _is_constant(v, tensor))
+    perhaps = _perhaps_learned(floats)
+    fixed = (v.name or "" for v, t in floats.items() if _is_measured(v) or _is_constant(v, t) and v not in perhaps)
     return Stored(frozenset(weights), frozenset(fixed), frozenset(v.name or "" for v in floats))
 
 
@@ -161,6 +163,17 @@ def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
     return tensor.size == 1 or bool(
         numbers.size > 1 and np.isin(numbers, (0, 1, -np.inf)).all() and len(tensor.shape) > 1
     )
+
+
+def _perhaps_learned(floats: Mapping[ir.Value, ir.TensorProtocol]) -> set[ir.Value]:
+    """Return the single numbers that differ from others in the same place of an operator, and have many digits."""
+    places: dict[tuple[str, int], dict[ir.Value, float]] = {}
+    for value, tensor in floats.items():
+        number = float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else 0.0
+        if np.float32(f"{number:.{FEW_DIGITS}g}") != np.float32(number):
+            for use in value.uses():
+                places.setdefault((use.node.op_type, use.idx), {})[value] = number
+    return {value for found in places.values() if len(set(found.values())) >= SEVERAL for value in found}
 
 
 def _is_packed(value: ir.Value, reached: set[ir.Value]) -> bool:
