@@ -52,9 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("torch", "small.onnx -o new.py --verify", "[verify]"),
         ("torch", "train small.py", "[torch]"),
-        ("lightning", "train small.py", "[train]"),
-        ("safetensors", "train small.py", ""),
-        ("torchmetrics", "train small.py", "[train]"),
+        ("lightning", "train small.py --data data.npz", "[train]"),
+        ("safetensors", "train small.py --data data.npz", ""),
+        ("torchmetrics", "train small.py --data data.npz", "[train]"),
     ],
 )
 def test_a_package_that_is_imported_first(missing: str, command: str, extra: str, folder: Path) -> None:
