@@ -31,6 +31,7 @@ from onnxgen.graph.traits import (
     STANDARDISES,
     STRIDES,
     VIEW,
+    Trait,
 )
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
@@ -39,6 +40,7 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
+_AFFINE = (JOINS, VIEW, STRIDES, SAME, STANDARDISES, ADDS, SCALES)
 MAX_EXAMINED_ELEMENTS = 4096  # elements of a tensor; only this many are examined
 
 
@@ -254,7 +256,7 @@ def _is_written(tensor: ir.TensorProtocol) -> bool:
 def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
     """Return True if network inputs are shifted or divided by a tensor before anything else."""
     scales = _op(node) in ("Sub", "Div") and node.inputs[1] is value
-    return scales and _is_input(node.inputs[0], inputs, 8)
+    return scales and _is_input(node.inputs[0], inputs, 8, (JOINS, VIEW, STRIDES, SAME, STANDARDISES))
 
 
 def _may_scale_input(value: ir.Value, inputs: set[ir.Value], depth: int) -> bool:
@@ -269,15 +271,17 @@ def _may_scale_input(value: ir.Value, inputs: set[ir.Value], depth: int) -> bool
     return False
 
 
-def _is_input(data: ir.Value | None, inputs: set[ir.Value], depth: int) -> bool:
+def _is_input(data: ir.Value | None, inputs: set[ir.Value], depth: int, through: tuple[Trait, ...] = _AFFINE) -> bool:
+    """Return True for an input of the network, and what operators of some kinds make of it."""
     maker = None if data is None else data.producer()
     if data in inputs or maker is None or not depth:
         return data in inputs
+    if not is_a(maker, *through):
+        return _op(maker) in ("Sub", "Div") and _is_input(maker.inputs[0], inputs, depth - 1, through)
     if is_a(maker, JOINS):
-        return all(_is_input(v, inputs, depth - 1) for v in maker.inputs)
-    if is_a(maker, ADDS, SCALES):
-        return any(_is_input(v, inputs, depth - 1) for v in maker.inputs)
-    return is_a(maker, VIEW, STRIDES, SAME, STANDARDISES) and _is_input(maker.inputs[0], inputs, depth - 1)
+        return all(_is_input(v, inputs, depth - 1, through) for v in maker.inputs)
+    of = maker.inputs if is_a(maker, ADDS, SCALES) else maker.inputs[:1]
+    return any(_is_input(v, inputs, depth - 1, through) for v in of)
 
 
 def _is_row(tensor: ir.TensorProtocol) -> bool:

@@ -90,7 +90,7 @@ IMAGES: list[tuple[str, Breaks, str, int]] = [
     ("no width", written(png(0, 6)), f"{BAD} (", 5),
     ("a bomb", written(png(60_000, 60_000)), f"{BAD} (Image size (3600000000 pixels) exceeds limit", 5),
     ("floats", saved(Image.fromarray(np.ones((6, 5), np.float32)), ".tif"), "owl/1.tif (the range of numbers of 32", 6),
-    ("a folder", lambda f: ((f / BAD).unlink(), (f / BAD).mkdir()), f"{BAD} ([Errno 21] Is a directory:", 5),
+    ("a folder", lambda f: ((f / BAD).unlink(), (f / BAD).mkdir()), f"{BAD} (it is not a regular file)", 5),
     ("a link to nothing", lambda f: ((f / BAD).unlink(), (f / BAD).symlink_to("none")), f"{BAD} ([Errno 2] No such", 5),
     ("a link to itself", lambda f: ((f / BAD).unlink(), (f / BAD).symlink_to("1.png")), f"{BAD} ([Errno 40] Too", 5),
     ("an empty class", lambda f: emptied(f / "owl"), "owl has no images -> put images into it", FATAL),

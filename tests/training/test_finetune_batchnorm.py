@@ -115,6 +115,7 @@ def test_a_training_starts_where_the_folded_network_was(how: str, tmp_path: Path
 
 @pytest.mark.parametrize("number, frozen", [(40, True), (300, False)])
 def test_a_recipe_freezes_norms_of_few_samples(number: int, frozen: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)  # the second epoch is the best one: in the first, the recipe trains the head alone
     model = Tower(3)
     step(model, images())
     data = {"x": images(number), "y": torch.arange(number) % 3}
