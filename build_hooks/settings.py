@@ -151,9 +151,10 @@ def _document(file: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(text.decode("utf-8"))
+        parsed: dict[str, Any] = tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise OnnxgenError(f"{file} is not a TOML file: {error}") from None
+    return parsed
 
 
 def _own_table(document: Mapping[str, Any]) -> dict[str, Any] | None:

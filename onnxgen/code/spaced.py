@@ -44,7 +44,8 @@ def linspace(start: float, end: float, count: int, fused: bool) -> NDArray[np.fl
     back = total - product
     lost = (base - back) + (product - (total - back))  # what rounding the sum lost: it must not be rounded twice
     inexact = (lost != 0) & (total.view(np.int64) % 2 == 0)
-    return np.where(inexact, np.nextafter(total, np.copysign(np.inf, lost)), total).astype(np.float32)
+    rounded: NDArray[np.float64] = np.where(inexact, np.nextafter(total, np.copysign(np.inf, lost)), total)
+    return rounded.astype(np.float32)
 
 
 def spaced(array: NDArray[Any], form: Form) -> ast.expr | None:

@@ -62,7 +62,8 @@ def taken(channels: Channels, anchors: int, maps: Sequence[Array]) -> Array:
     found = maps[channels.map]
     height, width = found.shape[2:]
     apart = found.reshape(anchors, channels.step, height * width).transpose(2, 0, 1)
-    return apart[..., channels.first : channels.first + channels.count].reshape(-1, channels.count).astype(np.float64)
+    chosen: Array = apart[..., channels.first : channels.first + channels.count].reshape(-1, channels.count)
+    return chosen.astype(np.float64)
 
 
 def cells_of(level: Level) -> Array:

@@ -34,7 +34,8 @@ def gather_batched(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
     for axis in range(batch_dims):
         counter = torch.arange(x.shape[axis], device=x.device)
         batch.append(counter.reshape(-1, *[1] * (batch_dims - 1 - axis + between)))
-    return x[(*batch, *index.unbind(-1))]
+    where = (*batch, *index.unbind(-1))
+    return x[where]
 
 
 def scatter_nd_reduce(x: Tensor, index: Tensor, updates: Tensor, reduce: str) -> Tensor:

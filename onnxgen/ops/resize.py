@@ -343,15 +343,16 @@ def _picks_the_same(before: np.float32, after: np.float32) -> bool:
 
 def _positions(
     i: NDArray[np.float32], scale: np.float32, before: int, after: int, mode: str
-) -> NDArray[np.float32] | None:
+) -> NDArray[np.floating[Any]] | None:
     """Return the input coordinates of output points in float32 (Resize-19, coordinate_transformation_mode)."""
     half = np.float32(0.5)
+    found: NDArray[np.floating[Any]] | None = None
     if mode == "asymmetric":
-        return i / scale
-    if mode == "half_pixel" or (mode == "pytorch_half_pixel" and after > 1):
-        return (i + half) / scale - half
-    if mode == "tf_half_pixel_for_nn":
-        return (i + half) / scale
-    if mode == "align_corners":
-        return i * np.float32(before - 1) / np.float32(max(after - 1, 1))
-    return None
+        found = i / scale
+    elif mode == "half_pixel" or (mode == "pytorch_half_pixel" and after > 1):
+        found = (i + half) / scale - half
+    elif mode == "tf_half_pixel_for_nn":
+        found = (i + half) / scale
+    elif mode == "align_corners":
+        found = i * np.float32(before - 1) / np.float32(max(after - 1, 1))
+    return found

@@ -146,8 +146,9 @@ class Writer:
     def _gates(self, parts: list[Token], path: ModulePath) -> None:
         for part in parts:
             if part.kind == "gate":
-                self._write(part.nodes, (*path, "se"))
-                self.classes[(*path, "se")] = "SqueezeExcite"
+                inside = (*path, "se")
+                self._write(part.nodes, inside)
+                self.classes[inside] = "SqueezeExcite"
             elif part.is_region:
                 self._gates(part.parts, path)
 

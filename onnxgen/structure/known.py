@@ -37,7 +37,7 @@ _MEANS = ("F.adaptive_avg_pool2d", "Tensor.mean", "torch.mean", "F.adaptive_avg_
 _COMMUTES = {ast.Add: "+", ast.Mult: "*"}
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+@dataclass(frozen=True, eq=False)  # without slots: those leave no room for the weak reference
 class Sketch:
     """What a value is computed by.
 
@@ -61,9 +61,10 @@ _NUMBERS = count()
 
 def sketch(kind: str, *parts: Any) -> Sketch:
     """Return the one sketch of this kind and of these parts."""
-    made = _ALIVE.get((kind, *parts))
+    key = (kind, *parts)
+    made = _ALIVE.get(key)
     if made is None:
-        made = _ALIVE[(kind, *parts)] = Sketch(kind, parts, next(_NUMBERS))
+        made = _ALIVE[key] = Sketch(kind, parts, next(_NUMBERS))
     return made
 
 

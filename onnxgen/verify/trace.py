@@ -63,7 +63,7 @@ class _Trace(TorchFunctionMode):
             return known[2]
         plain = tensor.detach()
         wide = torch.complex128 if plain.is_complex() else plain.dtype if _is_single(plain) else torch.float64
-        array = plain.to(wide).numpy().copy()
+        array: NDArray[Any] = plain.to(wide).numpy().copy()
         self.kept[id(tensor)] = tensor, tensor._version, array  # keep the tensor, or its id may be reused
         self.room -= array.nbytes
         return array

@@ -18,7 +18,8 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = z + _GAMMA
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z ^= z >> np.uint64(31)
+    return z
 
 
 def bits(seed: int, indices: Sequence[int] | NDArray[np.int64], count: int, stream: int = 0) -> NDArray[np.uint64]:
@@ -31,7 +32,8 @@ def bits(seed: int, indices: Sequence[int] | NDArray[np.int64], count: int, stre
 
 def uniform(seed: int, indices: Sequence[int] | NDArray[np.int64], count: int, stream: int = 0) -> NDArray[np.float64]:
     """Return uniformly distributed numbers [n, count] from 0 up to 1."""
-    return (bits(seed, indices, count, stream) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    drawn: NDArray[np.float64] = (bits(seed, indices, count, stream) >> np.uint64(11)).astype(np.float64)
+    return drawn * 2.0**-53
 
 
 def normal(seed: int, indices: Sequence[int] | NDArray[np.int64], count: int, stream: int = 0) -> NDArray[np.float64]:
