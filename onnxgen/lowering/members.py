@@ -244,18 +244,24 @@ class Members:
             self._buffers[identity] = self._register(member), array
         return MemberRef(self._buffers[identity][0])
 
-    def named_buffer(self, arg: Any) -> ast.expr:
-        """Return a stored tensor that is not trained but has a name, as a buffer that is in the state dict."""
+    def stored_buffer(self, arg: Any) -> ast.expr:
+        """Return a stored tensor that is not trained as a buffer of the state dict, whose name the file may tell.
+
+        A weight in integers begins as zeros, as parameters begin as drawn numbers: loading fills both.
+        """
         scope, value = arg.builder.scope, arg.value
         made = self._parameters.setdefault((value,), [])
         known = self._known(made, scope)
         if known is None:
             tensor, name = stored(value), value.name or ""
             assert tensor is not None
-            path = _cleaned(self._paths.path(name, "", scope) or (name,))
-            source = Source.of(tensor, name)
-            build = _written(tensor.numpy(), source.dtype, is_loaded=True) or ast.Constant(None)  # `finish` fills it in
-            named = path not in self._by_path
+            source, found = Source.of(tensor, name), self._paths.path(name, "", scope)
+            build = _written(tensor.numpy(), source.dtype, is_loaded=True) or ast.Constant(None)  # see `finish`
+            if is_weight_in_integers(value):
+                build = call("torch.zeros", *source.shape, dtype=source.dtype)
+            told = found is not None or KEPT.get(value)
+            path = _cleaned(found or ((name,) if told else (*scope, "weight")))
+            named = told and path not in self._by_path
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
             made.append((scope, known))
         return _used(known, {"": _user(arg)})
@@ -366,6 +372,14 @@ def _user(arg: Any) -> User:
 def is_named_buffer(value: ir.Value) -> bool:
     """Return True for a stored tensor that was a persistent buffer of the original network."""
     return KEPT.get(value) and stored(value) is not None
+
+
+def is_weight_in_integers(value: ir.Value) -> bool:
+    """Return True for a stored matrix, or convolution kernel, of bytes that follow no rule."""
+    tensor = stored(value)
+    if tensor is None or tensor.dtype not in _BYTES[:2] or len(tensor.shape) < 2:
+        return False
+    return _written(tensor.numpy(), tensor.dtype, is_loaded=True) is None
 
 
 def _is_to_be_read(member: Member) -> bool:

@@ -18,8 +18,8 @@ from onnxgen.shapes.dims import Sym, evaluate, symbols
 # domains with processor-specific tensor layouts, and the operator that restores the usual layout
 LAYOUTS = {"com.microsoft.nchwc": "ReorderOutput"}
 BY_ELEMENT = frozenset(
-    "Abs Add Cast Ceil Clip Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Max Min Mul Neg Relu Round "
-    "Sigmoid Sqrt Sub Tanh".split()
+    "Abs Add And Cast Ceil Clip Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
+    "LeakyRelu Less LessOrEqual Log Max Min Mul Neg Not Or Pow Relu Round Sigmoid Sqrt Sub Tanh Where".split()
 )
 
 

@@ -27,6 +27,7 @@ from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.passes.gradient import gradient
 from onnxgen.passes.group_norm import group_norm
 from onnxgen.passes.growing import growing
+from onnxgen.passes.indexed import indexed
 from onnxgen.passes.known import known
 from onnxgen.passes.layer_sizes import layer_sizes
 from onnxgen.passes.linear import linear
@@ -86,6 +87,7 @@ PASSES: list[Pass] = [
     sequences,
     no_ops,  # casts and identities would hide a pattern
     filled,
+    indexed,  # before broadcasts, which takes an Expand away
     standardised,  # before norms, which would take the statistics that it computes beside
     dropout,  # before another idiom takes its Mul
     unrolled,  # before recurrent, which finds the module of such layers

@@ -1,0 +1,133 @@
+"""Indices that count from 0 along an axis: what they select, and how they compare with 0, is known.
+
+    x[arange(batch)[:, None, None, None], arange(n)]   is   x[:, None, None, :]
+    arange(n) >= 0                                     is   true
+
+Exporters write masks in this way that are functions of positions, for each query and each key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import made_by
+from onnxgen.graph.traits import RESHAPE
+from onnxgen.options import Options
+from onnxgen.passes.match import elements, ints, scalar, standard_nodes, uniform
+from onnxgen.passes.rewrite import replace
+from onnxgen.passes.steps import constant, insert, known_ints
+from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.info import Info, info
+
+DEPTH = 8  # of nodes between a Range and what takes its numbers
+ALWAYS = {"GreaterOrEqual": True, "Less": False}  # of a number that is not negative, and 0
+
+
+def indexed(model: ir.Model, options: Options) -> None:
+    """Replace each node whose indices are the places in their order."""
+    for node in standard_nodes(model, "GatherND"):
+        _gathered(node)
+    for node in standard_nodes(model, *ALWAYS):
+        shape = info(node.outputs[0]).shape
+        if shape is not None and counted(node.inputs[0]) is not None and scalar(node.inputs[1]) == 0:
+            always = constant(node, ALWAYS[node.op_type], f"{node.outputs[0].name}.always", ir.DataType.BOOL)
+            replace(node, ir.node("Expand", [always, known_ints(shape)], version=13))
+    for node in standard_nodes(model, "And"):
+        kept = [value for value in node.inputs if uniform(value) != 1]
+        shape = info(node.outputs[0]).shape
+        if len(kept) == 1 and shape is not None:
+            replace(node, ir.node("Expand", [kept[0], known_ints(shape)], version=13))
+
+
+def counted(value: ir.Value | None, depth: int = DEPTH) -> int | None:
+    """Return the axis of a value, from the last (-1), along which its elements are 0, 1, 2, ...; None if there is none.
+
+    Along all other axes they are the same.
+    """
+    node, shape = None if value is None else value.producer(), info(value).shape
+    if shape is None or depth == 0:
+        return None
+    if (array := elements(value)) is not None:
+        return _counted_along(array)
+    if node is None or node.domain:
+        return None
+    if made_by(value, "Range"):
+        return -1 if scalar(node.inputs[0]) == 0 and scalar(node.inputs[2]) == 1 and _is_integer(value) else None
+    if not is_a(node, RESHAPE) and node.op_type not in ("Expand", "Identity"):
+        return None
+    axis, before = counted(node.inputs[0], depth - 1), info(node.inputs[0]).shape
+    if axis is None or before is None:
+        return None
+    return _moved(axis, before, shape, is_expanded=node.op_type == "Expand")
+
+
+def _is_integer(value: ir.Value | None) -> bool:
+    return info(value).dtype in (ir.DataType.INT64, ir.DataType.INT32)
+
+
+def _moved(axis: int, before: Sequence[Dim], after: Sequence[Dim], is_expanded: bool) -> int | None:
+    """Return where an axis is after a node that repeats elements, or that puts in or takes out axes of size 1."""
+    size = before[axis]
+    if is_expanded:
+        return axis if after[axis] == size else None
+    if any(d != 1 for i, d in enumerate(before) if i != axis + len(before)):
+        return None
+    found = [i - len(after) for i, d in enumerate(after) if d != 1]
+    return found[0] if len(found) == 1 and after[found[0]] == size else None
+
+
+def _counted_along(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> int | None:
+    if array.dtype.kind not in "iu":
+        return None
+    for axis in range(-array.ndim, 0):
+        count = np.arange(array.shape[axis]).reshape(-1, *[1] * (-1 - axis))
+        if len(count) > 1 and np.array_equal(array, np.broadcast_to(count, array.shape)):
+            return axis
+    return None
+
+
+def _gathered(node: ir.Node) -> None:
+    """Replace a GatherND that takes all elements, each at its place, by axes of size 1 and an Expand."""
+    data, shape, made = node.inputs[0], info(node.inputs[0]).shape, info(node.outputs[0])
+    axes = _axes(node.inputs[1])
+    if axes is None or shape is None or made.shape is None or node.attributes.get_int("batch_dims", 0) != 0:
+        return
+    rank = len(made.shape) - (len(shape) - len(axes))  # of the indices, without their last axis
+    inside: list[Dim] = [1] * rank
+    last = -1
+    for axis, size in zip(axes, shape):
+        if size == 1:  # there is one index
+            continue
+        if axis is None or axis + rank <= last or made.shape[axis + rank] != size:
+            return
+        last = axis + rank
+        inside[last] = size
+    inside += shape[len(axes) :]
+    new = ir.node("Reshape", [data, known_ints(inside)], version=13)
+    if inside == list(made.shape):
+        return replace(node, new)
+    placed = insert(node, new, f"{node.outputs[0].name}.placed", Info(made.dtype, tuple(inside)), node)
+    replace(node, ir.node("Expand", [placed, known_ints(made.shape)], version=13))
+
+
+def _axes(value: ir.Value | None) -> list[int | None] | None:
+    """Return `counted` for each place of the last axis of a tensor of indices; None if they are not known apart."""
+    node, shape = None if value is None else value.producer(), info(value).shape
+    if (array := elements(value)) is not None:
+        return [_counted_along(part) for part in np.moveaxis(array, -1, 0)] if array.ndim else None
+    if node is None or shape is None or not made_by(value, "Concat"):
+        return None
+    last = (-1, len(shape) - 1)
+    if node.attributes.get_int("axis", 0) not in last:
+        return None
+    axes = list[int | None]()
+    for joined in node.inputs:
+        maker = None if joined is None else joined.producer()
+        if maker is None or not made_by(joined, "Unsqueeze") or ints(maker, "axes", 1) not in ([last[0]], [last[1]]):
+            return None
+        axes.append(counted(maker.inputs[0]))
+    return axes
