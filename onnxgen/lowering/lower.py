@@ -30,8 +30,8 @@ from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.fills import write_fills
 from onnxgen.lowering.from_sizes import Sized, moved
-from onnxgen.lowering.members import Members, is_named_buffer, is_weight_in_integers
-from onnxgen.lowering.parameter import is_repeated
+from onnxgen.lowering.members import Members, is_named_buffer
+from onnxgen.lowering.parameter import is_repeated, is_weight_in_integers
 from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
 from onnxgen.lowering.rows import free_rows

@@ -25,7 +25,7 @@ from onnxgen.common.names import ModulePath, identifier, module_part, unscoped
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
 from onnxgen.lowering.beginnings import share_beginnings
 from onnxgen.lowering.member_paths import settle
-from onnxgen.lowering.parameter import initial, is_repeated, is_table, role, vector
+from onnxgen.lowering.parameter import INTEGERS, initial, is_repeated, is_table, is_weight_in_integers, role, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
 from onnxgen.lowering.sharing import Sharing
 from onnxgen.options import Options
@@ -39,7 +39,6 @@ from onnxgen.weights.provenance import WIDER, Source
 from onnxgen.weights.stored import is_uniform, stored, viewed_from
 
 CPU = ast.Constant("cpu")
-_BYTES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)  # of quantised weights
 
 
 class Members:
@@ -220,7 +219,7 @@ class Members:
         if identity not in self._buffers:
             made = _written(array, dtype)
             name = _buffer_name("" if self._paths.is_noise(hint, scope) else hint, array)
-            name = "weight" if name == "constant" and dtype in _BYTES and array.ndim > 1 else name
+            name = "weight" if name == "constant" and dtype in INTEGERS and array.ndim > 1 else name
             member = Member((*_cleaned(scope), name), made or ast.Constant(None), "buffer", named=False)
             if made is None:
                 self._large[id(member)] = array  # `finish` makes the expression, which needs the final name
@@ -372,14 +371,6 @@ def _user(arg: Any) -> User:
 def is_named_buffer(value: ir.Value) -> bool:
     """Return True for a stored tensor that was a persistent buffer of the original network."""
     return KEPT.get(value) and stored(value) is not None
-
-
-def is_weight_in_integers(value: ir.Value) -> bool:
-    """Return True for a stored matrix, or convolution kernel, of bytes that follow no rule."""
-    tensor = stored(value)
-    if tensor is None or tensor.dtype not in _BYTES[:2] or len(tensor.shape) < 2:
-        return False
-    return _written(tensor.numpy(), tensor.dtype, is_loaded=True) is None
 
 
 def _is_to_be_read(member: Member) -> bool:

@@ -7,6 +7,7 @@ import re
 
 import onnx_ir as ir
 
+from onnxgen.code.literals import tensor_literal
 from onnxgen.code.quote import call, quote
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, is_trained
@@ -22,6 +23,7 @@ from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import stored, viewed_from
 
 NEWEST_OPSET = 1 << 30
+INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)  # of quantised weights
 _LAYER_SCALE = re.compile(r"(layer_?scale|ls)_?\d*")
 MAX_ROWS = 64  # of equal rows that are stored once
 _EXPANDED = re.compile(r"expand(_as)?(_\d+)?")
@@ -82,6 +84,14 @@ def is_repeated(value: ir.Value | None) -> bool:
         return False
     array = tensor.numpy()
     return bool((array == array[:1]).all()) and not (array == array.flat[0]).all()
+
+
+def is_weight_in_integers(value: ir.Value) -> bool:
+    """Return True for a stored matrix, or convolution kernel, of bytes that follow no rule."""
+    tensor = stored(value)
+    if tensor is None or tensor.dtype not in INTEGERS[:2] or len(tensor.shape) < 2:
+        return False
+    return tensor_literal(tensor.numpy(), tensor.dtype, is_loaded=True) is None
 
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:

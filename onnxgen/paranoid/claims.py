@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import ELEMENTWISE
 from onnxgen.paranoid.picture import Picture
 from onnxgen.shapes.dims import Sym, evaluate, symbols
 
 # domains with processor-specific tensor layouts, and the operator that restores the usual layout
 LAYOUTS = {"com.microsoft.nchwc": "ReorderOutput"}
-BY_ELEMENT = frozenset(
-    "Abs Add And Cast Ceil Clip Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
-    "LeakyRelu Less LessOrEqual Log Max Min Mul Neg Not Or Pow Relu Round Sigmoid Sqrt Sub Tanh Where".split()
-)
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Difference:
         }
         moving = claim.before in self.before.moving or claim.after in self.after.moving
         ends = any(pair in zip(old[1], self.after.graphs.get(g, old)[1]) for g, old in self.before.graphs.items())
-        if not users or ends or moving and not all(n.op_type in BY_ELEMENT and not n.domain for n in users):
+        if not users or ends or moving and not all(is_a(n, ELEMENTWISE) for n in users):
             return False
         self.kept -= users
         return True
