@@ -31,7 +31,7 @@ from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.fills import write_fills
 from onnxgen.lowering.from_sizes import Sized, moved
 from onnxgen.lowering.members import Members, is_named_buffer
-from onnxgen.lowering.parameter import is_repeated, is_weight_in_integers
+from onnxgen.lowering.parameter import is_repeated, role_in_integers
 from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
 from onnxgen.lowering.rows import free_rows
@@ -144,7 +144,7 @@ class Lowering:
             return self.members.parameter(arg)
         if (sizes := self._sizes_of(arg)) is not None:
             return quote("torch.tensor(v, dtype=d, device=dev)", v=sizes, d=arg.dtype, dev=DeviceOf())
-        if arg.value is not None and (is_named_buffer(arg.value) or is_weight_in_integers(arg.value)):
+        if arg.value is not None and (is_named_buffer(arg.value) or role_in_integers(arg.value)):
             return self.members.stored_buffer(arg)
         array = arg.constant
         if array is None:

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
-from onnxgen.code.quote import OMIT, MemberRef, call, quote, walk
+from onnxgen.code.quote import OMIT, MemberRef, call, quote, unless, walk
 from onnxgen.common.names import ModulePath, identifier, module_part, unscoped
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
 from onnxgen.lowering.beginnings import share_beginnings
 from onnxgen.lowering.member_paths import settle
-from onnxgen.lowering.parameter import INTEGERS, initial, is_repeated, is_table, is_weight_in_integers, role, vector
+from onnxgen.lowering.parameter import INTEGERS, initial, is_repeated, is_table, role, role_in_integers, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
 from onnxgen.lowering.sharing import Sharing
 from onnxgen.options import Options
@@ -256,10 +256,11 @@ class Members:
             assert tensor is not None
             source, found = Source.of(tensor, name), self._paths.path(name, "", scope)
             build = _written(tensor.numpy(), source.dtype, is_loaded=True) or ast.Constant(None)  # see `finish`
-            if is_weight_in_integers(value):
-                build = call("torch.zeros", *source.shape, dtype=source.dtype)
+            if known_as := role_in_integers(value):
+                begin = "torch.ones" if known_as == "scale" else "torch.zeros"
+                build = call(begin, *(source.shape or ((),)), dtype=unless(source.dtype, ir.DataType.FLOAT))
             told = found is not None or KEPT.get(value)
-            path = _cleaned(found or ((name,) if told else (*scope, "weight")))
+            path = _cleaned(found or ((name,) if told else (*scope, known_as)))
             named = told and path not in self._by_path
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
             made.append((scope, known))

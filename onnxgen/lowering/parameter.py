@@ -12,6 +12,7 @@ from onnxgen.code.quote import call, quote
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import made_by
 from onnxgen.graph.operators import Operator, find
 from onnxgen.graph.traits import ADDS, SCALES, VIEW
 from onnxgen.lowering.parameter_paths import NOISE
@@ -24,6 +25,7 @@ from onnxgen.weights.stored import stored, viewed_from
 
 NEWEST_OPSET = 1 << 30
 INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)  # of quantised weights
+QUANTISES, IN_INTEGERS = "DynamicQuantizeLinear", ("ConvInteger", "MatMulInteger")
 _LAYER_SCALE = re.compile(r"(layer_?scale|ls)_?\d*")
 MAX_ROWS = 64  # of equal rows that are stored once
 _EXPANDED = re.compile(r"expand(_as)?(_\d+)?")
@@ -86,12 +88,31 @@ def is_repeated(value: ir.Value | None) -> bool:
     return bool((array == array[:1]).all()) and not (array == array.flat[0]).all()
 
 
-def is_weight_in_integers(value: ir.Value) -> bool:
-    """Return True for a stored matrix, or convolution kernel, of bytes that follow no rule."""
+def role_in_integers(value: ir.Value | None) -> str:
+    """Return what a stored tensor is to a layer that computes in integers: weight, scale, zero_point, bias; or "".
+
+    These are state, which training leaves as it is. A matrix that follows a rule is a constant, and so is a zero point
+    that anybody would choose.
+    """
     tensor = stored(value)
-    if tensor is None or tensor.dtype not in INTEGERS[:2] or len(tensor.shape) < 2:
-        return False
-    return tensor_literal(tensor.numpy(), tensor.dtype, is_loaded=True) is None
+    if value is None or tensor is None or is_trained(value):
+        return ""
+    is_bytes, rank = tensor.dtype in INTEGERS[:2], len(tensor.shape)
+    if is_bytes and rank > 1:
+        return "weight" if tensor_literal(tensor.numpy(), tensor.dtype, is_loaded=True) is None else ""
+    uses = [(use.node, use.idx) for use in value.uses()] if rank < 2 else []
+    if is_bytes and tensor.size == 1 and uses and all(i == 3 and node.op_type in IN_INTEGERS for node, i in uses):
+        return "zero_point" if tensor.numpy().item() not in (0, 128) else ""
+    if tensor.dtype != ir.DataType.FLOAT or not uses:
+        return ""
+    if all(is_a(node, SCALES) and made_by(node.inputs[1 - i], QUANTISES) for node, i in uses):
+        return "scale"
+    return "bias" if all(i == 0 and _is_rounded_down(node) for node, i in uses) else ""
+
+
+def _is_rounded_down(division: ir.Node) -> bool:
+    """True for a bias divided by the scale of what it is added to, which is known at run time alone."""
+    return division.op_type == "Div" and only_user(division.outputs[0], "Floor") is not None
 
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
