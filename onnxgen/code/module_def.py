@@ -39,6 +39,7 @@ class Member:
         users: by key, the nodes that use the tensor, and the indices of their inputs that it is.
         named: the path is from the file; otherwise its last part is a role, and gets a number.
         scope: the module path of the node that it was made for.
+        is_state: in the layer's own class, what is not trained is a buffer.
     """
 
     path: ModulePath
@@ -50,11 +51,16 @@ class Member:
     extra: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     users: dict[str, list[User]] = field(default_factory=dict)
     scope: ModulePath | None = None
+    is_state: bool = False
 
     @property
     def layer(self) -> str:
         """The type in `build`: "nn.Linear", "nn.Sequential", "nn.Parameter"; "" for classes of the file."""
         return dotted(self.build.func if isinstance(self.build, ast.Call) else self.build)
+
+    def is_buffer(self, key: str) -> bool:
+        """Return True if one of its tensors is no parameter in the layer's own class."""
+        return is_statistic(key) or self.is_state
 
     def state_key(self, key: str) -> str:
         """Return the key of one of its tensors in the state dict of the whole network."""

@@ -15,7 +15,6 @@ from onnxgen.code.quote import literal, quote, shortest
 from onnxgen.errors import INFER
 from onnxgen.graph.annotations import is_trained
 from onnxgen.lowering.from_sizes import Sized, elements
-from onnxgen.lowering.parameter import role_in_integers
 from onnxgen.lowering.parameter_paths import NOISE
 from onnxgen.passes.exporters import is_function_name
 from onnxgen.shapes.dims import Dim, Sym
@@ -143,9 +142,9 @@ class Arg:
 
     @property
     def scalar(self) -> float | int | None:
-        """The one element as a plain Python number, or None: also where it is state of the network."""
+        """The one element as a plain Python number, or None."""
         constant = self.constant
-        if constant is None or constant.size != 1 or constant.dtype.kind not in "biuf" or role_in_integers(self.value):
+        if constant is None or constant.size != 1 or constant.dtype.kind not in "biuf":
             return None
         item = constant.reshape(-1)[0].item()
         return shortest(item, self.dtype) if isinstance(item, float) else item

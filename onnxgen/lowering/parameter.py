@@ -11,8 +11,8 @@ from onnxgen.code.literals import tensor_literal
 from onnxgen.code.quote import call, quote
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, is_trained
-from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.nodes import made_by
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Operator, find
 from onnxgen.graph.traits import ADDS, SCALES, VIEW
 from onnxgen.lowering.parameter_paths import NOISE
@@ -25,7 +25,6 @@ from onnxgen.weights.stored import stored, viewed_from
 
 NEWEST_OPSET = 1 << 30
 INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)  # of quantised weights
-QUANTISES, IN_INTEGERS = "DynamicQuantizeLinear", ("ConvInteger", "MatMulInteger")
 _LAYER_SCALE = re.compile(r"(layer_?scale|ls)_?\d*")
 MAX_ROWS = 64  # of equal rows that are stored once
 _EXPANDED = re.compile(r"expand(_as)?(_\d+)?")
@@ -89,30 +88,24 @@ def is_repeated(value: ir.Value | None) -> bool:
 
 
 def role_in_integers(value: ir.Value | None) -> str:
-    """Return what a stored tensor is to a layer that computes in integers: weight, scale, zero_point, bias; or "".
+    """Return what a stored tensor is to a layer that computes in integers: weight, scale, zero, bias; "" for others.
 
-    These are state, which training leaves as it is. A matrix that follows a rule is a constant, and so is a zero point
-    that anybody would choose.
+    These are state, which training leaves as it is. A matrix that follows a rule is a constant.
     """
     tensor = stored(value)
     if value is None or tensor is None or is_trained(value):
         return ""
-    is_bytes, rank = tensor.dtype in INTEGERS[:2], len(tensor.shape)
-    if is_bytes and rank > 1:
+    if tensor.dtype in INTEGERS[:2] and len(tensor.shape) > 1:
         return "weight" if tensor_literal(tensor.numpy(), tensor.dtype, is_loaded=True) is None else ""
-    uses = [(use.node, use.idx) for use in value.uses()] if rank < 2 else []
-    if is_bytes and tensor.size == 1 and uses and all(i == 3 and node.op_type in IN_INTEGERS for node, i in uses):
-        return "zero_point" if tensor.numpy().item() not in (0, 128) else ""
-    if tensor.dtype != ir.DataType.FLOAT or not uses:
-        return ""
-    if all(is_a(node, SCALES) and made_by(node.inputs[1 - i], QUANTISES) for node, i in uses):
-        return "scale"
-    return "bias" if all(i == 0 and _is_rounded_down(node) for node, i in uses) else ""
+    users = [use.node for use in value.uses()]
+    return _input_name(users[0], value) if users and all(map(_is_in_integers, users)) else ""
 
 
-def _is_rounded_down(division: ir.Node) -> bool:
-    """True for a bias divided by the scale of what it is added to, which is known at run time alone."""
-    return division.op_type == "Div" and only_user(division.outputs[0], "Floor") is not None
+def _is_in_integers(node: ir.Node) -> bool:
+    """True for a layer of onnxgen's own whose weight is stored in integers."""
+    place = known(node).matrix if node.domain == DOMAIN else None
+    weight = None if place is None else stored(node.inputs[place])
+    return weight is not None and weight.dtype in INTEGERS
 
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:

@@ -14,7 +14,6 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, SAME, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
-from onnxgen.lowering.parameter import role_in_integers
 from onnxgen.ops.cast import as_float32, converted
 from onnxgen.ops.conv import conv_options, kernel_sizes
 from onnxgen.ops.pad import padded, resolve_pads
@@ -110,7 +109,7 @@ def dynamic_quantize_linear(b: Builder, x: Arg) -> Unpack:
 def _zero(b: Builder, zero: Arg | None, shape: tuple[int, ...]) -> Any:
     """Return a zero point for float64 arithmetic: a number, a tensor, or a vector in the shape of its axis."""
     number = _number(zero)
-    if zero is None or number is not None and not role_in_integers(zero.value):
+    if number is not None or zero is None:
         return number
     return b("z.reshape(shape).double()" if _is_vector(zero) else "z.double()", z=zero, shape=shape)
 

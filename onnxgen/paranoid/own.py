@@ -208,6 +208,59 @@ def FakeQuantizeDynamic(x: Array) -> Array:
     return ((np.clip(np.round(x / scale) + zero, 0, 255) - zero) * scale).astype(x.dtype)
 
 
+def dynamic_range(x: Array) -> tuple[Array, Array, Array]:
+    """DynamicQuantizeLinear, less its zero point: integers as float64, the scale, the zero point."""
+    low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
+    scale = (high - low) / np.float32(255) or np.float32(1)
+    zero = np.clip(np.round(-low / scale), 0, 255)
+    return np.clip(np.round(x / scale) + zero, 0, 255).astype(np.float64) - zero, scale, zero
+
+
+@own
+def DynamicLinear(x: Array, weight: Array, scale: Array, zero: Array | None = None, bias: Array | None = None) -> Array:
+    numbers, step, _ = dynamic_range(x)
+    total = numbers @ (weight.astype(np.float64) - (0 if zero is None else zero.astype(np.float64)))
+    y = total.astype(np.float32) * (step * scale)
+    return y if bias is None else y + bias
+
+
+@own
+def DynamicConv(
+    x: Array, weight: Array, scale: Array, zero: Array | None = None, bias: Array | None = None, *,
+    dilations: Sequence[int] = (), group: int = 1, pads: Sequence[int] = (), strides: Sequence[int] = (),
+    rounded: int = 0,
+) -> Array:  # fmt: skip
+    numbers, step, _ = dynamic_range(x)
+    kernel = weight.astype(np.float64) - (0 if zero is None else zero.astype(np.float64))
+    step, shape = np.float32(step * scale.reshape(())), (-1, *[1] * (x.ndim - 2))
+    total = convolved(numbers, kernel, dilations, group, pads, strides)
+    if bias is not None and rounded:
+        total = total + np.floor(bias / step).reshape(shape)
+    y = total.astype(np.float32) * step
+    return y if bias is None or rounded else y + bias.reshape(shape)
+
+
+def convolved(
+    x: Array, kernel: Array, dilations: Sequence[int], group: int, pads: Sequence[int], strides: Sequence[int]
+) -> Array:
+    """Conv of ONNX, with the same padding at both ends."""
+    n = x.ndim - 2
+    ones = [1] * n
+    steps, apart, ends = (list(given) or ones for given in (strides, dilations, pads[:n] if any(pads) else ()))
+    x = np.pad(x, [(0, 0), (0, 0), *[(end, end) if any(pads) else (0, 0) for end in ends]])
+    spans = [(size - 1) * step + 1 for size, step in zip(kernel.shape[2:], apart)]
+    windows = np.lib.stride_tricks.sliding_window_view(x, spans, tuple(range(2, n + 2)))
+    cut = (slice(None), slice(None), *(slice(None, None, s) for s in steps), *(slice(None, None, s) for s in apart))
+    windows = windows[cut]
+    inside = kernel.shape[1]
+    axes = (1, *range(n + 2, 2 * n + 2)), (1, *range(2, n + 2))
+    parts = [
+        np.tensordot(windows[:, i * inside : (i + 1) * inside], part, axes)
+        for i, part in enumerate(np.split(kernel, group))
+    ]
+    return np.moveaxis(np.concatenate(parts, -1), -1, 1)
+
+
 def spread(scale: Array, x: Array, axis: int, block: int) -> Array:
     """Broadcast a scale to a tensor. It has one number for all, one per index of an axis, or one per block of it."""
     if scale.size == 1:

@@ -20,6 +20,7 @@ from onnxgen.passes.broadcasts import broadcasts
 from onnxgen.passes.contrib import contrib
 from onnxgen.passes.deviation import deviation
 from onnxgen.passes.dropout import dropout
+from onnxgen.passes.dynamic import dynamic
 from onnxgen.passes.empty_rows import empty_rows
 from onnxgen.passes.expand import expand
 from onnxgen.passes.filled import filled
@@ -72,6 +73,7 @@ PASSES: list[Pass] = [
     gradient,  # first: it differentiates the file's own graph
     quantized,  # if asked for; before contrib, which has functions for onnxruntime's operators on integers
     contrib,  # before trainable, which knows weights by the standard's operators
+    dynamic,  # before trainable: what these layers have is not trained
     trainable,  # before anything is folded: trained tensors must not be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
     axes,  # also those of branches that are never taken

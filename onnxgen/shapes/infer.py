@@ -28,6 +28,8 @@ OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators of other domains
     "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
     DOMAIN: {  # operators that passes create before the last propagation
         "SummedPool": infer_conv.RULES["AveragePool"],
+        "DynamicConv": infer_conv.of_integers,
+        "DynamicLinear": infer_math.of_integers,
         **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic", "WeightNorm", "SpectralNorm"), lambda n: [n.input(0)]),
     },
 }

@@ -76,6 +76,11 @@ def _conv(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0, 1), _conv_shape(n, 1))]
 
 
+def of_integers(n: NodeFacts) -> list[Info]:
+    """A convolution of floats with a weight in integers."""
+    return [tensor(n.input(0).dtype, _conv_shape(n, 1))]
+
+
 def _conv_transpose(n: NodeFacts) -> list[Info]:
     dtype = n.dtype(0, 1)
     x, w = n.input(0).shape, n.input(1).shape

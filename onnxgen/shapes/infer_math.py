@@ -169,6 +169,12 @@ def _heads(n: NodeFacts, i: int) -> tuple[Dim, Dim, Dim, Dim]:
 
 REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 
+
+def of_integers(n: NodeFacts) -> list[Info]:
+    """A product of floats with a matrix of integers."""
+    return [tensor(n.input(0).dtype, _product_shape(n, 0, 1))]
+
+
 RULES: dict[str, Rule] = {
     **{f"Reduce{name}": _reduce for name in REDUCE.split()},
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_extreme),

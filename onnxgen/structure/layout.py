@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from onnxgen.code.module_def import is_statistic
 from onnxgen.code.quote import call, literal, quote, tensor_of
 from onnxgen.structure.tree import Entry
 
@@ -107,7 +106,7 @@ def _reach(made: Layout, here: ast.expr, entry: Entry) -> None:
     if entry.member is not None:
         made.reach[id(entry.member)] = here
         for key in sorted(entry.member.frozen):
-            if not is_statistic(key):
+            if not entry.member.is_buffer(key):
                 made.add(None, quote("w.requires_grad_(False)", w=tensor_of(here, key)))
     if entry.container is not None:
         made.reach[id(entry.container)] = here

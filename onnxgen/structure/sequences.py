@@ -14,7 +14,7 @@ import ast
 from collections import Counter
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, Input, Member, is_statistic
+from onnxgen.code.module_def import Assign, Input, Member
 from onnxgen.code.quote import MemberRef, Ref
 from onnxgen.code.torch_api import CONVOLUTIONS, function_of
 from onnxgen.structure.classnames import role_path
@@ -65,7 +65,7 @@ def _row(scope: Scope, container: Member) -> Row | None:
     path = container.path
     members = [m for m in scope.members if m.path[: len(path)] == path]
     are_layers = all(
-        len(m.path) == len(path) + 1 and m.layer.startswith("nn.") and all(map(is_statistic, m.frozen)) for m in members
+        len(m.path) == len(path) + 1 and m.layer.startswith("nn.") and all(map(m.is_buffer, m.frozen)) for m in members
     )
     if container.layer != "nn.Sequential" or path == scope.path or len(members) < 2 or not are_layers:
         return None

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from onnxgen.code.module_def import Assign, Member, is_statistic
+from onnxgen.code.module_def import Assign, Member
 from onnxgen.code.quote import MemberRef, rewrite
 from onnxgen.common.names import ModulePath
 from onnxgen.structure.forms import Def, Differ, Form, Node, Part, add_node, inner_members, outline, parts, reachable
@@ -310,7 +310,7 @@ def _is_uniform(items: list[Part]) -> bool:
 
 
 def _has_frozen_weights(member: Member | None) -> bool:
-    return member is not None and not all(map(is_statistic, member.frozen))
+    return member is not None and not all(map(member.is_buffer, member.frozen))
 
 
 def _with_literals(part: Part) -> object:

@@ -6,7 +6,7 @@ import ast
 from collections import Counter
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, assigned, is_statistic
+from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, assigned
 from onnxgen.code.quote import Ref, SizeOf
 from onnxgen.code.torch_api import BATCH_NORMS, PURE, function_of
 from onnxgen.errors import WrongTranslation
@@ -120,8 +120,7 @@ def returns(outputs: list[ast.expr]) -> ast.Return:
 
 
 def _frozen(member: Member) -> list[str]:
-    keys = sorted(member.frozen) if not all(map(is_statistic, member.frozen)) else []
-    return [member.state_key(key) for key in keys if not is_statistic(key)]
+    return [member.state_key(key) for key in sorted(member.frozen) if not member.is_buffer(key)]
 
 
 MAX_UNROLLED_ITERATIONS = 8  # iterations that are executed one by one; counts of nested loops are multiplied
