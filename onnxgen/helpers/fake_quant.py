@@ -23,7 +23,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor | float, low: int, high
     wide = torch.promote_types(x.dtype, torch.float32)
     steps = x.to(wide) / scale.where(scale != 0, 1)
     steps = torch.clamp(steps, low - zero, high - zero)  # type: ignore[arg-type]
-    return ((steps + (steps.round() - steps).detach()) * scale).to(x.dtype)
+    return ((steps.round().detach() + (steps - steps.detach())) * scale).to(x.dtype)
 
 
 def fake_quantize_dynamic(x: Tensor) -> Tensor:

@@ -98,14 +98,16 @@ def role_in_integers(value: ir.Value | None) -> str:
     if tensor.dtype in INTEGERS[:2] and len(tensor.shape) > 1:
         return "weight" if tensor_literal(tensor.numpy(), tensor.dtype, is_loaded=True) is None else ""
     users = [use.node for use in value.uses()]
-    return _input_name(users[0], value) if users and all(map(_is_in_integers, users)) else ""
+    name = _input_name(users[0], value) if users and all(map(_is_in_integers, users)) else ""
+    is_bias = name == "x" and tensor.dtype == ir.DataType.INT32 and len(tensor.shape) == 1
+    return "bias" if is_bias else "" if name == "x" else name.removeprefix("x_")
 
 
 def _is_in_integers(node: ir.Node) -> bool:
-    """True for a layer of onnxgen's own whose weight is stored in integers."""
-    place = known(node).matrix if node.domain == DOMAIN else None
+    """True for a layer of onnxgen's own whose weight is stored in integers, and for what dequantises stored ones."""
+    place = known(node).matrix if node.domain == DOMAIN else 0 if node.op_type == "DequantizeLinear" else None
     weight = None if place is None else stored(node.inputs[place])
-    return weight is not None and weight.dtype in INTEGERS
+    return weight is not None and weight.dtype in (*INTEGERS, ir.DataType.INT32)
 
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:

@@ -14,6 +14,7 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, SAME, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.lowering.parameter import role_in_integers
 from onnxgen.ops.cast import as_float32, converted
 from onnxgen.ops.conv import conv_options, kernel_sizes
 from onnxgen.ops.pad import padded, resolve_pads
@@ -27,8 +28,8 @@ LIMITS = {
 
 def _spread(b: Builder, value: Arg, x: Arg, axis: int, block: int = 0) -> Any:
     """Return a scale or zero point that broadcasts to `x`, in float32: a number, one per axis element, or per block."""
-    number = _number(value)
-    if number is not None:
+    number, is_state = _number(value), bool(role_in_integers(value.value))
+    if number is not None and (not is_state or number == 0):
         return number
     rank = value.known_rank
     if rank == 0 or value.shape == (1,):
@@ -41,7 +42,7 @@ def _spread(b: Builder, value: Arg, x: Arg, axis: int, block: int = 0) -> Any:
     if rank != 1:
         raise b.error(f"{value.name!r} has rank {rank}, but attribute 'block_size' is missing", CHECK)
     shape = (-1, *[1] * (x.known_rank - 1 - axis % x.known_rank))
-    if value.constant is not None:
+    if value.constant is not None and not is_state:
         return b.buffer(value.constant.astype(np.float32).reshape(shape), value.name, T.FLOAT)
     vector = as_float32(b, value)
     return b("s.reshape(shape)", s=vector, shape=shape) if len(shape) > 1 else vector

@@ -43,6 +43,7 @@ from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.repeats import repeats
 from onnxgen.passes.retype import DTYPES, retype
 from onnxgen.passes.roll import roll
+from onnxgen.passes.rounded import rounded
 from onnxgen.passes.sequences import sequences
 from onnxgen.passes.shared_nodes import shared_nodes
 from onnxgen.passes.shared_views import shared_views
@@ -73,6 +74,7 @@ PASSES: list[Pass] = [
     gradient,  # first: it differentiates the file's own graph
     quantized,  # if asked for; before contrib, which has functions for onnxruntime's operators on integers
     contrib,  # before trainable, which knows weights by the standard's operators
+    rounded,  # after contrib, which writes other spellings of these
     dynamic,  # before trainable: what these layers have is not trained
     trainable,  # before anything is folded: trained tensors must not be folded
     _propagate,  # types, dims and constants, which the idioms' checks read

@@ -18,6 +18,7 @@ from onnxgen.shapes.info import info, set_info
 RELU_FUSED_INTO = set("Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization".split())
 ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 SIX = 6.0
+KEPT = "keep"  # integers are kept, but those that nothing but a DequantizeLinear takes
 
 
 def pairs(model: ir.Model, mode: str) -> list[str]:
@@ -29,7 +30,7 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
         if quantise is None or quantise.op_type not in ROUNDING or quantise.domain != "":
             continue
         x = quantise.inputs[0]
-        if x is None or not _belongs(node, quantise):
+        if x is None or not _belongs(node, quantise) or mode == KEPT and not is_kept_pair(node):
             continue
         if quantise not in made:
             made[quantise] = _rectified(quantise, x) if mode == "float" else fake(quantise, x, mode)
@@ -39,6 +40,20 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
         return []
     many = "1 ReLU" if rectified == 1 else f"{rectified} ReLUs"
     return [f"{many} written where the file's quantisation cuts off below 0, which is how quantisers fuse them"]
+
+
+def is_kept_pair(node: ir.Node) -> bool:
+    """Return True for a DequantizeLinear of a value that was just rounded to integers, by the same stored numbers."""
+    quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if (
+        quantise is None
+        or quantise.op_type != "QuantizeLinear"
+        or quantise.domain != ""
+        or not _belongs(node, quantise)
+    ):
+        return False
+    scaled, dtype = Scaled.of(quantise), target_type(quantise)
+    return scaled.numbers is not None and not scaled.block and dtype.is_integer()
 
 
 def _belongs(node: ir.Node, quantise: ir.Node) -> bool:
