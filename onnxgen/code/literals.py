@@ -57,6 +57,11 @@ def tensor_literal(
     return Form(dtype, device, is_loaded).numbers(array)
 
 
+def follows_rule(array: NDArray[Any], dtype: ir.DataType) -> bool:
+    """Return True if an expression makes these elements without listing them."""
+    return Form(dtype, OMIT, True).of(array) is not None
+
+
 def text_literal(items: list[str], shape: tuple[int, ...]) -> ast.expr | None:
     """Return an expression that makes this array of strings, or None if it is large."""
     if 0 in shape:

@@ -7,7 +7,7 @@ import re
 
 import onnx_ir as ir
 
-from onnxgen.code.literals import tensor_literal
+from onnxgen.code.literals import follows_rule
 from onnxgen.code.quote import call, quote
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, is_trained
@@ -96,11 +96,12 @@ def role_in_integers(value: ir.Value | None) -> str:
     if value is None or tensor is None or is_trained(value):
         return ""
     if tensor.dtype in INTEGERS[:2] and len(tensor.shape) > 1:
-        return "weight" if tensor_literal(tensor.numpy(), tensor.dtype, is_loaded=True) is None else ""
+        return "" if follows_rule(tensor.numpy(), tensor.dtype) else "weight"
     users = [use.node for use in value.uses()]
     name = _input_name(users[0], value) if users and all(map(_is_in_integers, users)) else ""
-    is_bias = name == "x" and tensor.dtype == ir.DataType.INT32 and len(tensor.shape) == 1
-    return "bias" if is_bias else "" if name == "x" else name.removeprefix("x_")
+    if name == "x":
+        return "bias" if len(tensor.shape) == 1 and not follows_rule(tensor.numpy(), tensor.dtype) else ""
+    return name.removeprefix("x_")
 
 
 def _is_in_integers(node: ir.Node) -> bool:

@@ -39,6 +39,7 @@ from onnxgen.passes.norms import norms
 from onnxgen.passes.paddings import paddings
 from onnxgen.passes.pooling import pooling
 from onnxgen.passes.quantized import quantized
+from onnxgen.passes.quantized.fakes import once
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.repeats import repeats
 from onnxgen.passes.retype import DTYPES, retype
@@ -101,6 +102,7 @@ PASSES: list[Pass] = [
     repeats,  # before views, which would merge the Reshape that ends it
     stack,
     views,  # chains of reshapes hide a transpose
+    once,  # when moves are as few as they get
     broadcasts,  # an Expand before an operator that broadcasts hides a pattern, too
     norms,
     deviation,  # statistics that no norm has taken

@@ -1,7 +1,7 @@
 """QuantizeLinear and DequantizeLinear by the same numbers round a tensor, and are one `onnxgen.FakeQuantize`.
 
-What was rounded before, and only moved since, is not rounded again. This is exact: the integers between are no more than
-the steps of the result.
+What was rounded before, and only moved since, is not rounded again. This is exact: the integers between say no more
+than the steps of the result.
 """
 
 from __future__ import annotations

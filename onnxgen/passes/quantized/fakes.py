@@ -8,8 +8,11 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import BLOCKED, FIXED, SCOPE, STILL
 from onnxgen.graph.catalogue import known
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.options import Options
 from onnxgen.passes.quantized.moved import moves
 from onnxgen.passes.quantized.scales import Scaled, elements, factors, is_zero, target_type
+from onnxgen.passes.rewrite import drop
 from onnxgen.passes.steps import constant, insert
 from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
@@ -17,17 +20,40 @@ from onnxgen.weights.stored import stored
 
 FAKE, DYNAMIC = "FakeQuantize", "FakeQuantizeDynamic"
 LEARNED = "qat-learned"
+MOST_PASSED = 2
 
 
-def fake(quantise: ir.Node, x: ir.Value, mode: str) -> ir.Value:
-    """Return the fake quantisation of `x` that replaces a QuantizeLinear or DynamicQuantizeLinear."""
+def fake(quantise: ir.Node, x: ir.Value, mode: str, passed: set[ir.Value], shifted: bool) -> ir.Value:
+    """Return the fake quantisation of `x` that replaces a QuantizeLinear or DynamicQuantizeLinear.
+
+    Args:
+        passed: values that are not rounded, since they were before; one is added.
+        shifted: a zero point of 0 stays, since others of the file are not 0: copies of a block are then alike.
+    """
     if quantise.op_type == "DynamicQuantizeLinear":
         return _put(quantise, ir.Node(DOMAIN, DYNAMIC, [x], version=1), x)
     scaled = Scaled.of(quantise)
-    if _is_rounded(x, scaled, mode):
+    if _is_rounded(x, scaled, mode, passed):
+        passed.add(x)
         return x
-    node = _node(x, scaled, target_type(quantise), mode, one_scale=_is_of_one_scale(quantise))
+    one_scale = _is_of_one_scale(quantise)
+    node = _node(x, scaled, target_type(quantise), mode, one_scale=one_scale, shifted=shifted)
     return x if node is None else _put(quantise, node, x)
+
+
+def once(model: ir.Model, options: Options) -> None:
+    """Remove every fake quantisation of a value that was rounded by the same scale before, and only moved since."""
+    passed: set[ir.Value] = set()
+    for node in [n for n in all_nodes(model.graph) if n.op_type == FAKE and n.domain == DOMAIN]:
+        x, made = node.inputs[0], node.outputs[0]
+        if x is None or made.is_graph_output() and (x.is_graph_output() or x.producer() is None):
+            continue
+        if _is_rounded(x, Scaled.of(node), LEARNED if options.quantized == LEARNED else "", passed):
+            passed.add(x)
+            if made.is_graph_output():
+                made.name, x.name = None, made.name
+            made.replace_all_uses_with(x, replace_graph_outputs=True)
+            drop(node)
 
 
 def _is_of_one_scale(quantise: ir.Node) -> bool:
@@ -38,15 +64,18 @@ def _is_of_one_scale(quantise: ir.Node) -> bool:
     )
 
 
-def _is_rounded(x: ir.Value, scaled: Scaled, mode: str) -> bool:
-    """Return True if a value was rounded by the same scale before, and only moved since."""
-    node, value = x.producer(), x
+def _is_rounded(x: ir.Value, scaled: Scaled, mode: str, passed: set[ir.Value]) -> bool:
+    """Return True if a value was rounded by the same scale before, and only moved since.
+
+    After several values that are not rounded, the next one is: the checker can follow so many.
+    """
+    node, value, count = x.producer(), x, 0
     while node is not None and node.domain == "" and moves(node, value) and known(node).data == range(1):
         if node.inputs[0] is None:
             return False
         value = node.inputs[0]
-        node = value.producer()
-    if node is None or node.op_type != FAKE or not scaled.is_single:
+        node, count = value.producer(), count + (value in passed)
+    if node is None or node.op_type != FAKE or not scaled.is_single or count >= MOST_PASSED:
         return False
     return (mode != LEARNED or node.inputs[1] is scaled.scale) and Scaled.of(node).equals(scaled)
 
@@ -73,8 +102,9 @@ def fake_weight(before: ir.Node, weight: ir.Value, how: Dequantised, mode: str) 
 
 
 def _node(
-    x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequantised | None = None, one_scale: bool = True
-) -> ir.Node | None:
+    x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequantised | None = None, one_scale: bool = True,
+    shifted: bool = False,
+) -> ir.Node | None:  # fmt: skip
     given = [ir.AttrInt64("axis", scaled.axis), ir.AttrInt64("block", scaled.block)]
     inputs: list[ir.Value | None] = [x, scaled.scale]
     if dtype.is_floating_point():
@@ -87,7 +117,7 @@ def _node(
             low, high = 0, 2**how.bits - 1
             if scaled.zero is None:  # the zero point is the middle
                 low, high = low - 2 ** (how.bits - 1), high - 2 ** (how.bits - 1)
-        if scaled.zero is not None and not is_zero(scaled.zero):
+        if scaled.zero is not None and (shifted or not is_zero(scaled.zero)):
             inputs.append(scaled.zero)
         given += [ir.AttrInt64("low", low), ir.AttrInt64("high", high)]
     node = ir.Node(DOMAIN, FAKE, inputs, given, version=1)

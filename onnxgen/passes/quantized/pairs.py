@@ -9,7 +9,7 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
 from onnxgen.passes.quantized.bounds import least
 from onnxgen.passes.quantized.fakes import fake
-from onnxgen.passes.quantized.scales import Scaled, target_type
+from onnxgen.passes.quantized.scales import Scaled, is_zero, target_type
 from onnxgen.passes.rewrite import beside
 from onnxgen.passes.steps import filled, input_at, insert
 from onnxgen.shapes.info import info, set_info
@@ -24,6 +24,9 @@ KEPT = "keep"  # integers are kept, but those that nothing but a DequantizeLinea
 def pairs(model: ir.Model, mode: str) -> list[str]:
     """Rewrite every DequantizeLinear of a quantised value. Returns notes for the user."""
     made: dict[ir.Node, ir.Value] = {}
+    passed: set[ir.Value] = set()
+    rounding = [n for n in all_nodes(model.graph) if n.op_type == "QuantizeLinear" and n.domain == ""]
+    shifted = not is_zero(*(Scaled.of(n).zero for n in rounding))
     rectified = 0
     for node in [n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == ""]:
         quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
@@ -33,7 +36,7 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
         if x is None or not _belongs(node, quantise) or mode == KEPT and not is_kept_pair(node):
             continue
         if quantise not in made:
-            made[quantise] = _rectified(quantise, x) if mode == "float" else fake(quantise, x, mode)
+            made[quantise] = _rectified(quantise, x) if mode == "float" else fake(quantise, x, mode, passed, shifted)
             rectified += mode == "float" and made[quantise] is not x
         _take(node, made[quantise])
     if not rectified:
@@ -45,15 +48,10 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
 def is_kept_pair(node: ir.Node) -> bool:
     """Return True for a DequantizeLinear of a value that was just rounded to integers, by the same stored numbers."""
     quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if (
-        quantise is None
-        or quantise.op_type != "QuantizeLinear"
-        or quantise.domain != ""
-        or not _belongs(node, quantise)
-    ):
+    if quantise is None or quantise.op_type != "QuantizeLinear" or quantise.domain != "":
         return False
     scaled, dtype = Scaled.of(quantise), target_type(quantise)
-    return scaled.numbers is not None and not scaled.block and dtype.is_integer()
+    return _belongs(node, quantise) and scaled.numbers is not None and not scaled.block and dtype.is_integer()
 
 
 def _belongs(node: ir.Node, quantise: ir.Node) -> bool:
