@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import forked
+from tests.support import exporter, forked
 
 pytest_plugins = ["tests.support.tiers"]
 
@@ -66,6 +66,10 @@ def checked_passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("ONNXGEN_PARANOID", "1")
 
 
+def pytest_runtest_setup() -> None:
+    exporter.keep_tables()
+
+
 def pytest_collection() -> None:
     """Disable garbage collection while tests are collected: there is no garbage, and it took a fifth of the time.
 
@@ -84,8 +88,7 @@ def pytest_collection_finish() -> None:
     """
     sys.dont_write_bytecode = sys.flags.dont_write_bytecode == 1
     gc.enable()
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # without a collection: it takes a second to find what is no garbage
     gc.set_threshold(10_000, 20, 20)
 
 

@@ -289,6 +289,7 @@ def _serve(number: str, preloaded: Sequence[str]) -> None:
             if (child := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may run a session without
                 for other in (listener, connection, *children.values()):
                     other.close()
                 os.close(ended)
