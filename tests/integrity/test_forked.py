@@ -62,3 +62,9 @@ print('main', __name__)
     own = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     fork = forked.run(["-c", code], cwd=tmp_path)
     assert (fork.returncode, fork.stdout, fork.stderr) == (0, own.stdout, own.stderr)
+
+
+def test_it_has_nothing_of_ours_unless_it_is_asked_for() -> None:
+    code = "import sys; print(sum(name.partition('.')[0] == 'onnxgen' for name in sys.modules)); import onnxgen.cli"
+    counts = [int(forked.run(["-c", code], cwd=ROOT, ours=ours).stdout) for ours in (False, True)]
+    assert counts[0] == 0 and counts[1] > 100

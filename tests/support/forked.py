@@ -1,8 +1,8 @@
 """Python processes that begin with torch imported: forks of one server, where `subprocess.run` would import it anew.
 
-What a test is about is in the new process alone: the server has no module of onnxgen. A test of what a process imports,
-or of how it starts, needs a process of its own. All workers of a session share the server, which imports while they
-collect their tests.
+What a test is about is in the new process alone: it has no module of onnxgen, unless it is to begin with the generator
+of this tree (`ours`). A test of what a process imports, or of how it starts, needs a process of its own. All workers of
+a session share the server, which imports while they collect their tests.
 
 `Server` does the same for the interpreter of another environment, which runs this file: it needs the standard library
 alone.
@@ -37,6 +37,7 @@ spent = 0.0  # seconds of the processor that forks took, which are no children o
 
 # What takes long to import. Each is fit for a fork: none starts a thread before it computes.
 PRELOADED = ["numpy", "onnx", "onnx_ir", "black", "rich", "jinja2", "onnxruntime", "torch", "lightning", "torchmetrics"]
+OURS = ["onnxgen.pipeline", "onnxgen.cli.app", "onnxgen.build_hooks.build"]
 SHARED = "ONNXGEN_FORKS"  # in the environment of a session's workers: the address of the server
 
 
@@ -44,7 +45,7 @@ SHARED = "ONNXGEN_FORKS"  # in the environment of a session's workers: the addre
 def server() -> Server:
     """Start this process's server."""
     path = os.pathsep.join(filter(None, sys.path))
-    return Server(Path(sys.executable), PRELOADED, {**os.environ, "PYTHONPATH": path})
+    return Server(Path(sys.executable), [*PRELOADED, *OURS], {**os.environ, "PYTHONPATH": path})
 
 
 def share() -> None:
@@ -61,6 +62,7 @@ def start(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    ours: bool = False,
 ) -> Any:
     """Start `python WORDS`, which is `-m MODULE ...`, `-c CODE ...` or `FILE ...`; its streams go to two files.
 
@@ -71,20 +73,27 @@ def start(
         return _Started(words, out, err, cwd, env)
     place, variables = cwd or Path.cwd(), os.environ if env is None else env
     variables = {name: value for name, value in variables.items() if name != SHARED}
-    return Fork(os.environ.get(SHARED) or server().address, words, place, variables, out, err)
+    return Fork(os.environ.get(SHARED) or server().address, words, place, variables, out, err, ours)
 
 
 class Fork:
     """A process that a server has forked, which says when it has ended."""
 
     def __init__(
-        self, address: str, words: Sequence[str | Path], cwd: Path, env: Mapping[str, str], out: Path, err: Path
+        self,
+        address: str,
+        words: Sequence[str | Path],
+        cwd: Path,
+        env: Mapping[str, str],
+        out: Path,
+        err: Path,
+        ours: bool,
     ) -> None:
         self._code: int | None = None
         self._said = b""
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(address)
-        told = json.dumps([[*map(str, words)], str(cwd), dict(env), str(out), str(err)])
+        told = json.dumps([ours, [*map(str, words)], str(cwd), dict(env), str(out), str(err)])
         self._connection.sendall(told.encode() + b"\n")
         self.pid = int(self._line(None))
 
@@ -158,6 +167,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 300,
     merged: bool = False,
+    ours: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` to its end, as `subprocess.run` does with captured text; `merged`: stderr goes to stdout."""
     if not hasattr(os, "fork"):
@@ -167,7 +177,7 @@ def run(
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "out" if merged else "err")
-        code = _finished(start(words, out, err, cwd=cwd, env=env), words, out, timeout)
+        code = _finished(start(words, out, err, cwd=cwd, env=env, ours=ours), words, out, timeout)
         printed = "" if merged else err.read_text(encoding="utf-8")
         return subprocess.CompletedProcess([*words], code, out.read_text(encoding="utf-8"), printed)
 
@@ -255,7 +265,7 @@ class Server:
         """Run `python WORDS` to its end; its exit code, and what it prints to both streams."""
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "out")
-            code = _finished(Fork(self.address, words, cwd, env, out, out), words, out, timeout)
+            code = _finished(Fork(self.address, words, cwd, env, out, out, True), words, out, timeout)
             return code, out.read_text(encoding="utf-8")
 
     def close(self) -> None:
@@ -294,7 +304,7 @@ def _serve(number: str, preloaded: Sequence[str]) -> None:
                     other.close()
                 os.close(ended)
                 os.close(told)
-                _end(json.loads(line))
+                _end(*json.loads(line))
             children[child] = connection
             connection.sendall(b"%d\n" % child)
 
@@ -310,11 +320,13 @@ def _tell(children: dict[int, socket.socket]) -> None:
             connection.sendall(f"{os.waitstatus_to_exitcode(status)} {seconds}\n".encode())
 
 
-def _end(words: list[Any]) -> None:
+def _end(ours: bool, *told: Any) -> None:
     """Be the fork that was asked for, and end as a process does."""
     code = 1
     try:
-        _child(*words)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "onnxgen" and not ours]:
+            del sys.modules[name]
+        _child(*told)
     except SystemExit as error:
         code = int(error.code or 0)
     finally:
