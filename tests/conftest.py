@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import exporter, forked
+
 pytest_plugins = ["tests.support.tiers"]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,8 +30,10 @@ KEPT = "ONNXGEN_KEPT_EXPORTS"  # in the environment: the folder of the networks 
 KINDS = 3  # of exports that are kept: by other packages, or of other networks
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Name one folder for all workers, which inherit the environment of the first process, and compile onnxgen once.
+
+    Start the server of forks for them, unless they run the tests of one folder or file, which may need none.
 
     Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), every process that a test starts would compile all of
     onnxgen that it imports, which takes as long as the imports themselves.
@@ -41,6 +45,9 @@ def pytest_configure() -> None:
         os.environ[KEPT] = str(folder)
         for old in sorted(folder.glob("*"), key=lambda kind: kind.stat().st_mtime)[:-KINDS]:
             shutil.rmtree(old, ignore_errors=True)
+        places = [Path(place).resolve() for place in config.args]
+        if config.getoption("numprocesses", None) and (len(places) > 1 or places[0] in (ROOT, ROOT / "tests")):
+            forked.share()
 
 
 # Tests with many different graphs: `onnxgen.paranoid` runs the graph before and after each rewrite.
@@ -57,6 +64,10 @@ def checked_passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     module = getattr(request, "module", None)
     if module is not None and module.__name__.startswith(CHECKED) and "ONNXGEN_PARANOID" not in os.environ:
         monkeypatch.setenv("ONNXGEN_PARANOID", "1")
+
+
+def pytest_runtest_setup() -> None:
+    exporter.keep_tables()
 
 
 def pytest_collection() -> None:
@@ -77,8 +88,7 @@ def pytest_collection_finish() -> None:
     """
     sys.dont_write_bytecode = sys.flags.dont_write_bytecode == 1
     gc.enable()
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # without a collection: it takes a second to find what is no garbage
     gc.set_threshold(10_000, 20, 20)
 
 

@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from tests.conftest import ROOT
+from tests.support import tiers
 from tests.support.rooms import ABOUT, APART, FLOORS, needed
 from tests.support.tiers import quick
 
@@ -58,6 +61,17 @@ def test_the_tiers_together_are_the_suite(tmp_path: Path) -> None:
     assert sorted([*inside, *rest]) == sorted(
         ["test_it.py::test_one", *(f"test_it.py::test_n[{n}]" for n in range(40))]
     )
+
+
+def test_what_asks_how_many_to_draw_is_in_both_tiers() -> None:
+    def asks() -> int:
+        return tiers.drawn(200)
+
+    def does_not() -> int:
+        return 200
+
+    made: Any = [SimpleNamespace(obj=function) for function in (asks, does_not)] + [SimpleNamespace()]
+    assert [tiers._draws(item) for item in made] == [True, False, False]
 
 
 def test_what_begins_too_late_is_counted_in_one_line(tmp_path: Path) -> None:

@@ -129,11 +129,11 @@ def run(*command: str | Path, cwd: Path, env: Mapping[str, str], fails: bool = F
     return done.stdout
 
 
-# What back ends and onnxgen import. Whoever asks what a build imports needs a process of its own.
+# Back ends, what onnxgen imports, and its generator. Whoever asks what a build imports needs a process of its own.
 PRELOADED = (
     *("numpy", "onnx", "onnx_ir", "black", "jinja2", "rich", "safetensors.numpy"),
     *("setuptools.build_meta", "hatchling.build", "hatchling.builders.wheel", "hatchling.builders.sdist"),
-    "pdm.backend",
+    *("pdm.backend", "onnxgen.pipeline", "onnxgen.build_hooks.build"),
 )
 
 
@@ -285,11 +285,13 @@ def compare(
         The file of each module.
     """
     given = [json.dumps({name: str(source) for name, source in modules.items()}), *([str(path)] if path else [])]
-    if python == sys.executable and hasattr(os, "fork"):
-        done, printed = computed.forked(given, cwd)
-        assert done, printed
+    env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    if python == sys.executable:
+        done = forked.run([computed.__file__, *given], cwd=cwd, env=env)
+        assert done.returncode == 0, done.stderr
+        printed = done.stdout
     else:
         folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-        env = {**clean_environment(), "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"}
+        env["PYTHONPATH"] = os.pathsep.join(folders)
         printed = run(python, computed.__file__, *given, cwd=cwd, env=env)
     return {name: Path(file) for name, file in (line.split(" ", 1) for line in printed.splitlines())}

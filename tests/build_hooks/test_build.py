@@ -704,7 +704,7 @@ def test_processes_at_once(tmp_path: Path) -> None:
     go = tmp_path / "go"
     go.mkdir()
     said = [tmp_path / f"said{number}" for number in range(4)]
-    running = [forked.start(["-c", PROCESS, go, *folders], out, out, cwd=ROOT) for out in said]
+    running = [forked.start(["-c", PROCESS, go, *folders], out, out, cwd=ROOT, ours=True) for out in said]
     for number, name in enumerate(folders, 1):
         while not all(out.is_file() and out.read_text().count("ready\n") == number for out in said):
             assert all(process.is_alive() for process in running), [out.read_text() for out in said if out.is_file()]

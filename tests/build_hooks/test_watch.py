@@ -60,7 +60,7 @@ class Watching:
     def __init__(self, root: Path, *options: str, patience: float = 0) -> None:
         self.said = root.with_name("said")
         words = ["-c", COMMAND, str(patience), *options, root]
-        self.process = forked.start(words, self.said, self.said, cwd=ROOT)
+        self.process = forked.start(words, self.said, self.said, cwd=ROOT, ours=True)
         self.taken = 0
 
     @property

@@ -32,7 +32,7 @@ SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), dera
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return forked.run(arguments, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)})
+    return forked.run(arguments, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}, ours=True)
 
 
 @pytest.mark.parametrize(("target", "executions"), [("reader", 500), ("lowering", 200), ("pipeline", 40)])

@@ -75,7 +75,7 @@ def hold_nothing(count: int, objects: int) -> None:
 
     The last two thirds may add so many `objects`, and no file, module, source or temporary folder.
     """
-    done = forked.run(["-m", "tests.integrity.cycles", str(count)], cwd=ROOT)
+    done = forked.run(["-m", "tests.integrity.cycles", str(count)], cwd=ROOT, ours=True)
     assert done.returncode == 0, done.stderr
     names, *rows = (line.split() for line in done.stdout.splitlines())
     held = [Held(*map(int, row)) for row in rows]

@@ -48,7 +48,9 @@ killing = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 
 def stages(folder: Path, how: str, *changes: str) -> dict[str, list[str]]:
     """What loaded, step after step, each outcome once."""
-    done = run_forked(["-m", "tests.integrity.killing", folder, how, *changes], cwd=Path(__file__).parents[2])
+    done = run_forked(
+        ["-m", "tests.integrity.killing", folder, how, *changes], cwd=Path(__file__).parents[2], ours=True
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert all(len(steps) > 8 for steps in found.values()), "a few steps are too few to be all"

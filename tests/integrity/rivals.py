@@ -30,7 +30,7 @@ def two_writers_and_a_reader(folder: Path, first: str, second: str) -> None:
     pairs = {str(seed): built(folder, out, seed, layouts[name]) for seed, name in ((1, first), (2, second))}
     said = folder / "said"
     writers = [
-        forked.start(["-c", WRITER, folder, str(seed), name, "2"], said, said, cwd=ROOT)
+        forked.start(["-c", WRITER, folder, str(seed), name, "2"], said, said, cwd=ROOT, ours=True)
         for seed, name in ((1, first), (2, second))
     ]
     seen = []
@@ -42,6 +42,6 @@ def two_writers_and_a_reader(folder: Path, first: str, second: str) -> None:
 
 
 def generations_side_by_side(count: int) -> None:
-    done = forked.run(["-m", "tests.integrity.many", str(count)], cwd=ROOT)
+    done = forked.run(["-m", "tests.integrity.many", str(count)], cwd=ROOT, ours=True)
     assert done.returncode == 0, done.stderr
     assert f"{count // 2} pairs, each of them one that was written" in done.stdout

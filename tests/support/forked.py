@@ -1,7 +1,8 @@
 """Python processes that begin with torch imported: forks of one server, where `subprocess.run` would import it anew.
 
-What a test is about is in the new process alone: the server has no module of onnxgen. A test of what a process imports,
-or of how it starts, needs a process of its own.
+What a test is about is in the new process alone: it has no module of onnxgen, unless it is to begin with the generator
+of this tree (`ours`). A test of what a process imports, or of how it starts, needs a process of its own. All workers of
+a session share the server, which imports while they collect their tests.
 
 `Server` does the same for the interpreter of another environment, which runs this file: it needs the standard library
 alone.
@@ -10,16 +11,21 @@ alone.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import multiprocessing
 import os
 import runpy
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,14 +37,22 @@ spent = 0.0  # seconds of the processor that forks took, which are no children o
 
 # What takes long to import. Each is fit for a fork: none starts a thread before it computes.
 PRELOADED = ["numpy", "onnx", "onnx_ir", "black", "rich", "jinja2", "onnxruntime", "torch", "lightning", "torchmetrics"]
+OURS = ["onnxgen.pipeline", "onnxgen.cli.app", "onnxgen.build_hooks.build"]
+SHARED = "ONNXGEN_FORKS"  # in the environment of a session's workers: the address of the server
 
 
 @cache
-def server() -> Any:
-    """Return the context whose processes are forks of the server."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
+def server() -> Server:
+    """Start this process's server."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return Server(Path(sys.executable), [*PRELOADED, *OURS], {**os.environ, "PYTHONPATH": path})
+
+
+def share() -> None:
+    """Start the server for all processes that this one will start."""
+    if hasattr(os, "fork"):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as each worker has it; torch reads it when it is imported
+        os.environ[SHARED] = server().address
 
 
 def start(
@@ -48,20 +62,76 @@ def start(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    times: Path | None = None,
+    ours: bool = False,
 ) -> Any:
     """Start `python WORDS`, which is `-m MODULE ...`, `-c CODE ...` or `FILE ...`; its streams go to two files.
 
-    Returns a `multiprocessing.Process`: `pid`, `kill`, `join`, and `exitcode`, which is minus the signal that ended it.
-    At the end it writes to `times` how many seconds of the processor it took.
+    Returns what has these of a `multiprocessing.Process`: `pid`, `kill`, `join`, `is_alive`, and `exitcode`, which is
+    minus the signal that ended it.
     """
     if not hasattr(os, "fork"):
         return _Started(words, out, err, cwd, env)
-    place, variables = str(cwd or Path.cwd()), dict(os.environ if env is None else env)
-    told = ([*map(str, words)], place, variables, str(out), str(err), str(times or ""))
-    process = server().Process(target=_child, args=told)
-    process.start()
-    return process
+    place, variables = cwd or Path.cwd(), os.environ if env is None else env
+    variables = {name: value for name, value in variables.items() if name != SHARED}
+    return Fork(os.environ.get(SHARED) or server().address, words, place, variables, out, err, ours)
+
+
+class Fork:
+    """A process that a server has forked, which says when it has ended."""
+
+    def __init__(
+        self,
+        address: str,
+        words: Sequence[str | Path],
+        cwd: Path,
+        env: Mapping[str, str],
+        out: Path,
+        err: Path,
+        ours: bool,
+    ) -> None:
+        self._code: int | None = None
+        self._said = b""
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(address)
+        told = json.dumps([ours, [*map(str, words)], str(cwd), dict(env), str(out), str(err)])
+        self._connection.sendall(told.encode() + b"\n")
+        self.pid = int(self._line(None))
+
+    def _line(self, timeout: float | None) -> bytes:
+        """Return the next line that the server says of it, or nothing if none comes in time."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._said:
+            self._connection.settimeout(None if end is None else max(0.0, end - time.monotonic()))
+            try:
+                data = self._connection.recv(1 << 10)
+            except (BlockingIOError, TimeoutError):
+                return b""
+            if not data:
+                raise RuntimeError("the server of the forks has ended")
+            self._said += data
+        line, _, self._said = self._said.partition(b"\n")
+        return line
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended."""
+        if self._code is None and (line := self._line(timeout)):
+            code, seconds = line.split()
+            self._code = int(code)
+            self._connection.close()
+            _count(float(seconds))
+
+    @property
+    def exitcode(self) -> int | None:
+        self.join(0)
+        return self._code
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def kill(self) -> None:
+        if self.is_alive():
+            with suppress(ProcessLookupError):  # it has ended, and the server is about to say so
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class _Started(subprocess.Popen[bytes]):
@@ -97,6 +167,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 300,
     merged: bool = False,
+    ours: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` to its end, as `subprocess.run` does with captured text; `merged`: stderr goes to stdout."""
     if not hasattr(os, "fork"):
@@ -105,17 +176,20 @@ def run(
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT if merged else subprocess.PIPE,
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        out, err, times = Path(folder, "out"), Path(folder, "out" if merged else "err"), Path(folder, "times")
-        process = start(words, out, err, cwd=cwd, env=env, times=times)
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired([*map(str, words)], timeout, out.read_text(errors="replace"))
-        if times.is_file():
-            _count(float(times.read_text()))
+        out, err = Path(folder, "out"), Path(folder, "out" if merged else "err")
+        code = _finished(start(words, out, err, cwd=cwd, env=env, ours=ours), words, out, timeout)
         printed = "" if merged else err.read_text(encoding="utf-8")
-        return subprocess.CompletedProcess([*words], process.exitcode, out.read_text(encoding="utf-8"), printed)
+        return subprocess.CompletedProcess([*words], code, out.read_text(encoding="utf-8"), printed)
+
+
+def _finished(process: Fork, words: Sequence[str | Path], out: Path, timeout: float) -> int:
+    """Wait for a fork; its exit code."""
+    process.join(timeout)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise subprocess.TimeoutExpired([*map(str, words)], timeout, out.read_text(errors="replace"))
+    return process.exitcode
 
 
 class Spare:
@@ -139,7 +213,6 @@ class Spare:
             code = _child(*json.loads(line)) if line else 0
         except SystemExit as error:
             code = int(error.code or 0)
-            atexit._run_exitfuncs()
         finally:
             os._exit(code)
 
@@ -174,57 +247,93 @@ class Server:
     """
 
     def __init__(self, python: Path, preloaded: Sequence[str], env: Mapping[str, str]) -> None:
-        command = [str(python), __file__, *preloaded]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(env), text=True, encoding="utf-8",
-            start_new_session=True,
-        )  # fmt: skip
+        self._owner, self._folder = os.getpid(), tempfile.mkdtemp(prefix="forks")
+        self.address = str(Path(self._folder, "server"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen(64)  # who asks before the server has imported all waits
+            number = listener.fileno()
+            self._process = subprocess.Popen(
+                [str(python), __file__, str(number), *preloaded], pass_fds=[number], env=dict(env),
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
         atexit.register(self.close)
 
     def run(
         self, words: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], timeout: float = 600
     ) -> tuple[int, str]:
         """Run `python WORDS` to its end; its exit code, and what it prints to both streams."""
-        told, says = self._process.stdin, self._process.stdout
-        assert told is not None and says is not None
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "out")
-            print(json.dumps([[*map(str, words)], str(cwd), dict(env), str(out), str(out)]), file=told, flush=True)
-            if not select.select([says], [], [], timeout)[0]:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired([*map(str, words)], timeout, out.read_text(errors="replace"))
-            code, seconds = says.readline().split()
-            _count(float(seconds))
-            return int(code), out.read_text(encoding="utf-8")
+            code = _finished(Fork(self.address, words, cwd, env, out, out, True), words, out, timeout)
+            return code, out.read_text(encoding="utf-8")
 
     def close(self) -> None:
-        """End it: it ends by itself when nobody can tell it any more."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        """End it: it ends by itself when the process that started it has ended."""
+        if os.getpid() == self._owner:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _serve(preloaded: Sequence[str]) -> None:
-    """Import, and fork for each line until there is none."""
+def _serve(number: str, preloaded: Sequence[str]) -> None:
+    """Import, and fork for whoever connects, until the process that started this one closes its end of stdin."""
     sys.path.pop(0)  # the folder of this file
     for name in preloaded:
         importlib.import_module(name)
-    for line in sys.stdin:
-        if (child := os.fork()) == 0:
-            code = 1
-            try:
-                _child(*json.loads(line))
-            except SystemExit as error:
-                code = int(error.code or 0)
-                atexit._run_exitfuncs()
-            finally:
-                os._exit(code)
-        _, status, used = os.wait4(child, 0)
-        print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, flush=True)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the pages of all objects
+    listener, children = socket.socket(fileno=int(number)), dict[int, socket.socket]()
+    ended, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(told)
+    while 0 not in (ready := select.select([0, ended, listener], [], [])[0]):
+        if ended in ready:
+            os.read(ended, 1 << 10)
+            _tell(children)
+        if listener in ready:
+            connection = listener.accept()[0]
+            line = connection.makefile(encoding="utf-8").readline()
+            if (child := os.fork()) == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may run a session without
+                for other in (listener, connection, *children.values()):
+                    other.close()
+                os.close(ended)
+                os.close(told)
+                _end(*json.loads(line))
+            children[child] = connection
+            connection.sendall(b"%d\n" % child)
 
 
-def _child(words: list[str], cwd: str, env: dict[str, str], out: str, err: str, times: str = "") -> None:
+def _tell(children: dict[int, socket.socket]) -> None:
+    """Say of each child that has ended how, and how many seconds of the processor it took."""
+    while children:
+        child, status, used = os.wait4(-1, os.WNOHANG)
+        if not child:
+            return
+        with children.pop(child) as connection, suppress(OSError):  # who asked may have ended
+            seconds = used.ru_utime + used.ru_stime
+            connection.sendall(f"{os.waitstatus_to_exitcode(status)} {seconds}\n".encode())
+
+
+def _end(ours: bool, *told: Any) -> None:
+    """Be the fork that was asked for, and end as a process does."""
+    code = 1
+    try:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "onnxgen" and not ours]:
+            del sys.modules[name]
+        _child(*told)
+    except SystemExit as error:
+        code = int(error.code or 0)
+    finally:
+        os._exit(code)
+
+
+def _child(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
     multiprocessing.set_start_method(None, force=True)  # its own processes start as those of any process
     os.chdir(cwd)
     os.environ.clear()
@@ -239,8 +348,8 @@ def _child(words: list[str], cwd: str, env: dict[str, str], out: str, err: str, 
         open(2, "w", encoding="utf-8", closefd=False, buffering=1) as sys.stderr,
     ):
         code = _run(words)
-    if times:
-        Path(times).write_text(repr(sum(os.times()[:4])))
+        threading._shutdown()  # type: ignore[attr-defined]  # as a process that ends: it waits for its threads first
+        atexit._run_exitfuncs()
     sys.exit(code)
 
 
@@ -271,4 +380,4 @@ def _run(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1:])
+    _serve(sys.argv[1], sys.argv[2:])

@@ -104,6 +104,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"not run: {item.config.getoption('--minutes'):g} minutes were over")
 
 
+def _draws(item: pytest.Item) -> bool:
+    """Whether a test draws its inputs: Hypothesis does, or it asks `drawn` how many."""
+    made = getattr(item, "obj", None)
+    asks = drawn.__name__ in getattr(getattr(made, "__code__", None), "co_names", ())
+    return asks or getattr(made, "is_hypothesis_test", False)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if shuffle := config.getoption("--shuffle"):
@@ -114,8 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     inside = quick([item.nodeid for item in items], config.getoption("--seed"))
     chosen, left = list[pytest.Item](), list[pytest.Item]()
     for place, item in enumerate(items):
-        draws = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-        is_chosen = place in inside if tier == "quick" else place not in inside or draws
+        is_chosen = place in inside if tier == "quick" else place not in inside or _draws(item)
         (chosen if is_chosen else left).append(item)
     items[:] = chosen
     config.hook.pytest_deselected(items=left)

@@ -187,7 +187,7 @@ write_pair(folder / "m.py", None, folder / "m", {"w": Source.of(t, "w")}, {})
 done.set(); thread.join()
 print(peak[0] - before)
 """
-    done = forked.run(["-c", code, tmp_path])
+    done = forked.run(["-c", code, tmp_path], ours=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 64, f"{done.stdout} MiB for 256 MiB of external data"
 
@@ -488,7 +488,7 @@ print(t.json.dumps(outcomes))
 )
 def test_killed_at_any_step(tmp_path: Path, old_size: int, shard_size: int) -> None:
     code = KILLED.format(tests=str(Path(__file__).parent))
-    done = forked.run(["-c", code, tmp_path, str(shard_size), str(old_size)])
+    done = forked.run(["-c", code, tmp_path, str(shard_size), str(old_size)], ours=True)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
     stages = [stage for stage, _ in itertools.groupby(outcomes)]
@@ -511,7 +511,7 @@ for turn in range(20):
     t.write(Path(sys.argv[1]), int(sys.argv[2]), [10**9, 200, 320][turn % 3])
 """
     with ThreadPoolExecutor() as pool:
-        rivals = list(pool.map(lambda seed: forked.run(["-c", code, tmp_path, seed], timeout=120), "123"))
+        rivals = list(pool.map(lambda seed: forked.run(["-c", code, tmp_path, seed], timeout=120, ours=True), "123"))
     assert [rival.returncode for rival in rivals] == [0, 0, 0], rivals
     assert loads(tmp_path) in {"1", "2", "3"} and not list(tmp_path.glob(".*"))
 

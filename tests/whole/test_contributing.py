@@ -7,10 +7,7 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import textwrap
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +20,6 @@ from tests.support import forked
 from tests.support.idioms import spelled
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-PRELOADED = ("numpy", "onnx", "onnx_ir", "black", "jinja2", "onnxruntime", "torch")
 COPIED = ("onnxgen", "templates", "build_hooks", "tests", "docs", "benchmarks", "samples")
 FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "SECURITY.md")
 STEP = re.compile(
@@ -65,12 +61,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-@cache
-def server() -> forked.Server:
-    """What the commands run in: a process that has imported packages, and nothing of this repository."""
-    return forked.Server(Path(sys.executable), PRELOADED, environment())
-
-
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "ONNXGEN"))}
     return {**kept, **more}
@@ -78,12 +68,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def run(tree: Path, *command: str) -> tuple[int, str]:
     """Run `python COMMAND` in a copy; its exit code and what it prints."""
-    if hasattr(os, "fork"):
-        return server().run(command, cwd=tree, env=environment(PYTHONPATH=str(tree)))
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tree, env=environment(PYTHONPATH=str(tree)), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300,
-    )  # fmt: skip
+    done = forked.run(command, cwd=tree, env=environment(PYTHONPATH=str(tree)), merged=True)
     return done.returncode, done.stdout
 
 

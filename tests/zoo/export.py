@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import io
 import logging
 import os
@@ -16,14 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+from typing import TYPE_CHECKING
 
 import torch
 from filelock import FileLock
 from torch import nn
 
 from tests.conftest import KEPT
+from tests.support.exporter import keep_tables
 
 if TYPE_CHECKING:
     from tests.zoo import Entry
@@ -55,28 +54,14 @@ CASES = tuple(
 )
 
 
-@functools.cache
-def _registry() -> tuple[Any, Any]:
-    """The class of the dynamo exporter's table of operators, and what makes one for an opset, once for each."""
-    found: Any = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
-    return found, staticmethod(functools.cache(found.from_torchlib))
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Neither warnings nor progress: exporters print a lot.
-
-    And the dynamo exporter keeps its table of operators, which torch 2.13 makes anew for every export: half a second.
-    """
+    """Neither warnings nor progress: exporters print a lot."""
+    keep_tables(anyway=True)
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    registry, kept = _registry()
     try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            mock.patch.object(registry, "from_torchlib", kept),
-        ):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -6,6 +6,7 @@ What is generated from the file is then held to the module, too (`tests.zoo.road
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.exporter import keep_tables
 from tests.zoo import ZOO, Entry
 from tests.zoo.export import CASES, DYNAMO_OPSETS, Case, as_recorded, export, quiet
 from tests.zoo.rnn import Tagger
@@ -156,3 +158,23 @@ def test_made_alike_every_time(name: str) -> None:
 def test_gpt2_is_tied() -> None:
     model: Any = ZOO["gpt2"].make()
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_tables_that_are_kept_are_those_that_torch_makes() -> None:
+    """An export that adds an operator leaves the next one's table alone; operators that come later are found."""
+    keep_tables(anyway=True)
+    tables: Any = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+    relu = torch.ops.aten.relu.default
+    first = tables.from_torchlib()
+    known = first.get_decomps(relu)
+    first.register_op(relu, lambda x: x)
+    assert known and len(first.get_decomps(relu)) == len(known) + 1
+    assert tables.from_torchlib().get_decomps(relu) == known
+
+    look_up = importlib.import_module("torch._export.utils")._materialize_cpp_cia_ops
+    look_up()
+    library = torch.library.Library("onnxgen_later", "DEF")
+    library.define("same(Tensor x) -> Tensor")
+    library.impl("same", lambda x: x, "CompositeImplicitAutograd")
+    look_up()
+    assert "same" in vars(torch.ops.onnxgen_later)
