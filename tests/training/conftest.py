@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,24 @@ def pictures(request: pytest.FixtureRequest) -> Iterator[None]:
     drawn = request.module.__name__.rpartition(".")[2].startswith((*DRAWN, "long_"))
     with nullcontext() if drawn else sketched():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> Iterator[None]:
+    """What is installed is read once: Lightning asks for it in each training, and so do we for plugins of devices."""
+    from lightning.fabric.utilities import registry
+
+    from onnxgen.training.devices import plugins
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (registry, plugins):
+            patch.setattr(module, "entry_points", found)
+        yield
+
+
+@cache
+def found(group: str) -> EntryPoints:
+    return entry_points(group=group)
 
 
 @pytest.fixture
