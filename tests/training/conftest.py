@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -74,3 +76,23 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     from tests.training.processes import Job  # here: it imports Lightning, which few tests need
 
     return Job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that does in this process what `python FILE ...` does, and returns what it prints."""
+
+    def ran(file: Path, *arguments: object) -> str:
+        monkeypatch.syspath_prepend(file.parent)
+        monkeypatch.setattr(sys, "argv", [str(file), *map(str, arguments)])
+        capsys.readouterr()
+        before = {*sys.modules}
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        finally:
+            for name in {*sys.modules} - before:  # other samples have files of the same names
+                if (file.parent / f"{name}.py").exists():
+                    del sys.modules[name]
+        return capsys.readouterr().out
+
+    return ran
