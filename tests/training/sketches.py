@@ -1,10 +1,10 @@
 """Pictures of runs that are quick to make: matplotlib takes four times as long as the small trainings of these tests.
 
 What `plots` asks of a figure is noted: the calls and what they are given. The first figure of each kind is made as
-always, with its curves, cells and names; those are of one kind whose calls differ in finite values and plain texts
-alone. In place of drawing it, a few pixels stand for all that was asked, so equal figures give equal files and others
-do not. What could fail while it is drawn is drawn: formulas, values that are not finite, and scales that are not
-linear.
+always, with its curves, cells and names; those are of one kind whose calls differ in finite values, in plain texts, and
+in how many there are. In place of drawing it, a few pixels stand for all that was asked, so equal figures give equal
+files and others do not. What could fail while it is drawn is drawn: formulas, values that are not finite, and scales
+that are not linear.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onnxgen.training.report import plots
 
 SIDE = 8
 
-_plain: dict[str, bool] = {}  # of the kinds of figures that were made: whether drawing them can't fail
+_plain: dict[frozenset[str], bool] = {}  # of the kinds of figures that were made: whether drawing them can't fail
 
 
 class Asked:
@@ -51,8 +51,8 @@ class Asked:
         return f"<{self._place}>"
 
     def savefig(self, file: io.BytesIO, **given: Any) -> None:
-        kind = "\n".join(repr((step, place, _kind(given))) for step, place, given in self._steps)
-        if _plain.get(kind):
+        kind = _kinds(self._steps)
+        if kind in _plain and _plain[kind]:
             file.write(sketch(self._steps))
             return
         figure = made(self._steps)
@@ -63,19 +63,32 @@ class Asked:
             figure.savefig(file, **given)
 
 
+def _kinds(steps: list[tuple[str, int, Any]]) -> frozenset[str]:
+    """What was called of which part, with which kinds of values: however often, and with however many of them."""
+    names, found = ["figure"], {f"figure {_kind(steps[0][2])}"}
+    for step, place, given in steps[1:]:
+        names.append(f"{names[place]}.{given}" if step != "call" else f"{names[place]}()")
+        if step == "call":
+            counts = {len(value) for value in given[0] if isinstance(value, (list, range))}
+            found.add(f"{names[place]} {_kind(given)} {len(counts)}")
+    return frozenset(found)
+
+
 def _kind(value: Any) -> Any:
     """A value without what matplotlib would only draw elsewhere: finite numbers, and texts that are no formulas."""
     if isinstance(value, dict):
-        return {key: _kind(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [type(value), *map(_kind, value)]
+        return [(key, _kind(inner)) for key, inner in value.items()]
+    if isinstance(value, tuple):
+        return [*map(_kind, value)]
+    if isinstance(value, (list, range)):
+        return sorted({repr(_kind(f" {inner}" if isinstance(inner, str) else inner)) for inner in value})
     if isinstance(value, np.ndarray):
-        return value.shape, value.dtype, bool(np.isfinite(value).all())
+        return value.ndim, value.size > 0, value.dtype, bool(np.isfinite(value).all())
     if isinstance(value, (bool, float, int)):
         return type(value), bool(np.isfinite(value))
     if isinstance(value, str):
         return value if value.isidentifier() else (value.isprintable(), value.isascii(), value if "$" in value else "")
-    return value if isinstance(value, Asked) else type(value)
+    return type(value)
 
 
 def made(steps: list[tuple[str, int, Any]]) -> Figure:
