@@ -31,7 +31,6 @@ spent = 0.0  # seconds of the processor that forks took, which are no children o
 
 # What takes long to import. Each is fit for a fork: none starts a thread before it computes.
 PRELOADED = ["numpy", "onnx", "onnx_ir", "black", "rich", "jinja2", "onnxruntime", "torch", "lightning", "torchmetrics"]
-PRELOADED += ["torch.utils.tensorboard", "matplotlib.backends.backend_agg"]  # of every training
 
 
 @cache
