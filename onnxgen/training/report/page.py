@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxgen._version import __version__
 from onnxgen.training.report.facts import Facts, Outcome
@@ -15,6 +15,9 @@ from onnxgen.training.report.notebook import cell
 from onnxgen.training.report.plots import DPI
 from onnxgen.training.runs.rows import Row, best_row, duration, number
 from onnxgen.training.settings import Settings
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
@@ -41,7 +44,7 @@ def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row]
 
 
 @cache
-def _template() -> Any:
+def _template() -> Template:
     """Compile the template once a process: it takes as long as a small training."""
     import jinja2
 
