@@ -59,7 +59,6 @@ def test_mnist(sample: Sample, shared: Path, tmp_path: Path) -> None:
     assert [row[0] for row in rows] == ["as it came", "trained from scratch", "fine-tuned"]
     assert all(row[1] == row[2] and row[3] == "200 of 200" for row in rows)
     came, scratch, tuned = (float(row[1].rstrip("%")) for row in rows)
-    print(came, scratch, tuned)
     assert came > 97 and tuned > 95 and scratch > 50  # 10 by chance
     original = values(mnist.ONNX)
     for name in ("scratch", "tuned"):
@@ -74,7 +73,6 @@ def test_fully_connected(sample: Sample, shared: Path, tmp_path: Path) -> None:
     _, before, after = sample(fully_connected, "--data", data, "--epochs", "2", "--out", tmp_path)
     assert before[0] == "untrained" and before[1] == before[2]
     assert after[0] == "trained" and after[1] == after[2] and after[3] == "300 of 300"
-    print(before, after)
     assert float(after[1].rstrip("%")) > 60 > 30 > float(before[1].rstrip("%"))
 
 
@@ -118,7 +116,6 @@ def test_captcha(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {"val_character_accuracy", "val_captcha_accuracy"} <= set(metrics[0].split(","))
     column = metrics[0].split(",").index("train_loss")
     first, *_, last = (float(line.split(",")[column]) for line in metrics[1:])
-    print(first, last)
     assert last < 0.8 * first
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
@@ -189,6 +186,5 @@ def test_text(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(text.make, "MODULES", ("calendar", "csv"))
     _, model, tags = sample(text, "--epochs", "1", "--characters", "12000", "--out", tmp_path)
     assert model[0] == "language model" and float(model[1].split()[1]) < 400  # of 400 tokens
-    print(model, tags)
     assert tags[0] == "tags of words" and float(tags[1].split()[1].rstrip("%")) > 40
     assert all(float(row[4]) < 1e-3 for row in (model, tags))
