@@ -35,10 +35,10 @@ WAYS = {"Ctrl-C": _ctrl_c, "SIGTERM to all": _to_all, "SIGTERM to one": _to_one}
 class Interrupted:
     """A run in a folder, which is trained once to its end, and once with an interruption."""
 
-    def __init__(self, folder: Path, workers: int) -> None:
+    def __init__(self, folder: Path, workers: int, count: int = 480) -> None:
         network(folder, x=("float32", ["n", 5]))
-        x = np.random.default_rng(0).normal(size=(480, 5)).astype(np.float32)
-        np.savez(folder / "data.npz", x=x, y=np.arange(480) % 3)
+        x = np.random.default_rng(0).normal(size=(count, 5)).astype(np.float32)
+        np.savez(folder / "data.npz", x=x, y=np.arange(count) % 3)
         self.folder = folder
         self.run = ("--workers", workers, "--val", 0.9, "--batch-size", 4, "--epochs", 4)
 

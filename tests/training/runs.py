@@ -158,33 +158,32 @@ CASES = (  # of 6 batches an epoch
 )
 
 
-def main(folder: Path, kills: int, seed: int) -> None:
-    """Print for each case how often it was killed, and how many runs ended exactly like an uninterrupted one."""
+def main(folder: Path, kills: int, seed: int, number: int) -> None:
+    """Print how often the runs of a case were killed, and how many ended exactly like an uninterrupted one."""
     moments = random.Random(seed)
     fitted(folder / "first", data=Noisy(8, 0), epochs=1)  # what is imported late, and made once
     gc.collect()
     gc.freeze()  # a collection in a fork would copy what all share
     torch.set_num_threads(1)
-    for number, given in enumerate(CASES):
-        options = {"data": Noisy(44, 0), **given}
-        whole = folder / f"whole{number}"
-        begun = time.monotonic()
-        assert not life(600, whole, **options)
-        length, killed, runs, same = time.monotonic() - begun, 0, 0, 0
-        while killed < kills // len(CASES):
-            parts, runs = folder / f"parts{number}-{runs}", runs + 1
-            longer = 1.0
-            while life(moments.uniform(0, length * longer), parts, minutes=moments.choice([0, 0.0005]), **options):
-                killed += 1  # in a save too: with 0 minutes there is one at every batch
-                longer *= 1.2  # a machine that became slow gets further, too
-            wanted, found = state(whole), state(parts)
-            differing = [name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)]
-            for name in sorted(differing)[:20]:
-                print(f"case {number} differs in {name}")
-            same += not differing
-        print(f"case {number} killed {killed} runs {runs} same {same}", flush=True)
+    options = {"data": Noisy(44, 0), **CASES[number]}
+    whole = folder / f"whole{number}"
+    begun = time.monotonic()
+    assert not life(600, whole, **options)
+    length, killed, runs, same = time.monotonic() - begun, 0, 0, 0
+    while killed < kills:
+        parts, runs = folder / f"parts{number}-{runs}", runs + 1
+        longer = 1.0
+        while life(moments.uniform(0, length * longer), parts, minutes=moments.choice([0, 0.0005]), **options):
+            killed += 1  # in a save too: with 0 minutes there is one at every batch
+            longer *= 1.2  # a machine that became slow gets further, too
+        wanted, found = state(whole), state(parts)
+        differing = [name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)]
+        for name in sorted(differing)[:20]:
+            print(f"case {number} differs in {name}")
+        same += not differing
+    print(f"case {number} killed {killed} runs {runs} same {same}", flush=True)
 
 
 if __name__ == "__main__":
     with sketched():
-        main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+        main(Path(sys.argv[1]), *map(int, sys.argv[2:5]))

@@ -28,7 +28,9 @@ for stream in range(3):
 os.close(terminal)
 sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)
 sys.argv[:2] = ["onnxgen"]
-runpy.run_module("onnxgen", run_name="__main__", alter_sys=True)
+from tests.training.sketches import sketched
+with sketched():
+    runpy.run_module("onnxgen", run_name="__main__", alter_sys=True)
 """
 
 

@@ -54,10 +54,10 @@ def nodes(path: Path) -> list[Any]:
 @pytest.mark.slow
 def test_mnist(sample: Sample, shared: Path, tmp_path: Path) -> None:
     """Both trained files are the same graph with other values, and onnxruntime agrees with PyTorch."""
-    data = little("mnist", shared, tmp_path / "data", 1500, 300)
+    data = little("mnist", shared, tmp_path / "data", 1500, 200)
     rows = sample(mnist, "--data", data, "--epochs", "4", "--out", tmp_path / "out")[1:]
     assert [row[0] for row in rows] == ["as it came", "trained from scratch", "fine-tuned"]
-    assert all(row[1] == row[2] and row[3] == "300 of 300" for row in rows)
+    assert all(row[1] == row[2] and row[3] == "200 of 200" for row in rows)
     came, scratch, tuned = (float(row[1].rstrip("%")) for row in rows)
     assert came > 97 and tuned > 95 and scratch > 50  # 10 by chance
     original = values(mnist.ONNX)
@@ -69,7 +69,7 @@ def test_mnist(sample: Sample, shared: Path, tmp_path: Path) -> None:
 
 
 def test_fully_connected(sample: Sample, shared: Path, tmp_path: Path) -> None:
-    data = little("mnist", shared, tmp_path / "data", 4000, 300)
+    data = little("mnist", shared, tmp_path / "data", 3000, 300)
     _, before, after = sample(fully_connected, "--data", data, "--epochs", "2", "--out", tmp_path)
     assert before[0] == "untrained" and before[1] == before[2]
     assert after[0] == "trained" and after[1] == after[2] and after[3] == "300 of 300"
@@ -110,7 +110,7 @@ def test_captchas_are_read_character_by_character() -> None:
 def test_captcha(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss falls, and the exported file computes the same as the best weights; the network is a thin ResNet-18."""
     monkeypatch.setattr(captcha, "export", partial(captcha.export, width=16))
-    rows = sample(captcha, "--count", "64", "--epochs", "8", "--out", tmp_path)[1:]
+    rows = sample(captcha, "--count", "32", "--epochs", "8", "--out", tmp_path)[1:]
     assert len(rows) == 4 and rows[0][1:] == rows[1][1:] and rows[2][1:] == rows[3][1:]
     metrics = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert {"val_character_accuracy", "val_captcha_accuracy"} <= set(metrics[0].split(","))
@@ -119,7 +119,7 @@ def test_captcha(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert last < 0.8 * first
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
-    pictures = captcha.scaled(captcha.data(64, 0, tmp_path)["test"]["captcha"])
+    pictures = captcha.scaled(captcha.data(32, 0, tmp_path)["test"]["captcha"])
     session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
     best = open_model(tmp_path / "model.py", tmp_path / "run" / "best.safetensors").eval()
     with torch.inference_mode():

@@ -6,8 +6,10 @@ import math
 
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from onnxgen.training.report.plots import confusion_matrix, curves, overlaid, rates_tried
+from tests.training import sketches
 
 ROWS = [{"epoch": 1.0, "train_loss": 0.5, "val_loss": 0.6}, {"epoch": 2.0, "train_loss": 0.4, "val_loss": 0.5}]
 COUNTS = torch.tensor([[5, 1], [0, 7]])
@@ -43,3 +45,21 @@ def test_scales_and_formulas_are_drawn() -> None:
     assert len(confusion_matrix(COUNTS, ["$a", "b"], "test")) < SMALL, "names of classes are no formulas"
     with pytest.raises(ValueError, match="nothing"):
         overlaid({r"$\nothing$": ROWS}, "val_loss")
+
+
+def test_the_first_figure_of_each_kind_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What matplotlib refuses is no picture; of figures that differ in numbers alone, one is made."""
+    monkeypatch.setattr(sketches, "_plain", {})
+    made, plot = [], Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda *given, **named: made.append(given) or plot(*given, **named))
+    for value in (0.5, 0.6):
+        loss("val_loss", value)
+        assert len(made) == 3, "two curves and a star, of the first alone"
+    curves(ROWS * 2, "loss", "val_loss")
+    assert len(made) == 3, "another number of points"
+    overlaid({"a": ROWS}, "val_loss")
+    assert len(made) == 3 + 1, "another kind"
+    monkeypatch.setattr(sketches, "_plain", {})
+    monkeypatch.delattr(Axes, "imshow")
+    with pytest.raises(AttributeError, match="imshow"):
+        confusion_matrix(COUNTS, ["a", "b"], "test")

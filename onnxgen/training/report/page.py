@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxgen._version import __version__
 from onnxgen.training.report.facts import Facts, Outcome
@@ -15,21 +16,17 @@ from onnxgen.training.report.plots import DPI
 from onnxgen.training.runs.rows import Row, best_row, duration, number
 from onnxgen.training.settings import Settings
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 
 def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
     """Return the page as text. All names are escaped, and nothing is loaded from elsewhere."""
-    import jinja2
     import torch
 
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     best = best_row(rows, facts.monitor)
     default, values = Settings(), {field.name: getattr(settings, field.name) for field in fields(settings)}
-    return environment.get_template(
-        "report.html.jinja"
-    ).render(
+    return _template().render(
         facts=facts,
         outcome=outcome,
         out=settings.out,
@@ -44,6 +41,18 @@ def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row]
         widths={name: int(int.from_bytes(png[16:20], "big") / DPI * 90) for name, png in pictures.items()},
         versions=f"onnxgen {__version__}, torch {torch.__version__}",
     )
+
+
+@cache
+def _template() -> Template:
+    """Compile the template once a process: it takes as long as a small training."""
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("report.html.jinja")
 
 
 def _text(value: Any) -> str:
