@@ -14,7 +14,7 @@ from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Operator, find
-from onnxgen.graph.traits import ADDS, SCALES, VIEW
+from onnxgen.graph.traits import ADDS, SAME, SCALES, VIEW
 from onnxgen.lowering.parameter_paths import NOISE
 from onnxgen.passes.broadcasts import broadcasts_itself
 from onnxgen.passes.exporters import is_function_name
@@ -106,7 +106,9 @@ def role_in_integers(value: ir.Value | None) -> str:
 
 def _is_in_integers(node: ir.Node) -> bool:
     """True for a layer of onnxgen's own whose weight is stored in integers, and for what dequantises stored ones."""
-    place = known(node).matrix if node.domain == DOMAIN else 0 if node.op_type == "DequantizeLinear" else None
+    place = known(node).matrix if node.domain == DOMAIN else None
+    if place is None and is_a(node, SAME) and len(node.inputs) > 1:
+        place = 0
     weight = None if place is None else stored(node.inputs[place])
     return weight is not None and weight.dtype in (*INTEGERS, ir.DataType.INT32)
 

@@ -40,11 +40,11 @@ from onnxgen.passes.paddings import paddings
 from onnxgen.passes.pooling import pooling
 from onnxgen.passes.quantized import quantized
 from onnxgen.passes.quantized.fakes import once
+from onnxgen.passes.quantized.pairs import rounded
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.repeats import repeats
 from onnxgen.passes.retype import DTYPES, retype
 from onnxgen.passes.roll import roll
-from onnxgen.passes.rounded import rounded
 from onnxgen.passes.sequences import sequences
 from onnxgen.passes.shared_nodes import shared_nodes
 from onnxgen.passes.shared_views import shared_views

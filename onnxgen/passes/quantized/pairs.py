@@ -7,11 +7,13 @@ import onnx_ir as ir
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
+from onnxgen.options import Options
 from onnxgen.passes.quantized.bounds import least
 from onnxgen.passes.quantized.fakes import fake
 from onnxgen.passes.quantized.scales import Scaled, is_zero, target_type
 from onnxgen.passes.rewrite import beside
 from onnxgen.passes.steps import filled, input_at, insert
+from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info, set_info
 
 # operators into which quantisers fuse a ReLU, since saturating at 0 has the same effect
@@ -19,6 +21,18 @@ RELU_FUSED_INTO = set("Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormaliza
 ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 SIX = 6.0
 KEPT = "keep"  # integers are kept, but those that nothing but a DequantizeLinear takes
+
+
+def rounded(model: ir.Model, options: Options) -> None:
+    """Make one node of both, in a file whose integers are kept: what rounds a tensor by the same stored numbers.
+
+    What was rounded before, and only moved since, is not rounded again. This is exact: the integers between say no
+    more than the steps of the result.
+    """
+    nodes = (n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == "")
+    if options.quantized == KEPT and any(map(is_kept_pair, nodes)):
+        propagate(model.graph, options)
+        pairs(model, KEPT)
 
 
 def pairs(model: ir.Model, mode: str) -> list[str]:
