@@ -108,7 +108,8 @@ def dynamic_conv(
     """A convolution in integers; its sums are exact in float64.
 
     Args:
-        weight: 8-bit integers [out, in / groups, kernel...]; `scale` and `zero`: one number.
+        weight: 8-bit integers [out, in / groups, kernel...].
+        scale, zero: of the weight, one number each.
         rounded: the bias is added to the integers, in their scale, rounded down.
     """
     x, step, middle = dynamic_quantize(x)

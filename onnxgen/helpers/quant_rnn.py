@@ -66,8 +66,9 @@ def dynamic_lstm(
 class DynamicLSTM(nn.Module):
     """An LSTM in integers: what is multiplied is quantised to 8 bits over its range.
 
-    It takes x [length, batch, input_size] and perhaps h and c [directions, batch, hidden_size]. It returns all h
-    [length, directions, batch, hidden_size], the last h, and the last c.
+    It takes x [length, batch, input_size], and perhaps h and c [directions, batch,
+    hidden_size]. It returns all h [length, directions, batch, hidden_size], the last h,
+    and the last c.
 
     Args:
         direction: "forward", "reverse" or "bidirectional".

@@ -45,6 +45,14 @@ def test_several_at_once(tmp_path: Path) -> None:
     waiting[0].kill()  # does nothing, where another process may have its number by now
 
 
+def test_a_folder_that_is_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is in another."""
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path)
+    done = forked.run(["-c", "import os; print(os.getcwd())"], cwd=Path("inner"))
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'inner'}\n"), done.stderr
+
+
 def test_too_long() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         forked.run(["-c", "print('begun', flush=True)\nimport time\ntime.sleep(600)"], cwd=ROOT, timeout=1.5)

@@ -93,7 +93,8 @@ class Fork:
         self._said = b""
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(address)
-        told = json.dumps([ours, [*map(str, words)], str(cwd), dict(env), str(out), str(err)])
+        places = [str(path.absolute()) for path in (cwd, out, err)]  # the server is somewhere else
+        told = json.dumps([ours, [*map(str, words)], places[0], dict(env), *places[1:]])
         self._connection.sendall(told.encode() + b"\n")
         self.pid = int(self._line(None))
 
@@ -329,6 +330,8 @@ def _end(ours: bool, *told: Any) -> None:
         _child(*told)
     except SystemExit as error:
         code = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
