@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import onnx
 
 from onnxgen.common.names import printable
 from onnxgen.export import files
+from onnxgen.export.labels import relabelled
 from onnxgen.export.report import PREFIX, ExportReport
 
 
@@ -23,6 +25,13 @@ def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportRepor
     stale = [key for key in found if key.startswith(PREFIX)]
     if lost := [printable(key) for key in stale if key not in new]:
         report.notes.append(f"left out what the original says of its own training: {', '.join(lost)}")
-    if stale or new:
-        onnx.helper.set_model_props(model, {key: found[key] for key in found if key not in stale} | new)
+    others = {key: found[key] for key in found if key not in stale}
+    kept, unknown = relabelled(others, json.loads(metadata.get("classes", "[]")))
+    if told := [printable(key) for key in others if kept.get(key) != others[key] and key not in unknown]:
+        report.notes.append(f"the file's own list of classes has the new ones: {', '.join(told)}")
+    if unknown:
+        left = ", ".join(map(printable, unknown))
+        report.notes.append(f"left out what may list other classes, in a form that is not known: {left}")
+    if stale or new or kept != others:
+        onnx.helper.set_model_props(model, kept | new)
         files.save(model, path, report.out)

@@ -96,3 +96,42 @@ def test_the_module_computes_what_it_did(folder: Path) -> None:
     onnxgen.generate(folder / "out.onnx", folder / "again.py")
     first, second = (open_model(folder / name).state_dict() for name in ("model.py", "again.py"))
     assert all(value.equal(second[key]) for key, value in first.items()) and first.keys() == second.keys()
+
+
+OLD, NEW = ["person", "bi,cycle", "it's"], ["cat", "d\u00f6g"]
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"),
+    [
+        ("names", "{0: 'person', 1: 'bi,cycle', 2: \"it's\"}", "{0: 'cat', 1: 'd\u00f6g'}"),
+        ("id2label", json.dumps(dict(enumerate(OLD))), '{"0": "cat", "1": "d\u00f6g"}'),
+        ("classes", json.dumps(OLD), '["cat", "d\u00f6g"]'),
+        ("Class_Names", str(OLD), "['cat', 'd\u00f6g']"),
+        ("character", "a\nb\nc\n", "cat\nd\u00f6g\n"),
+        ("labels", "person,bicycle", "cat,d\u00f6g"),
+        ("names", "80", None),
+        ("author", "['person']", "['person']"),
+    ],
+)
+def test_the_author_s_list_of_classes_has_the_new_ones(folder: Path, key: str, old: str, new: str | None) -> None:
+    """In its own form; what can't be read is left out, and the report says both."""
+    model = onnx.load(folder / "m.onnx")
+    del model.metadata_props[:]
+    model.metadata_props.add(key=key, value=old)
+    onnx.save(model, folder / "m.onnx")
+    onnxgen.generate(folder / "m.onnx", folder / "model.py", force=True)
+    report = onnxgen.export(folder / "model.py", out=folder / "out.onnx", metadata={"classes": json.dumps(NEW)})
+    assert dict(entries(folder / "out.onnx")).get(key) == new
+    assert any(key in note for note in report.notes) == (old != new)
+    again = onnxgen.export(folder / "model.py", out=folder / "same.onnx")  # whose classes nobody told
+    assert dict(entries(folder / "same.onnx"))[key] == old and not again.notes
+
+
+def test_a_list_of_the_same_classes_stays(folder: Path) -> None:
+    model = onnx.load(folder / "m.onnx")
+    model.metadata_props.add(key="names", value='{"0":"cat","1":"d\u00f6g"}')
+    onnx.save(model, folder / "m.onnx")
+    onnxgen.generate(folder / "m.onnx", folder / "model.py", force=True)
+    report = onnxgen.export(folder / "model.py", out=folder / "out.onnx", metadata={"classes": json.dumps(NEW)})
+    assert dict(entries(folder / "out.onnx"))["names"] == '{"0":"cat","1":"d\u00f6g"}' and not report.notes
