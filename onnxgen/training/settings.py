@@ -158,6 +158,7 @@ class Settings:
         0, "N", "Train the head alone for N epochs, then all; 0.1: for a tenth of the steps."
     )
     replace_head: int | None = _finetuning(None, "CLASSES", "Put in a new last layer for that many classes.")
+    keep: bool = _finetuning(False, "", "With --replace-head: classes that the model has keep what they learned.")
     weights: Path | None = _finetuning(None, "FILE", "Start from your own checkpoint, which has the model's keys.")
     partial: bool = _finetuning(False, "", "Load what fits of the weights. New and other layers start fresh.")
     from_scratch: bool = _finetuning(False, "", "Start from fresh weights, not from those of the file.")
@@ -267,6 +268,9 @@ class Settings:
             raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
 
     def _check_together(self) -> None:
+        if self.keep and (self.replace_head is None or self.task == "detection"):
+            what = "keep says which classes stay in a new head of a classifier"
+            raise OnnxgenError(what, help="--replace-head 12 --keep; a detector's classes are all new")
         for name in ("weights", "partial") if self.from_scratch else ():
             if getattr(self, name):
                 raise OnnxgenError(f"{name} and from_scratch exclude each other: give one of them")

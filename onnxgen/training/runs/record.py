@@ -24,7 +24,7 @@ from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
 FORMAT = 1  # of the file; a newer one is refused
 # settings that only the run itself could use
-_PLACES = ("out", "name", "weights", "resume", "restartable", "replace_head")
+_PLACES = ("out", "name", "weights", "resume", "restartable", "replace_head", "keep")
 UNDECIDED: Mapping[str, Any] = MappingProxyType({"task": "outputs"})  # of a run that names no task
 DTYPES: tuple[str, ...] = ("float32", "float64", "float16", "bfloat16", "bool", "complex64", "complex128")
 DTYPES += ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
