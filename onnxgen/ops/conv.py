@@ -10,13 +10,19 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import unless
 from onnxgen.errors import FIX_SHAPE, INFER
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import CONVOLUTION, SAMPLES
+from onnxgen.graph.traits import CONVOLUTION, PASSES_ON, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.pad import f_pad, halved, padded, resolve_pads
+from onnxgen.passes.places import slots
+from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, Sym, dim_max
+from onnxgen.weights.provenance import Source
+
+LEAST = 3  # convolutions by one kernel that is no layer's
 
 
 def same(values: Sequence[Any]) -> Any:
@@ -52,7 +58,7 @@ def conv(
     options = conv_options(strides, padding, dilations, group)
     made = layer(b, W, f"Conv{n}d")
     source = made.weight
-    if source is not None:
+    if source is not None and not _is_filter(source, W):
         channels = source.shape[1] * group, source.shape[0]
         build = made.build(
             b, *channels, same(kernel), **options, bias=unless(B is not None, True), dtype=_dtype(source.dtype)
@@ -61,6 +67,21 @@ def conv(
         if module is not None:
             return b("m(x)", m=module, x=x)
     return b.call(f"F.conv{n}d", x, W, unless(B, None), **options)
+
+
+def _is_filter(source: Source, weight: Arg) -> bool:
+    """Return True for a kernel that is slid with several strides or paddings: no layer of torch has two of them.
+
+    A transform over octaves does so. A parameter whose name in the file is a layer's key stays a layer.
+    """
+    value = weight.value
+    if value is None or len(source.names) != 1 or param_path(source.names[0]) is not None:
+        return False
+    while (node := value.producer()) is not None and is_a(node, PASSES_ON) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    users = [node for node, _ in slots(value) if is_a(node, CONVOLUTION)]
+    told = {tuple(sorted((name, str(a.value)) for name, a in node.attributes.items())) for node in users}
+    return len(users) >= LEAST and len(told) > 1
 
 
 def conv_options(strides: list[int], padding: list[int], dilations: list[int], group: int) -> dict[str, Any]:

@@ -194,6 +194,8 @@ def _decide(
         return True, "the exporter recorded it as a parameter"
     if _says_not_affine(value, graph):
         return False, "a normalisation scale of 1 or bias of 0, not named like a parameter"
+    if _fills_a_place(value, tensor, graph):
+        return False, "a bias of zeros that several kernels share: the format has no layer without one"
     if KEEPS_STATE.get(graph) and value.producer() is not None:
         return False, "a Constant node: PyTorch exports parameters as initializers"
     if kind is None and RECORDED.get(graph) and _is_made(value):  # a parameter's kind would be recorded
@@ -288,6 +290,15 @@ def _is_made(value: ir.Value) -> bool:
     """True for what `torch.zeros` and its like made, if it is no weight, too: equal tensors may be stored once."""
     weight = any(use.idx in known(use.node).weights for use in value.uses())
     return FILL.fullmatch(value.name or "") is not None and not weight
+
+
+def _fills_a_place(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:
+    """True for zeros that are the bias of several kernels, as TensorFlow Lite's converter writes them."""
+    if PRODUCER.get(graph) == "pytorch" or tensor.numpy().any():
+        return False
+    places = [*slots(value)]
+    kernels = {node.inputs[1] for node, index in places if is_a(node, CONVOLUTION) and index == 2}
+    return len(kernels) > 1 and all(is_a(node, CONVOLUTION) and index == 2 for node, index in places)
 
 
 def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import PRODUCER, SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
@@ -53,11 +54,46 @@ class _Step:
 def views(model: ir.Model, options: Options) -> None:
     """Rewrite every chain, the last one first: nodes before it may be removed with it."""
     weights = stored_views(model)
+    if PRODUCER.get(model.graph) != "pytorch":  # which names no scope that is no module
+        _leave_hollow_scopes(model)
+    _merge_equal(model, weights)
     for node in reversed(all_nodes(model.graph)):
         if node.graph is not None and _is_view(node):
             following = only_user(node.outputs[0])
             if following is None or not _continues(following, node):
                 _rewrite(node, weights)
+
+
+def _leave_hollow_scopes(model: ir.Model) -> None:
+    """Put views into the scope around theirs, if that has nothing else: TensorFlow names functions so, too."""
+    nodes = [node for node in all_nodes(model.graph) if SCOPE.get(node)]
+    filled = {SCOPE.get(n)[:depth] for n in nodes if not _is_view(n) for depth in range(1, len(SCOPE.get(n)) + 1)}
+    for node in nodes:
+        scope = SCOPE.get(node)
+        while scope and scope not in filled:
+            scope = scope[:-1]
+        SCOPE.set(node, scope)
+
+
+def _merge_equal(model: ir.Model, weights: set[ir.Value]) -> None:
+    """Let one node stand for equal views of a value: a chain ends where a value has several users."""
+    first: dict[tuple[object, ...], ir.Value] = {}
+    for node in all_nodes(model.graph):
+        made = node.outputs[0] if len(node.outputs) == 1 else None
+        if made is None or not _is_view(node) or made in weights or made.is_graph_output():
+            continue
+        told = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items()))
+        given = tuple(_given(value) for value in node.inputs[1:])
+        key = (node.op_type, node.domain, node.inputs[0], given, told, node.graph, SCOPE.get(node))
+        if first.setdefault(key, made) is not made:
+            made.replace_all_uses_with(first[key])
+            drop(node)
+
+
+def _given(value: ir.Value | None) -> object:
+    """What a further input is: its numbers if they are known."""
+    data = info(value).data
+    return value if data is None else (tuple(data.shape), *data.reshape(-1).tolist())
 
 
 def arranges(node: ir.Node) -> bool:
