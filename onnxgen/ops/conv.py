@@ -17,7 +17,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.pad import f_pad, halved, padded, resolve_pads
-from onnxgen.passes.places import slots
+from onnxgen.passes.places import is_buffer_name, slots
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, Sym, dim_max
 from onnxgen.weights.provenance import Source
@@ -72,9 +72,12 @@ def conv(
 def _is_filter(source: Source, weight: Arg) -> bool:
     """Return True for a kernel that is slid with several strides or paddings: no layer of torch has two of them.
 
-    A transform over octaves does so. A parameter whose name in the file is a layer's key stays a layer.
+    A transform over octaves does so. A parameter whose name in the file is a layer's key stays a layer. What its author
+    called a buffer is no layer's, either.
     """
     value = weight.value
+    if value is not None and is_buffer_name(value.name or "") and not weight.is_trainable:
+        return True
     if value is None or len(source.names) != 1 or param_path(source.names[0]) is not None:
         return False
     while (node := value.producer()) is not None and is_a(node, PASSES_ON) and node.inputs[0] is not None:

@@ -108,6 +108,11 @@ def number(tensor: ir.TensorProtocol) -> float:
     return float(tensor.numpy().reshape(-1)[0])
 
 
+def is_buffer_name(name: str) -> bool:
+    """True for a tensor that its author called a buffer."""
+    return name.endswith("_buffer")
+
+
 def slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
     """Yield (node, input index) for every use of a tensor and of its views."""
     for use in value.uses():

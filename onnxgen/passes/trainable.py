@@ -47,7 +47,17 @@ from onnxgen.passes.exporters import (
     is_made_of_constants,
     may_be_root_name,
 )
-from onnxgen.passes.places import TYPED, is_beginning, is_bias, is_measured, number, operator, setting, slots
+from onnxgen.passes.places import (
+    TYPED,
+    is_beginning,
+    is_bias,
+    is_buffer_name,
+    is_measured,
+    number,
+    operator,
+    setting,
+    slots,
+)
 from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
 from onnxgen.passes.scalers import scales_input
 from onnxgen.passes.varying import is_typed, varying
@@ -205,6 +215,8 @@ def _decide(
     is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
     if is_computed and not is_plain(tensor):  # a parameter of equal numbers may have been merged into it
         return False, "the exporter computed it, and not from a parameter"
+    if kind is None and is_buffer_name(name):  # a convolution by it is no layer, but a fixed transform
+        return False, "a buffer, by its name"
     role = next((f"{node.op_type} weight" for node, i in slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role

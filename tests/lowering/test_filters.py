@@ -72,3 +72,10 @@ def test_zeros_that_several_kernels_share_are_no_bias() -> None:
 def test_other_biases_stay(convolutions: list[tuple[list[str], int]], producer: str, bias: float) -> None:
     model = net(convolutions, producer, b=np.full(4, bias, np.float32))
     assert any(name.endswith("bias") for name, _ in check(model).model.named_parameters())
+
+
+def test_what_its_author_calls_a_buffer_is_none_of_a_layer() -> None:
+    """The kernel of a short-time Fourier transform, whose names are those of a call."""
+    model = net([(["If_0__Inline_0__stft.basis_buffer"], 8)], **{"If_0__Inline_0__stft.basis_buffer": KERNELS["k1"]})
+    ran = check(model)
+    assert not [*ran.model.parameters()] and "F.conv2d(x, self.basis_buffer" in ran.source
