@@ -51,7 +51,7 @@ def _read(text: str) -> tuple[list[str], Write] | None:
             return found, write
         if isinstance(found, dict) and found and _is_counted(found):
             kind = type(next(iter(found)))
-            return list(found.values()), lambda names, k=kind, w=write: w({k(i): n for i, n in enumerate(names)})  # type: ignore[misc]
+            return list(found.values()), lambda names, k=kind, w=write: w({k(i): n for i, n in enumerate(names)})
         return None
     for between in ("\n", ","):
         names = text.split(between)

@@ -143,7 +143,8 @@ class Run:
             lists.append(MemberRef(container))
         parts = self._parts()
         own = [self._value(f"own{n}", self._role(names[0])) for n, names in enumerate(self.own)]
-        order = self._order()
+        self.halves = self._halves()
+        order = [n for n in self._order() if n not in self.halves]
         lists += [self._column(self.own[n]) for n in order]
         results = [self._collected(result) for result in self.kept]
         begun: list[Statement] = [
@@ -187,6 +188,10 @@ class Run:
         """Return the order in which the loop names the values that each turn has its own of."""
         return [*range(len(self.own))]
 
+    def _halves(self) -> dict[int, int]:
+        """Return the values that are half of other ones in each turn, as paddings are of kernels, with those."""
+        return {}
+
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         """Return the values of one variable, one for each turn."""
         return ast.Tuple([self._before(name) for name in names], ast.Load())
@@ -227,6 +232,8 @@ class Run:
             read = next(reads)
             if read is None:
                 return None
+            if isinstance(read, int) and read in self.halves:
+                return quote("n // 2", n=Ref(own[self.halves[read]]))
             return Ref(own[read] if isinstance(read, int) else self._name(read))
 
         nodes = tuple(name for turn in self.turns for name in turn[s].nodes)

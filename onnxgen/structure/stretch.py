@@ -16,11 +16,13 @@ from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expres
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, value_of, walk
 from onnxgen.common.names import ModulePath, identifier, singular
 from onnxgen.structure.copies import replace_in
+from onnxgen.structure.literals import is_plain_number
 from onnxgen.structure.loops import Result, Run, listed
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.turns import Items
 
 CHAINED = 3  # statements that become one expression
+SHORT = 4  # a tuple of fewer numbers tells more than a range with a step
 PARTS = ("unbind", "chunk", "split")  # methods whose result can be looped over
 
 
@@ -163,7 +165,9 @@ class Stretch(Run):
             return part
         if all(name in self.numbers and listed(self.numbers[name]) is None for name in names):
             trees = [self._before(name) for name in names]
-            return _range([value_of(tree) for tree in trees]) or ast.Tuple(trees, ast.Load())
+            values = [value_of(tree) for tree in trees]
+            is_short = len(values) < SHORT and values[1] - values[0] != 1
+            return (None if is_short else _range(values)) or ast.Tuple(trees, ast.Load())
         statement = self.around.parts.get(names[0])
         at = None if statement is None else _position(names, statement.targets)
         if statement is None or at is None or any(self.uses[name] != 1 for name in statement.targets[at:]):
@@ -172,6 +176,20 @@ class Stretch(Run):
             return super()._column(names)
         self.dropped.add(id(statement))
         return statement.value if not at else quote("x[n:]", x=statement.value, n=at)
+
+    def _halves(self) -> dict[int, int]:
+        numbers = dict[int, list[int]]()
+        for n, names in enumerate(self.own):
+            trees = [self.numbers[name] for name in names if name in self.numbers]
+            values = [value_of(tree) for tree in trees if is_plain_number(tree)]
+            if len(values) == len(names) and all(type(value) is int for value in values):
+                numbers[n] = values
+        found = dict[int, int]()
+        for n, values in numbers.items():
+            whole = (m for m, others in numbers.items() if m not in found and values == [v // 2 for v in others])
+            if any(values) and (of := next(whole, n)) != n:
+                found[n] = of
+        return found
 
     def _listed(self, names: tuple[str, ...]) -> ast.expr | None:
         """Return the list, or the part of it, whose items have these names; None if they are something else."""

@@ -117,3 +117,29 @@ def test_calls_of_a_module_keep_their_order(tmp_path: Path) -> None:
     torch.testing.assert_close(ours(*images()), network(*images()))
     (mean,) = (b for name, b in ours.named_buffers() if name.endswith("running_mean"))
     torch.testing.assert_close(mean, network.norm.running_mean)
+
+
+class Pooled(nn.Module):
+    """Spatial pyramid pooling (He et al. 2014, arXiv 1406.4729), as YOLO has it."""
+
+    def __init__(self, paddings: tuple[int, ...] = (2, 4, 6)) -> None:
+        super().__init__()
+        self.stem, self.paddings = nn.Conv2d(3, 4, 3, 1, 1), paddings
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        pooled = [nn.functional.max_pool2d(x, k, 1, p) for k, p in zip((5, 9, 13), self.paddings)]
+        if self.paddings == (2, 4, 6):
+            return torch.cat([x, *pooled], dim=1)
+        return torch.cat([part[:, :, :12, :12] for part in pooled], dim=1)
+
+
+@pytest.mark.parametrize("case", [Case("legacy", 17, False), Case("dynamo", 18, False)], ids=str)
+def test_a_padding_follows_from_the_kernel(case: Case, tmp_path: Path) -> None:
+    forward = made(Pooled, tmp_path, images, case).rpartition("def forward")[2]
+    assert "for i in (5, 9, 13)" in forward and "padding=i // 2" in forward, forward
+
+
+def test_other_paddings_are_numbers_of_their_own(tmp_path: Path) -> None:
+    forward = made(lambda: Pooled((2, 4, 5)), tmp_path, images, Case("legacy", 17, False)).rpartition("def forward")[2]
+    assert "zip((5, 9, 13), (2, 4, 5))" in forward and "//" not in forward, forward
