@@ -59,7 +59,7 @@ def tensor_literal(
 
 def follows_rule(array: NDArray[Any], dtype: ir.DataType) -> bool:
     """Return True if an expression makes these elements without listing them."""
-    return Form(dtype, OMIT, True).of(array) is not None
+    return not array.size or Form(dtype, OMIT, True).of(array) is not None
 
 
 def text_literal(items: list[str], shape: tuple[int, ...]) -> ast.expr | None:

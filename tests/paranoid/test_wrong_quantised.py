@@ -210,7 +210,7 @@ CASES: list[tuple[str, str, str, Wrong, str]] = [
     ("nothing at all", FLOAT, "layer", without_pass, "need not be integers"),
     ("a weight that is not rounded", QAT, "layer", patched(weights, "fake_weight", lambda _, w, *__: w), "not rounded"),
     ("no weight is rounded", QAT, "layer", patched(package, "weights", as_float), "is not rounded"),
-    ("an input that is not rounded", QAT, "layer", patched(pairs, "fake", lambda _, x, __: x), "changed 'y'"),
+    ("an input that is not rounded", QAT, "layer", patched(pairs, "fake", lambda _, x, *__: x), "changed 'y'"),
     ("another range", QAT, "layer", after("FakeQuantize", put(low=0, high=127)), "changed 'y'"),
     ("another scale", QAT, "layer", after("FakeQuantize", by("sy")), "changed 'y'"),
     ("another scale of a weight", QAT, "layer", after("FakeQuantize", by("sx"), index=1), "changed 'y'"),

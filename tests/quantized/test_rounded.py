@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 from torch import nn
 
+from onnxgen.errors import WrongRewrite
 from tests.ops.harness import Ran, assert_same, run_model, run_onnxruntime
 from tests.quantized.test_dynamic import convolutions, perturbed
 from tests.support.exported import exported
@@ -111,6 +113,14 @@ def test_by_other_scales() -> None:
     assert rounds(ran) == 0 and "int8" in forward(ran)
     ran = check(net([*pair("x", "y"), *pair("y", "w", "s2", "s2")], ["w"]), FEEDS)
     assert rounds(ran) == 2
+
+
+def test_a_wrong_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the checks of any generation."""
+    monkeypatch.setenv("ONNXGEN_PARANOID", "0")
+    monkeypatch.setattr(importlib.import_module("onnxgen.passes.quantized.pairs"), "_belongs", lambda *_: True)
+    with pytest.raises(WrongRewrite, match="the pass rounded changed 'y'"):
+        run_model(net(pair("x", "y", back="s2"), ["y"]), FEEDS)
 
 
 def test_integers_that_are_an_output_stay() -> None:
