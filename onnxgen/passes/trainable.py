@@ -202,10 +202,8 @@ def _decide(
         return False, made
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
-    if _says_not_affine(value, graph):
-        return False, "a normalisation scale of 1 or bias of 0, not named like a parameter"
-    if _fills_a_place(value, tensor, graph):
-        return False, "a bias of zeros that several kernels share: the format has no layer without one"
+    if why := _why_no_weight(value, tensor, graph):
+        return False, why
     if KEEPS_STATE.get(graph) and value.producer() is not None:
         return False, "a Constant node: PyTorch exports parameters as initializers"
     if kind is None and RECORDED.get(graph) and _is_made(value):  # a parameter's kind would be recorded
@@ -215,8 +213,6 @@ def _decide(
     is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
     if is_computed and not is_plain(tensor):  # a parameter of equal numbers may have been merged into it
         return False, "the exporter computed it, and not from a parameter"
-    if kind is None and is_buffer_name(name):  # a convolution by it is no layer, but a fixed transform
-        return False, "a buffer, by its name"
     role = next((f"{node.op_type} weight" for node, i in slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
@@ -302,6 +298,17 @@ def _is_made(value: ir.Value) -> bool:
     """True for what `torch.zeros` and its like made, if it is no weight, too: equal tensors may be stored once."""
     weight = any(use.idx in known(use.node).weights for use in value.uses())
     return FILL.fullmatch(value.name or "") is not None and not weight
+
+
+def _why_no_weight(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> str:
+    """Return why a tensor is none although it is where weights are; "" if it may be one."""
+    if _says_not_affine(value, graph):
+        return "a normalisation scale of 1 or bias of 0, not named like a parameter"
+    if _fills_a_place(value, tensor, graph):
+        return "a bias of zeros that several kernels share: the format has no layer without one"
+    if KIND not in value.metadata_props and is_buffer_name(value.name or ""):  # a fixed transform
+        return "a buffer, by its name"
+    return ""
 
 
 def _fills_a_place(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:

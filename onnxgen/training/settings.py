@@ -230,6 +230,9 @@ class Settings:
             raise OnnxgenError(what, help="give it like cat=1,dog=2.5")
 
     def _check_words(self) -> None:
+        if self.keep and (self.replace_head is None or self.task == "detection"):
+            what = "keep says which classes stay in a new head of a classifier"
+            raise OnnxgenError(what, help="--replace-head 12 --keep; a detector's classes are all new")
         known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS, "resize": RESIZES}
         found = [(name, getattr(self, name), words) for name, words in known.items()]
         found += [("loggers", name, (*LOGGERS, "none")) for name in self.loggers]
@@ -268,9 +271,6 @@ class Settings:
             raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
 
     def _check_together(self) -> None:
-        if self.keep and (self.replace_head is None or self.task == "detection"):
-            what = "keep says which classes stay in a new head of a classifier"
-            raise OnnxgenError(what, help="--replace-head 12 --keep; a detector's classes are all new")
         for name in ("weights", "partial") if self.from_scratch else ():
             if getattr(self, name):
                 raise OnnxgenError(f"{name} and from_scratch exclude each other: give one of them")
