@@ -38,6 +38,7 @@ spent = 0.0  # seconds of the processor that forks took, which are no children o
 # What takes long to import. Each is fit for a fork: none starts a thread before it computes.
 PRELOADED = ["numpy", "onnx", "onnx_ir", "black", "rich", "jinja2", "onnxruntime", "torch", "lightning", "torchmetrics"]
 OURS = ["onnxgen.pipeline", "onnxgen.cli.app", "onnxgen.build_hooks.build"]
+LONGEST = 80  # characters of a folder's name, which with a file in it must name a socket: Linux takes 107
 SHARED = "ONNXGEN_FORKS"  # in the environment of a session's workers: the address of the server
 
 
@@ -248,7 +249,8 @@ class Server:
     """
 
     def __init__(self, python: Path, preloaded: Sequence[str], env: Mapping[str, str]) -> None:
-        self._owner, self._folder = os.getpid(), tempfile.mkdtemp(prefix="forks")
+        near = None if len(tempfile.gettempdir()) < LONGEST else "/tmp"
+        self._owner, self._folder = os.getpid(), tempfile.mkdtemp(prefix="forks", dir=near)
         self.address = str(Path(self._folder, "server"))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
