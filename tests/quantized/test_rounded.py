@@ -16,6 +16,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 from torch import nn
 
 from onnxgen.errors import WrongRewrite
+from onnxgen.options import Options
+from onnxgen.pipeline import generate
 from tests.ops.harness import Ran, assert_same, run_model, run_onnxruntime
 from tests.quantized.test_dynamic import convolutions, perturbed
 from tests.support.exported import exported
@@ -100,6 +102,18 @@ def test_what_only_moves_is_rounded_once(count: int) -> None:
         steps += [("Transpose", [f"y{i}"], [f"t{i}"], {"perm": [0, 2, 1]}), *pair(f"t{i}", f"y{i + 1}")]
     ran = check(net(steps, [f"y{count}"]), FEEDS)
     assert rounds(ran) == 1 and forward(ran).count("self.quant") <= 1 + count // 8, forward(ran)
+
+
+@pytest.mark.parametrize("mode", ["qat", "qat-learned"])
+def test_a_learned_scale_counts_one_rounding(mode: str, tmp_path: Path) -> None:
+    """However far its result is moved: its gradient would be counted for each."""
+    steps = pair("x", "y0")
+    for i in range(20):
+        steps += [("Transpose", [f"y{i}"], [f"t{i}"], {"perm": [0, 2, 1]}), *pair(f"t{i}", f"y{i + 1}")]
+    onnx.save(net(steps, ["y20"]), tmp_path / "m.onnx")
+    generate(tmp_path / "m.onnx", tmp_path / "m.py", Options(quantized=mode))
+    text = (tmp_path / "m.py").read_text(encoding="utf-8").partition("@classmethod")[0]
+    assert text.rpartition("def forward(")[2].count("self.quant") == 1, text
 
 
 def test_what_is_computed_is_rounded_again() -> None:

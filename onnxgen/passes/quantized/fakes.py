@@ -19,7 +19,7 @@ from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
 from onnxgen.weights.stored import stored
 
 FAKE, DYNAMIC = "FakeQuantize", "FakeQuantizeDynamic"
-LEARNED = "qat-learned"
+LEARNED, KEPT = "qat-learned", "keep"
 MOST_PASSED = 2
 
 
@@ -27,14 +27,15 @@ def fake(quantise: ir.Node, x: ir.Value, mode: str, passed: set[ir.Value], shift
     """Return the fake quantisation of `x` that replaces a QuantizeLinear or DynamicQuantizeLinear.
 
     Args:
-        passed: values that are not rounded, since they were before; one is added.
+        passed: values that are not rounded, since they were before; one is added where integers are kept.
         shifted: a zero point of 0 stays, since others of the file are not 0: copies of a block are then alike.
     """
     if quantise.op_type == "DynamicQuantizeLinear":
         return _put(quantise, ir.Node(DOMAIN, DYNAMIC, [x], version=1), x)
     scaled = Scaled.of(quantise)
     if _is_rounded(x, scaled, mode, passed):
-        passed.add(x)
+        if mode == KEPT:  # a scale that is learned counts each rounding: there, all others go
+            passed.add(x)
         return x
     one_scale = _is_of_one_scale(quantise)
     node = _node(x, scaled, target_type(quantise), mode, one_scale=one_scale, shifted=shifted)
@@ -67,7 +68,7 @@ def _is_of_one_scale(quantise: ir.Node) -> bool:
 def _is_rounded(x: ir.Value, scaled: Scaled, mode: str, passed: set[ir.Value]) -> bool:
     """Return True if a value was rounded by the same scale before, and only moved since.
 
-    After several values that are not rounded, the next one is: the checker can follow so many.
+    After several values that have `passed`, the next one is rounded: the checker of passes can follow so many.
     """
     node, value, count = x.producer(), x, 0
     while node is not None and node.domain == "" and moves(node, value) and known(node).data == range(1):

@@ -9,7 +9,7 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
 from onnxgen.passes.quantized.bounds import least
-from onnxgen.passes.quantized.fakes import fake
+from onnxgen.passes.quantized.fakes import KEPT, fake
 from onnxgen.passes.quantized.scales import Scaled, is_zero, target_type
 from onnxgen.passes.rewrite import beside
 from onnxgen.passes.steps import filled, input_at, insert
@@ -20,7 +20,6 @@ from onnxgen.shapes.info import info, set_info
 RELU_FUSED_INTO = set("Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization".split())
 ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 SIX = 6.0
-KEPT = "keep"  # integers are kept, but those that nothing but a DequantizeLinear takes
 
 
 def rounded(model: ir.Model, options: Options) -> None:
