@@ -48,10 +48,10 @@ def dynamic_linear(
         weight: 8-bit integers [in, out].
         scale, zero: of the weight, one number or one for each column.
     """
-    x, step, middle = dynamic_quantize(x)
-    total = integer_matmul(x, weight, middle.double(), 0 if zero is None else zero.double())
+    whole, step, middle = dynamic_quantize(x)
+    total = integer_matmul(whole, weight, middle.double(), 0 if zero is None else zero.double())
     y = total.float() * (step * scale)
-    return y if bias is None else y + bias
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 class DynamicLinear(nn.Module):
@@ -112,17 +112,16 @@ def dynamic_conv(
         scale, zero: of the weight, one number each.
         rounded: the bias is added to the integers, in their scale, rounded down.
     """
-    x, step, middle = dynamic_quantize(x)
+    whole, step, middle = dynamic_quantize(x)
     convolve: Callable[..., Tensor] = [F.conv1d, F.conv2d, F.conv3d][weight.dim() - 3]
     kernel = weight.double() if zero is None else weight.double() - zero.double()
-    data, step = x.double() - middle.double(), step * scale
+    data, step = whole.double() - middle.double(), step * scale
     total = convolve(data, kernel, None, stride, padding, dilation, groups).long().int()
     shape = (-1, *[1] * (weight.dim() - 2))
-    if bias is None:
-        return total.float() * step
-    if rounded:
-        return (total + torch.floor(bias / step).int().reshape(shape)).float() * step
-    return total.float() * step + bias.reshape(shape)
+    if bias is not None and rounded:
+        total = total + torch.floor(bias / step).int().reshape(shape)
+    y = total.float() * step
+    return (y if bias is None or rounded else y + bias.reshape(shape)).to(x.dtype)
 
 
 class DynamicConv(nn.Module):

@@ -43,7 +43,8 @@ def _broadcasts_later(user: ir.Node, expanded: ir.Value, source: ir.Value, betwe
     full, small, result = info(expanded).shape, info(source).shape, user.outputs[0]
     if not is_a(user, BROADCASTS) or None in (full, small) or info(result).shape != full or result.is_graph_output():
         return False
-    if not all(v is None or v is expanded or scalar(v) is not None for v in user.inputs) or not result.uses():
+    rank, others = info(source).rank or 0, [v for v in user.inputs if v is not None and v is not expanded]
+    if not all(scalar(v) is not None and (info(v).rank or 0) <= rank for v in others) or not result.uses():
         return False
     between.append(result)
     return all(_broadcasts_later(use.node, result, source, between) for use in result.uses())

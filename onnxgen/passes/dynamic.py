@@ -19,7 +19,6 @@ from onnxgen.passes.rewrite import only_user, own, replace
 from onnxgen.weights.stored import stored
 
 BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
-SYMMETRIC = ("NOTSET", "VALID")  # ways of padding that a number says
 
 
 @dataclass
@@ -67,7 +66,7 @@ def _is_plain(node: ir.Node) -> bool:
     """Return True if one number for each axis says how a convolution pads."""
     pads = node.attributes.get_ints("pads", [])
     half = len(pads) // 2
-    return node.attributes.get_string("auto_pad", "NOTSET") in SYMMETRIC and list(pads[:half]) == list(pads[half:])
+    return node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET" and list(pads[:half]) == list(pads[half:])
 
 
 def _layer(product: ir.Node) -> _Layer | None:

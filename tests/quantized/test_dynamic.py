@@ -16,6 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 
+from onnxgen.options import Options
+from onnxgen.pipeline import generate
+from onnxgen.training import open_model
 from tests.ops.harness import Ran, assert_same, run_model, run_onnxruntime
 from tests.support.exported import exported
 
@@ -169,3 +172,13 @@ def test_a_sum_of_integers_that_is_used_twice_is_no_layer() -> None:
     for made, expected in zip(ran.outputs, run_onnxruntime(model, feeds), strict=True):
         assert_same(made, expected, rtol=1e-5, atol=1e-6)
     assert "class Dynamic" not in ran.source
+
+
+@pytest.mark.parametrize("name", ["convolutions", "perceptron"])
+def test_with_another_dtype_results_have_it(name: str, tmp_path: Path) -> None:
+    """Sums and scales are float32 inside."""
+    model, feeds = quantised(name, tmp_path)
+    generate(tmp_path / "dynamic.onnx", tmp_path / "m.py", Options(dtype="bfloat16"))
+    made = open_model(tmp_path / "m.py")(torch.from_numpy(feeds["i0"]).bfloat16())
+    assert made.dtype == torch.bfloat16
+    assert_same(made.detach().float().numpy(), run_onnxruntime(model, feeds)[0], rtol=0.1, atol=0.05)
