@@ -25,6 +25,7 @@ from benchmarks.mutation.started import CONTEXT, LINES, lines_noted
 
 FEW = 50  # results of one cache that have a context; the others count as the test's own
 BETWEEN = "between tests"
+STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect")  # the last one asks for a fork
 
 
 class Recorder:
@@ -47,7 +48,7 @@ class Recorder:
         self.lines.save()
 
     def audited(self, event: str, arguments: Any) -> None:
-        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn") and self.stack and os.getpid() == self.pid:
+        if event in STARTS and self.stack and os.getpid() == self.pid:
             self.starters.add(self.stack[0])
 
     def enter(self, context: str) -> None:

@@ -33,6 +33,7 @@ from benchmarks.mutation.page import section, with_section
 from benchmarks.mutation.rooms import ROOMS, ROOT, Wrong, spread
 from benchmarks.mutation.started import told
 from benchmarks.mutation.suite import LIMIT, Judge, Trial, Verdict, ordered, preload
+from tests.support import forked as forks
 
 Row = dict[str, Any]  # a mutant, and what became of it
 
@@ -106,6 +107,7 @@ class Run:
     def all(self, planned: list[tuple[str, Wrong]]) -> None:
         """Try mutants: first those that need the product imported anew, from this process before it has imported it."""
         waiting = [(room, wrong, *candidates(self.judge.made, room, wrong)) for room, wrong in planned]
+        forks.share()  # otherwise each trial would start a server of its own
         preload()
         gc.freeze()
         if anew := [one for one in waiting if one[3]]:

@@ -40,6 +40,7 @@ PRELOADED = ["numpy", "onnx", "onnx_ir", "black", "rich", "jinja2", "onnxruntime
 OURS = ["onnxgen.pipeline", "onnxgen.cli.app", "onnxgen.build_hooks.build"]
 LONGEST = 80  # characters of a folder's name, which with a file in it must name a socket: Linux takes 107
 SHARED = "ONNXGEN_FORKS"  # in the environment of a session's workers: the address of the server
+FIRST = "ONNXGEN_MUTATION"  # in the environment: a file that each process runs first, as `benchmarks/mutation` has it
 
 
 @cache
@@ -292,10 +293,13 @@ def _serve(number: str, preloaded: Sequence[str]) -> None:
     os.set_blocking(told, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(told)
-    while 0 not in (ready := select.select([0, ended, listener], [], [])[0]):
+    while 0 not in (ready := select.select([0, ended, listener, *children.values()], [], [])[0]):
         if ended in ready:
             os.read(ended, 1 << 10)
             _tell(children)
+        for child in [child for child, connection in children.items() if connection in ready]:
+            os.kill(child, signal.SIGKILL)  # who asked for it has ended
+            children.pop(child).close()
         if listener in ready:
             connection = listener.accept()[0]
             line = connection.makefile(encoding="utf-8").readline()
@@ -314,22 +318,27 @@ def _serve(number: str, preloaded: Sequence[str]) -> None:
 
 def _tell(children: dict[int, socket.socket]) -> None:
     """Say of each child that has ended how, and how many seconds of the processor it took."""
-    while children:
-        child, status, used = os.wait4(-1, os.WNOHANG)
+    while True:
+        try:
+            child, status, used = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
         if not child:
             return
-        with children.pop(child) as connection, suppress(OSError):  # who asked may have ended
-            seconds = used.ru_utime + used.ru_stime
-            connection.sendall(f"{os.waitstatus_to_exitcode(status)} {seconds}\n".encode())
+        if child in children:  # otherwise who asked has ended
+            with children.pop(child) as connection, suppress(OSError):
+                seconds = used.ru_utime + used.ru_stime
+                connection.sendall(f"{os.waitstatus_to_exitcode(status)} {seconds}\n".encode())
 
 
-def _end(ours: bool, *told: Any) -> None:
+def _end(ours: bool, words: list[str], cwd: str, env: dict[str, str], *streams: str) -> None:
     """Be the fork that was asked for, and end as a process does."""
     code = 1
     try:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "onnxgen" and not ours]:
-            del sys.modules[name]
-        _child(*told)
+        if not ours or FIRST in env:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "onnxgen"]:
+                del sys.modules[name]
+        _child(words, cwd, env, *streams)
     except SystemExit as error:
         code = int(error.code or 0)
     except BaseException:
@@ -352,6 +361,8 @@ def _child(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) 
         open(1, "w", encoding="utf-8", closefd=False) as sys.stdout,
         open(2, "w", encoding="utf-8", closefd=False, buffering=1) as sys.stderr,
     ):
+        if first := os.environ.get(FIRST):
+            exec(Path(first).read_text(encoding="utf-8"), {"__name__": "started"})
         code = _run(words)
         threading._shutdown()  # type: ignore[attr-defined]  # as a process that ends: it waits for its threads first
         atexit._run_exitfuncs()
