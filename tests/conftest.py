@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import exporter, forked
+from tests.support import exporter, forked, generators
 
 pytest_plugins = ["tests.support.tiers"]
 
@@ -68,6 +68,11 @@ def checked_passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 def pytest_runtest_setup() -> None:
     exporter.keep_tables()
+    generators.begin()
+
+
+def pytest_runtest_call() -> None:
+    generators.begin()
 
 
 def pytest_collection() -> None:
@@ -86,6 +91,7 @@ def pytest_collection_finish() -> None:
     Later collections are rarer than usual: libraries keep a million objects in the end, and scanning them repeatedly
     took a twentieth of the whole time.
     """
+    generators.note()
     sys.dont_write_bytecode = sys.flags.dont_write_bytecode == 1
     gc.enable()
     gc.freeze()  # without a collection: it takes a second to find what is no garbage
