@@ -4,7 +4,8 @@ Goes in: two forms. Comes out: one form that has the instances of both, or `Diff
 become equal when, in either of them, some values are replaced by one of their own operands. So a submodule that only
 some instances call is skipped in the others (`x = self.downsample(x)`), and so is a residual (`x = x + identity`),
 together with the statements that only this value needs. Items of an `nn.Sequential` may be missing too, and lists of
-equal items may differ in length. Everything else must be equal but for literals.
+equal items may differ in length; of other lists, half of the shorter one must be in both. Everything else must be equal
+but for literals.
 """
 
 from __future__ import annotations
@@ -290,8 +291,11 @@ class _Trees:
             return
         if a.uniform is not None or any(_has_frozen_weights(p.entry.member) for p in (*mine, *its)):
             raise Differ("lists of different lengths")
+        pairs = _aligned(mine, its)
+        if 2 * sum(None not in pair for pair in pairs) < min(len(mine), len(its)):
+            raise Differ("lists of which most items are others")
         merged: list[Part] = []
-        for left, right in _aligned(mine, its):
+        for left, right in pairs:
             if left is not None and right is not None:
                 self.unite(left, right)
             elif right is not None:

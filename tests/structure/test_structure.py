@@ -177,6 +177,40 @@ def test_missing_items_of_a_sequence(tmp_path: Path) -> None:
     assert "self.layers = nn.Sequential(*layers)" in block
 
 
+class Shifted(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, width)
+        self.conv = nn.Conv2d(width, width, 3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.conv(self.norm(x)))
+
+
+class Assorted(nn.Module):
+    """A class of any layers, as a table of rows makes them."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Unlike(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        one = Numbered(3, 9), Numbered(6, 12), Numbered(6, 18), Wide(6)
+        self.stages = nn.Sequential(Assorted(*one), Assorted(Shifted(6), Shifted(6), Wide(6)))
+
+
+def test_lists_of_unlike_items_are_not_one_class(tmp_path: Path) -> None:
+    """One class would say more of what its instances lack than of what they have."""
+    source = made(Unlike, tmp_path)
+    assert len(classes(source)) == 6 and "layers = []" not in source
+
+
 class Stage(nn.Module):
     def __init__(self, width: int, depth: int, shrink: bool) -> None:
         super().__init__()
