@@ -10,6 +10,7 @@ import contextlib
 import gc
 import marshal
 import os
+import re
 import signal
 import tempfile
 import time
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 
 from benchmarks.mutation.covermap import KEPT, Map, Suite
+from benchmarks.mutation.mutants import Mutant
 from benchmarks.mutation.recorder import import_all
 from benchmarks.mutation.rooms import ROOT, Key, Wrong
 from benchmarks.mutation.started import MUTANT, substitute
@@ -255,6 +257,25 @@ def preload() -> None:
     torch.set_num_threads(1)
 
 
-def ordered(tests: Sequence[str], made: Map, folder: str) -> list[str]:
-    """Tests in the order in which they judge: those of the room's own folder first, then by their time."""
-    return sorted(tests, key=lambda test: (not test.startswith(folder), made.seconds.get(test, 1.0), test))
+def ordered(tests: Sequence[str], made: Map, folder: str, mutant: Mutant) -> list[str]:
+    """Tests in the order in which they judge.
+
+    First those whose name has a word of the mistake (an entry of a table is an operator's name), then those of the
+    room's own folder, each by their time.
+    """
+    words = re.compile("|".join(_words(mutant)) or "$^")
+
+    def key(test: str) -> tuple[bool, bool, float, str]:
+        return not words.search(_plain(test)), not test.startswith(folder), made.seconds.get(test, 1.0), test
+
+    return sorted(tests, key=key)
+
+
+def _words(mutant: Mutant) -> set[str]:
+    """The quoted words that stand before or after a mistake alone; all of them, if they are only in other places."""
+    before, after = (set(re.findall(r"'(\w{3,})'", text)) for text in (mutant.before, mutant.after))
+    return {_plain(word) for word in before ^ after or before}
+
+
+def _plain(text: str) -> str:
+    return text.replace("_", "").lower()

@@ -135,7 +135,8 @@ class Run:
         if self.args.then_all:
             functions = {test.partition("[")[0] for test in tests}
             tests = [t for t in names if t.partition("[")[0] in functions or t.startswith(f"tests/{room}/")]
-        order = ordered([test for test in tests if self.fit.get(test, True)], self.judge.made, f"tests/{room}/")
+        fit = [test for test in tests if self.fit.get(test, True)]
+        order = ordered(fit, self.judge.made, f"tests/{room}/", wrong.mutant)
         return Trial(wrong, order, is_anew, dict(self.fit))
 
 

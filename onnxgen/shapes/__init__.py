@@ -67,6 +67,8 @@ class _Propagation:
             kind = "sequence"
         elif isinstance(value.type, ir.OptionalType):
             kind = "optional"
+            if not isinstance(value.type.elem_type, ir.TensorType):  # of a sequence: facts are those of a tensor
+                return Info(kind=kind)
         dtype = None if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype
         shape: Shape | None = None
         if value.shape is not None:

@@ -36,7 +36,7 @@ OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators of other domains
 
 
 # operators of com.microsoft that have neither a rule nor a function
-_UNRULED = frozenset(
+UNRULED = frozenset(
     """
     ComplexMul ComplexMulConj ConvTransposeWithDynamicPads ExpandDims GatherND GemmFastGelu GemmFloat8
     GemmaRotaryEmbedding HyperConnectionLowRankMix MatMulBlockQuantizedFp4Weight MatMulBlockQuantizedFp8Weight
@@ -51,7 +51,7 @@ def is_operator(domain: str, name: str, opset: int) -> bool:
     if domain in STANDARD:
         return schema("", name, opset) is not None
     rules = OTHERS.get(domain, {}) if domain == "com.microsoft" else {}
-    return name in rules or domain == "com.microsoft" and (name in _UNRULED or own(domain, name, opset) is not None)
+    return name in rules or domain == "com.microsoft" and (name in UNRULED or own(domain, name, opset) is not None)
 
 
 def infer(n: NodeFacts) -> list[Info]:

@@ -28,9 +28,11 @@ def _multi_head_attention(n: NodeFacts) -> list[Info]:
     length = values[2] if len(values) == 4 else values[1]
     past = n.input(6).shape
     total = length if past is None else length + past[2]
-    cache = [query[0], heads, total if past is None or not n.has(8) else past[2], floordiv(size, heads)]
+    cache = [query[0], heads, total if past is None or not n.has(8) else past[2]]
+    key = floordiv(query[2], heads) if len(query) == 3 else query[-1]
+    caches = [tensor(n.dtype(0), [*cache, last]) for last in (key, floordiv(size, heads))]
     scores = [query[0], heads, query[1], n.fresh(3, 3) if len(n.node.outputs) > 3 else total]
-    return [tensor(n.dtype(0), [*query[:2], size]), *[tensor(n.dtype(0), cache)] * 2, tensor(n.dtype(0), scores)]
+    return [tensor(n.dtype(0), [*query[:2], size]), *caches, tensor(n.dtype(0), scores)]
 
 
 def _packed_attention(n: NodeFacts) -> list[Info]:

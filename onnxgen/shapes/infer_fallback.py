@@ -75,8 +75,8 @@ def _facts(n: NodeFacts, output: int, found: onnx.TypeProto | None, dims: dict[s
     kind = "tensor"
     if found.HasField("optional_type"):
         kind, found = "optional", found.optional_type.elem_type
-    if found.HasField("sequence_type"):
-        kind, found = ("sequence" if kind == "tensor" else kind), found.sequence_type.elem_type
+    elif found.HasField("sequence_type"):
+        kind, found = "sequence", found.sequence_type.elem_type
     if not found.HasField("tensor_type"):
         return Info(kind=kind)
     tensor_type = found.tensor_type

@@ -100,6 +100,26 @@ def _arg_extreme(n: NodeFacts) -> list[Info]:
     return [tensor(INT64, _without(shape, [n.axis(len(shape))], bool(n.int_("keepdims", 1))))]
 
 
+def _stft(n: NodeFacts) -> list[Info]:
+    """Infer STFT here: onnx's inference takes it to be two-sided where the attribute is left out."""
+    shape, window = n.input(0).shape, n.input(2).shape
+    if shape is None:
+        return [tensor(n.dtype(), None)]
+    step, length = _size(n, 1), _size(n, 3)
+    if length is None and window:
+        length = window[0]
+    elif not n.has(2) and not n.has(3):
+        length = shape[1]
+    frames = n.fresh(1) if length is None or step is None else floordiv(shape[1] - length, step) + 1
+    bins = n.fresh(2) if length is None else floordiv(length, 2) + 1 if n.int_("onesided", 1) else length
+    return [tensor(n.dtype(), [shape[0], frames, bins, 2])]
+
+
+def _size(n: NodeFacts, i: int) -> Dim | None:
+    """Return the size that an input states, if it is known."""
+    return n.dims(i)[0] if n.has(i) and n.input(i).data is not None else None
+
+
 def _dft(n: NodeFacts) -> list[Info]:
     """Infer DFT here: onnx's inference differs between 1.16 and 1.23, and gets the one-sided inverse wrong before that.
 
@@ -114,7 +134,9 @@ def _dft(n: NodeFacts) -> list[Info]:
         is_same = not n.has(1) and not onesided
         return [tensor(n.dtype(), [*(shape[:-1] if is_same else n.fresh_shape(len(shape) - 1)), parts])]
     (where,) = n.axes([int(axis)], len(shape))
-    length = n.dims(1)[0] if n.has(1) and n.input(1).data is not None else n.fresh(where) if n.has(1) else None
+    length = _size(n, 1)
+    if length is None and n.has(1):
+        length = n.fresh(where)
     if onesided and inverse:
         size = (shape[where] - 1) * 2 if length is None else length
     else:
@@ -186,4 +208,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
     "Attention": _attention,
     "DFT": _dft,
+    "STFT": _stft,
+    "STFT": _stft,
 }

@@ -113,7 +113,7 @@ def _cut(case: Case) -> Case:
 
 def _array(value: Any) -> Value:
     """A test's input; a scalar of numpy's as an array, too."""
-    value = harness._as_array(value)
+    value = harness.as_array(value)
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 

@@ -33,6 +33,7 @@ from onnxgen.output.compose import Generated
 from onnxgen.pipeline import build
 from onnxgen.verify.graph import PRODUCTS
 from onnxgen.verify.oracle import Onnxruntime
+from tests.shapes.agreeing import hold_elements, hold_sizes
 from tests.support.defaults import given_defaults
 from tests.support.onnx_cases import node_cases
 
@@ -308,6 +309,9 @@ def run_node(
         assert len(ran.outputs) == len(ran.expected)
         for actual, wanted in zip(ran.outputs, ran.expected):
             assert_same(actual, wanted, rtol, atol)
+        if domain:  # `tests/shapes/test_node_cases.py` has the others
+            hold_sizes(model, feeds, ran.expected)
+            hold_elements(model, feeds, ran.expected)
     return ran
 
 
@@ -353,8 +357,8 @@ def run_case(case: Any, rtol: float | None = None, atol: float | None = None) ->
     ran = None
     for inputs, outputs in case.data_sets:
         names = [i.name for i in case.model.graph.input]
-        ran = run_model(case.model, dict(zip(names, map(_as_array, inputs))))
-        ran.expected = [_as_array(o) for o in outputs]
+        ran = run_model(case.model, dict(zip(names, map(as_array, inputs))))
+        ran.expected = [as_array(o) for o in outputs]
         assert len(ran.outputs) == len(ran.expected)
         for actual, wanted in zip(ran.outputs, ran.expected):
             assert_same(actual, wanted, rtol or case.rtol, atol or case.atol)
@@ -362,15 +366,15 @@ def run_case(case: Any, rtol: float | None = None, atol: float | None = None) ->
     return ran
 
 
-def _as_array(value: Any) -> Value:
+def as_array(value: Any) -> Value:
     if isinstance(value, TensorProto):
         return ir.serde.deserialize_tensor(value).numpy()
     if isinstance(value, onnx.SequenceProto):
-        return [_as_array(v) for v in numpy_helper.to_list(value)]
+        return [as_array(v) for v in numpy_helper.to_list(value)]
     if isinstance(value, onnx.OptionalProto):
-        return _as_array(numpy_helper.to_optional(value))
+        return as_array(numpy_helper.to_optional(value))
     if isinstance(value, (list, tuple)):
-        return [_as_array(v) for v in value]
+        return [as_array(v) for v in value]
     return value
 
 

@@ -1,0 +1,41 @@
+"""What is known of a value before anything runs is so: for each of ONNX's node tests, whatever is known of its inputs.
+
+The oracle is the output that the test states, and ONNX's own inference for what must be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+
+from tests.ops.harness import all_cases, as_array
+from tests.shapes.agreeing import hold_elements, hold_sizes
+
+
+def data() -> Iterator[tuple[str, onnx.ModelProto, dict[str, Any], list[Any]]]:
+    """Each test with its name, model, inputs and outputs."""
+    for case in all_cases():
+        names = [value.name for value in case.model.graph.input]
+        for inputs, outputs in case.data_sets:
+            yield case.name, case.model, dict(zip(names, map(as_array, inputs))), [*map(as_array, outputs)]
+
+
+def wrong(hold: Callable[[onnx.ModelProto, dict[str, Any], list[Any]], None]) -> list[str]:
+    """The tests for which it does not hold."""
+    found = []
+    for name, *one in data():
+        try:
+            hold(*one)
+        except Exception as error:
+            found.append(f"{name}: {error!r}")
+    return found
+
+
+def test_sizes() -> None:
+    assert wrong(hold_sizes) == []
+
+
+def test_elements() -> None:
+    assert wrong(hold_elements) == []
