@@ -209,5 +209,4 @@ RULES: dict[str, Rule] = {
     "Attention": _attention,
     "DFT": _dft,
     "STFT": _stft,
-    "STFT": _stft,
 }
