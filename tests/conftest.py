@@ -69,10 +69,22 @@ def checked_passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def pytest_runtest_setup() -> None:
     exporter.keep_tables()
     generators.begin()
+    _freeze_imports()
 
 
 def pytest_runtest_call() -> None:
     generators.begin()
+
+
+IMPORTED = 200  # modules that were imported since objects were frozen, after which they are again
+_COUNTED = [0]  # how many modules there were then
+
+
+def _freeze_imports() -> None:
+    """Freeze what libraries keep that a test was the first to import: each collection would go through it."""
+    if len(sys.modules) > _COUNTED[0] + IMPORTED:
+        _COUNTED[0] = len(sys.modules)
+        gc.freeze()
 
 
 def pytest_collection() -> None:

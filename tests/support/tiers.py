@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import pytest
 
-ONE_CASE_OF, MOST_CASES = 16, 4  # of a function: one case in the quick tier, and one for every 16 that it has
+ONE_CASE_OF, MOST_CASES = 32, 3  # of a function: one case in the quick tier, and one for every 32 that it has
 DRAWN = "ONNXGEN_DRAWN"  # in the environment of the quick tier: one of how many inputs are drawn
 ONE_OF, LEAST = 6, 5
 UNTIL = "ONNXGEN_TESTS_UNTIL"  # in the environment, for all workers: when no other test begins, in seconds since 1970

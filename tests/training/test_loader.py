@@ -204,7 +204,7 @@ def test_a_run_leaves_no_workers(callbacks, tmp_path):
         fit(torch.nn.Linear(2, 2), data, epochs=1, workers=2, out=tmp_path / "out", callbacks=callbacks)
     evaluate(torch.nn.Linear(2, 2), data, workers=2)
     predict(torch.nn.Linear(2, 2), data, workers=2)
-    assert {process.pid for process in multiprocessing.active_children()} == before
+    assert {process.pid for process in multiprocessing.active_children()} <= before
 
 
 def test_an_error_of_a_worker_is_one_line():
