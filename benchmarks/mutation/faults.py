@@ -66,7 +66,8 @@ def faults() -> Iterator[Fault]:
         if not ours or not tests or sum(int(a) + int(b) for a, b, _ in ours if a != "-") > LARGEST:
             continue
         patch = git("show", "--format=", "-U1", commit, "--", *PRODUCT)
-        if subprocess.run(["git", "apply", "-R", "--check", "-C1"], cwd=ROOT, input=patch, text=True).returncode == 0:
+        fits = ["git", "apply", "-R", "--check", "-C1"]
+        if subprocess.run(fits, cwd=ROOT, input=patch, text=True, stderr=subprocess.DEVNULL).returncode == 0:
             yield Fault(commit, subject, patch, frozenset(_functions(commit, tests)))
 
 

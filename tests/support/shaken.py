@@ -1,6 +1,6 @@
 """Three runs of the quick tier in a row under what a test may not depend on: what fails in one of them is flaky.
 
-    python -m tests.support.shaken [--runs 3] [words for pytest]
+    python -m tests.support.shaken [--runs 3] [--first 0] [words for pytest]
 
 Each run has another seed, another order, a time zone at one end of the earth, and a clock that is a year ahead, beside
 two processes that keep processors busy. The clock needs Linux and a C compiler. Without them
@@ -116,11 +116,12 @@ def later(folder: Path) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first run, which seeds it")
     args, words = parser.parse_known_args()
     codes = list[int]()
     with busy(), tempfile.TemporaryDirectory() as folder:
         clock = later(Path(folder))
-        for run in range(args.runs):
+        for run in range(args.first, args.first + args.runs):
             zone, seed = ZONES[run % len(ZONES)], f"shaken-{run}"
             print(f"---- run {run + 1}: TZ={zone}, seed and order {seed}", flush=True)
             command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-q", "-p", "no:cacheprovider"]
