@@ -69,10 +69,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], names: set[str]) -> None:
             if (node.op_type, attribute.name, attribute.type) == ("Cast", "to", onnx.AttributeProto.STRING):
                 _type_as_number(attribute)
             if attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
-                tensor = dense(attribute.sparse_tensor)
-                attribute.Clear()
-                attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
-                attribute.t.CopyFrom(tensor)
+                attribute.CopyFrom(onnx.helper.make_attribute("value", dense(attribute.sparse_tensor)))
         if not node.domain and len(node.input) == 3 and any(a.name == "beta" and a.f == 0 for a in node.attribute):
             del node.input[2:]  # Gemm's C counts for nothing, whatever it is
         if (node.domain, node.op_type) == ("", "Concat") and not any(a.name == "axis" for a in node.attribute):

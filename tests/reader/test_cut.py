@@ -19,7 +19,10 @@ from onnxgen.options import Options
 from onnxgen.reader.protos import taken
 from tests.conftest import ROOT, shared_models
 from tests.export.trained import stepped
+from tests.support.reader_models import RELU, Write, model, node, refusal, write
 from tests.support.real import imported
+
+__all__ = ["write"]  # a fixture
 
 MNIST = ROOT / "samples/mnist/mnist.onnx"
 FEATURES, HIDDEN = "/Relu_1_output_0", "/fc1/Gemm_output_0"
@@ -77,21 +80,26 @@ def test_a_trained_part_goes_back_into_the_whole_file(tmp_path: Path) -> None:
         np.testing.assert_allclose(model(torch.from_numpy(middle))[1].numpy(), expected, 1e-4, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--outputs", "/fc1/Gemm_output"], "is not a value of the graph -> did you mean /fc1/Gemm_output_0"),
-        (["--outputs", "fc1.weight"], "fc1.weight is stored in the file"),
-        (["--outputs", HIDDEN, "--outputs", HIDDEN], "is named twice"),
-        (["--inputs", HIDDEN, "--outputs", FEATURES], f"no output depends on {HIDDEN}"),
-    ],
-)
-def test_names_that_make_no_sense(
-    options: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run([str(MNIST), "-o", str(tmp_path / "m.py"), *options]) == 2
-    said = capsys.readouterr().err
-    assert why in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+NO_SENSE = [
+    (["--outputs", "/fc1/Gemm_output"], "is not a value of the graph -> did you mean /fc1/Gemm_output_0"),
+    (["--outputs", "fc1.weight"], "fc1.weight is stored in the file"),
+    (["--outputs", HIDDEN, "--outputs", HIDDEN], "is named twice"),
+    (["--inputs", HIDDEN, "--outputs", FEATURES], f"no output depends on {HIDDEN}"),
+]
+
+
+def test_names_that_make_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, why in NO_SENSE:
+        assert run([str(MNIST), "-o", str(tmp_path / "m.py"), *options]) == 2
+        said = capsys.readouterr().err
+        assert why in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_name_of_the_file_is_shown_safely(write: Write) -> None:
+    name = "a\n\x1b[31mb"
+    path = write(model([node("Abs", outputs=[name]), node("Neg", [name], ["z"]), RELU], outputs=["y", "z"]))
+    said = refusal(path, Options(inputs=(name,), outputs=("y",)))
+    assert "no output depends on a" in said and "\n" not in said and "\x1b" not in said
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,34 +41,34 @@ def test_external_data_is_mapped(write: Write, tmp_path: Path, monkeypatch: pyte
     np.testing.assert_array_equal(tensor.numpy(), DATA)
 
 
-@pytest.mark.parametrize(
-    ("location", "more", "says"),
-    [
-        ("w.bin", {"offset": 4}, "ends at byte 20 of w.bin, which has only 16"),
-        ("w.bin", {"length": 12}, "has 12 bytes, but its dtype and dims need 16"),
-        ("w.bin", {"length": 20}, "has 20 bytes, but"),
-        ("w.bin", {"offset": -4}, "the offset -4, which is not a size"),
-        ("w.bin", {"offset": "ten"}, "the offset ten"),
-        ("w.bin", {"length": "9" * 40}, "which is not a size"),
-        ("none.bin", {}, "none.bin is missing"),
-        ("w.bin/x", {}, "is missing"),
-        ("", {}, "names no file"),
-        (".", {}, "names no file"),
-        ("w\0.bin", {}, "names no file"),
-        ("../w.bin", {}, "leaves the model folder by .."),
-        ("sub/../../w.bin", {}, "leaves the model folder by .."),
-        ("sub\\..\\..\\w.bin", {}, "leaves the model folder by .."),
-        ("/etc/passwd", {}, "absolute path"),
-        ("\\\\host\\share", {}, "absolute path"),
-        ("C:\\w.bin", {}, "absolute path"),
-        ("sub", {}, "not a regular file"),
-    ],
-)
-def test_external_data_refused(write: Write, tmp_path: Path, location: str, more: dict[str, Any], says: str) -> None:
+WRONG_DATA: list[tuple[str, dict[str, Any], str]] = [
+    ("w.bin", {"offset": 4}, "ends at byte 20 of w.bin, which has only 16"),
+    ("w.bin", {"length": 12}, "has 12 bytes, but its dtype and dims need 16"),
+    ("w.bin", {"length": 20}, "has 20 bytes, but"),
+    ("w.bin", {"offset": -4}, "the offset -4, which is not a size"),
+    ("w.bin", {"offset": "ten"}, "the offset ten"),
+    ("w.bin", {"length": "9" * 40}, "which is not a size"),
+    ("none.bin", {}, "none.bin is missing"),
+    ("w.bin/x", {}, "is missing"),
+    ("", {}, "names no file"),
+    (".", {}, "names no file"),
+    ("w\0.bin", {}, "names no file"),
+    ("../w.bin", {}, "leaves the model folder by .."),
+    ("sub/../../w.bin", {}, "leaves the model folder by .."),
+    ("sub\\..\\..\\w.bin", {}, "leaves the model folder by .."),
+    ("/etc/passwd", {}, "absolute path"),
+    ("\\\\host\\share", {}, "absolute path"),
+    ("C:\\w.bin", {}, "absolute path"),
+    ("sub", {}, "not a regular file"),
+]
+
+
+def test_external_data_refused(write: Write, tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(DATA.tobytes())
     (tmp_path / "sub").mkdir()
-    message = refusal(write(external(location, **more)))
-    assert "initializer w: the external data" in message and says in message
+    for location, more, says in WRONG_DATA:
+        message = refusal(write(external(location, **more)))
+        assert "initializer w: the external data" in message and says in message, location
 
 
 def test_external_links_refused(write: Write, tmp_path: Path) -> None:
