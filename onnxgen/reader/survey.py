@@ -58,37 +58,37 @@ def _walk(data: bytes, limits: Limits, found: Survey) -> None:
     position, end, table = 0, len(data), model
     most = limits.fields
     count = 0
-    while True:
-        while position >= end:
-            if not around:
-                found.fields = count
+    try:
+        while True:
+            while position >= end:
+                if not around:
+                    return
+                end, table = around.pop()
+            count += 1
+            if count > most:
                 return
-            end, table = around.pop()
-        count += 1
-        if count > most:
-            found.fields = count
-            return
-        tag, position = _varint(data, position) if data[position] & 128 else (data[position], position + 1)
-        kind = tag & 7
-        if kind == 2:
-            size, position = _varint(data, position) if data[position] & 128 else (data[position], position + 1)
-            inner: Table | None = table.get(tag)
-            if position + size > end:
-                found.fields = count
-                return
-            if inner is None:
-                position += size
-                continue
-            found.nodes += inner is node
-            found.initializers += inner is tensor and table is graph
-            around.append((end, table))
-            end, table = position + size, inner
-        elif kind == 0:
-            while data[position] & 128:
+            tag, position = _varint(data, position) if data[position] & 128 else (data[position], position + 1)
+            kind = tag & 7
+            if kind == 2:
+                size, position = _varint(data, position) if data[position] & 128 else (data[position], position + 1)
+                inner: Table | None = table.get(tag)
+                if position + size > end:
+                    return
+                if inner is None:
+                    position += size
+                    continue
+                found.nodes += inner is node
+                found.initializers += inner is tensor and table is graph
+                around.append((end, table))
+                end, table = position + size, inner
+            elif kind == 0:
+                while data[position] & 128:
+                    position += 1
                 position += 1
-            position += 1
-        elif kind in (1, 5):
-            position += 8 if kind == 1 else 4
+            elif kind in (1, 5):
+                position += 8 if kind == 1 else 4
+    finally:  # also where the file is cut off in the middle of a field
+        found.fields = count
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
