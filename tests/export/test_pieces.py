@@ -5,20 +5,25 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from onnx import helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxgen.export.anew import _quiet
+from onnxgen.export.decoding import _Fitting
 from onnxgen.export.places import fill, places
 from onnxgen.export.retyped import retyped_file
 from onnxgen.export.shared import CannotWriteBack
+from onnxgen.heads.labels import Axis, Labels
 from onnxgen.options import Options
 
 F = np.float32
@@ -134,3 +139,38 @@ def test_only_a_branch_that_is_recorded_ends_an_export(capfd: pytest.CaptureFixt
                 with _quiet():
                     exporter(text, kind)
         assert logging.root.manager.disable == before and capfd.readouterr() == ("", "")
+
+
+AROUND = """(float[1, 8] m) => (float[1, 8] y, float[1, 3] z) <int64[1] five = {5}, int64[1] last = {-3},
+    int64[1] one = {1}, int64[1] eight = {8}, int64[1] end = {9223372036854775807}, int64[1] all = {-8}> {
+    a, b, c = Split <axis = -1, split = [4, 1, 3]> (m)  d, e = Split <split = [5, 3], axis = 1> (m)
+    f = Slice (m, all, five, one)  g = Slice (m, last, end, one)  h = Slice (m, five, eight, one)
+    k = Mul (c, b)  i = Mul (e, g)  j = Add (i, h)  z = Add (j, k)  x = Mul (d, f)  y = Concat <axis = 1> (x, z) }"""
+
+
+def test_parts_of_an_axis_follow_the_number_of_classes() -> None:
+    """Splits by attribute and slices of either sign: onnxruntime computes of 5 classes what it did of 3."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 11]> g {AROUND}')
+    original = onnx.ModelProto()
+    original.CopyFrom(model)
+
+    def axis(codes: list[int], moved: list[int], origins: list[int], firsts: list[int]) -> Axis:
+        return Axis(1, 2, *(np.array(numbers, np.int64) for numbers in (codes, moved, origins, firsts)))
+
+    whole = axis(
+        [-1] * 5 + [0, 1, 2], [0, 1, 2, 3, 4, 5, -1, -1, 10], [0, 1, 2, 3, 4, 5, 6, 7, 7, 7], [0, 1, 2, 3, 4, 5, 5, 5]
+    )
+    alone = axis([0, 1, 2], [0, -1, -1, 5], [0, 1, 2, 2, 2], [0, 0, 0])
+    labels = Labels({**dict.fromkeys("my", whole), **dict.fromkeys("ceghijkz", alone)}, frozenset())
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 10
+    tail: Any = SimpleNamespace(maps=("m",), classes=3)
+    changed = _Fitting(model, original, Path(), labels, tail, 5).run()
+    assert sorted(changed) == ["a", "all", "d", "eight", "last"]
+    onnx.checker.check_model(model, full_check=True)
+    for proto, classes in ((original, 3), (model, 5)):
+        m = np.random.default_rng(0).standard_normal((1, 5 + classes)).astype(F)
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        y, z = session.run(None, {"m": m})
+        rows = m[:, 5:]
+        np.testing.assert_allclose(z, rows * rows + rows + rows * m[:, 4:5], rtol=1e-6)
+        np.testing.assert_allclose(y, np.concatenate((np.square(m[:, :5]), z), 1), rtol=1e-6)
