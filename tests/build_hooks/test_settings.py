@@ -221,6 +221,7 @@ REFUSED = [
     (A + "flat = 1", ".flat", "must be true or false, not 1"),
     (A + 'class-name = "a b"', ".class-name", "class name 'a b' is not a Python identifier"),
     (A + 'class-name = "x"\nclass_name = "y"', ".class_name", "is given twice"),
+    (A + 'class-name = "x"\nclass_name = 3', ".class_name", "is given twice"),
     (A + 'dtype = "int8"', ".dtype", "dtype must be one of float16, "),
     (A + "dtype = 16", ".dtype", "must be a text, not 16"),
     (A + "input-shape = [1]", ".input-shape", "must be a table like"),
