@@ -16,14 +16,15 @@ import torch
 from onnx import numpy_helper, parser
 from torch import nn
 
-from onnxgen.code.module_def import Member
-from onnxgen.code.quote import Ref
+from onnxgen.code.module_def import Assign, Member, Statement, expressions
+from onnxgen.code.quote import Ref, quote, rewrite
 from onnxgen.errors import OnnxgenError
 from onnxgen.graph.operators import Operator
 from onnxgen.lowering.bind import bind
+from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.member_paths import _tensors
 from onnxgen.lowering.members import _ends
-from onnxgen.lowering.rows import _Rows
+from onnxgen.lowering.rows import _Rows, free_rows
 from onnxgen.lowering.sharing import Sharing
 from onnxgen.lowering.strides import is_contiguous
 from onnxgen.options import Options
@@ -231,3 +232,54 @@ def test_equal_tensors_of_siblings_are_one_by_what_the_modules_around_say() -> N
         )
         assert Sharing._by_structure(found, a, b) is same, (said, plain)  # type: ignore[arg-type]
         assert bool(found._guesses) is guessed, (said, plain)
+
+
+def test_rows_are_those_of_values_and_not_of_what_is_made_of_numbers() -> None:
+    """`a` and `b` have 2 rows in the file; only what is joined with a value has as many as that."""
+    info = Info(ir.DataType.FLOAT, (2, 4))
+    for end, left, right, wanted in (
+        ("l + r", "a", "b", "torch.zeros(2, 4)"),
+        ("l + r", "b", "x", "torch.zeros_like(x)"),
+        ("torch.cat([l, r], dim=1)", "b", "x", "torch.zeros_like(x)"),
+        ("torch.cat([l, r], dim=0)", "b", "x", "torch.zeros(2, 4)"),
+    ):
+        block: list[Statement] = [Assign(("a",), quote("torch.ones(2, 4)")), Assign(("b",), quote("torch.zeros(2, 4)"))]
+        block.append(Assign(("y",), quote(end, l=Ref(left), r=Ref(right))))
+        free_rows(block, dict.fromkeys("abxy", info), ["x"], ["y"])
+        first, second, _ = (ast.unparse(_named(tree)) for statement in block for tree in expressions(statement))
+        assert (first, second) == ("torch.ones(2, 4)", wanted), (end, left, right)
+
+
+def _named(tree: ast.expr) -> ast.expr:
+    return rewrite(tree, lambda t: ast.Name(t.value) if isinstance(t, Ref) else None)
+
+
+def test_what_is_known_of_an_output_is_that_of_the_first() -> None:
+    model = model_of("(float[2, 5] x) => (float[2, 3] y, int64[2, 3] i) <int64[1] k = {3}> { y, i = TopK (x, k) }")
+    graph = ir.serde.deserialize_model(model).graph
+    propagate(graph, Options())
+    found: Any = SimpleNamespace(node=graph[0])
+    assert Builder.out(found) == Builder.out(found, 0) == Info(ir.DataType.FLOAT, (2, 3))
+    assert Builder.out(found, 1) == Info(ir.DataType.INT64, (2, 3)) and Builder.out(found, 2) == Info()
+
+
+def test_statistics_of_two_norms_are_two_also_where_the_file_has_them_once() -> None:
+    """Exporters store equal tensors once; in training each norm has statistics of its own."""
+    model = model_of(
+        """(float[2, 4, 3] x) => (float[2, 4, 3] y) {
+        a = BatchNormalization (x, s, b, m, v)  r = Relu (a)  y = BatchNormalization (r, t, c, m, v) }""",
+        **{name: np.linspace(1, 2 + i, 4, dtype=np.float32) for i, name in enumerate("sbmvtc")},
+    )
+    source = written(model).source
+    norms = [layer for layer in unloaded(source).modules() if isinstance(layer, nn.BatchNorm1d)]
+    assert len(norms) == 2 and norms[0].weight is not norms[1].weight
+    assert norms[0].running_mean is not norms[1].running_mean and norms[0].running_var is not norms[1].running_var
+    assert "running" not in source.partition("def from_pretrained")[0]
+
+
+def test_what_only_gives_its_shape_is_not_computed() -> None:
+    model = model_of(
+        """(float[n, 3] x) => (float[n, 3] y) <float[1] c = {2}> {
+        r = RandomNormalLike (x)  s = Shape (r)  y = Expand (c, s) }"""
+    )
+    assert "randn" not in written(model).source
