@@ -277,9 +277,37 @@ def test_statistics_of_two_norms_are_two_also_where_the_file_has_them_once() -> 
     assert "running" not in source.partition("def from_pretrained")[0]
 
 
-def test_what_only_gives_its_shape_is_not_computed() -> None:
+def test_a_bias_with_a_norm_that_is_put_back_is_another_than_that_of_a_layer() -> None:
+    """The file stores one bias for two layers; without the norm they are one parameter."""
+    rng = np.random.default_rng(0)
+    shapes = {"w": (3, 3, 3, 3), "u": (3, 3, 3, 3), "b": (3,)}
     model = model_of(
-        """(float[n, 3] x) => (float[n, 3] y) <float[1] c = {2}> {
-        r = RandomNormalLike (x)  s = Shape (r)  y = Expand (c, s) }"""
+        "(float[2, 3, 8, 8] x) => (float[2, 3, 4, 4] y) { a = Conv (x, w, b)  r = Relu (a)  y = Conv (r, u, b) }",
+        **{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()},
     )
-    assert "randn" not in written(model).source
+    for is_restored, count in ((False, 3), (True, 5)):
+        ours = unloaded(written(model, Options(restore_batchnorm=is_restored)).source)
+        assert len([*ours.parameters()]) == count
+
+
+def test_outputs_that_nothing_uses_are_not_computed() -> None:
+    """Where the others are known or give their shape alone."""
+    for text in (
+        "r = RandomNormalLike (x)  s = Shape (r)  y = Expand (c, s)",
+        "s = Shape (x)  a, b = Split (s)  t = Concat <axis = 0> (a, k)  y = Expand (c, t)",
+    ):
+        model = model_of(f"(float[n, 3] x) => (float[n, 3] y) <float[1] c = {{2}}, int64[1] k = {{3}}> {{ {text} }}")
+        forward = written(model).source.partition("def forward")[2].partition("def ")[0]
+        assert not any(word in forward for word in ("randn", "split", "unbind", "chunk", "dropout")), forward
+        assert forward.count(" = ") == 0, forward
+
+
+def test_errors_of_nodes_show_no_text_of_the_file_as_it_is() -> None:
+    node = ir.Node("acme", "O\x1b[31mther", [], num_outputs=1, name="n\x1b[2J")
+    given: Any = SimpleNamespace(node=node, opset=7)
+    problem = Builder.problem(given, "it is \x1b wrong", "do this")
+    assert (problem.op, problem.help) == ("acme.O?[31mther", "do this") and str(problem).isprintable()
+    given.node = ir.Node("acme", "line\n" * 99, [], num_outputs=1)
+    assert "\n" not in str(Builder.problem(given, "what")) and len(Builder.problem(given, "what").op) < 100
+    given.node = ir.Node("", "Relu", [], num_outputs=1)
+    assert Builder.problem(given, "what").op == "Relu"
