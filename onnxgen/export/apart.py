@@ -57,8 +57,7 @@ def export_apart(module: Path, **given: Any) -> ExportReport:
 
 
 def _job(module: Path, given: dict[str, Any]) -> ExportJob:
-    same_graph = given.get("same_graph", False)
-    return ExportJob(module, given["onnx"], given["weights"], given["out"], given["force"], same_graph, {})
+    return ExportJob(module, given["onnx"], given["weights"], given["out"], given["force"], False, {})
 
 
 def _without_rounding(report: ExportReport, moved: list[Moved]) -> None:

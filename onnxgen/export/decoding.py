@@ -180,8 +180,8 @@ class _Fitting:
             number = numbers[place]
             if not isinstance(number, int):
                 raise CannotWriteBack(f"{title_of(node)} computes where it cuts")
-            if number < size and number > -size:
-                moved = self._moved(node, axis, number % size)
+            if -size <= number <= size:  # others are cut off
+                moved = self._moved(node, axis, number + size if number < 0 else number)
                 yield index, place, moved - axis.size if number < 0 else moved
 
     def _moved(self, node: ir.Node, axis: Axis, place: int) -> int:

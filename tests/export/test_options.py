@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import onnxgen
+from onnxgen.export.changes import DTYPE, LEFT_OUT
+from onnxgen.export.job import Verification
 from onnxgen.export.report import BACK
 from onnxgen.options import Options
 from onnxgen.verify.convert import to_numpy
@@ -167,3 +169,35 @@ def test_a_compiled_module(tmp_path: Path) -> None:
     model = torch.compile(imported(tmp_path / "model.py").Model.from_pretrained(), backend="eager")
     report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
     assert report.method == BACK and not report.changed
+
+
+def test_an_attempt_that_no_oracle_runs_leaves_nothing_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file in the module's type is refused, as by an onnxruntime without its kernels: the original types remain."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y)
+        <float[4] b = {0.5, 0.25, -1, 2}> { m = MatMul (x, w)  a = Add (m, b)  y = Relu (a) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py", Options(dtype="float16"))
+    model: nn.Module = imported(tmp_path / "model.py").Model.from_pretrained()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.5
+    tried: list[int] = []
+    compare = Verification.compare
+
+    def refusing(self: Verification, made: Path, *more: Any) -> Any:
+        tried.append(onnx.load(made).graph.initializer[0].data_type)
+        if tried[-1] == onnx.TensorProto.FLOAT16:
+            raise onnxgen.OnnxgenError("no kernels")
+        return compare(self, made, *more)
+
+    monkeypatch.setattr(Verification, "compare", refusing)
+    report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
+    assert tried == [onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT]
+    assert report.method == BACK and report.tensors == 2 and sorted(report.changed) == ["b", "w"]
+    assert report.notes.count(LEFT_OUT[DTYPE]) == 1 and len(set(report.notes)) == len(report.notes)
+    (y,) = ort.InferenceSession(tmp_path / "out.onnx").run(None, {"x": np.ones((1, 4), np.float32)})
+    np.testing.assert_array_equal(y, [[4, 3.75, 2.5, 5.5]])

@@ -1,0 +1,162 @@
+"""Where a build puts files and what it looks at, by itself: what back ends are told, in one line each."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from setuptools import Distribution
+
+from onnxgen import ModelGen
+from onnxgen.build_hooks.build import build
+from onnxgen.build_hooks.elsewhere import moved_to
+from onnxgen.build_hooks.hatch import ModelBuildHook
+from onnxgen.build_hooks.plugin_files import plugin_digests
+from onnxgen.build_hooks.settings import Entry
+from onnxgen.build_hooks.setuptools_places import installed, package_of, place_of, place_of_output
+from onnxgen.build_hooks.watch import _files, _stamp
+from onnxgen.common.cache import Cache
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import Options
+from tests.build_hooks.nets import net
+
+
+@pytest.fixture
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "cache"))
+    root = tmp_path / "project"
+    return Entry("models[0]", root / "nets/net.onnx", root / "src/pkg/net.py", root=root)
+
+
+def with_weights(entry: Entry, name: str) -> Entry:
+    return replace(entry, options=replace(entry.options, weights=entry.root / name))
+
+
+def told(what: Any, *given: Any) -> str:
+    with pytest.raises(OnnxgenError) as caught:
+        what(*given)
+    return str(caught.value)
+
+
+def test_files_move_to_another_folder_as_they_lie(entry: Entry, tmp_path: Path) -> None:
+    to, root = tmp_path / "lib", entry.root
+    assert moved_to(entry, to) == replace(entry, output=to / "src/pkg/net.py")
+    assert moved_to(entry, to, root / "src") == replace(entry, output=to / "pkg/net.py")
+    named = with_weights(entry, "src/data/w.safetensors")
+    for base, inside in ((None, "src/"), (root / "src", "")):
+        moved = moved_to(named, to, base)
+        assert (moved.output, moved.weights) == (to / f"{inside}pkg/net.py", to / f"{inside}data/w.safetensors")
+    assert told(moved_to, named, to, root / "src/pkg") == (
+        "pyproject.toml: models[0].weights: src/data/w.safetensors lies outside src/pkg, the folder that is built"
+        " -> put module and weights into the package"
+    )
+    assert "models[0].output: src/pkg/net.py lies outside src/data" in told(moved_to, named, to, root / "src/data")
+
+
+def test_places_of_packages_in_a_tree_of_setuptools(entry: Entry, tmp_path: Path) -> None:
+    distribution = Distribution({"packages": ["pkg", "pkg.inner", "apart"]})
+    distribution.package_dir = {"": "src", "apart": "other"}
+    for folder, package in {
+        "pkg": "pkg", "pkg/data": "pkg", "pkg/inner": "pkg.inner", "pkg/inner/x/y": "pkg.inner", "apart": "apart",
+        "tests": None, "pk": None, ".": None,
+    }.items():  # fmt: skip
+        assert package_of(distribution, Path(folder)) == package, folder
+    assert package_of(Distribution(), Path("pkg")) is None
+    root, to = entry.root, tmp_path / "lib"
+    for output, place in {"src/pkg/net.py": "pkg/net.py", "other/deep/net.py": "apart/deep/net.py"}.items():
+        there = replace(with_weights(entry, output.replace(".py", ".bin")), output=root / output)
+        moved = installed(there, place_of_output(distribution, there), to)
+        assert (moved.output, moved.weights) == (to / place, to / place.replace(".py", ".bin"))
+        assert (moved.source, moved.root) == (entry.source, root)
+        alone = replace(there, options=Options())
+        assert installed(alone, place_of_output(distribution, alone), to).options.weights is None
+    assert place_of(distribution, root / "tests/net.py", root) is None
+    flat = Distribution({"packages": ["pkg"]})
+    assert place_of(flat, root / "pkg/net.py", root) is not None and place_of(flat, root / "tests/net.py", root) is None
+    outside = replace(entry, output=root / "tests/net.py")
+    assert told(place_of_output, distribution, outside) == (
+        "pyproject.toml: models[0].output: tests/net.py is not in a package of this project (apart, pkg, pkg.inner)"
+        " -> put it into one"
+    )
+    assert "is not in a package of this project (there are none)" in told(place_of_output, Distribution(), outside)
+    assert told(place_of_output, distribution, with_weights(entry, "data/w.bin")) == (
+        "pyproject.toml: models[0].weights: data/w.bin lies outside src"
+        " -> put the weights into the package of the module"
+    )
+
+
+def test_what_hatchling_does_not_select_is_refused(entry: Entry) -> None:
+    def check(given: Entry, selected: bool, where: dict[str, str]) -> None:
+        inside = lambda path: where.get(path.name, f"pkg/{path.name}")  # noqa: E731
+        hook: Any = SimpleNamespace(_is_selected=lambda _: selected, target_name="wheel", _inside=inside)
+        ModelBuildHook._check_places(hook, given)
+
+    assert told(check, entry, False, {}) == (
+        "pyproject.toml: models[0].output: src/pkg/net.py is not in a package of this project -> put it into one, or "
+        "name its folder in tool.hatch.build.targets.wheel.packages"
+    )
+    beside = with_weights(entry, "src/pkg/w.bin")
+    for right in (entry, beside, replace(entry, options=Options(embed=True))):
+        check(right, True, {})
+    check(with_weights(entry, "src/pkg/data/w.bin"), True, {"w.bin": "pkg/data/w.bin"})
+    assert told(check, with_weights(entry, "src/data/w.bin"), True, {}) == (
+        "pyproject.toml: models[0].weights: src/data/w.bin would not be where the module looks for it -> put the "
+        "weights into the module's package"
+    )
+
+
+def test_plugins_without_files_are_told_apart_by_name(entry: Entry, tmp_path: Path) -> None:
+    """Modules of the interpreter have none. One that has files counts with their content."""
+    net(entry.source)
+    file = tmp_path / "ops.py"
+    found = []
+    for names in (["sys"], ["builtins"], [str(file)], [str(file)], ["sys", str(file)]):
+        file.write_text(f"# {len(found)}\n")
+        found.append(plugin_digests(replace(entry, options=Options(plugins=tuple(names))), Cache()))
+    assert found[0] == [["sys"]] and found[1] == [["builtins"]] and found[4][0] == ["sys"]
+    assert found[2] != found[3] and found[2][0][0] == found[4][1][0] == "ops.py"
+
+
+def test_templates_are_watched_with_what_is_in_them(entry: Entry, tmp_path: Path) -> None:
+    net(entry.source, data="net.bin")
+    frame = tmp_path / "frame"
+    (frame / "deep").mkdir(parents=True)
+    for name in ("module.py.jinja", "deep/part.jinja"):
+        (frame / name).write_text("text")
+    watched = set(_files(replace(entry, options=Options(templates=frame))))
+    assert watched >= {frame, frame / "module.py.jinja", frame / "deep", frame / "deep/part.jinja"}
+    assert watched >= {entry.source, entry.source.parent, entry.source.with_name("net.bin")}
+    before = {path: _stamp(path) for path in watched}
+    (frame / "deep/part.jinja").write_text("longer text")
+    (frame / "deep/new.jinja").touch()
+    (frame / "ignored.txt").touch()
+    (entry.source.parent / "new.onnx").touch()
+    changed = {path for path in watched if _stamp(path) != before[path]}
+    assert changed == {frame / "deep/part.jinja", frame / "deep", entry.source.parent}
+    entry.source.write_bytes(b"half of a file")
+    assert entry.source in set(_files(entry)) and _stamp(tmp_path / "missing") is None
+
+
+def test_an_edited_module_that_is_already_there_is_not_copied_again(entry: Entry, tmp_path: Path) -> None:
+    """Also where its header does not record its content, so that it has to be generated to see that it is right."""
+    net(entry.source)
+    build(entry)
+    text = entry.output.read_text()
+    edited = text.replace("        return ", "        print(1)\n        return ", 1)
+    entry.output.write_text(edited[text.index('"""', 3) + 3 :])
+    there = moved_to(entry, tmp_path / "lib")
+    there.output.parent.mkdir(parents=True)
+    for path in entry.output.parent.iterdir():
+        shutil.copy(path, there.output.parent)
+    assert build(entry, to=tmp_path / "lib").status == "fresh"
+
+
+def test_a_script_says_paths_as_text(entry: Entry) -> None:
+    """With / between folders, as settings do, whatever objects it was given."""
+    made = ModelGen(entry.root).input(Path("nets", "net.onnx")).out(Path("src", "pkg", "net.py"))
+    assert (made._inputs, made._output) == (["nets/net.onnx"], "src/pkg/net.py")
+    assert made.out_dir(Path("src", "pkg"))._output == "src/pkg/"

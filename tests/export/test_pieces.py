@@ -1,0 +1,176 @@
+"""Parts of the export by themselves: elements in the fields of a protobuf, other types, and what exporters say."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from onnx import helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+
+from onnxgen.export.anew import _quiet
+from onnxgen.export.decoding import _Fitting
+from onnxgen.export.places import fill, places
+from onnxgen.export.retyped import retyped_file
+from onnxgen.export.shared import CannotWriteBack
+from onnxgen.heads.labels import Axis, Labels
+from onnxgen.options import Options
+
+F = np.float32
+TYPED = {  # the protobuf's field of the elements of a type
+    np.float32: "float_data",
+    np.float64: "double_data",
+    np.float16: "int32_data",
+    ml_dtypes.bfloat16: "int32_data",
+    np.int64: "int64_data",
+    np.int32: "int32_data",
+}
+
+
+def test_elements_stay_in_the_field_that_a_tensor_uses() -> None:
+    """onnx reads what was written; types whose field is not known get bytes."""
+    for kind in (*TYPED, np.uint8, np.int16, np.bool_, np.uint64, ml_dtypes.float8_e4m3fn):
+        old, new = (np.array(v).astype(kind) for v in ([[1, 0, 1]], [[0, 1, 3]]))
+        for raw in (True, False):
+            code = helper.np_dtype_to_tensor_dtype(old.dtype)
+            data = old.tobytes() if raw else old.reshape(-1).astype(F).tolist()
+            tensor = helper.make_tensor("w", code, old.shape, data, raw=raw)
+            assert numpy_helper.to_array(tensor).tolist() == old.tolist()
+            fill(tensor, new)
+            assert numpy_helper.to_array(tensor).tolist() == new.tolist()
+            field = TYPED.get(kind, "raw_data")
+            used = [name.name for name, _ in tensor.ListFields() if name.name.endswith("_data")]
+            assert used == ["raw_data" if raw else field], (kind, raw)
+
+
+def test_sparse_tensors_become_dense_where_new_elements_are_nonzero() -> None:
+    """Each of several, also as nodes' attributes; one whose zeros stay zeros is still sparse."""
+
+    def sparse(name: str) -> onnx.SparseTensorProto:
+        return helper.make_sparse_tensor(
+            numpy_helper.from_array(np.array([1, 2], F), name), numpy_helper.from_array(np.array([0, 3])), [4]
+        )
+
+    names = ("a", "b", "c", "d")
+    node = helper.make_node("Constant", [], ["e"], sparse_value=sparse("e"))
+    graph = helper.make_graph([node], "g", [], [], sparse_initializer=[sparse(name) for name in names])
+    model = helper.make_model(graph)
+    dense, holes = np.array([1, 2, 3, 4], F), np.array([5, 0, 0, 6], F)
+    wrote = {place.name: place.write(holes if place.name == "c" else dense) for place in places(model)}
+    assert wrote == {"a": False, "b": False, "c": True, "d": False, "e": False}
+    assert {t.name: numpy_helper.to_array(t).tolist() for t in model.graph.initializer} == dict.fromkeys(
+        ("a", "b", "d"), dense.tolist()
+    )
+    (kept,) = model.graph.sparse_initializer
+    assert kept.values.name == "c" and numpy_helper.to_array(kept.values).tolist() == [5, 6]
+    (attribute,) = model.graph.node[0].attribute
+    assert attribute.name == "value" and numpy_helper.to_array(attribute.t).tolist() == dense.tolist()
+    onnx.checker.check_node(model.graph.node[0])
+
+
+CASTS = """(float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}> {
+    y = Sum (late, filled, eye)
+    late = Celu <alpha = 0.5> (made)
+    made = Sub (x, w)
+    size = Shape (made)
+    filled = ConstantOfShape <value = float[1] {2.5}> (size)
+    eye = EyeLike <dtype = 1> (made) }"""
+
+
+def test_a_file_in_another_type_is_one_that_onnx_takes(tmp_path: Path) -> None:
+    """Nodes in any order; operators that lack the type compute in single precision, and so do their attributes."""
+    x = np.array([[0, 1], [5, 8]], F)
+    wanted = np.where(x - [[1, 2], [3, 4]] < 0, 0.5 * np.expm1((x - [[1, 2], [3, 4]]) / 0.5), x - [[1, 2], [3, 4]])
+    wanted = wanted + 2.5 + np.eye(2)
+    kinds = {ir.DataType.FLOAT16: np.float16, ir.DataType.BFLOAT16: ml_dtypes.bfloat16, ir.DataType.DOUBLE: np.float64}
+    for dtype, kind in kinds.items():
+        model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {CASTS}')
+        onnx.save(model, tmp_path / "net.onnx")
+        (tmp_path / dtype.name).mkdir()
+        out = retyped_file(tmp_path / "net.onnx", dtype, Options(), tmp_path / dtype.name)
+        onnx.checker.check_model(out, full_check=True)
+        made = onnx.load(out)
+        assert (
+            made.graph.input[0].type.tensor_type.elem_type == made.graph.output[0].type.tensor_type.elem_type == dtype
+        )
+        (got,) = ReferenceEvaluator(made).run(None, {"x": x.astype(kind)})
+        assert got.dtype == kind and np.abs(got.astype(np.float64) - wanted).max() < 0.05
+    old = parser.parse_model('<ir_version: 3, opset_import: ["" : 8]> g (float[2] x) => (float[2] y) { y = Relu (x) }')
+    onnx.save(old, tmp_path / "net.onnx")
+    with pytest.raises(CannotWriteBack, match=r"opset 8 has no bfloat16 \(upgrade it with onnx.version_converter\)"):
+        retyped_file(tmp_path / "net.onnx", ir.DataType.BFLOAT16, Options(), tmp_path)
+
+
+def test_only_a_branch_that_is_recorded_ends_an_export(capfd: pytest.CaptureFixture[str]) -> None:
+    """Not what exporters say besides, and nothing of it is shown."""
+    branch = "Converting a tensor to a Python boolean might cause the trace to be incorrect"
+    said = [
+        (branch, torch.jit.TracerWarning, True),  # type: ignore[attr-defined]
+        (branch.replace("boolean", "integer"), torch.jit.TracerWarning, False),  # type: ignore[attr-defined]
+        ("Iterating over a tensor", torch.jit.TracerWarning, False),  # type: ignore[attr-defined]
+        (branch, UserWarning, False),
+        ("anything", DeprecationWarning, False),
+    ]
+
+    def exporter(text: str, kind: type[Warning]) -> None:
+        print(text)
+        logging.getLogger("torch.onnx").critical(text)
+        warnings.warn(text, kind, stacklevel=1)
+        warnings.warn("another", UserWarning, stacklevel=1)
+
+    before = logging.root.manager.disable
+    for text, kind, is_refused in said:
+        if is_refused:
+            with pytest.raises(TypeError, match="it would record one branch of an if that depends on values"), _quiet():
+                exporter(text, kind)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                with _quiet():
+                    exporter(text, kind)
+        assert logging.root.manager.disable == before and capfd.readouterr() == ("", "")
+
+
+AROUND = """(float[1, 8] m) => (float[1, 8] y, float[1, 3] z) <int64[1] five = {5}, int64[1] last = {-3},
+    int64[1] one = {1}, int64[1] eight = {8}, int64[1] end = {9223372036854775807}, int64[1] all = {-8}> {
+    a, b, c = Split <axis = -1, split = [4, 1, 3]> (m)  d, e = Split <split = [5, 3], axis = 1> (m)
+    f = Slice (m, all, five, one)  g = Slice (m, last, end, one)  h = Slice (m, five, eight, one)
+    k = Mul (c, b)  i = Mul (e, g)  j = Add (i, h)  z = Add (j, k)  x = Mul (d, f)  y = Concat <axis = 1> (x, z) }"""
+
+
+def test_parts_of_an_axis_follow_the_number_of_classes() -> None:
+    """Splits by attribute and slices of either sign: onnxruntime computes of 5 classes what it did of 3."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 11]> g {AROUND}')
+    original = onnx.ModelProto()
+    original.CopyFrom(model)
+
+    def axis(codes: list[int], moved: list[int], origins: list[int], firsts: list[int]) -> Axis:
+        return Axis(1, 2, *(np.array(numbers, np.int64) for numbers in (codes, moved, origins, firsts)))
+
+    whole = axis(
+        [-1] * 5 + [0, 1, 2], [0, 1, 2, 3, 4, 5, -1, -1, 10], [0, 1, 2, 3, 4, 5, 6, 7, 7, 7], [0, 1, 2, 3, 4, 5, 5, 5]
+    )
+    alone = axis([0, 1, 2], [0, -1, -1, 5], [0, 1, 2, 2, 2], [0, 0, 0])
+    labels = Labels({**dict.fromkeys("my", whole), **dict.fromkeys("ceghijkz", alone)}, frozenset())
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 10
+    tail: Any = SimpleNamespace(maps=("m",), classes=3)
+    changed = _Fitting(model, original, Path(), labels, tail, 5).run()
+    assert sorted(changed) == ["a", "all", "d", "eight", "last"]
+    onnx.checker.check_model(model, full_check=True)
+    for proto, classes in ((original, 3), (model, 5)):
+        m = np.random.default_rng(0).standard_normal((1, 5 + classes)).astype(F)
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        y, z = session.run(None, {"m": m})
+        rows = m[:, 5:]
+        np.testing.assert_allclose(z, rows * rows + rows + rows * m[:, 4:5], rtol=1e-6)
+        np.testing.assert_allclose(y, np.concatenate((np.square(m[:, :5]), z), 1), rtol=1e-6)

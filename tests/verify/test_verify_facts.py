@@ -1,0 +1,339 @@
+"""What decides a comparison: ranges that operators take, sizes, other answers of the oracle, and what may differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto as T
+from onnx import helper, numpy_helper, parser
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+
+import onnxgen
+from onnxgen.options import Options
+from onnxgen.runtime.load import imported
+from onnxgen.verify import feeds
+from onnxgen.verify.check import Check
+from onnxgen.verify.compare import MAX_ATOL_PART, Tolerance
+from onnxgen.verify.freedom import _in_full
+from onnxgen.verify.integrity import compare_recorded
+from onnxgen.verify.multiples import described
+from onnxgen.verify.oracle import Onnxruntime, Reference
+from onnxgen.verify.sizes import kinds_of, sizes
+from onnxgen.verify.stepwise import _of_module
+from onnxgen.verify.torch_side import cast_numpy
+from onnxgen.verify.vivid import _mute
+from onnxgen.verify.wide import _key
+from onnxgen.weights.streamed import read_header
+
+F = np.float32
+
+
+def saved(folder: Path, text: str) -> Path:
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 17, "ai.onnx.ml" : 3, "com.microsoft" : 1]> g {text}'
+    )
+    onnx.save(model, path := folder / "net.onnx")
+    return path
+
+
+def check_of(folder: Path, text: str) -> Check:
+    return Check(saved(folder, text), Options(), rtol=0.0, atol=0.0)
+
+
+COS = "<float[5, 2] c = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, float[5, 2] s = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0}>"
+TABLES = """<float[5, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 0}, float[6, 2] p = {1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2},
+    float[3, 2] g = {1, 2, 3, 4, 5, 6}, float[2] one = {1, 1}, float[2] none = {0, 0}>"""
+LAYER = "l, m = com.microsoft.EmbedLayerNormalization"
+TAKEN = {  # the input `i` is what is drawn; onnxruntime takes the largest number of the range, and no larger one
+    "first positions": f"(float[2, 3, 8] x, int64[1] i) => (float[2, 3, 8] y) {COS} {{ "
+    "y = com.microsoft.RotaryEmbedding (x, i, c, s) }",
+    "positions": f"(float[2, 3, 8] x, int64[2, 3] i) => (float[2, 3, 8] y) {COS} {{ "
+    "y = com.microsoft.RotaryEmbedding (x, i, c, s) }",
+    "a cache": """(float[2, 1, 8] q, float[2, 2, 7, 4] k, float[2, 2, 7, 4] v, int32[1] i) => (float[2, 1, 8] y) {
+        y, a, b = com.microsoft.DecoderMaskedMultiHeadAttention <num_heads = 2, past_present_share_buffer = 1>
+            (q, q, q, , , k, v, i) }""",
+    "words": f"(int32[2, 3] i) => (float[2, 3, 2] l) {TABLES} {{ {LAYER} (i, , w, p, , one, none) }}",
+    "segments": f"(int32[2, 3] x, int32[2, 3] i) => (float[2, 3, 2] l) {TABLES} {{ "
+    f"{LAYER} (x, i, w, p, g, one, none) }}",
+    "lengths": """(float[4, 2, 3] x, int32[2] i, float[1, 8, 3] w, float[1, 8, 2] r) => (float[4, 1, 2, 2] y) {
+        y = LSTM <hidden_size = 2> (x, w, r, , i) }""",
+    "lengths of rows": """(float[2, 4, 3] x, int32[2] i, float[1, 8, 3] w, float[1, 8, 2] r) => (float[4, 2] y) {
+        z = Transpose <perm = [1, 0, 2]> (x)  u = LSTM <hidden_size = 2> (z, w, r, , i)
+        t = Constant <value_ints = [4, 4]> ()  y = Reshape (u, t) }""",
+    "reversed": "(float[4, 2] x, int64[2] i) => (float[4, 2] y) { y = ReverseSequence (x, i) }",
+    "reversed rows": """(float[2, 4] x, int64[2] i) => (float[2, 4] y) {
+        y = ReverseSequence <time_axis = 1, batch_axis = 0> (x, i) }""",
+    "an axis": "(float[2, 4, 3] x, int64 i) => (float[2, 4, 3] y) { y = CumSum (x, i) }",
+    "regions": """(float[3, 2, 8, 8] x, float[4, 4] r, int64[4] i) => (float[4, 2, 2, 2] y) {
+        y = RoiAlign <output_height = 2, output_width = 2> (x, r, i) }""",
+    "rows": "(float[5, 4] x, int64[2] i) => (float[2, 4] y) { y = Gather (x, i) }",
+    "columns": "(float[5, 4] x, int64[2] i) => (float[5, 2] y) { y = Gather <axis = -1> (x, i) }",
+    "elements": "(float[5, 4] x, int64[5, 1] i) => (float[5, 1] y) { y = GatherElements <axis = 1> (x, i) }",
+    "corners": "(float[5, 4] x, int64[3, 2] i) => (float[3] y) { y = GatherND (x, i) }",
+    "rows of rows": "(float[5, 7] x, int64[3, 1] i) => (float[3, 7] y) { y = GatherND (x, i) }",
+    "scattered": """(float[5, 4] x, int64[5, 1] i, float[5, 1] u) => (float[5, 4] y) {
+        y = ScatterElements <axis = 1> (x, i, u) }""",
+    "scattered rows": "(float[5, 4] x, int64[3, 1] i, float[3, 4] u) => (float[5, 4] y) { y = ScatterND (x, i, u) }",
+    "scattered points": "(float[5, 4] x, int64[3, 2] i, float[3] u) => (float[5, 4] y) { y = ScatterND (x, i, u) }",
+}
+
+
+def test_the_largest_number_of_a_range_is_the_largest_that_onnxruntime_takes(tmp_path: Path) -> None:
+    for case, text in TAKEN.items():
+        check = check_of(tmp_path, text)
+        role, drawn = check.graph.roles["i"], feeds.draw(check.graph, {}, "plain", 0)
+        assert role.indexes and role.bounds, case
+        session, below = onnxruntime.InferenceSession(check.path), min(role.bounds)
+        assert isinstance(below, int)
+        for number in (*role.least, below - 1):
+            session.run(None, {**drawn, "i": np.full_like(drawn["i"], number)})
+        with pytest.raises(Exception, match="INVALID_ARGUMENT|FAIL|RUNTIME_EXCEPTION"):
+            session.run(None, {**drawn, "i": np.full_like(drawn["i"], below)})
+            pytest.fail(f"{case}: onnxruntime takes {below}, which is not drawn")
+
+
+def test_a_count_of_keys_is_drawn_by_its_mask_alone(tmp_path: Path) -> None:
+    """What is summed into the number of keys of a row is ones: no range of that number is one of the mask's."""
+    check = check_of(
+        tmp_path,
+        """(float[2, 1, 16] q, float[2, 2, 6, 8] k, int32[2, 7] mask) => (float[2, 1, 16] y) {
+        one = Constant <value_ints = [1]> ()  all = Constant <value = int32 {7}> ()
+        i = Constant <value = int32 {1}> ()
+        n = ReduceSum <keepdims = 0> (mask, one)  last = Sub (n, i)
+        y, a, b = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2> (q, q, q, k, k, last, all) }""",
+    )
+    role = check.graph.roles["mask"]
+    assert role.counted and not role.indexes and role.bounds == role.least == []
+    drawn = feeds.draw(check.graph, {}, "plain", 0)
+    assert (drawn["mask"] == 1).all()
+    onnxruntime.InferenceSession(check.path).run(None, drawn)
+
+
+def test_maps_have_keys_and_values_of_their_types(tmp_path: Path) -> None:
+    """An oracle takes what is drawn, and another draw is another map. onnxruntime's binding has no maps to strings."""
+    for kind, oracle in ((T.STRING, Reference), (T.FLOAT, Onnxruntime)):
+        given = onnx.ValueInfoProto(name="x")
+        given.type.map_type.key_type = T.INT64
+        given.type.map_type.value_type.tensor_type.elem_type = kind
+        node = helper.make_node("DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", int64_vocabulary=[4, 2, 3])
+        graph = helper.make_graph([node], "g", [given], [helper.make_tensor_value_info("y", kind, [None, 3])])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path := tmp_path / "map.onnx")
+        found = Check(path, Options(), rtol=0.0, atol=0.0).graph
+        drawn = [feeds.draw(found, {}, "plain", seed)["x"] for seed in range(4)]
+        assert len({json.dumps(x, sort_keys=True) for x in drawn}) == 4
+        for x in drawn:
+            assert 99 in x and all(isinstance(v, str if kind == T.STRING else float) for v in x.values())
+            (got,) = oracle(path, None, ()).run({"x": x})
+            assert all(x.get(key, value) == value for key, value in zip((4, 2, 3), np.asarray(got).reshape(-1)))
+
+
+def test_sizes_that_only_a_search_finds(tmp_path: Path) -> None:
+    """Two inputs of one number of elements, in rows of 6 and of 4: equal sizes do not fit, nor do those of the list."""
+    text = """(float[n, 6] x, float[m, 4] y) => (float[a] z) {
+        flat = Constant <value_ints = [-1]> ()  u = Reshape (x, flat)  v = Reshape (y, flat)  z = Add (u, v) }"""
+    check = check_of(tmp_path, text)
+    check.graph.known = {name: dim for name, dim in check.graph.known.items() if name not in ("n", "m")}
+    assert set(kinds_of(check.graph)) == {"n", "m"}
+    first = next(iter(sizes(check.graph, 0)))
+    assert 6 * first["n"] == 4 * first["m"]
+    drawn = feeds.draw(check.graph, first, "plain", 0)
+    onnxruntime.InferenceSession(check.path).run(None, drawn)
+
+
+def test_steps_of_sizes_in_words() -> None:
+    said = {
+        "": {},
+        "the size h must be a multiple of 8": {"h": 8},
+        "the sizes h, w must be multiples of 8": {"h": 8, "w": 8},
+        "the size t must be a multiple of 2; the sizes h, w must be multiples of 32": {"h": 32, "t": 2, "w": 32},
+    }
+    assert {text: described(found) for text, found in said.items()} == {text: text for text in said}
+
+
+def test_the_absolute_tolerance_is_a_part_of_the_largest_element_of_either_sign() -> None:
+    for expected in ([1e-4, -1e-6], [-1e-4, 1e-6], [-1e-4, -1e-6], [-1e-4, np.nan, np.inf, -np.inf]):
+        assert Tolerance(atol=1e-5).below(np.array(expected, F)) == pytest.approx(MAX_ATOL_PART * 1e-4)
+    for expected in ([0.0], [], [np.nan, -np.inf], [-50.0, 1.0]):
+        assert Tolerance(atol=1e-5).below(np.array(expected, F)) == 1e-5
+
+
+def test_outputs_that_are_nearly_the_same_everywhere_are_mute() -> None:
+    varied = np.linspace(-1, 1, 9, dtype=F)
+    told = [
+        varied,
+        varied[:2],
+        varied[:1],
+        np.array([0.3, np.nan, np.inf], F),
+        np.array(7.0, F),
+        varied.astype(np.float16),
+    ]
+    mute = [
+        varied * F(1e-5),
+        500 + varied * F(1e-2),
+        np.zeros(1, F),
+        np.array([np.nan], F),
+        np.full(4, 7.0, F),
+        np.full(2, 7.0, F),
+    ]
+    neither = [np.zeros(4, np.int64), np.zeros((0, 3), F), None, [varied * F(0)]]
+    for output in told + neither:
+        assert _mute([output]) == 0, output
+    for output in mute:
+        assert _mute([output]) == 1, output
+    assert _mute([*told, *mute, *neither]) == len(mute)
+
+
+def test_only_floats_are_cast_to_the_type_of_the_module() -> None:
+    x = np.array([1.0, 0.1, 1e5], F)
+    for dtype, like in ((torch.float16, np.float16), (torch.bfloat16, ml_dtypes.bfloat16), (torch.float64, np.float64)):
+        with np.errstate(all="ignore"):
+            wanted = x.astype(like)
+        for value in (x, x.astype(np.float64)):
+            got = cast_numpy(value, dtype)
+            assert got.dtype == wanted.dtype and (got == wanted).all()
+        strings = np.array(["a", "b"], object)
+        for kept in (np.array([1, 70000]), np.array([True]), np.array([3], np.uint8), strings, None):
+            assert cast_numpy(kept, dtype) is kept
+        inner = cast_numpy([x, [x, strings]], dtype)
+        assert inner[0].dtype == inner[1][0].dtype == wanted.dtype and inner[1][1] is strings
+    assert cast_numpy(x, None) is x
+
+
+def test_both_oracles_answer_in_one_form(tmp_path: Path) -> None:
+    """Arrays also where the one returns numpy's numbers, and lists of them for sequences."""
+    path = saved(
+        tmp_path,
+        """(float[2, 3] x) => (seq(float[2, 3]) s, float t, int64 n, float[2] m, bool b, seq(float[2, 3]) e) {
+        y = Neg (x)  s = SequenceConstruct (x, y)  n = SequenceLength (s)  t = ReduceSum <keepdims = 0> (x)
+        m = ReduceMax <axes = [1], keepdims = 0> (x)  z = Constant <value = float {0}> ()  b = Less (t, z)
+        e = SequenceEmpty () }""",
+    )
+    x = {"x": np.arange(6, dtype=F).reshape(2, 3)}
+
+    def form(value: Any) -> Any:
+        return [form(v) for v in value] if isinstance(value, list) else (str(value.dtype), value.tolist())
+
+    found = [form(oracle(path, None, ()).run(x)) for oracle in (Onnxruntime, Reference)]
+    assert found[0] == found[1] and len(found[0][0]) == 2
+
+
+def test_in_full_precision_no_node_quantises_what_it_takes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    b, scale = rng.integers(0, 256, (8, 4, 16), np.uint8), rng.uniform(0.5, 1.5, 32).astype(F)
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", "b", "s"],
+        ["y"],
+        domain="com.microsoft",
+        K=128,
+        N=8,
+        bits=4,
+        block_size=32,
+        accuracy_level=4,
+    )
+    ports = [helper.make_tensor_value_info(name, T.FLOAT, [3, size]) for name, size in (("x", 128), ("y", 8))]
+    stored = [numpy_helper.from_array(b, "b"), numpy_helper.from_array(scale, "s")]
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], stored)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    low, high = b & 15, b >> 4
+    codes = np.stack([low, high], -1).reshape(8, 4, 32).astype(np.float64) - 8
+    weight = (codes * scale.reshape(8, 4, 1)).reshape(8, 128)
+    x = rng.standard_normal((3, 128)).astype(F)
+    off = [
+        np.abs(Onnxruntime(tmp_path, made, ()).run({"x": x})[0] - x @ weight.T).max()
+        for made in (model, _in_full(model))
+    ]
+    assert off[0] > 0.01 > 1e-3 > off[1], off
+    assert model.graph.node[0].attribute[-1] == node.attribute[-1], "the copy alone is changed"
+
+
+class _Complex(nn.Module):
+    def __init__(self, exact: Tensor) -> None:
+        super().__init__()
+        self.far = exact + 3, torch.full_like(exact, 3.0)  # (3 + 3i) squared has no real part
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.complex(*self.far)
+        return (x * (1 + 1e-5)).abs() * 2
+
+
+def test_only_real_results_are_taken_for_a_value_of_the_file(tmp_path: Path) -> None:
+    check = check_of(tmp_path, "(float[4] x) => (float[4] y) { z = Abs (x)  y = Add (z, z) }")
+    given = {"x": np.array([3, -1, 2, 0.5], F)}
+    network = _Complex(torch.from_numpy(np.abs(given["x"])))
+    found = _of_module({"z": np.abs(given["x"])}, network, check.graph, given)
+    assert found["z"].dtype.kind == "f" and np.allclose(found["z"], np.abs(given["x"]), rtol=1e-4)
+
+
+SATURATED = """(float[n, 4] x) => (float[n, 4] y) <float scale = {0.0078125}, int8 zero = {0}> {
+    w = DequantizeLinear (codes, scale, zero)  sums = MatMul (x, w)
+    q = QuantizeLinear (sums, scale, zero)  y = DequantizeLinear (q, scale, zero) }"""
+
+
+def test_a_file_exported_anew_has_no_saturation_of_the_original(tmp_path: Path) -> None:
+    """The original's outputs end at 1; those of the module and of a file of floats do not."""
+    codes = np.random.default_rng(0).integers(-128, 128, (4, 4), np.int8)
+    original = onnx.load(saved(tmp_path, SATURATED))
+    original.graph.initializer.append(numpy_helper.from_array(codes, "codes"))
+    onnx.save(original, path := tmp_path / "net.onnx")
+    onnxgen.generate(path, tmp_path / "model.py", Options(quantized="float"))
+    plain = onnx.load(saved(tmp_path, "(float[n, 4] x) => (float[n, 4] y) { y = MatMul (x, w) }"))
+    plain.graph.initializer.append(numpy_helper.from_array(codes.astype(F) / 128, "w"))
+    onnx.save(plain, tmp_path / "anew.onnx")
+    with imported(tmp_path / "model.py") as file:
+        network, space = file.Model.from_pretrained().eval(), vars(file)
+        for factor, agrees in ((1.0, True), (1.5, False)):
+            for parameter in network.parameters():
+                parameter.data *= factor
+            check = Check(tmp_path / "anew.onnx", Options(), rtol=1e-3, atol=1e-5)
+            report = check.forward(network, space, runs=1, seed=0, is_rounded=True, is_anew=True)
+            assert report.agrees is agrees
+
+
+def test_nodes_that_differ_in_names_alone_have_one_kernel() -> None:
+    kinds = {"a": T.FLOAT, "b": T.FLOAT, "c": T.FLOAT, "n": T.INT64}
+    key = _key(helper.make_node("Add", ["a", "a"], ["b"], name="one"), kinds)
+    assert key is not None and key == _key(helper.make_node("Add", ["c", "b"], ["a"], name="other"), kinds)
+    assert key != _key(helper.make_node("Sub", ["a", "a"], ["b"]), kinds)
+    assert key != _key(helper.make_node("Add", ["a", ""], ["b"]), kinds)
+    for node in (
+        helper.make_node("Add", ["n", "n"], ["n"]),
+        helper.make_node("Cast", ["n"], ["a"], to=T.FLOAT),
+        helper.make_node("Cast", ["a"], ["n"], to=T.INT64),
+        helper.make_node("Add", ["a", "unknown"], ["b"]),
+    ):
+        assert _key(node, kinds) is None
+
+
+def test_a_tensor_that_the_weights_file_lacks_is_told(tmp_path: Path) -> None:
+    """It is told by name, as one that differs is; the others are compared all the same."""
+    w = np.arange(12, dtype=F).reshape(3, 4)
+    path = saved(tmp_path, "(float[n, 4] x) => (float[n, 3] y) { z = Gemm <transB = 1> (x, w, b)  y = Relu (z) }")
+    model = onnx.load(path)
+    model.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(w[:, 0].copy(), "b")])
+    onnx.save(model, path)
+    onnxgen.generate(path, tmp_path / "model.py")
+    sidecar = tmp_path / "model.safetensors"
+    whole, (metadata, _) = load_file(sidecar), read_header(sidecar)
+
+    def told() -> list[str]:
+        with imported(tmp_path / "model.py") as file:
+            return compare_recorded(path, vars(file), Options())
+
+    assert told() == [] and len(whole) == 2
+    for key, array in whole.items():
+        name = "w" if array.ndim == 2 else "b"
+        for other in ({}, {key: array[..., :1].copy()}, {key: array + 1}, {key: np.nextafter(array, F(99))}):
+            save_file({**{k: v for k, v in whole.items() if k != key}, **other}, sidecar, metadata)
+            assert told() == [name], (key, other)
