@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 TITLE = "## Every room, judged by the tests"
+# Mutants that mean the same to everybody, each with its reason, as `Mutant` prints them.
+REASONS = json.loads(Path(__file__).with_name("reasons.json").read_text(encoding="utf-8"))
+PLACE = re.compile(r":\d+ ")  # the line may have moved since
+SAME = {PLACE.sub(" ", name, count=1): reason for name, reason in REASONS.items()}
 OUTCOMES = {
+    "equal": "it means the same to everybody",
     "survived": "all tests pass that run the line",
     "undecided": "the time was over before all tests had run",
     "unrun": "no test runs the line",
@@ -29,15 +37,16 @@ def section(rooms: Mapping[str, Sequence[Mapping[str, Any]]], seed: int, tier: s
         "",
         f"**{stopped} of {drawn} mutants are stopped by a test: {stopped / max(1, drawn):.1%}**",
         "",
-        "One line of a room at a time is made wrong, whether a test runs it or not. The tests that run it judge. Some",
-        "mutants change nothing that anybody could see; they are among the survivors.",
+        "One line of a room at a time is made wrong, whether a test runs it or not. The tests that run it judge.",
         "",
-        "| room | mutants | stopped by quick | stopped by all | undecided | run by no test | survivors |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| room | mutants | stopped by quick | stopped by all | equal | undecided | run by no test | survivors |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for room, rows in rooms.items():
         count = Counter(_class(row) for row in rows)
-        shown = [count[name] for name in ("stopped by quick", "stopped by all", "undecided", "unrun", "survived")]
+        shown = [
+            count[name] for name in ("stopped by quick", "stopped by all", "equal", "undecided", "unrun", "survived")
+        ]
         lines.append(f"| {room} | {len(rows)} | {' | '.join(map(str, shown))} |")
     for outcome, meaning in OUTCOMES.items():
         lines += ["", f"### {outcome.capitalize()}: {meaning}", "", *(_listed(rooms, outcome) or ["None."])]
@@ -45,14 +54,22 @@ def section(rooms: Mapping[str, Sequence[Mapping[str, Any]]], seed: int, tier: s
 
 
 def _class(row: Mapping[str, Any]) -> str:
-    return f"stopped by {row['tier']}" if row["outcome"] == "stopped" else str(row["outcome"])
+    if row["outcome"] == "stopped":
+        return f"stopped by {row['tier']}"
+    return "equal" if _reason(row) else str(row["outcome"])
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    """Why a mutant means the same to everybody; empty if it does not, or nobody has said so."""
+    return str(SAME.get(f"{row['file']} {row['kind']}: `{row['before']}` -> `{row['after']}`", ""))
 
 
 def _listed(rooms: Mapping[str, Sequence[Mapping[str, Any]]], outcome: str) -> list[str]:
     def of(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for row in sorted(rows, key=lambda row: (row["file"], row["line"])):
-            if row["outcome"] == outcome:
+            if _class(row) == outcome:
                 ran = f"; {row['tests']} tests run it" if outcome != "unrun" else ""
+                ran = f": {reason}" if (reason := _reason(row)) else ran
                 change = f"`{_code(row['before'])}` becomes `{_code(row['after'])}`"
                 yield f"- `{row['file']}:{row['line']}` {row['kind']}: {change}{ran}"
 
