@@ -96,12 +96,14 @@ def test_torch_reads_types_that_numpy_lacks(tmp_path: Path) -> None:
 
 def test_narrow_types_travel_wider_and_come_back_by_the_record(tmp_path: Path) -> None:
     w = np.arange(-8, 8).astype(ml_dtypes.int4).reshape(4, 4)
-    keys = {"turned": source(w).transpose(), "whole": source(w, "v")}
+    (tmp_path / "u.bin").write_bytes(ir.tensor(w).tobytes() * 2)  # two numbers share a byte: not as they are stored
+    u = ir.ExternalTensor("u.bin", 0, 8, ir.DataType.INT4, shape=ir.Shape((4, 4)), name="u", base_dir=tmp_path)
+    keys = {"turned": source(w).transpose(), "whole": source(w, "v"), "outside": Source.of(u, "u")}
     write_safetensors(tmp_path / "m.safetensors", keys, {"wayback": json.dumps(way_back(keys))})
     assert load_file(tmp_path / "m.safetensors")["turned"].dtype == np.int8
     metadata, entries = read_header(tmp_path / "m.safetensors")
     assert entries["whole"].dtype == "I8" and entries["whole"].shape == (4, 4)
-    for name in "wv":
+    for name in "wvu":
         got = rebuild(json.loads(metadata["wayback"]), name, read_tensors(tmp_path / "m.safetensors").__getitem__)
         assert got.dtype == w.dtype and bits(got) == bits(w)
 
@@ -255,6 +257,20 @@ def test_shards_in_the_hugging_face_layout(tmp_path: Path) -> None:
     }
 
 
+def test_shards_are_filled(tmp_path: Path) -> None:
+    tensors = {f"k{i}": np.zeros(size, np.uint8) for i, size in enumerate((160, 160, 160, 160, 400, 1, 319, 1))}
+    metadata = {"fingerprint": "1"}
+    write_pair(tmp_path / "m.py", "", tmp_path / "m.safetensors", tensors, metadata, 320)
+    held = [list(load_file(path)) for path in sorted(tmp_path.glob("*.safetensors"))]
+    assert held == [["k0", "k1"], ["k2", "k3"], ["k4"], ["k5", "k6"], ["k7"]]
+
+
+def test_a_sample_of_a_large_tensor_is_small() -> None:
+    large = np.arange(10**5, dtype=np.float32)
+    assert 8 <= len(streamed.sample("k", source(large))) // 4 < 80
+    assert streamed.sample("k", large) == streamed.sample("k", source(large)) != streamed.sample("k", large + 1)
+
+
 @pytest.mark.parametrize(("before", "after"), [(200, 10**9), (10**9, 200), (200, 320)])
 def test_another_layout_leaves_nothing_of_the_old_one(tmp_path: Path, before: int, after: int) -> None:
     write(tmp_path, 1, shard_size=before)
@@ -311,11 +327,15 @@ def test_fresh_or_not(tmp_path: Path) -> None:
     assert not same_content(path, tensors, metadata, 200), "an older layout is left beside it"
 
 
-@pytest.mark.parametrize("data", [b"", b"12345678", b"\xff" * 50, save({"a": np.zeros(9)})[:-1], b"\2\0\0\0\0\0\0\0[]"])
-def test_broken_headers_are_errors(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "m").write_bytes(data)
-    with pytest.raises(OnnxgenError, match="not a safetensors file"):
-        read_header(tmp_path / "m")
+def test_broken_headers_are_errors(tmp_path: Path) -> None:
+    cut, marked = save({"a": np.zeros(9)})[:-1], [b'{"__metadata__":' + text + b"}" for text in (b"[]", b'{"a":1}')]
+    headers = [len(text).to_bytes(8, "little") + text for text in (b"[]", *marked)]
+    for data in (b"", b"12345678", b"\xff" * 50, cut, *headers):
+        (tmp_path / "m").write_bytes(data)
+        with pytest.raises(OnnxgenError, match="not a safetensors file"):
+            read_header(tmp_path / "m")
+        with pytest.raises(SafetensorError):
+            safe_open(tmp_path / "m", "np")
 
 
 def test_an_index_cannot_lead_elsewhere(tmp_path: Path) -> None:
