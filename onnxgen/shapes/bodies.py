@@ -200,8 +200,9 @@ def _scan(walker: Walker, n: NodeFacts) -> list[Info]:
     fixed = [(v, f) for v, (f, _) in zip(body.inputs[count:], slices, strict=True)]
     held, outside = _iterate(walker, body, fixed, list(body.inputs[:count]), given[:count], body.outputs[:count])
     if batched:
-        outer = [(facts, None) for facts in held] + [(info(v), length) for v in body.outputs[count:]]
-        return [_batched(n, i, facts, outside, batch, size) for i, (facts, size) in enumerate(outer)]
+        made = [info(v) for v in body.outputs[count:]]
+        states = [_batched(n, i, facts, outside, [batch]) for i, facts in enumerate(held)]
+        return states + [_batched(n, i, facts, outside, [batch, length]) for i, facts in enumerate(made, count)]
     found = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(held)]
     places = n.ints("scan_output_axes") or [0] * (len(body.outputs) - count)
     for i, (value, axis) in enumerate(zip(body.outputs[count:], places, strict=True), count):
@@ -209,11 +210,10 @@ def _scan(walker: Walker, n: NodeFacts) -> list[Info]:
     return found
 
 
-def _batched(n: NodeFacts, output: int, facts: Info, outside: Outside, batch: Dim | None, length: Dim | None) -> Info:
+def _batched(n: NodeFacts, output: int, facts: Info, outside: Outside, before: list[Dim | None]) -> Info:
     if facts.shape is None:
         return Info(facts.dtype)
-    dims: list[Dim | None] = [batch, *([] if length is None else [length]), *facts.shape]
-    return Info(facts.dtype, _outer(n, output, dims, outside))
+    return Info(facts.dtype, _outer(n, output, [*before, *facts.shape], outside))
 
 
 def _drop(facts: Info, axis: int) -> tuple[Info, Dim | None]:

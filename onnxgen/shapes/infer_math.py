@@ -166,11 +166,13 @@ def _recurrent(n: NodeFacts) -> list[Info]:
 
 def _attention(n: NodeFacts) -> list[Info]:
     """Infer Attention-23, with inputs of (batch, heads, length, size), or three axes with the heads packed."""
+    dtype = n.dtype(0)
+    if any(n.input(i).shape is None for i in range(3)):  # onnx's inference takes the products to be scalars then
+        return [tensor(t, None) for t in (dtype, n.dtype(4, 1), n.dtype(5, 2), dtype)]
     (bq, hq, s, _), (_, hk, t, d), (_, _, _, dv) = (_heads(n, i) for i in range(3))
     total = t + n.shape(4)[2] if n.has(4) else t
     packed = len(n.shape(0)) == 3
     y = [bq, s, hq * dv] if packed else [bq, hq, s, dv]
-    dtype = n.dtype(0)
     return [
         tensor(dtype, y),
         tensor(n.dtype(4, 1), [bq, hk, total, d]),

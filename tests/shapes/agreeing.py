@@ -88,6 +88,15 @@ def free_dims(proto: onnx.ModelProto) -> onnx.ModelProto:
     return free
 
 
+def free_ranks(proto: onnx.ModelProto, kept: int) -> onnx.ModelProto:
+    """The same model where nothing is said of the shape of any input but the first `kept`; their dims are symbolic."""
+    free = free_dims(proto)
+    for value in free.graph.input[kept:]:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return free
+
+
 def check(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], actual: dict[str, Any]) -> list[Info]:
     """Every dtype, shape and element that is inferred is what came out; returns what is known of the outputs."""
     model = ir.serde.deserialize_model(proto)
@@ -117,16 +126,26 @@ SOME_ELEMENTS = set("Cast CastLike CumSum GatherND ReduceMax ReduceMin ScatterEl
 def hold_sizes(proto: onnx.ModelProto, feeds: Mapping[str, Any], outputs: Sequence[Any]) -> None:
     """Hold what propagation says of a small graph to its results, where the sizes of inputs are known, or free."""
     bare, feeds, actual = _arrays(proto, feeds, outputs)
+    first = proto.graph.node[0]
     found = check(bare, feeds, actual)
     for value, facts in zip(_by_onnx(bare), found, strict=True):
-        assert _knows(facts, value), f"{value.name}: {facts}, where ONNX's inference knows {value.type}"
-    first = proto.graph.node[0]
+        assert _knows(facts, value, first), f"{value.name}: {facts}, where ONNX's inference knows {value.type}"
     if first.domain == "com.microsoft" and first.op_type not in BY_VALUE:
         tensors = [facts for facts, value in zip(found, outputs, strict=True) if isinstance(value, np.ndarray)]
         assert all(facts.dtype is not None and facts.shape is not None for facts in tensors), (
             f"{first.op_type}: {found}"
         )
     check(free_dims(bare), feeds, actual)
+
+
+def hold_types(proto: onnx.ModelProto, feeds: Mapping[str, Any], outputs: Sequence[Any]) -> None:
+    """The same where nothing is known of the shape of any input, or of any but the first: dtypes are still known."""
+    bare, feeds, actual = _arrays(proto, feeds, outputs)
+    ranked = check(free_dims(bare), feeds, actual)
+    for kept in range(min(len(bare.graph.input), 2)):
+        for facts, known in zip(check(free_ranks(bare, kept), feeds, actual), ranked, strict=True):
+            if known.dtype is not None and not proto.graph.node[0].domain:
+                assert (facts.dtype, facts.kind) == (known.dtype, known.kind), f"{facts}, and with ranks {known}"
 
 
 def hold_elements(proto: onnx.ModelProto, feeds: Mapping[str, Any], outputs: Sequence[Any]) -> None:
@@ -181,8 +200,10 @@ def _by_onnx(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return list(onnx.shape_inference.infer_shapes(proto, data_prop=True).graph.output)
 
 
-def _knows(facts: Info, value: onnx.ValueInfoProto) -> bool:
+def _knows(facts: Info, value: onnx.ValueInfoProto, node: onnx.NodeProto) -> bool:
     """Whether the dtype of a tensor is known where it is declared, and each of its dims."""
+    if node.op_type != "OptionalGetElement" and value.type.WhichOneof("value") not in (None, f"{facts.kind}_type"):
+        return False
     kind = value.type.tensor_type
     if not kind.elem_type or not kind.HasField("shape"):
         return facts.dtype is not None or not kind.elem_type

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from tests.ops.harness import all_cases, as_array
-from tests.shapes.agreeing import hold_elements, hold_sizes
+from tests.shapes.agreeing import hold_elements, hold_sizes, hold_types
 
 
 def data() -> Iterator[tuple[str, onnx.ModelProto, dict[str, Any], list[Any]]]:
@@ -22,10 +22,10 @@ def data() -> Iterator[tuple[str, onnx.ModelProto, dict[str, Any], list[Any]]]:
             yield case.name, case.model, dict(zip(names, map(as_array, inputs))), [*map(as_array, outputs)]
 
 
-def wrong(hold: Callable[[onnx.ModelProto, dict[str, Any], list[Any]], None]) -> list[str]:
+def wrong(hold: Callable[[onnx.ModelProto, dict[str, Any], list[Any]], None], among: Any = None) -> list[str]:
     """The tests for which it does not hold."""
     found = []
-    for name, *one in data():
+    for name, *one in among or data():
         try:
             hold(*one)
         except Exception as error:
@@ -35,6 +35,11 @@ def wrong(hold: Callable[[onnx.ModelProto, dict[str, Any], list[Any]], None]) ->
 
 def test_sizes() -> None:
     assert wrong(hold_sizes) == []
+
+
+def test_types() -> None:
+    single = [(name, *one) for name, *one in data() if len(one[0].graph.node) == 1]
+    assert wrong(hold_types, single) == []
 
 
 def test_elements() -> None:
