@@ -178,6 +178,7 @@ CASES: list[tuple[str, int, str, str, str]] = [
         'y = Einsum<equation="...ij, ...ij -> ...ij">(x, z)',
         "2, y.1, y.2",
     ),
+    ("a norm that onnxruntime had before ONNX", 13, "float[n, 3] x", "y = LayerNormalization(x, scales)", "n, 3"),
     ("quantised to an attribute", 21, "float[n] x", "y = QuantizeLinear<output_dtype=3>(x, scale)", "n"),
     (
         "back from a quantised one",
