@@ -303,6 +303,13 @@ def test_operators_of_the_standard_are_those_of_onnx() -> None:
             assert is_operator("", name, opset) == is_operator("ai.onnx", name, opset) == known, (name, opset)
 
 
+def test_types_of_dequantised_numbers_are_those_of_onnx() -> None:
+    for attributes in ("", "<output_dtype=1>", "<output_dtype=10>", "<output_dtype=16>"):
+        proto = parse(23, "uint8[n] x, float16 s", f"y = DequantizeLinear{attributes}(x, s)")
+        (want,) = onnx.shape_inference.infer_shapes(proto).graph.output
+        assert infos(proto)["y"].dtype == ir.DataType(want.type.tensor_type.elem_type), attributes
+
+
 def test_undecidable_comparisons_stay_unknown() -> None:
     facts = infos(parse(13, "float[n] x", "s = Shape(x) y = Equal(s, {3})"))
     assert facts["s"].data is not None and facts["y"].data is None
