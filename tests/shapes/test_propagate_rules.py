@@ -310,6 +310,11 @@ def test_types_of_dequantised_numbers_are_those_of_onnx() -> None:
         assert infos(proto)["y"].dtype == ir.DataType(want.type.tensor_type.elem_type), attributes
 
 
+def test_an_optional_value_is_known_to_be_one() -> None:
+    facts = infos(parse(16, "float[n] x", "y = Optional(x)"))["y"]
+    assert (facts.kind, facts.dtype, [str(d) for d in facts.shape or ()]) == ("optional", ir.DataType.FLOAT, ["n"])
+
+
 def test_undecidable_comparisons_stay_unknown() -> None:
     facts = infos(parse(13, "float[n] x", "s = Shape(x) y = Equal(s, {3})"))
     assert facts["s"].data is not None and facts["y"].data is None
