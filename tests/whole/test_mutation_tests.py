@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import marshal
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from benchmarks.mutation import started
 from benchmarks.mutation.mutants import Mutant, by_statement
-from benchmarks.mutation.page import TITLE, section, with_section
+from benchmarks.mutation.page import SAME, TITLE, section, with_section
 from benchmarks.mutation.rooms import ROOMS, ROOT, Wrong, files, for_type_checkers, same, spread, wrong
 
 FILE = "onnxgen/shapes/dim_text.py"
@@ -97,8 +98,12 @@ def test_the_page() -> None:
     mutant = Mutant("onnxgen/ops/a.py", 7, "off by one", "1", "2", 0, 0)
     row = {**vars(mutant), "test": "", "why": "", "tests": 3}
     rows = [{**row, "outcome": "stopped", "tier": "quick"}, {**row, "outcome": "survived", "tier": "all"}]
-    text = section({"ops": rows, "code": []}, 1, "quick")
-    assert "**1 of 2 mutants are stopped by a test: 50.0%**" in text and "| ops | 2 | 1 | 0 | 0 | 0 | 1 |" in text
+    name, reason = next(iter(SAME.items()))
+    file, kind, before, after = re.fullmatch(r"(\S+) (.*): `(.*)` -> `(.*)`", name).groups()
+    equal = {"file": file, "kind": kind, "before": before, "after": after, "outcome": "undecided", "tier": "quick"}
+    text = section({"ops": [*rows, {**row, **equal}], "code": []}, 1, "quick")
+    assert "**1 of 3 mutants are stopped by a test: 33.3%**" in text and "| ops | 3 | 1 | 0 | 1 | 0 | 0 | 1 |" in text
+    assert text.count(reason) == 1
     assert "- `onnxgen/ops/a.py:7` off by one: `1` becomes `2`; 3 tests run it" in text
     page = with_section("# First\n\nThis.\n", text)
     assert page.startswith("# First\n\nThis.\n\n" + TITLE) and with_section(page, text) == page
