@@ -35,7 +35,13 @@ MASK = Range(0, 2)
 
 
 def range_of(node: ir.Node, position: int) -> Range | None:
-    """Return the range that a node accepts at an input, or None if it accepts any value or its shapes are unknown."""
+    """Return the range that a node accepts at an input, or None if it accepts any value or its shapes are unknown.
+
+    Real numbers have none: operators of several domains share a name, and the input may be a table or a mask to add.
+    """
+    dtype = info(node.inputs[position]).dtype
+    if dtype is not None and dtype.is_floating_point():
+        return None
     if node.op_type in ("Div", "Mod") and position == 1:
         return Range(1)
     rule = RANGE_RULES.get((node.op_type, position))

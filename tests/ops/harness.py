@@ -309,8 +309,8 @@ def run_node(
         assert len(ran.outputs) == len(ran.expected)
         for actual, wanted in zip(ran.outputs, ran.expected):
             assert_same(actual, wanted, rtol, atol)
-        is_empty = any(np.size(value) == 0 for value in feeds.values())  # onnxruntime leaves out axes then
-        if domain and not is_empty:  # `tests/shapes/test_node_cases.py` has the others
+        no_strings = op_type == "Tokenizer" and np.size(inputs[0]) == 0  # it leaves out an axis of no length, then
+        if domain and not no_strings:  # `tests/shapes/test_node_cases.py` has the others
             hold_sizes(model, feeds, ran.expected)
             hold_elements(model, feeds, ran.expected)
     return ran

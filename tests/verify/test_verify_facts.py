@@ -37,16 +37,16 @@ from onnxgen.weights.streamed import read_header
 F = np.float32
 
 
-def saved(folder: Path, text: str) -> Path:
+def saved(folder: Path, text: str, opset: int = 17) -> Path:
     model = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 17, "ai.onnx.ml" : 3, "com.microsoft" : 1]> g {text}'
+        f'<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 3, "com.microsoft" : 1]> g {text}'
     )
     onnx.save(model, path := folder / "net.onnx")
     return path
 
 
-def check_of(folder: Path, text: str) -> Check:
-    return Check(saved(folder, text), Options(), rtol=0.0, atol=0.0)
+def check_of(folder: Path, text: str, opset: int = 17) -> Check:
+    return Check(saved(folder, text, opset), Options(), rtol=0.0, atol=0.0)
 
 
 COS = "<float[5, 2] c = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, float[5, 2] s = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0}>"
@@ -158,6 +158,24 @@ def test_steps_of_sizes_in_words() -> None:
         "the size t must be a multiple of 2; the sizes h, w must be multiples of 32": {"h": 32, "t": 2, "w": 32},
     }
     assert {text: described(found) for text, found in said.items()} == {text: text for text in said}
+
+
+REAL = {  # real numbers at the places where an operator of the same name has indices, or a mask of zeros and ones
+    "a table of cosines": """(float[2, 3, 5, 8] x, float[10, 4] i, float[10, 4] s, int64[2, 5] p)
+        => (float[2, 3, 5, 8] y) { y = RotaryEmbedding (x, i, s, p) }""",
+    "a table of sines": """(float[2, 3, 8] x, int64[2, 3] p, float[5, 4] c, float[5, 4] i) => (float[2, 3, 8] y) {
+        y = com.microsoft.RotaryEmbedding (x, p, c, i) }""",
+    "a mask to add": """(float[2, 3, 5, 8] q, float[2, 3, 5, 8] k, float[5, 5] i) => (float[2, 3, 5, 8] y) {
+        y = Attention (q, k, k, i) }""",
+}
+
+
+def test_real_numbers_are_no_indices(tmp_path: Path) -> None:
+    for name, text in REAL.items():
+        check = check_of(tmp_path, text, opset=23)
+        for spread in feeds.SPREADS:
+            drawn = feeds.draw(check.graph, {}, spread, 0)["i"]
+            assert drawn.dtype == F and len(np.unique(drawn)) == drawn.size, (name, spread)
 
 
 def test_the_absolute_tolerance_is_a_part_of_the_largest_element_of_either_sign() -> None:
