@@ -7,6 +7,7 @@ role (`conv1`, `fc2`). So `state_dict` keys are the original ones if the file st
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import math
 import re
@@ -61,7 +62,7 @@ class Members:
         # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
         self._weights: dict[str, tuple[Member, str]] = {}
         # the array is kept alive, since the key has the `id` of a large one
-        self._buffers: dict[tuple[Any, ...], tuple[Member, NDArray[Any]]] = {}
+        self._buffers: dict[tuple[Any, ...], Member] = {}
         self.written: dict[int, tuple[ir.DataType, tuple[int, ...]]] = {}  # dtype and shape of buffers in source, by id
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by the `id` of their member
         self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which are JSON in the sidecar
@@ -214,8 +215,7 @@ class Members:
         """Return a constant tensor as a non-persistent buffer. Equal constants in one scope share a buffer."""
         if dtype in WIDER and WIDER[dtype].is_floating_point():
             array, dtype = array.astype(np.float32), ir.DataType.FLOAT
-        content = array.tobytes() if array.nbytes <= 4096 else id(array)
-        identity = (scope, dtype, array.shape, content)
+        identity = (scope, dtype, array.shape, hashlib.sha256(array.tobytes()).digest())
         if identity not in self._buffers:
             made = _written(array, dtype)
             name = _buffer_name("" if self._paths.is_noise(hint, scope) else hint, array)
@@ -225,8 +225,8 @@ class Members:
                 self._large[id(member)] = array  # `finish` makes the expression, which needs the final name
             else:
                 self.written[id(member)] = dtype, array.shape
-            self._buffers[identity] = self._register(member), array
-        return MemberRef(self._buffers[identity][0])
+            self._buffers[identity] = self._register(member)
+        return MemberRef(self._buffers[identity])
 
     def texts(self, scope: ModulePath, array: NDArray[Any], hint: str) -> ast.expr:
         """Return strings, written out if there are few, else as an attribute that is read from the sidecar."""
@@ -240,8 +240,8 @@ class Members:
             member = Member((*_cleaned(scope), name), ast.Constant(None), "text", named=False)
             self._large[id(member)] = np.frombuffer(json.dumps(items).encode(), np.uint8)
             self._shapes[id(member)] = array.shape
-            self._buffers[identity] = self._register(member), array
-        return MemberRef(self._buffers[identity][0])
+            self._buffers[identity] = self._register(member)
+        return MemberRef(self._buffers[identity])
 
     def stored_buffer(self, arg: Any) -> ast.expr:
         """Return a stored tensor that is not trained as a buffer of the state dict, whose name the file may tell.

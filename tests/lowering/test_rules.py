@@ -125,6 +125,15 @@ def test_constants_are_named_by_what_they_do(tmp_path: Path) -> None:
         assert [key for key, _ in ours.named_buffers()] == [f"block.{name}"], text
 
 
+def test_equal_constants_of_a_module_are_one_buffer_however_large() -> None:
+    for size in (5, 40):
+        table = np.random.default_rng(0).integers(0, 99, (size, size))
+        shape = f"int64[{size}, {size}]"
+        text = f"({shape} x) => ({shape} y) {{ a = Add (x, c)  b = Mul (a, d)  y = Sub (b, e) }}"
+        source = written(model_of(text, c=table, d=table.copy(), e=table + 1)).source
+        assert source.count("register_buffer") == 2, source
+
+
 def test_states_of_a_recurrent_layer_are_called_so() -> None:
     rng = np.random.default_rng(0)
     for kind, gates, states in (("GRU", 3, "h"), ("LSTM", 4, "hc")):
