@@ -3,9 +3,9 @@
 python -m benchmarks.mutation.faults --count 40 --seed 1 [--map-folder FOLDER]
 
 A fault is a small commit that changed the product and its tests together, whose change of the product can be taken back
-in the tree of today. Test functions that the commit changed are left out: they are what the fault taught. The others
-that run a changed line judge, as the map of `--judge tests` knows them. A test that fails without the fault, too, does
-not count. The quick tier judges first; a fault that it does not find is tried with all cases of the same functions.
+in the tree of today. Test functions that the commit changed are what the fault taught. They only say whether there is a
+fault: one of them fails with it. Then they are left out, and the others that run a changed line judge, as the map of
+`--judge tests` knows them. A test that fails without the fault, too, does not count.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Fault:
     subject: str
     patch: str
     taught: frozenset[str]
+
+    def tests(self, made: Map) -> list[str]:
+        """The tests of `taught` that the map knows."""
+        return [test for test in made.seconds if test.partition("[")[0].rpartition("::")[2] in self.taught]
 
 
 def git(*words: str, given: str | None = None, where: Path = ROOT) -> str:
@@ -157,7 +161,12 @@ def judged(fault: Fault, lines: dict[str, set[int]], folder: Path, clean: Path, 
     for file, numbers in lines.items():
         for number in numbers:
             found.update(made.tests(file, range(number - 1, number + 2))[0])
-    names = {test for test in found if test.partition("[")[0].rpartition("::")[2] not in fault.taught}
+    tests = found.difference(fault.tests(made))
+    return first_failing(tests, folder, clean, made, suite)
+
+
+def first_failing(names: Iterable[str], folder: Path, clean: Path, made: Map, suite: Suite) -> str:
+    """The first of these tests that fails with a fault and passes without, the fast ones first; empty if none does."""
     tests = sorted(names, key=lambda test: made.seconds[test])
     while tests and (failed := failing(folder, tests, suite)):
         alone = [failed] if failed in tests else tests[:1]
@@ -188,11 +197,13 @@ def main() -> None:
         for fault in random.Random(args.seed).sample(drawn, len(drawn)):
             lines = plant(fault, planted)
             lines = {file: numbers for file, numbers in lines.items() if changes_code(planted, file)}
-            if not lines or tried == args.count:
+            if not lines or not first_failing(fault.tests(made), planted, clean, made, suite):
                 continue
             test = judged(fault, lines, planted, clean, made, suite)
             tried, found = tried + 1, found + bool(test)
             print(f"{'found' if test else 'MISSED':<7} {fault.commit} {fault.subject[:70]}  [{test}]", flush=True)
+            if tried == args.count:
+                break
     finally:
         for folder in folders:
             git("worktree", "remove", "--force", str(folder / "tree"))
