@@ -18,6 +18,7 @@ from onnxgen.errors import OnnxgenError
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 QUANTIZED = ("keep", "float", "qat", "qat-learned")
 TASKS = ("detection",)
+STYLES = ("plain", "torchvision", "timm")
 
 _source = partial(declared, group="Source")
 _inputs = partial(declared, group="Inputs, shapes and types")
@@ -42,6 +43,7 @@ class Options:
     annotate: bool = _source(
         False, "", "Say in comments which ONNX nodes each line comes from. The code is the same.", FLAG
     )
+    style: str = _source("plain", "", "Whose habits the source has. Default: plain.", choice(*STYLES))
     templates: Path | None = _source(None, "DIR", "A folder of Jinja templates to use instead of onnxgen's own.", PATH)
     input_shapes: Mapping[str, tuple[int, ...]] = _inputs(
         dict,
@@ -138,7 +140,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", DTYPES), ("quantized", QUANTIZED), ("task", TASKS)):
+        for name, known in (("dtype", DTYPES), ("quantized", QUANTIZED), ("task", TASKS), ("style", STYLES)):
             if (given := getattr(self, name)) is not None and given not in known:
                 raise OnnxgenError(f"--{name} must be one of {', '.join(known)}, not {given!r}")
         for name in ("trainable", "frozen", "tied", "untied"):

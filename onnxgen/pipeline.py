@@ -20,6 +20,7 @@ from onnxgen.code.class_source import length
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
+from onnxgen.code.style import STYLES, by_name, styled
 from onnxgen.common.names import identifier, network_name, sentence, unscoped
 from onnxgen.common.paths import python_file, refuse_hiding
 from onnxgen.common.timing import recorded, stage, uncollected
@@ -91,7 +92,8 @@ def build(
                 with timed(report, "structure"):
                     classes = _classes(module, options, wanted, plain)
             with timed(report, "render"):
-                return compose(model, module, classes, path, out, options, report, record)
+                written = styled(classes, STYLES[options.style], options.annotate)
+                return compose(model, module, written, path, out, options, report, record)
 
         def differs(generated: Generated) -> Difference | None:
             with timed(report, "validate"):
@@ -160,8 +162,10 @@ def _draft(model: ir.Model, options: Options, name: str, report: Report) -> Draf
 
 
 def _classes(module: ModuleDef, options: Options, wanted: Specification, plain: Plain = frozenset()) -> list[ClassTree]:
-    classes = structure(module, options, plain)
-    return classes if plain else written_once(with_arguments(classes, module, wanted), module.reserved)
+    classes, style = structure(module, options, plain), STYLES[options.style]
+    if plain:
+        return by_name(classes, style)
+    return written_once(by_name(with_arguments(classes, module, wanted), style), module.reserved)
 
 
 def generate(

@@ -21,7 +21,7 @@ from string import ascii_lowercase
 
 from onnxgen.code.allowed import BUILTINS
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.printer import INDENT, LINE_LENGTH
+from onnxgen.code.printer import GLANCE, INDENT
 from onnxgen.code.quote import call, quote, walk
 from onnxgen.code.torch_api import SIGNATURES, dotted
 
@@ -250,7 +250,7 @@ def _is_simple(tree: ast.expr) -> bool:
 
 def _height(tree: ast.expr, column: int, before: int = 0) -> int:
     """Return how many lines an item of a list takes, as black breaks it. `before`: characters in front of it."""
-    if column + before + len(ast.unparse(tree)) < LINE_LENGTH:
+    if column + before + len(ast.unparse(tree)) < GLANCE:
         return 1
     inner = column + len(INDENT)
     if isinstance(tree, ast.Starred):
@@ -267,6 +267,6 @@ def _height(tree: ast.expr, column: int, before: int = 0) -> int:
     if not parts:
         return 1
     line = sum(len(ast.unparse(part)) + 2 for part in parts)
-    if inner + line <= LINE_LENGTH:
+    if inner + line <= GLANCE:
         return 3
     return 2 + sum(_height(part, inner) for part in parts)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onnxgen.code.printer import INDENT, LINE_LENGTH, comment
+from onnxgen.code.printer import GLANCE, INDENT, LINE_LENGTH, comment
 
 if TYPE_CHECKING:
     from onnxgen.structure.parameters import Parameter
 
 _HEADS = 4  # lines: of the class, `__init__`, `super().__init__()`, `forward`
-_ROOM = LINE_LENGTH - 2 * len(INDENT)
-UNBROKEN = "\u00a0uses"  # stays on the line of its number
+_ROOM = GLANCE - 2 * len(INDENT)
 
 
 @dataclass
@@ -34,39 +32,19 @@ class ClassSource:
     stubs: list[list[str]] = field(default_factory=list)
     methods: list[list[str]] = field(default_factory=list)
     about: str = ""
+    says_none: bool = True
 
     @property
     def doc(self) -> str:
-        """The docstring: what the class computes, and where; "" for the root.
-
-        A place that would only be a number is left out.
-        """
-        if self.paths == [""]:
+        """The docstring: what the class computes; "" for the root."""
+        if self.paths == [""] or not self.about:
             return ""
-        where = _where(self.paths)
-        said = f"{self.about} ({where})" if self.about and where else self.about or where
-        if not said:
-            return ""
-        text = comment(f"{said}.")
+        text = comment(f"{self.about}.")
         if len(text) <= LINE_LENGTH - len(f'{INDENT}""""""'):
             return text
         width = LINE_LENGTH - len('"""')  # black leaves the quotes of a text of one line where they are
-        lines = textwrap.wrap(f'{INDENT}"""{text}'.replace(" uses", UNBROKEN), width, subsequent_indent=INDENT)
-        return "\n".join([*lines, INDENT])[7:].replace(UNBROKEN, " uses")
-
-
-def _where(paths: list[str]) -> str:
-    """Return the place of a class: `blocks.0-11.attn`, or "" if it would only be a number."""
-    if len(paths) < 2:
-        return paths[0] if paths and re.search(r"[^\d.]", paths[0]) else ""
-    columns = [[*column] for column in zip(*(path.split(".") for path in paths))]
-    differing = [column for column in columns if len(set(column)) > 1]
-    if len(differing) == 1 and all(map(str.isdigit, differing[0])) and len({path.count(".") for path in paths}) == 1:
-        numbers = [*map(int, differing[0])]
-        if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
-            ends = f"{numbers[0]}-{numbers[-1]}"
-            return ".".join(ends if column is differing[0] else column[0] for column in columns)
-    return f"{paths[0]} to {paths[-1]}, {len(paths)} uses"
+        lines = textwrap.wrap(f'{INDENT}"""{text}', width, subsequent_indent=INDENT)
+        return "\n".join([*lines, INDENT])[7:]
 
 
 def code_of(source: ClassSource) -> str:

@@ -34,13 +34,14 @@ class ClassTree:
         name: its final name.
         paths: the module paths of its instances ("" is the root).
         setup, body: the statements of `__init__` after `super().__init__(...)`, and of `forward`.
-        inputs, result: the arguments of `forward`, and the annotation of its result.
+        inputs, result: the arguments of `forward`, and the annotation of its result, if it has one.
         items: the layers, if the class is an `nn.Sequential`.
         ties: of the root, pairs of attributes that share one parameter: (kept, tied).
         parameters: of the constructor.
         stubs: methods that are left open.
         own: methods that `forward` calls.
         about: what it computes, in a few words.
+        says_none: methods that return nothing say so.
     """
 
     name: str
@@ -48,13 +49,14 @@ class ClassTree:
     setup: list[ast.stmt] = field(default_factory=list)
     body: list[ast.stmt] = field(default_factory=list)
     inputs: list[ast.arg] = field(default_factory=list)
-    result: ast.expr = field(default_factory=lambda: printer.annotation("Tensor"))
+    result: ast.expr | None = field(default_factory=lambda: printer.annotation("Tensor"))
     items: list[ast.expr] = field(default_factory=list)
     ties: list[tuple[ast.expr, ast.expr]] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     stubs: list[Stub] = field(default_factory=list)
     own: list[ast.FunctionDef] = field(default_factory=list)
     about: str = ""
+    says_none: bool = True
 
     @property
     def base(self) -> str:
@@ -74,7 +76,7 @@ class ClassTree:
         made = [self._init()]
         if self.ties:
             ties: list[ast.stmt] = [printer.assigned(tied, kept) for kept, tied in self.ties]
-            made.append(ast.FunctionDef(_TIE, _NO_ARGUMENTS, ties, [], ast.Constant(None)))
+            made.append(ast.FunctionDef(_TIE, _NO_ARGUMENTS, ties, [], self._nothing))
         made += self.own
         if not self.is_row:
             arguments = ast.arguments([], [ast.arg("self"), *self.inputs], None, [], [], None, [])
@@ -94,7 +96,11 @@ class ClassTree:
         given = [parameter.tree for parameter in self.parameters]
         defaults = [d for parameter in self.parameters if (d := parameter.default_tree) is not None]
         arguments = ast.arguments([], [ast.arg("self"), *given], None, [], [], None, defaults)
-        return ast.FunctionDef("__init__", arguments, body, [], ast.Constant(None))
+        return ast.FunctionDef("__init__", arguments, body, [], self._nothing)
+
+    @property
+    def _nothing(self) -> ast.expr | None:
+        return ast.Constant(None) if self.says_none else None
 
     @cached_property
     def source(self) -> ClassSource:
@@ -106,20 +112,21 @@ class ClassTree:
             printer.lines(self.setup),
             [] if self.is_row else printer.lines(self.body),
             list(map(printer.argument, self.inputs)),
-            ast.unparse(self.result),
+            "" if self.result is None else ast.unparse(self.result),
             [(ast.unparse(kept), ast.unparse(tied)) for kept, tied in self.ties],
             self.parameters,
             list(map(ast.unparse, self.items)),
             [stub.lines for stub in self.stubs],
             list(map(_method_lines, self.own)),
             self.about,
+            self.says_none,
         )
 
 
 def _method_lines(method: ast.FunctionDef) -> list[str]:
     given = ", ".join(map(printer.argument, method.args.args))
-    result = ast.unparse(method.returns) if method.returns is not None else "None"
-    return [f"def {method.name}({given}) -> {result}:", *printer.lines(method.body, 1)]
+    result = "" if method.returns is None else f" -> {ast.unparse(method.returns)}"
+    return [f"def {method.name}({given}){result}:", *printer.lines(method.body, 1)]
 
 
 def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugins: bool) -> None:

@@ -10,23 +10,46 @@ import ast
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onnxgen.code.allowed import Refused
 from onnxgen.code.annotations import annotated
 from onnxgen.common.names import FileText, is_plain
 
 INDENT = "    "
-LINE_LENGTH = 88  # of generated files; shape comments that do not fit are left out
+LINE_LENGTH = 120  # of generated files; shape comments that do not fit are left out
+GLANCE = 88  # of a line that is read at a glance: longer lists are written as loops, if they can be
 _REMARK = "_onnxgen_remark"
+_APART = "_onnxgen_apart"
 _Statement = TypeVar("_Statement", bound=ast.stmt)
 
 
 def remarked(statement: _Statement, dims: str = "", nodes: tuple[FileText, ...] = ()) -> _Statement:
     """Add a comment to a statement: the dims of its result, and the ONNX nodes that it comes from."""
-    if dims or nodes:
+    if dims or nodes or hasattr(statement, _REMARK):
         setattr(statement, _REMARK, (comment(dims), nodes))
     return statement
+
+
+def dims_of(statement: ast.stmt) -> str:
+    """Return the dims in the comment of a statement."""
+    return str(getattr(statement, _REMARK, ("", ()))[0])
+
+
+def like(statement: ast.stmt, made: ast.stmt | None = None, dims: str | None = None, **fields: Any) -> ast.stmt:
+    """Return a statement with the comment of another: `made`, or a copy with other fields; `dims`: other dims."""
+    new = copy(statement) if made is None else made
+    for name, value in fields.items():
+        setattr(new, name, value)
+    shown, nodes = getattr(statement, _REMARK, ("", ()))
+    return remarked(new, shown if dims is None else dims, nodes)
+
+
+def apart(statement: _Statement) -> _Statement:
+    """Return a statement with an empty line before it."""
+    made = copy(statement)
+    setattr(made, _APART, True)
+    return made
 
 
 def comment(text: str) -> str:
@@ -60,8 +83,10 @@ def bare(tree: ast.expr) -> str:
 
 
 def argument(tree: ast.arg, default: ast.expr | None = None) -> str:
-    """Print a parameter of a function: `x: Tensor = 1`."""
-    text = tree.arg + ("" if tree.annotation is None else f": {ast.unparse(tree.annotation)}")
+    """Print a parameter of a function: `x: Tensor = 1` or `x=1`."""
+    if tree.annotation is None:
+        return tree.arg + ("" if default is None else f"={ast.unparse(default)}")
+    text = f"{tree.arg}: {ast.unparse(tree.annotation)}"
     return text + ("" if default is None else f" = {ast.unparse(default)}")
 
 
@@ -69,6 +94,7 @@ def lines(block: Sequence[ast.stmt], level: int = 0) -> list[str]:
     """Print a block with its comments, at an indentation level."""
     made: list[str] = []
     for statement in block:
+        made += [""] if hasattr(statement, _APART) else []
         made += _with_remark(statement, _head(statement), level)
         made += lines(getattr(statement, "body", []), level + 1)
         if isinstance(statement, ast.If) and statement.orelse:

@@ -103,6 +103,11 @@ def says_what(name: FileText) -> bool:
     return 0 < len(name.word()) <= LONGEST and not is_made_up(name) and not is_operation(name)
 
 
+def is_general(name: FileText) -> bool:
+    """True for a name that any result may have: `output0`, `result`."""
+    return _NUMBERS.sub("", name.word()).rstrip("s") in ("out", "output", "result", "model_output", "y", "x")
+
+
 def own_name(hint: FileText) -> str:
     """Return a value's name in the file if it is an identifier and not made from an operator's name, else ""."""
     name = hint.word()

@@ -23,7 +23,7 @@ from onnxgen.code.module_def import (
     expressions,
 )
 from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
-from onnxgen.structure.clues import input_name, says_what
+from onnxgen.structure.clues import input_name, is_general, says_what
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 MAX_DEPTH = 3  # calls and operators nested in one expression
@@ -42,7 +42,9 @@ def nest(scope: Scope, module: ModuleDef, names: Mapping[str, str] = NO_NAMES) -
     given = {a.value: input_name(a, scope.is_root, module.infos, module.roles, module.hints) for a in scope.inputs}
     nesting = _Nesting(scope, ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles))
     if scope.is_root:
-        nesting.named = {o.value for o in scope.outputs if isinstance(o, Ref) and says_what(module.hint(o.value))}
+        names = {o.value: module.hint(o.value) for o in scope.outputs if isinstance(o, Ref)}
+        is_one = len(scope.outputs) == 1  # a name such as `output` tells results apart, if there are several
+        nesting.named = {v for v, name in names.items() if says_what(name) and not (is_one and is_general(name))}
     nesting.run()
 
 
@@ -73,7 +75,7 @@ class _Nesting:
     def run(self) -> None:
         scope = self.scope
         body = _follow(scope.body, self.uses)
-        if len(scope.outputs) == 1:  # the `return` is one more statement
+        if len(scope.outputs) == 1 and not self.named:  # the `return` is one more statement
             self.returned = Assign((), scope.outputs[0], nodes=scope.nodes)
             scope.body = self._block([*body, self.returned], 0)[:-1]
             scope.outputs, scope.nodes = [self.returned.value], self.returned.nodes

@@ -38,7 +38,7 @@ Flag = tuple[frozenset[int], str]  # the instances that have an optional part; i
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a constructor: its name, type, and default as text (None: the argument is required)."""
+    """A parameter of a constructor: its name, type (or ""), and default as text (None: the argument is required)."""
 
     name: str
     annotation: str
@@ -46,7 +46,7 @@ class Parameter:
 
     @property
     def tree(self) -> ast.arg:
-        return ast.arg(self.name, printer.annotation(self.annotation))
+        return ast.arg(self.name, printer.annotation(self.annotation) if self.annotation else None)
 
     @property
     def default_tree(self) -> ast.expr | None:

@@ -11,13 +11,15 @@ from typing import Any
 from onnxgen.code.torch_api import DEFAULTS, LAYER_OF, SIGNATURES
 from onnxgen.validate.values import Graph, Node, Unreadable
 
+KERNEL = "kernel_size"
+
 
 class Layers:
     """The functions and layers of the tables, as nodes of one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        nodes, self.defaults, self.functions, self.of_layer = _tables()
+        nodes, self.defaults, self.functions, self.of_layer, self.kernels = _tables()
         graph.share(nodes)
         self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
         self.hardtanh = graph.dotted("nn.Hardtanh")
@@ -25,11 +27,14 @@ class Layers:
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call. If the function belongs to a layer, all but the first are given by name.
 
-        Arguments that equal torch's default are dropped.
+        Arguments that equal torch's default are dropped. A layer's `kernel_size` may be given in both ways.
         """
         usual = self.defaults.get(function)
         if usual is not None:
             kwargs = {k: v for k, v in kwargs.items() if k not in usual or not _is(v, usual[k])}
+        if KERNEL in kwargs and self.kernels.get(function) == len(args):
+            kwargs = dict(kwargs)
+            args = [*args, kwargs.pop(KERNEL)]
         order = self.functions.get(function)
         if order is None or len(args) < 2:
             return args, kwargs
@@ -65,10 +70,14 @@ class Layers:
 
 @cache
 def _tables() -> tuple[
-    Graph, dict[Node, dict[str, Any]], dict[Node, tuple[str, ...]], dict[Node, tuple[Node, tuple[str, ...]]]
+    Graph,
+    dict[Node, dict[str, Any]],
+    dict[Node, tuple[str, ...]],
+    dict[Node, tuple[Node, tuple[str, ...]]],
+    dict[Node, int],
 ]:
-    """Return the nodes of the tables in a graph of their own; the defaults and the further arguments of functions; and
-    the function of each layer with its arguments.
+    """Return the nodes of the tables in a graph of their own; the defaults and the further arguments of functions; the
+    function of each layer with its arguments; and which argument `kernel_size` is.
     """
     graph = Graph()
     defaults = {graph.dotted(name): given for name, given in DEFAULTS.items()}
@@ -76,7 +85,8 @@ def _tables() -> tuple[
         graph.dotted(f): SIGNATURES[f][1:] if f in SIGNATURES else SIGNATURES[layer] for f, layer in LAYER_OF.items()
     }
     of_layer = {graph.dotted(layer): (graph.dotted(f), SIGNATURES[layer]) for f, layer in LAYER_OF.items()}
-    return graph, defaults, functions, of_layer
+    kernels = {graph.dotted(name): order.index(KERNEL) for name, order in SIGNATURES.items() if KERNEL in order}
+    return graph, defaults, functions, of_layer, kernels
 
 
 def constant(value: Any) -> tuple[str, str]:

@@ -1,0 +1,152 @@
+"""Chains of calls as several statements: `x = F.relu(self.fc(x.flatten(1)))` as `x = x.flatten(1)` and what is left.
+
+Goes in: the statements of a method, each with as many calls in one another as a line has room for. Comes out: the same
+calls in the same order. A layer stays together with the norm, activation and dropout behind it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+
+from onnxgen.code import printer
+from onnxgen.code.quote import rewrite, walk
+from onnxgen.code.torch_api import ACTIVATIONS, dotted
+
+MODULES = ("self", "F", "torch", "nn", "math")
+LAYER, PART, OTHER = "layer", "part", "other"
+PARTS = {*ACTIVATIONS, "F.dropout"}
+LAYERS = {"F.scaled_dot_product_attention"}
+MOST = 3  # calls of a layer and its parts
+USUAL = "x"
+
+
+class Steps:
+    """Writes the methods of one class in steps.
+
+    Args:
+        nested: how many calls may be in one another.
+        named: with so many statements, a method returns a name.
+        parts: the attributes that are norms, activations and dropouts.
+    """
+
+    def __init__(self, nested: int, named: int, parts: Collection[str]) -> None:
+        self.nested, self.named, self.parts = nested, named, parts
+
+    def of(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Return the statements of a method in steps."""
+        made = self._block(body)
+        if len(made) >= self.named and isinstance(last := made[-1], ast.Return):
+            made[-1:] = _named(last, made[-2])
+        return made
+
+    def _block(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
+        for statement in block:
+            if isinstance(statement, (ast.Assign, ast.Return)):
+                made += self._split(statement)
+            else:
+                made.append(self._inside(statement))
+        return made
+
+    def _inside(self, statement: ast.stmt) -> ast.stmt:
+        """Return a statement whose blocks are in steps."""
+        changed = {name: self._block(block) for name in ("body", "orelse") if (block := getattr(statement, name, None))}
+        return printer.like(statement, **changed) if changed else statement
+
+    def _split(self, statement: ast.Assign | ast.Return) -> Iterator[ast.stmt]:
+        value = statement.value
+        name = _name_of(statement)
+        ends = self._ends(chain(value)) if value is not None and name else []
+        for inner in ends:
+            outer = with_name(value, inner, name)
+            if outer is None:
+                break
+            yield printer.like(statement, ast.Assign([ast.Name(name, ast.Store())], inner), dims="")
+            value = outer
+        yield printer.like(statement, value=value) if value is not statement.value else statement
+
+    def _ends(self, calls: list[ast.Call]) -> list[ast.Call]:
+        """Return the calls, from the inmost, whose results get a statement of their own."""
+        if len(calls) <= self.nested:
+            return []
+        groups: list[list[ast.Call]] = [[]]
+        kinds: list[str] = []
+        for call in reversed(calls):
+            kind = self._kind(call)
+            is_layer = bool(kinds) and kinds[0] == LAYER
+            room = MOST if is_layer else self.nested
+            fits = kind == PART if is_layer else kind != LAYER
+            if kinds and not (fits and len(kinds) < room):
+                groups.append([])
+                kinds = []
+            groups[-1].append(call)
+            kinds.append(kind)
+        joined: list[list[ast.Call]] = []
+        for group in groups:
+            if joined and len(joined[-1]) + len(group) <= self.nested:
+                joined[-1] = [*joined[-1], *group]
+            else:
+                joined.append(group)
+        return [group[-1] for group in joined[:-1]]
+
+    def _kind(self, call: ast.Call) -> str:
+        name = dotted(call.func)
+        root, _, attribute = name.partition(".")
+        if name in LAYERS:
+            return LAYER
+        if root == "self":
+            return PART if attribute in self.parts else LAYER
+        return PART if name in PARTS else OTHER
+
+
+def chain(tree: ast.expr) -> list[ast.Call]:
+    """Return a call, the call that it is applied to, and so on, from the outmost."""
+    found: list[ast.Call] = []
+    while isinstance(tree, ast.Call):
+        found.append(tree)
+        root = dotted(tree.func).partition(".")[0]
+        if isinstance(tree.func, ast.Attribute) and root not in MODULES and not _under(tree.func, "self"):
+            tree = tree.func.value  # a method of a tensor
+        elif tree.args:
+            tree = tree.args[0]
+        else:
+            break
+    return found
+
+
+def _under(tree: ast.expr, name: str) -> bool:
+    """True for `self.layers[0]`."""
+    while isinstance(tree, (ast.Attribute, ast.Subscript)):
+        tree = tree.value
+    return isinstance(tree, ast.Name) and tree.id == name
+
+
+def _name_of(statement: ast.Assign | ast.Return) -> str:
+    if isinstance(statement, ast.Return):
+        return USUAL
+    target = statement.targets[0]
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def with_name(tree: ast.expr | None, inner: ast.expr, name: str) -> ast.expr | None:
+    """Return an expression with a name in the place of a part of it; None if it reads the name somewhere else."""
+    if tree is None or inner is tree:
+        return None
+    place = ast.Name(name, ast.Load())
+    made: ast.expr = rewrite(tree, lambda node: place if node is inner else None)
+    others = (node for node in walk(made) if isinstance(node, ast.Name) and node is not place)
+    return None if any(node.id == name for node in others) else made
+
+
+def _named(last: ast.Return, before: ast.stmt) -> list[ast.stmt]:
+    """Return the last statement as an assignment and a `return`, if the result may have the name of what is before."""
+    target = before.targets[0] if isinstance(before, ast.Assign) else None
+    if not isinstance(target, ast.Name) or not isinstance(last.value, (ast.Call, ast.BinOp)):
+        return [last]
+    if isinstance(last.value, ast.Call) and dotted(last.value.func).startswith("self."):
+        return [last]
+    if not any(isinstance(node, ast.Name) and node.id == target.id for node in walk(last.value)):
+        return [last]
+    made = printer.like(last, ast.Assign([target], last.value))
+    return [made, ast.Return(ast.Name(target.id, ast.Load()))]

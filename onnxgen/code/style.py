@@ -1,0 +1,139 @@
+"""How a file is written where PyTorch leaves the choice: one record for each style, and the stage that follows it.
+
+Goes in: the classes of a file, as short as they can be. Comes out: classes that compute the same, in the same order,
+written as the authors of that style write them. The shares behind the records were counted in their published code.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.phases import in_phases
+from onnxgen.code.quote import rewrite
+from onnxgen.code.steps import Steps
+from onnxgen.code.torch_api import ACTIVATIONS, NORMS, SIGNATURES, dotted
+
+PARTS = {*NORMS, *ACTIVATIONS.values()}
+ROOT = [""]
+TENSOR = "Tensor"
+
+
+@dataclass(frozen=True)
+class Style:
+    """One way to write.
+
+    Attributes:
+        says_none: `-> None` behind the methods that return nothing.
+        types_arguments: constructors say the types of their arguments.
+        types_forward: the `forward` of every class says its types; otherwise only that of the network does, and an
+            argument that is not a tensor has its type, since TorchScript asks for it.
+        keywords: arguments of layers and functions that are given by name if they are numbers.
+        nested: how many calls are nested in one statement, but for a layer with its norm and activation.
+        lines_of_shape: one statement in so many has its result's shape in a comment, at the end of a phase; 0: all.
+        phase: the least number of statements between two empty lines in `forward`; 0: there are none.
+        names_result: `forward` returns a name if it has so many statements.
+    """
+
+    says_none: bool = False
+    types_arguments: bool = False
+    types_forward: bool = False
+    keywords: frozenset[str] = frozenset(("kernel_size",))
+    nested: int = 2
+    lines_of_shape: int = 8
+    phase: int = 3
+    names_result: int = 5
+
+
+STYLES = {
+    "plain": Style(),
+    "torchvision": Style(says_none=True, types_arguments=True, types_forward=True, names_result=3),
+    "timm": Style(types_arguments=True, keywords=frozenset(("kernel_size", "stride")), names_result=3),
+}
+
+
+def by_name(classes: Sequence[ClassTree], style: Style) -> list[ClassTree]:
+    """Return classes whose layers are given some numbers by name."""
+    return [
+        replace(
+            tree,
+            setup=_named(tree.setup, style.keywords),
+            items=[rewrite(item, lambda node: _keywords(node, style.keywords)) for item in tree.items],
+        )
+        for tree in classes
+    ]
+
+
+def styled(classes: Sequence[ClassTree], style: Style, all_shapes: bool = False) -> list[ClassTree]:
+    """Return classes in a style. `all_shapes`: each shape that is known stays in its comment."""
+    writer = _Writer(replace(style, lines_of_shape=0) if all_shapes else style)
+    return [writer.written(tree) for tree in classes]
+
+
+class _Writer:
+    def __init__(self, style: Style) -> None:
+        self.style = style
+
+    def written(self, tree: ClassTree) -> ClassTree:
+        """Return a class in the style."""
+        is_typed = self.style.types_forward or tree.paths == ROOT
+        given = tree.parameters
+        steps = Steps(self.style.nested, self.style.names_result, _parts(tree.setup))
+        return replace(
+            tree,
+            body=tree.body if tree.is_row else self._body(tree.body, tree.inputs, steps),
+            own=[self._method(method, steps) for method in tree.own],
+            inputs=tree.inputs if is_typed else [_untyped(argument) for argument in tree.inputs],
+            result=tree.result if is_typed else None,
+            parameters=given if self.style.types_arguments else [replace(one, annotation="") for one in given],
+            says_none=self.style.says_none,
+        )
+
+    def _method(self, method: ast.FunctionDef, steps: Steps) -> ast.FunctionDef:
+        given, arguments, result = method.args.args, method.args, method.returns
+        if not self.style.types_forward:
+            arguments = ast.arguments([], [_untyped(one) for one in given], None, [], [], None, [])
+            result = None
+        return ast.FunctionDef(method.name, arguments, self._body(method.body, given[1:], steps), [], result)
+
+    def _body(self, body: list[ast.stmt], inputs: Sequence[ast.arg], steps: Steps) -> list[ast.stmt]:
+        made = steps.of(_named(body, self.style.keywords))
+        return in_phases(made, {argument.arg for argument in inputs}, self.style.phase, self.style.lines_of_shape)
+
+
+def _named(block: Sequence[ast.stmt], names: Collection[str]) -> list[ast.stmt]:
+    """Return statements whose calls give some numbers by name."""
+    return [rewrite(statement, lambda node: _keywords(node, names)) for statement in block]
+
+
+def _keywords(node: ast.AST, names: Collection[str]) -> ast.expr | None:
+    if not isinstance(node, ast.Call):
+        return None
+    known = SIGNATURES.get(dotted(node.func), ())
+    at = next((i for i, name in enumerate(known[: len(node.args)]) if name in names), None)
+    if at is None or any(isinstance(one, ast.Starred) for one in node.args):
+        return None
+    if any(isinstance(one, (ast.Name, ast.Attribute)) for one in node.args[at:]):  # the name says what it is
+        return None
+    inner = [rewrite(one, lambda node: _keywords(node, names)) for one in node.args]
+    others = [ast.keyword(one.arg, rewrite(one.value, lambda node: _keywords(node, names))) for one in node.keywords]
+    given = [ast.keyword(name, value) for name, value in zip(known[at:], inner[at:])]
+    return ast.Call(node.func, inner[:at], [*given, *others])
+
+
+def _parts(setup: Sequence[ast.stmt]) -> set[str]:
+    """Return the attributes that are norms, activations and dropouts."""
+    found = set()
+    for node in (node for statement in setup for node in ast.walk(statement)):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            layer = dotted(node.value.func if isinstance(node.value, ast.Call) else node.value)
+            if layer in PARTS or layer.endswith(("Dropout", "Dropout1d", "Dropout2d", "Dropout3d")):
+                found.add(node.targets[0].attr)
+    return found
+
+
+def _untyped(argument: ast.arg) -> ast.arg:
+    of = argument.annotation
+    return ast.arg(argument.arg, None if of is None or ast.unparse(of) == TENSOR else of)
