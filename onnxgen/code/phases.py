@@ -110,5 +110,5 @@ def _bare(statement: ast.stmt, keeps: bool) -> ast.stmt:
         for name in ("body", "orelse")
         if (block := getattr(statement, name, None))
     }
-    made = printer.like(statement, **blocks) if blocks else statement
-    return made if keeps or not printer.dims_of(made) else printer.like(made, dims="")
+    made = printer.changed(statement, **blocks) if blocks else statement
+    return made if keeps or not printer.dims_of(made) else printer.like(made, printer.changed(made), "")

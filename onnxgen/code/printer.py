@@ -36,20 +36,23 @@ def dims_of(statement: ast.stmt) -> str:
     return str(getattr(statement, _REMARK, ("", ()))[0])
 
 
-def like(statement: ast.stmt, made: ast.stmt | None = None, dims: str | None = None, **fields: Any) -> ast.stmt:
-    """Return a statement with the comment of another: `made`, or a copy with other fields; `dims`: other dims."""
-    new = copy(statement) if made is None else made
+def changed(statement: _Statement, **fields: Any) -> _Statement:
+    """Return a copy of a statement, with its comment, in which some fields are others."""
+    made = copy(statement)
     for name, value in fields.items():
-        setattr(new, name, value)
+        setattr(made, name, value)
+    return made
+
+
+def like(statement: ast.stmt, made: _Statement, dims: str | None = None) -> _Statement:
+    """Return `made` with the comment of another statement. `dims`: other dims than its own."""
     shown, nodes = getattr(statement, _REMARK, ("", ()))
-    return remarked(new, shown if dims is None else dims, nodes)
+    return remarked(made, shown if dims is None else dims, nodes)
 
 
 def apart(statement: _Statement) -> _Statement:
     """Return a statement with an empty line before it."""
-    made = copy(statement)
-    setattr(made, _APART, True)
-    return made
+    return changed(statement, **{_APART: True})
 
 
 def comment(text: str) -> str:

@@ -51,20 +51,19 @@ class Steps:
 
     def _inside(self, statement: ast.stmt) -> ast.stmt:
         """Return a statement whose blocks are in steps."""
-        changed = {name: self._block(block) for name in ("body", "orelse") if (block := getattr(statement, name, None))}
-        return printer.like(statement, **changed) if changed else statement
+        blocks = {name: self._block(block) for name in ("body", "orelse") if (block := getattr(statement, name, None))}
+        return printer.changed(statement, **blocks) if blocks else statement
 
     def _split(self, statement: ast.Assign | ast.Return) -> Iterator[ast.stmt]:
         value = statement.value
-        name = _name_of(statement)
-        ends = self._ends(chain(value)) if value is not None and name else []
-        for inner in ends:
-            outer = with_name(value, inner, name)
+        name = _name_of(statement) if value is not None else ""
+        while name and value is not None and (ends := self._ends(chain(value))):
+            outer = with_name(value, ends[0], name)
             if outer is None:
                 break
-            yield printer.like(statement, ast.Assign([ast.Name(name, ast.Store())], inner), dims="")
+            yield printer.like(statement, ast.Assign([ast.Name(name, ast.Store())], ends[0]), dims="")
             value = outer
-        yield printer.like(statement, value=value) if value is not statement.value else statement
+        yield printer.changed(statement, value=value) if value is not statement.value else statement
 
     def _ends(self, calls: list[ast.Call]) -> list[ast.Call]:
         """Return the calls, from the inmost, whose results get a statement of their own."""
@@ -129,10 +128,8 @@ def _name_of(statement: ast.Assign | ast.Return) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-def with_name(tree: ast.expr | None, inner: ast.expr, name: str) -> ast.expr | None:
+def with_name(tree: ast.expr, inner: ast.expr, name: str) -> ast.expr | None:
     """Return an expression with a name in the place of a part of it; None if it reads the name somewhere else."""
-    if tree is None or inner is tree:
-        return None
     place = ast.Name(name, ast.Load())
     made: ast.expr = rewrite(tree, lambda node: place if node is inner else None)
     others = (node for node in walk(made) if isinstance(node, ast.Name) and node is not place)

@@ -104,8 +104,9 @@ def says_what(name: FileText) -> bool:
 
 
 def is_general(name: FileText) -> bool:
-    """True for a name that any result may have: `output0`, `result`."""
-    return _NUMBERS.sub("", name.word()).rstrip("s") in ("out", "output", "result", "model_output", "y", "x")
+    """True for a name that any result may have: `output0`, `result`, `y`, `h2`."""
+    word = name.word().rstrip("_0123456789").rstrip("s")
+    return len(word) < 2 or word in ("out", "output", "result", "model_output")
 
 
 def own_name(hint: FileText) -> str:

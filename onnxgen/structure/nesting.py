@@ -42,9 +42,9 @@ def nest(scope: Scope, module: ModuleDef, names: Mapping[str, str] = NO_NAMES) -
     given = {a.value: input_name(a, scope.is_root, module.infos, module.roles, module.hints) for a in scope.inputs}
     nesting = _Nesting(scope, ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles))
     if scope.is_root:
-        names = {o.value: module.hint(o.value) for o in scope.outputs if isinstance(o, Ref)}
+        hints = {o.value: module.hint(o.value) for o in scope.outputs if isinstance(o, Ref)}
         is_one = len(scope.outputs) == 1  # a name such as `output` tells results apart, if there are several
-        nesting.named = {v for v, name in names.items() if says_what(name) and not (is_one and is_general(name))}
+        nesting.named = {v for v, name in hints.items() if says_what(name) and not (is_one and is_general(name))}
     nesting.run()
 
 

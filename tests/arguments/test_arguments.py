@@ -174,4 +174,4 @@ def test_a_default_may_be_a_root() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(Gate(32), nn.Conv2d(32, 16, 3, 2, 1), Gate(16), nn.Conv2d(16, 32, 1), Gate(32))
     made = held(net, [torch.randn(1, 32, 8, 8)], "legacy-17")
-    assert "float = 1 / math.sqrt(32)" in made.source
+    assert "=1 / math.sqrt(32)" in made.source

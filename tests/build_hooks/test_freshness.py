@@ -112,6 +112,7 @@ CHANGES: dict[str, Callable[[Entry], Entry]] = {
     "input shapes": with_options(input_shapes={"x": (1, 8)}),
     "flat": with_options(flat=True),
     "annotate": with_options(annotate=True),
+    "style": with_options(style="torchvision"),
     "trainable": with_options(trainable="fc"),
     "frozen": with_options(frozen="fc"),
     "tied": with_options(tied="fc"),

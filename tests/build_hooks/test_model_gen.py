@@ -99,6 +99,7 @@ SAID = {
     "input_shapes": {"x": (2, 4)},
     "flat": True,
     "annotate": True,
+    "style": "timm",
     "trainable": "fc1.*",
     "frozen": "fc2.*",
     "tied": "fc3.*",

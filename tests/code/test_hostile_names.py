@@ -15,6 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxgen.code.printer import LINE_LENGTH
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from tests.support.clean_source import assert_safe
@@ -92,9 +93,9 @@ def test_annotations_are_no_code(kind: str, tmp_path: Path) -> None:
     assert_safe(annotated)
     assert "# onnx: " in annotated and "# onnx: " not in plain
     assert ast.unparse(ast.parse(annotated)) == ast.unparse(ast.parse(plain))
-    assert black.format_str(annotated, mode=black.Mode()) == annotated
+    assert black.format_str(annotated, mode=black.Mode(line_length=LINE_LENGTH)) == annotated
     long = annotated.replace("# onnx: ", "# onnx:  ").replace(" = ", "  =  ")  # black takes this for its own to repair
-    assert black.format_str(long, mode=black.Mode()).count("  =  ") == annotated.count("  =  ")
+    assert black.format_str(long, mode=black.Mode(line_length=LINE_LENGTH)).count("  =  ") == annotated.count("  =  ")
 
 
 @pytest.mark.parametrize("kind", ["quotes", "statement", "jinja", "backslash", "non_ascii", "newlines", "path"])

@@ -269,7 +269,7 @@ def test_a_fault_in_printing_costs_a_refusal(
 
 
 def test_a_long_comment_is_not_put_behind_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(printer, "annotated", lambda line, nodes: [f"{line}  # onnx: {'a' * 99}"])
+    monkeypatch.setattr(printer, "annotated", lambda line, nodes: [f"{line}  # onnx: {'a' * 130}"])
     with pytest.raises(Refused):
         printer.lines([printer.remarked(ast.Pass(), "", (FileText("a"),))])
 

@@ -284,11 +284,11 @@ def test_conflicts_are_named(place: Place, capsys: Out) -> None:
     assert f"model.py.new is the merge of both, with a conflict at line {at} -> complete it and move it" in said
     assert [line.strip() for line in lines[at - 1 : at + 6]] == [
         "<<<<<<< model.py, edited",
-        "x = F.silu(self.fc0(x))  # [n, 8]",
+        "x = F.silu(self.fc0(x))",
         "||||||| generated before",
-        "x = F.relu(self.fc0(x))  # [n, 8]",
+        "x = F.relu(self.fc0(x))",
         "=======",
-        "x = torch.sigmoid(self.fc0(x))  # [n, 8]",
+        "x = torch.sigmoid(self.fc0(x))",
         ">>>>>>> generated now",
     ]
     assert all(place.files()[name] == before[name] for name in before)

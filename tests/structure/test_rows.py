@@ -180,4 +180,4 @@ class Growing(nn.Module):
 
 def test_widths_that_grow_evenly_are_a_range(tmp_path: Path) -> None:
     source = made(Growing, tmp_path, lambda batch=2: (torch.randn(batch, 3, 4, 4),), case=Case("legacy", 17, False))
-    assert "[nn.Conv2d(in_channels, 2, 3, padding=1) for in_channels in range(3, 18, 2)]" in source
+    assert "[nn.Conv2d(in_channels, 2, kernel_size=3, padding=1) for in_channels in range(3, 18, 2)]" in source

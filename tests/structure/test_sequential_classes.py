@@ -24,7 +24,11 @@ def plain() -> nn.Module:
 def test_a_chain(case: Case, tmp_path: Path) -> None:
     source = made(plain, tmp_path, case=case)
     assert "(nn.Sequential):" in source and "return super().forward(x)" in source
-    assert source.count("nn.Linear(196, 5)") == 1 and "nn.MaxPool2d(2)" in source and "nn.LogSoftmax(dim=1)" in source
+    assert (
+        source.count("nn.Linear(196, 5)") == 1
+        and "nn.MaxPool2d(kernel_size=2)" in source
+        and "nn.LogSoftmax(dim=1)" in source
+    )
 
 
 class Reads(nn.Sequential):

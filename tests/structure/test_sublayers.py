@@ -421,7 +421,7 @@ def test_values_that_each_turn_has_of_its_own(tmp_path: Path) -> None:
     original = export(entry, tmp_path / "net.onnx")
     Road("pasts", entry, LEGACY, tmp_path / "net.onnx", original, tmp_path).check()
     source = " ".join((tmp_path / "generated.py").read_text(encoding="utf-8").split())
-    assert "for (attention, feed_forward), past in zip( self.layers, (past_0, past_1, past_2) ):" in source
+    assert "for (attention, feed_forward), past in zip(self.layers, (past_0, past_1, past_2)):" in source
     assert "seens.append(seen)" in source and "return y, *seens" in source
 
 

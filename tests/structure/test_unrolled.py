@@ -75,7 +75,7 @@ def test_the_dynamo_exporter(name: str) -> None:
 
 def test_calls_that_differ_in_a_number_take_it_as_an_argument() -> None:
     ran = held(Euler(steps=4), (torch.randn(3, 4),))
-    assert "def forward(self, x: Tensor, t: float) -> Tensor:" in ran.source
+    assert "def forward(self, x, t: float):" in ran.source
     assert "x.new_full((x.shape[0], 1), t)" in ran.source
     assert "for t in (0.0, 0.25, 0.5, 0.75):" in ran.forward
 

@@ -1,0 +1,157 @@
+"""Styles of writing: the network as authors of other libraries write it, with the same layers in the same order."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onnxgen.code import printer
+from onnxgen.code.phases import in_phases
+from onnxgen.code.steps import Steps
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import STYLES, Options
+from onnxgen.pipeline import generate
+from tests.support.real import imported
+
+
+def statements(text: str) -> list[ast.stmt]:
+    return ast.parse(text).body
+
+
+def stepped(text: str, nested: int = 2, named: int = 99) -> str:
+    """Statements in steps; `self.norm` is a norm."""
+    made = Steps(nested, named, {"norm"}).of(ast.parse(f"def f(self):\n    {text}").body[0].body)  # type: ignore[attr-defined]
+    return "; ".join(printer.lines(made))
+
+
+STEPS = {
+    "x = F.relu(self.fc(x.flatten(1)))": "x = x.flatten(1); x = F.relu(self.fc(x))",
+    "x = F.relu(self.norm(self.conv(x)))": "x = F.relu(self.norm(self.conv(x)))",
+    "x = self.b(F.relu(self.a(x)))": "x = F.relu(self.a(x)); x = self.b(x)",
+    "y = self.b(F.relu(self.a(x)))": "y = F.relu(self.a(x)); y = self.b(y)",
+    "y = self.b(F.relu(self.a(x)), y)": "y = self.b(F.relu(self.a(x)), y)",
+    "x = self.qkv(x).unflatten(-1, (3, -1)).permute(1, 0)": (
+        "x = self.qkv(x); x = x.unflatten(-1, (3, -1)).permute(1, 0)"
+    ),
+    "x = self.d(self.c(self.b(self.a(x))))": "x = self.b(self.a(x)); x = self.d(self.c(x))",
+    "return self.c(self.b(self.a(y)))": "x = self.b(self.a(y)); return self.c(x)",
+    "return self.c(self.b(self.a(y)), x)": "return self.c(self.b(self.a(y)), x)",
+    "x = F.gelu(x.mean(1)) + self.b(x)": "x = F.gelu(x.mean(1)) + self.b(x)",
+    "a, b = self.c(x.flatten(1)).chunk(2)": "a, b = self.c(x.flatten(1)).chunk(2)",
+    "x = self.layers[0](x.flatten(1)).sum()": "x = self.layers[0](x.flatten(1)); x = x.sum()",
+}
+
+
+@pytest.mark.parametrize("text", STEPS)
+def test_calls_are_split_in_their_order(text: str) -> None:
+    """A name takes a part only where nothing else in the statement reads what the name was before."""
+    assert stepped(text) == STEPS[text]
+
+
+def test_a_block_inside_is_split_and_a_long_method_returns_a_name() -> None:
+    loop = statements("for layer in self.layers:\n    x = F.relu(self.fc(x.flatten(1)))")
+    (made,) = Steps(2, 99, set()).of(loop)
+    assert isinstance(made, ast.For) and len(made.body) == 2
+    assert stepped("x = x + 1\n    return x * 2", named=2) == "x = x + 1; x = x * 2; return x"
+    assert stepped("x = x + 1\n    return self.fc(x)", named=2) == "x = x + 1; return self.fc(x)"
+    assert stepped("y = x + 1\n    return x * 2", named=2) == "y = x + 1; return x * 2"
+
+
+def phases(text: str, every: int = 0) -> list[int]:
+    """The sizes of the phases of a method."""
+    lines = printer.lines(in_phases(statements(text), {"x"}, 3, every))
+    return [block.count("\n") + 1 for block in "\n".join(lines).split("\n\n")]
+
+
+def test_a_phase_ends_where_one_value_is_handed_on() -> None:
+    layers = "\n".join(f"x = self.conv{i}(x)" for i in range(4))
+    assert phases(f"{layers}\nx = x.flatten(1)\nx = self.fc(x)") == [4, 2]
+    assert phases(f"y = self.a(x)\n{layers}\nx = x.flatten(1)\nx = x + y") == [7], "two values live on"
+    assert phases("x = self.a(x)\nx = x.flatten(1)\nx = self.b(x)\nx = self.c(x)") == [4], "one statement is no phase"
+    loop = "features = []\nfor layer in self.layers:\n    x = layer(x)\n    features.append(x)"
+    assert phases(f"x = self.a(x)\nx = self.b(x)\n{loop}\nx = self.c(x)\nx = self.d(x)") == [2, 4, 2]
+
+
+def test_one_line_in_so_many_has_its_shape() -> None:
+    body = [printer.remarked(s, f"[{i}]") for i, s in enumerate(statements("x = self.a(x)\n" * 17))]
+    for every, wanted in ((8, 2), (4, 3), (17, 1), (18, 0)):  # a phase has one at most
+        assert sum("#" in line for line in printer.lines(in_phases(body, {"x"}, 3, every))) == wanted, every
+    assert sum("#" in line for line in printer.lines(in_phases(body, {"x"}, 3, 0))) == 17
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.fc1, self.fc2 = nn.Linear(8 * 9, 16), nn.Linear(16, 4)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(image)))
+        x = F.max_pool2d(x, 2)
+        for block in self.blocks:
+            x = block(x, x.mean())
+        return self.fc2(F.relu(self.fc1(x.flatten(1)))).log_softmax(-1)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x + self.conv2(torch.tanh(self.conv1(x) * scale))
+
+
+def test_every_style_computes_the_same_with_the_same_keys(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    image, path = torch.randn(2, 3, 15, 15), tmp_path / "net.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Net().eval(), (image,), str(path), dynamo=False, input_names=["image"], output_names=["scores"]
+        )
+    (wanted,) = onnxruntime.InferenceSession(str(path)).run(None, {"image": image.numpy()})
+    sources, keys = {}, set()
+    for style in STYLES:
+        out = tmp_path / f"{style}.py"
+        sources[style] = generate(path, out, Options(style=style)).source
+        model = imported(out).Model.from_pretrained().eval()
+        torch.testing.assert_close(model(image), torch.from_numpy(wanted))
+        torch.jit.script(model)  # type: ignore[no-untyped-call]
+        keys.add(tuple(model.state_dict()))
+    assert len(keys) == 1
+    plain, torchvision, timm = (sources[style] for style in STYLES)
+    assert ": int" not in plain and "-> None" not in plain and "-> None" in torchvision and "-> None" not in timm
+    assert plain.count(": Tensor") == 1 and torchvision.count(": Tensor") > 2, "only the network says its types"
+    assert "return scores" in plain, "the result has its name"
+    for source in sources.values():
+        assert not re.search(r"Conv2d\(\w+, \w+, \d", source), "a kernel is given by name"
+
+
+def test_an_argument_that_is_no_tensor_says_its_type() -> None:
+    """TorchScript takes what has no type for a tensor."""
+    from onnxgen.code.class_tree import ClassTree
+    from onnxgen.code.style import STYLES as RECORDS
+    from onnxgen.code.style import styled
+
+    inputs = [ast.arg("x", printer.annotation("Tensor")), ast.arg("size", printer.annotation("int"))]
+    tree = ClassTree("Inner", ["inner"], body=statements("y = x[:size]\ny"), inputs=inputs)
+    (made,) = styled([tree], RECORDS["plain"])
+    assert list(map(printer.argument, made.inputs)) == ["x", "size: int"] and made.result is None
+
+
+def test_an_unknown_style_is_refused() -> None:
+    with pytest.raises(OnnxgenError, match="--style must be one of plain, torchvision, timm"):
+        Options(style="fancy")
+    from onnxgen.code.style import STYLES as RECORDS
+
+    assert tuple(RECORDS) == STYLES
