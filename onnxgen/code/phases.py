@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 from onnxgen.code import printer
 from onnxgen.code.steps import chain
 
-ENDING = 2  # the least number of statements of the last phase
+ENDING = 3  # the least number of statements of the last phase, with its `return`
+BESIDE = 2  # the least number of statements before or after a loop
 LONG = 6  # a phase of so many statements may end where any shape changes, a shorter one where axes do
 AXES = frozenset("flatten reshape view unflatten permute transpose squeeze unsqueeze mean cat stack".split())
 
@@ -39,10 +40,12 @@ def _starts(body: Sequence[ast.stmt], inputs: Collection[str], least: int) -> li
     handed_on, loops = _handed_on(body, inputs), _loops(body)
     found: list[int] = []
     begin = 0
-    for i in range(1, len(body) - ENDING + 1):
+    for i in range(1, len(body) - BESIDE + 1):
         size = i - begin
         changes = _first_call(body[i]) in AXES or (size >= LONG and bool(printer.dims_of(body[i - 1])))
-        if (i in loops and size >= ENDING) or (size >= least and changes and handed_on[i] <= 1):
+        if (i in loops and size >= BESIDE) or (
+            size >= least and len(body) - i >= ENDING and changes and handed_on[i] <= 1
+        ):
             found.append(i)
             begin = i
     return found

@@ -1,7 +1,8 @@
 """Chains of calls as several statements: `x = F.relu(self.fc(x.flatten(1)))` as `x = x.flatten(1)` and what is left.
 
 Goes in: the statements of a method, each with as many calls in one another as a line has room for. Comes out: the same
-calls in the same order. A layer stays together with the norm, activation and dropout behind it.
+calls in the same order. A layer stays together with the norm, activation and dropout behind it, and with methods of its
+result: `self.query(x).view(s).transpose(1, 2)` is read from left to right.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from onnxgen.code.quote import rewrite, walk
 from onnxgen.code.torch_api import ACTIVATIONS, dotted
 
 MODULES = ("self", "F", "torch", "nn", "math")
-LAYER, PART, OTHER = "layer", "part", "other"
+LAYER, PART, METHOD, ALONE, OTHER = "layer", "part", "method", "alone", "other"
 PARTS = {*ACTIVATIONS, "F.dropout"}
-LAYERS = {"F.scaled_dot_product_attention"}
+MANY_ARGUMENTS = {"F.scaled_dot_product_attention"}
 MOST = 3  # calls of a layer and its parts
 USUAL = "x"
 
@@ -73,10 +74,7 @@ class Steps:
         kinds: list[str] = []
         for call in reversed(calls):
             kind = self._kind(call)
-            is_layer = bool(kinds) and kinds[0] == LAYER
-            room = MOST if is_layer else self.nested
-            fits = kind == PART if is_layer else kind != LAYER
-            if kinds and not (fits and len(kinds) < room):
+            if kinds and not self._fits(kind, kinds):
                 groups.append([])
                 kinds = []
             groups[-1].append(call)
@@ -89,14 +87,21 @@ class Steps:
                 joined.append(group)
         return [group[-1] for group in joined[:-1]]
 
+    def _fits(self, kind: str, kinds: list[str]) -> bool:
+        """Return True if a call stays in the statement that has calls of these kinds."""
+        if kinds[0] == LAYER:
+            return kind in (PART, METHOD) and len(kinds) < MOST
+        return kind not in (LAYER, ALONE) and kinds[0] != ALONE and len(kinds) < self.nested
+
     def _kind(self, call: ast.Call) -> str:
         name = dotted(call.func)
-        root, _, attribute = name.partition(".")
-        if name in LAYERS:
-            return LAYER
-        if root == "self":
-            return PART if attribute in self.parts else LAYER
-        return PART if name in PARTS else OTHER
+        if name in MANY_ARGUMENTS:
+            return ALONE
+        if _under(call.func, "self"):
+            return PART if name.removeprefix("self.") in self.parts else LAYER
+        if name in PARTS:
+            return PART
+        return METHOD if is_method(call) else OTHER
 
 
 def chain(tree: ast.expr) -> list[ast.Call]:
@@ -104,14 +109,19 @@ def chain(tree: ast.expr) -> list[ast.Call]:
     found: list[ast.Call] = []
     while isinstance(tree, ast.Call):
         found.append(tree)
-        root = dotted(tree.func).partition(".")[0]
-        if isinstance(tree.func, ast.Attribute) and root not in MODULES and not _under(tree.func, "self"):
-            tree = tree.func.value  # a method of a tensor
+        if isinstance(tree.func, ast.Attribute) and is_method(tree):
+            tree = tree.func.value
         elif tree.args:
             tree = tree.args[0]
         else:
             break
     return found
+
+
+def is_method(call: ast.Call) -> bool:
+    """True for a method of a tensor."""
+    root = dotted(call.func).partition(".")[0]
+    return isinstance(call.func, ast.Attribute) and root not in MODULES and not _under(call.func, "self")
 
 
 def _under(tree: ast.expr, name: str) -> bool:

@@ -38,15 +38,16 @@ STEPS = {
     "x = self.b(F.relu(self.a(x)))": "x = F.relu(self.a(x)); x = self.b(x)",
     "y = self.b(F.relu(self.a(x)))": "y = F.relu(self.a(x)); y = self.b(y)",
     "y = self.b(F.relu(self.a(x)), y)": "y = self.b(F.relu(self.a(x)), y)",
-    "x = self.qkv(x).unflatten(-1, (3, -1)).permute(1, 0)": (
-        "x = self.qkv(x); x = x.unflatten(-1, (3, -1)).permute(1, 0)"
+    "x = self.qkv(x).unflatten(-1, (3, -1)).permute(1, 0)": "x = self.qkv(x).unflatten(-1, (3, -1)).permute(1, 0)",
+    "x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)": (
+        "x = F.scaled_dot_product_attention(q, k, v); x = x.transpose(1, 2).flatten(2)"
     ),
     "x = self.d(self.c(self.b(self.a(x))))": "x = self.b(self.a(x)); x = self.d(self.c(x))",
     "return self.c(self.b(self.a(y)))": "x = self.b(self.a(y)); return self.c(x)",
     "return self.c(self.b(self.a(y)), x)": "return self.c(self.b(self.a(y)), x)",
     "x = F.gelu(x.mean(1)) + self.b(x)": "x = F.gelu(x.mean(1)) + self.b(x)",
     "a, b = self.c(x.flatten(1)).chunk(2)": "a, b = self.c(x.flatten(1)).chunk(2)",
-    "x = self.layers[0](x.flatten(1)).sum()": "x = self.layers[0](x.flatten(1)); x = x.sum()",
+    "x = self.layers[0](x.flatten(1)).sum()": "x = x.flatten(1); x = self.layers[0](x).sum()",
 }
 
 
@@ -73,7 +74,7 @@ def phases(text: str, every: int = 0) -> list[int]:
 
 def test_a_phase_ends_where_one_value_is_handed_on() -> None:
     layers = "\n".join(f"x = self.conv{i}(x)" for i in range(4))
-    assert phases(f"{layers}\nx = x.flatten(1)\nx = self.fc(x)") == [4, 2]
+    assert phases(f"{layers}\nx = x.flatten(1)\nx = self.fc(x)\nx = self.out(x)") == [4, 3]
     assert phases(f"y = self.a(x)\n{layers}\nx = x.flatten(1)\nx = x + y") == [7], "two values live on"
     assert phases("x = self.a(x)\nx = x.flatten(1)\nx = self.b(x)\nx = self.c(x)") == [4], "one statement is no phase"
     loop = "features = []\nfor layer in self.layers:\n    x = layer(x)\n    features.append(x)"

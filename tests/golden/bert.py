@@ -20,142 +20,135 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "79c0fb12f425296244f5575a6d0b09f7"
+FINGERPRINT = "12402345213e54d644f5575a6d0b09f7"
 
 
 class Embeddings(nn.Module):
-    """Three embeddings (embeddings)."""
+    """Three embeddings."""
 
-    def __init__(self, vocab_size: int, dim: int) -> None:
+    def __init__(self, vocab_size, dim):
         super().__init__()
-        self.register_buffer(
-            "position_ids", torch.arange(32, device="cpu")[None], persistent=False
-        )
+        self.register_buffer("position_ids", torch.arange(32, device="cpu")[None], persistent=False)
         self.word_embeddings = nn.Embedding(vocab_size, dim)
         self.token_type_embeddings = nn.Embedding(2, dim)
         self.position_embeddings = nn.Embedding(32, dim)
         self.LayerNorm = nn.LayerNorm(dim, eps=1e-12)
         self.dropout = nn.Dropout(0.1)
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        positions = self.position_ids[:, : input_ids.shape[1]]  # [1, min(32, length)]
+    def forward(self, input_ids, token_type_ids):
+        positions = self.position_ids[:, : input_ids.shape[1]]
         x = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
         x = self.LayerNorm(x + self.position_embeddings(positions))
         return self.dropout(x)
 
 
 class SelfAttention(nn.Module):
-    """Self-attention (encoder.layer.0-1.attention.self)."""
+    """Self-attention."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim):
         super().__init__()
         self.query = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim)
         self.value = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(0.1)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         q = self.query(x).unflatten(-1, (4, -1)).transpose(1, 2)
-        k = self.key(x).unflatten(-1, (4, -1)).transpose(1, 2)  # [batch, 4, length, 6]
+        k = self.key(x).unflatten(-1, (4, -1)).transpose(1, 2)
         v = self.value(x).unflatten(-1, (4, -1)).transpose(1, 2)
-        x = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=self.dropout.p if self.training else 0.0
-        )
-        return x.transpose(1, 2).flatten(2)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.dropout.p if self.training else 0.0)
+        x = x.transpose(1, 2).flatten(2)
+        return x
 
 
 class Output(nn.Module):
-    """Linear layer (encoder.layer.0.attention.output to encoder.layer.1.output,
-    4 uses).
-    """
+    """Linear layer."""
 
-    def __init__(self, dim: int, features: int) -> None:
+    def __init__(self, dim, features):
         super().__init__()
         self.dense = nn.Linear(features, dim)
         self.dropout = nn.Dropout(0.1)
         self.LayerNorm = nn.LayerNorm(dim, eps=1e-12)
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+    def forward(self, x, residual):
         x = self.dropout(self.dense(x)) + residual
         return self.LayerNorm(x)
 
 
 class Attention(nn.Module):
-    """Self-attention (encoder.layer.0-1.attention)."""
+    """Self-attention."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim):
         super().__init__()
         self.self = SelfAttention(dim)
         self.output = Output(dim, dim)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         return self.output(self.self(x, mask), x)
 
 
 class Intermediate(nn.Module):
-    """Linear layer (encoder.layer.0-1.intermediate)."""
+    """Linear layer."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim):
         super().__init__()
         self.dense = nn.Linear(dim, 4 * dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return F.gelu(self.dense(x))
 
 
 class Layer(nn.Module):
-    """Self-attention, two linear layers (encoder.layer.0-1)."""
+    """Self-attention, two linear layers."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim):
         super().__init__()
         self.attention = Attention(dim)
         self.intermediate = Intermediate(dim)
         self.output = Output(dim, 4 * dim)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         x = self.attention(x, mask)
         return self.output(self.intermediate(x), x)
 
 
 class Encoder(nn.Module):
-    """Two Layers (encoder)."""
+    """Two Layers."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim):
         super().__init__()
         self.layer = nn.ModuleList([Layer(dim), Layer(dim)])
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x, mask):
         for layer in self.layer:
             x = layer(x, mask)
         return x
 
 
 class Pooler(nn.Module):
-    """Linear layer (pooler)."""
+    """Linear layer."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim):
         super().__init__()
         self.dense = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.tanh(self.dense(x[:, 0]))
 
 
 class Bert(nn.Module):
-    def __init__(self, vocab_size: int = 60, dim: int = 24) -> None:
+    def __init__(self, vocab_size=60, dim=24):
         super().__init__()
         self.embeddings = Embeddings(vocab_size, dim)
         self.encoder = Encoder(dim)
         self.pooler = Pooler(dim)
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        mask = 1 - attention_mask[:, None, None].float()  # [batch, 1, 1, length]
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
+        mask = 1 - attention_mask[:, None, None].float()
         mask = torch.finfo(torch.float32).min * mask
-        x = self.embeddings(input_ids, token_type_ids)  # [batch, length, 24]
+        x = self.embeddings(input_ids, token_type_ids)
         last_hidden_state = self.encoder(x, mask)
-        pooled = self.pooler(last_hidden_state)  # [batch, 24]
+        pooled = self.pooler(last_hidden_state)
         return last_hidden_state, pooled
 
     @classmethod

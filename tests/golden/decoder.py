@@ -16,24 +16,22 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
-FINGERPRINT = "d940ae0ac4d99ce7a37c6bb4dc594420"
+FINGERPRINT = "1192eadb1ae30930a37c6bb4dc594420"
 
 
 class Decoder(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.project = nn.Linear(8, 192)
-        self.up1 = nn.ConvTranspose2d(12, 8, 4, stride=2, padding=1, bias=False)
+        self.up1 = nn.ConvTranspose2d(12, 8, kernel_size=4, stride=2, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(8)
-        self.up2 = nn.ConvTranspose2d(
-            8, 4, 3, stride=2, padding=1, output_padding=1, groups=2
-        )
-        self.out = nn.ConvTranspose1d(64, 6, 3, stride=2, dilation=2)
+        self.up2 = nn.ConvTranspose2d(8, 4, kernel_size=3, stride=2, padding=1, output_padding=1, groups=2)
+        self.out = nn.ConvTranspose1d(64, 6, kernel_size=3, stride=2, dilation=2)
 
     def forward(self, z: Tensor) -> Tensor:
-        x = F.relu(self.project(z)).reshape(-1, 12, 4, 4)  # [batch, 12, 4, 4]
-        x = F.relu(self.bn1(self.up1(x)))  # [batch, 8, 8, 8]
-        x = F.relu(self.up2(x)).flatten(1, 2)  # [batch, 64, 16]
+        x = F.relu(self.project(z)).reshape(-1, 12, 4, 4)
+        x = F.relu(self.bn1(self.up1(x)))
+        x = F.relu(self.up2(x)).flatten(1, 2)
         return torch.tanh(self.out(x))
 
     @classmethod

@@ -16,45 +16,34 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "a9a7fd487c87d0b5123e60da4860043b"
+FINGERPRINT = "a90f22b8e0dc5ca3123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
-    """Squeeze and excitation (features.1.0.block.1 to features.7.0.block.2,
-    16 uses).
-    """
+    """Squeeze and excitation."""
 
-    def __init__(self, channels: int, hidden_channels: int) -> None:
+    def __init__(self, channels, hidden_channels):
         super().__init__()
-        self.fc1 = nn.Conv2d(channels, hidden_channels, 1)
-        self.fc2 = nn.Conv2d(hidden_channels, channels, 1)
+        self.fc1 = nn.Conv2d(channels, hidden_channels, kernel_size=1)
+        self.fc2 = nn.Conv2d(hidden_channels, channels, kernel_size=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.silu(self.fc1(F.adaptive_avg_pool2d(x, 1)))
+    def forward(self, x):
+        h = F.adaptive_avg_pool2d(x, 1)
+        h = F.silu(self.fc1(h))
         return torch.sigmoid(self.fc2(h)) * x
 
 
 class InvertedResidual(nn.Module):
-    """Residual block: 1x1 convolution (optional), depthwise convolution, squeeze and
-    excitation, 1x1 convolution (features.1.0 to features.7.0, 16 uses).
-    """
+    """Residual block: 1x1 convolution (optional), depthwise convolution, squeeze and excitation, 1x1 convolution."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        kernel_size: int,
-        block_hidden_channels: int,
-        out_channels: int,
-        stride: int = 1,
-    ) -> None:
+    def __init__(self, in_channels, hidden_channels, kernel_size, block_hidden_channels, out_channels, stride=1):
         super().__init__()
         self.residual = stride == 1 and in_channels == out_channels
         layers = []
         if in_channels != hidden_channels:
             layers.append(
                 nn.Sequential(
-                    nn.Conv2d(in_channels, hidden_channels, 1, bias=False),
+                    nn.Conv2d(in_channels, hidden_channels, kernel_size=1, bias=False),
                     nn.BatchNorm2d(hidden_channels),
                     nn.SiLU(),
                 )
@@ -76,14 +65,13 @@ class InvertedResidual(nn.Module):
                 ),
                 SqueezeExcitation(hidden_channels, block_hidden_channels),
                 nn.Sequential(
-                    nn.Conv2d(hidden_channels, out_channels, 1, bias=False),
-                    nn.BatchNorm2d(out_channels),
+                    nn.Conv2d(hidden_channels, out_channels, kernel_size=1, bias=False), nn.BatchNorm2d(out_channels)
                 ),
             ]
         )
         self.block = nn.Sequential(*layers)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = self.block(x)
         if self.residual:
             h = h + x
@@ -91,23 +79,15 @@ class InvertedResidual(nn.Module):
 
 
 class EfficientNet(nn.Module):
-    def __init__(self, in_channels: int = 3, num_classes: int = 10) -> None:
+    def __init__(self, in_channels=3, num_classes=10):
         super().__init__()
         self.features = nn.Sequential(
             nn.Sequential(
-                nn.Conv2d(in_channels, 8, 3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(8),
-                nn.SiLU(),
+                nn.Conv2d(in_channels, 8, kernel_size=3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.SiLU()
             ),
             nn.Sequential(InvertedResidual(8, 8, 3, 2, 4)),
-            nn.Sequential(
-                InvertedResidual(4, 24, 3, 1, 6, stride=2),
-                InvertedResidual(6, 36, 3, 1, 6),
-            ),
-            nn.Sequential(
-                InvertedResidual(6, 36, 5, 1, 10, stride=2),
-                InvertedResidual(10, 60, 5, 2, 10),
-            ),
+            nn.Sequential(InvertedResidual(4, 24, 3, 1, 6, stride=2), InvertedResidual(6, 36, 3, 1, 6)),
+            nn.Sequential(InvertedResidual(6, 36, 5, 1, 10, stride=2), InvertedResidual(10, 60, 5, 2, 10)),
             nn.Sequential(
                 InvertedResidual(10, 60, 3, 2, 12, stride=2),
                 InvertedResidual(12, 72, 3, 3, 12),
@@ -119,19 +99,18 @@ class EfficientNet(nn.Module):
                 InvertedResidual(16, 96, 5, 4, 16),
             ),
             nn.Sequential(
-                InvertedResidual(16, 96, 5, 4, 20, stride=2),
-                *[InvertedResidual(20, 120, 5, 5, 20) for _ in range(3)],
+                InvertedResidual(16, 96, 5, 4, 20, stride=2), *[InvertedResidual(20, 120, 5, 5, 20) for _ in range(3)]
             ),
             nn.Sequential(InvertedResidual(20, 120, 3, 5, 24)),
-            nn.Sequential(
-                nn.Conv2d(24, 96, 1, bias=False), nn.BatchNorm2d(96), nn.SiLU()
-            ),
+            nn.Sequential(nn.Conv2d(24, 96, kernel_size=1, bias=False), nn.BatchNorm2d(96), nn.SiLU()),
         )
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(96, num_classes))
 
     def forward(self, image: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(self.features(image), 1).flatten(1)  # [batch, 96]
-        return self.classifier(x)
+        x = self.features(image)
+        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        logits = self.classifier(x)
+        return logits
 
     @classmethod
     def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":

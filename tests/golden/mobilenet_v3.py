@@ -16,45 +16,46 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "0d28ffcbb1222e3bf7427708ef44062e"
+FINGERPRINT = "2507e36a25645d74f7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
-    """Squeeze and excitation (features.1.block.1 to features.8.block.2, 6 uses)."""
+    """Squeeze and excitation."""
 
-    def __init__(self, channels: int, hidden_channels: int) -> None:
+    def __init__(self, channels, hidden_channels):
         super().__init__()
-        self.fc1 = nn.Conv2d(channels, hidden_channels, 1)
-        self.fc2 = nn.Conv2d(hidden_channels, channels, 1)
+        self.fc1 = nn.Conv2d(channels, hidden_channels, kernel_size=1)
+        self.fc2 = nn.Conv2d(hidden_channels, channels, kernel_size=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.fc1(F.adaptive_avg_pool2d(x, 1)))
+    def forward(self, x):
+        h = F.adaptive_avg_pool2d(x, 1)
+        h = F.relu(self.fc1(h))
         return F.hardsigmoid(self.fc2(h)) * x
 
 
 class InvertedResidual(nn.Module):
-    """Residual block: 1x1 convolution (optional), depthwise convolution, squeeze and
-    excitation (optional), 1x1 convolution (features.1-8).
+    """Residual block: 1x1 convolution (optional), depthwise convolution, squeeze and excitation (optional), 1x1
+    convolution.
     """
 
     def __init__(
         self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        activation: type[nn.Module] = nn.Hardswish,
-        kernel_size: int = 5,
-        stride: int = 1,
-        block_hidden_channels: int = 30,
-        squeeze_excitation: bool = True,
-    ) -> None:
+        in_channels,
+        hidden_channels,
+        out_channels,
+        activation=nn.Hardswish,
+        kernel_size=5,
+        stride=1,
+        block_hidden_channels=30,
+        squeeze_excitation=True,
+    ):
         super().__init__()
         self.residual = stride == 1 and in_channels == out_channels
         layers = []
         if in_channels != hidden_channels:
             layers.append(
                 nn.Sequential(
-                    nn.Conv2d(in_channels, hidden_channels, 1, bias=False),
+                    nn.Conv2d(in_channels, hidden_channels, kernel_size=1, bias=False),
                     nn.BatchNorm2d(hidden_channels, eps=0.001, momentum=0.01),
                     activation(),
                 )
@@ -78,13 +79,13 @@ class InvertedResidual(nn.Module):
             layers.append(SqueezeExcitation(hidden_channels, block_hidden_channels))
         layers.append(
             nn.Sequential(
-                nn.Conv2d(hidden_channels, out_channels, 1, bias=False),
+                nn.Conv2d(hidden_channels, out_channels, kernel_size=1, bias=False),
                 nn.BatchNorm2d(out_channels, eps=0.001, momentum=0.01),
             )
         )
         self.block = nn.Sequential(*layers)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = self.block(x)
         if self.residual:
             h = h + x
@@ -92,56 +93,35 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV3(nn.Module):
-    def __init__(self, in_channels: int = 3, num_classes: int = 10) -> None:
+    def __init__(self, in_channels=3, num_classes=10):
         super().__init__()
         self.features = nn.Sequential(
             nn.Sequential(
-                nn.Conv2d(in_channels, 8, 3, stride=2, padding=1, bias=False),
+                nn.Conv2d(in_channels, 8, kernel_size=3, stride=2, padding=1, bias=False),
                 nn.BatchNorm2d(8, eps=0.001, momentum=0.01),
                 nn.Hardswish(),
             ),
-            InvertedResidual(
-                8,
-                8,
-                8,
-                activation=nn.ReLU,
-                kernel_size=3,
-                stride=2,
-                block_hidden_channels=4,
-            ),
-            InvertedResidual(
-                8,
-                36,
-                12,
-                activation=nn.ReLU,
-                kernel_size=3,
-                stride=2,
-                squeeze_excitation=False,
-            ),
-            InvertedResidual(
-                12, 44, 12, activation=nn.ReLU, kernel_size=3, squeeze_excitation=False
-            ),
+            InvertedResidual(8, 8, 8, activation=nn.ReLU, kernel_size=3, stride=2, block_hidden_channels=4),
+            InvertedResidual(8, 36, 12, activation=nn.ReLU, kernel_size=3, stride=2, squeeze_excitation=False),
+            InvertedResidual(12, 44, 12, activation=nn.ReLU, kernel_size=3, squeeze_excitation=False),
             InvertedResidual(12, 48, 20, stride=2, block_hidden_channels=12),
             InvertedResidual(20, 120, 20),
             InvertedResidual(20, 120, 20),
             InvertedResidual(20, 60, 24, block_hidden_channels=15),
             InvertedResidual(24, 72, 24, block_hidden_channels=18),
             nn.Sequential(
-                nn.Conv2d(24, 144, 1, bias=False),
+                nn.Conv2d(24, 144, kernel_size=1, bias=False),
                 nn.BatchNorm2d(144, eps=0.001, momentum=0.01),
                 nn.Hardswish(),
             ),
         )
-        self.classifier = nn.Sequential(
-            nn.Linear(144, 64),
-            nn.Hardswish(),
-            nn.Dropout(0.2),
-            nn.Linear(64, num_classes),
-        )
+        self.classifier = nn.Sequential(nn.Linear(144, 64), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(64, num_classes))
 
     def forward(self, image: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(self.features(image), 1).flatten(1)  # [batch, 144]
-        return self.classifier(x)
+        x = self.features(image)
+        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        logits = self.classifier(x)
+        return logits
 
     @classmethod
     def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
