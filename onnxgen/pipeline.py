@@ -92,7 +92,7 @@ def build(
                 with timed(report, "structure"):
                     classes = _classes(module, options, wanted, plain)
             with timed(report, "render"):
-                written = styled(classes, STYLES[options.style], options.annotate)
+                written = styled(classes, STYLES[options.style])
                 return compose(model, module, written, path, out, options, report, record)
 
         def differs(generated: Generated) -> Difference | None:

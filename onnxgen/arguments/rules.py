@@ -19,10 +19,10 @@ from onnxgen.code.quote import MemberRef, Ref, value_of
 from onnxgen.code.torch_api import (
     ACTIVATIONS,
     CONVOLUTIONS,
+    DROPOUTS,
     NORMS,
     PARTS,
     RECURRENT,
-    SIGNATURES,
     TRANSPOSED,
     function_of,
 )
@@ -170,7 +170,7 @@ class Rules(Shapes):
                 self.related.tie(two, one)
         elif layer in NORMS or (layer == "nn.PReLU" and self.related.value[one] != 1):
             self.tie(x[1:2], (one,))
-        elif layer != "nn.PReLU" and SIGNATURES.get(layer) != ("p", "inplace"):  # of every kind of Dropout
+        elif layer != "nn.PReLU" and layer not in DROPOUTS:
             raise Unknown
         return x
 

@@ -18,7 +18,7 @@ MODULES = ("self", "F", "torch", "nn", "math")
 LAYER, PART, METHOD, ALONE, OTHER = "layer", "part", "method", "alone", "other"
 PARTS = {*ACTIVATIONS, "F.dropout"}
 MANY_ARGUMENTS = {"F.scaled_dot_product_attention"}
-MOST = 3  # calls of a layer and its parts
+MOST = 3  # calls of a layer and its parts, or of methods in a row
 USUAL = "x"
 
 
@@ -36,28 +36,33 @@ class Steps:
 
     def of(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Return the statements of a method in steps."""
-        made = self._block(body)
+        made: list[ast.stmt] = []
+        for i, statement in enumerate(body):
+            made += self._block([statement], read(body[i + 1 :]))
         if len(made) >= self.named and isinstance(last := made[-1], ast.Return):
             made[-1:] = _named(last, made[-2])
         return made
 
-    def _block(self, block: Sequence[ast.stmt]) -> list[ast.stmt]:
+    def _block(self, block: Sequence[ast.stmt], needed: set[str]) -> list[ast.stmt]:
+        """Return statements in steps. `needed`: the names that are read later."""
         made: list[ast.stmt] = []
         for statement in block:
             if isinstance(statement, (ast.Assign, ast.Return)):
-                made += self._split(statement)
+                made += self._split(statement, needed)
             else:
-                made.append(self._inside(statement))
+                made.append(self._inside(statement, needed | read([statement])))
         return made
 
-    def _inside(self, statement: ast.stmt) -> ast.stmt:
+    def _inside(self, statement: ast.stmt, needed: set[str]) -> ast.stmt:
         """Return a statement whose blocks are in steps."""
-        blocks = {name: self._block(block) for name in ("body", "orelse") if (block := getattr(statement, name, None))}
+        blocks = {
+            name: self._block(block, needed) for name in ("body", "orelse") if (block := getattr(statement, name, None))
+        }
         return printer.changed(statement, **blocks) if blocks else statement
 
-    def _split(self, statement: ast.Assign | ast.Return) -> Iterator[ast.stmt]:
+    def _split(self, statement: ast.Assign | ast.Return, needed: set[str]) -> Iterator[ast.stmt]:
         value = statement.value
-        name = _name_of(statement) if value is not None else ""
+        name = _name_of(statement, needed) if value is not None else ""
         while name and value is not None and (ends := self._ends(chain(value))):
             outer = with_name(value, ends[0], name)
             if outer is None:
@@ -89,7 +94,7 @@ class Steps:
 
     def _fits(self, kind: str, kinds: list[str]) -> bool:
         """Return True if a call stays in the statement that has calls of these kinds."""
-        if kinds[0] == LAYER:
+        if kinds[0] == LAYER or {*kinds, kind} == {METHOD}:
             return kind in (PART, METHOD) and len(kinds) < MOST
         return kind not in (LAYER, ALONE) and kinds[0] != ALONE and len(kinds) < self.nested
 
@@ -131,11 +136,18 @@ def _under(tree: ast.expr, name: str) -> bool:
     return isinstance(tree, ast.Name) and tree.id == name
 
 
-def _name_of(statement: ast.Assign | ast.Return) -> str:
-    if isinstance(statement, ast.Return):
-        return USUAL
-    target = statement.targets[0]
-    return target.id if isinstance(target, ast.Name) else ""
+def read(block: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that statements read."""
+    names = (node for statement in block for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Load)}
+
+
+def _name_of(statement: ast.Assign | ast.Return, needed: set[str]) -> str:
+    """Return the name of what a statement computes on the way: its target, if that does not say what the result is."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Name(USUAL)
+    if not isinstance(target, ast.Name):
+        return ""
+    return USUAL if USUAL not in needed and target.id not in read([statement]) else target.id
 
 
 def with_name(tree: ast.expr, inner: ast.expr, name: str) -> ast.expr | None:

@@ -14,9 +14,9 @@ from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.phases import in_phases
 from onnxgen.code.quote import rewrite
 from onnxgen.code.steps import Steps
-from onnxgen.code.torch_api import ACTIVATIONS, NORMS, SIGNATURES, dotted
+from onnxgen.code.torch_api import ACTIVATIONS, DROPOUTS, NORMS, SIGNATURES, dotted
 
-PARTS = {*NORMS, *ACTIVATIONS.values()}
+PARTS = {*NORMS, *DROPOUTS, *ACTIVATIONS.values()}
 ROOT = [""]
 TENSOR = "Tensor"
 
@@ -66,9 +66,9 @@ def by_name(classes: Sequence[ClassTree], style: Style) -> list[ClassTree]:
     ]
 
 
-def styled(classes: Sequence[ClassTree], style: Style, all_shapes: bool = False) -> list[ClassTree]:
-    """Return classes in a style. `all_shapes`: each shape that is known stays in its comment."""
-    writer = _Writer(replace(style, lines_of_shape=0) if all_shapes else style)
+def styled(classes: Sequence[ClassTree], style: Style) -> list[ClassTree]:
+    """Return classes in a style."""
+    writer = _Writer(style)
     return [writer.written(tree) for tree in classes]
 
 
@@ -129,11 +129,11 @@ def _parts(setup: Sequence[ast.stmt]) -> set[str]:
     for node in (node for statement in setup for node in ast.walk(statement)):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             layer = dotted(node.value.func if isinstance(node.value, ast.Call) else node.value)
-            if layer in PARTS or layer.endswith(("Dropout", "Dropout1d", "Dropout2d", "Dropout3d")):
+            if layer in PARTS:
                 found.add(node.targets[0].attr)
     return found
 
 
 def _untyped(argument: ast.arg) -> ast.arg:
     of = argument.annotation
-    return ast.arg(argument.arg, None if of is None or ast.unparse(of) == TENSOR else of)
+    return ast.arg(argument.arg, None if isinstance(of, ast.Name) and of.id == TENSOR else of)

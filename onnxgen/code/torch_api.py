@@ -133,6 +133,7 @@ LAYER_OF = {
 
 CONVOLUTIONS = frozenset(_ranks("nn.Conv").split())
 TRANSPOSED = frozenset(_ranks("nn.ConvTranspose").split())
+DROPOUTS = frozenset(name for name, order in SIGNATURES.items() if name[:3] == "nn." and order == ("p", "inplace"))
 RECURRENT = frozenset(("nn.RNN", "nn.LSTM", "nn.GRU"))
 BATCH_NORMS = frozenset(_ranks("nn.BatchNorm").split())
 NORMS = BATCH_NORMS | {*_ranks("nn.InstanceNorm").split(), "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm"}

@@ -36,7 +36,9 @@ STEPS = {
     "x = F.relu(self.fc(x.flatten(1)))": "x = x.flatten(1); x = F.relu(self.fc(x))",
     "x = F.relu(self.norm(self.conv(x)))": "x = F.relu(self.norm(self.conv(x)))",
     "x = self.b(F.relu(self.a(x)))": "x = F.relu(self.a(x)); x = self.b(x)",
-    "y = self.b(F.relu(self.a(x)))": "y = F.relu(self.a(x)); y = self.b(y)",
+    "y = self.b(F.relu(self.a(x)))": "x = F.relu(self.a(x)); y = self.b(x)",
+    "y = self.b(F.relu(self.a(x))); z = x": "y = F.relu(self.a(x)); y = self.b(y); z = x",
+    "y = self.b(F.relu(self.a(y)))": "y = F.relu(self.a(y)); y = self.b(y)",
     "y = self.b(F.relu(self.a(x)), y)": "y = self.b(F.relu(self.a(x)), y)",
     "x = self.qkv(x).unflatten(-1, (3, -1)).permute(1, 0)": "x = self.qkv(x).unflatten(-1, (3, -1)).permute(1, 0)",
     "x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)": (

@@ -166,7 +166,7 @@ def test_fused_conv(activation: str, parameters: list[float], added: bool) -> No
     if parameters:
         attrs["activation_params"] = parameters
     ran = run_node("FusedConv", inputs, attrs, initializers={1, 2}, dynamic=True)
-    assert "nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)" in ran.source
+    assert "nn.Conv2d(4, 6, kernel_size=3, stride=2, padding=1, groups=2)" in ran.source
 
 
 def test_an_unknown_activation_is_refused() -> None:
@@ -215,7 +215,7 @@ def test_nhwc_conv(name: str) -> None:
         attrs["activation"] = "Relu"
         conv = np.maximum(conv, 0)
     ran = run_node(name, [x, w, b], attrs, expected=[np.moveaxis(conv, 1, -1)], initializers={1, 2})
-    assert "nn.Conv2d(4, 6, 3, stride=(2, 1), padding=(1, 0))" in ran.source
+    assert "nn.Conv2d(4, 6, kernel_size=3, stride=(2, 1), padding=(1, 0))" in ran.source
 
 
 GEMM = [

@@ -47,7 +47,7 @@ def test_channels_first(
     attrs: dict[str, Any] = {"dilation": dilation} | ({"activation": activation} if activation else {})
     ran = run(inputs, attrs, initializers={1, 2} if bias else {1})
     assert ("F.silu(" in ran.source) == (activation in ("silu", "swish"))
-    assert length == 0 or f"nn.Conv1d(4, 4, {kernel}" in ran.source
+    assert length == 0 or f"nn.Conv1d(4, 4, kernel_size={kernel}" in ran.source
     ran = run(inputs, attrs)
     assert length == 0 or "F.conv1d(" in ran.source
 
@@ -80,7 +80,7 @@ def test_text() -> None:
     inputs = inputs_of(2, (4,), 7, 3, 1, True, True, last=False)
     node: dict[str, Any] = {"domain": MICROSOFT, "outputs": 2, "initializers": {1, 2}, "compare": False}
     source = run_node("CausalConvWithState", inputs, {"activation": "silu"}, **node).source
-    assert "nn.Conv1d(4, 4, 3, groups=4)" in source
+    assert "nn.Conv1d(4, 4, kernel_size=3, groups=4)" in source
     assert "x = torch.cat([i3, i0], dim=2)" in source and "F.silu(self.conv(x))" in source and "x[..., -2:]" in source
 
 

@@ -35,7 +35,7 @@ def test_words_of_all_lengths(stored: set[int]) -> None:
     rows = words([1, 2, 3, 0, 0], [4, 0, 0, 0, 0], [5, 6, 7, 8, 9], [1, 0, 2, 3, 0], [1, 0, 0, 4, 4], [1, 2, 0, 0, 4])
     ran = run([rows, *weights()], initializers=stored)
     if stored:
-        assert "nn.Embedding(10, 3)" in ran.source and "nn.Conv2d(1, 4, (2, 3))" in ran.source
+        assert "nn.Embedding(10, 3)" in ran.source and "nn.Conv2d(1, 4, kernel_size=(2, 3))" in ran.source
 
 
 @needs(OP)

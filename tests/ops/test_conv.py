@@ -65,9 +65,9 @@ def test_stored_weights_make_a_module() -> None:
     attrs = {"pads": [1, 1, 1, 1], "strides": [2, 2]}
     inputs = [floats(1, 4, 8, 8), floats(6, 4, 3, 3), floats(6)]
     ran = run_node("Conv", inputs, attrs, initializers={1, 2})
-    assert "nn.Conv2d(4, 6, 3, stride=2, padding=1)" in ran.source
+    assert "nn.Conv2d(4, 6, kernel_size=3, stride=2, padding=1)" in ran.source
     ran = run_node("ConvTranspose", [inputs[0], floats(4, 6, 3, 3), inputs[2]], attrs, initializers={1, 2})
-    assert "nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1)" in ran.source
+    assert "nn.ConvTranspose2d(4, 6, kernel_size=3, stride=2, padding=1)" in ran.source
 
 
 @given(

@@ -114,7 +114,7 @@ def test_windows_of_networks_that_torch_wrote(op: str) -> None:
     assert "min(2, xh)" in run_model(model, {"x": floats(1, 2, 1, 4)}).forward
     model.producer_name = "pytorch"
     name = "max" if op == "MaxPool" else "avg"
-    assert f"F.{name}_pool2d(x, 2)" in run_model(model, {"x": floats(1, 2, 5, 4)}).forward
+    assert f"F.{name}_pool2d(x, kernel_size=2)" in run_model(model, {"x": floats(1, 2, 5, 4)}).forward
     with pytest.raises(RuntimeError, match="Output size is too small"):
         run_model(model, {"x": floats(1, 2, 1, 4)})
 
@@ -122,9 +122,9 @@ def test_windows_of_networks_that_torch_wrote(op: str) -> None:
 def test_plain_pools_are_torch_calls() -> None:
     attrs = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     ran = run_node("MaxPool", [floats(1, 2, 9, 9)], attrs, dynamic=True)
-    assert "F.max_pool2d(i0, 3, stride=2, padding=1)" in ran.forward
+    assert "F.max_pool2d(i0, kernel_size=3, stride=2, padding=1)" in ran.forward
     halved = {"kernel_shape": [2, 2], "strides": [2, 2]}
-    assert "F.avg_pool2d(i0, 2)" in run_node("AveragePool", [floats(1, 2, 8, 8)], halved).forward
+    assert "F.avg_pool2d(i0, kernel_size=2)" in run_node("AveragePool", [floats(1, 2, 8, 8)], halved).forward
 
 
 @given(ints(1, 3, 2), st.booleans())

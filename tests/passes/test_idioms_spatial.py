@@ -117,14 +117,14 @@ def test_padding_of_pools() -> None:
     text = "p = Pad(x, ring) y = AveragePool<kernel_shape = [3, 3], strides = [2, 2]>(p)"
     hold(
         spelled(text, PADS.rstrip(", "), shape=IMAGE),
-        "return F.avg_pool2d(x, 3, stride=2, padding=1)",
+        "return F.avg_pool2d(x, kernel_size=3, stride=2, padding=1)",
         lambda x: F.avg_pool2d(x, 3, 2, 1),
         DRAWN,
     )
     text = "p = Pad(x, ring, low) y = MaxPool<kernel_shape = [3, 3], strides = [2, 2]>(p)"
     hold(
         spelled(text, PADS.rstrip(", "), shape=IMAGE),
-        "return F.max_pool2d(x, 3, stride=2, padding=1)",
+        "return F.max_pool2d(x, kernel_size=3, stride=2, padding=1)",
         lambda x: F.max_pool2d(x, 3, 2, 1),
         DRAWN,
     )
