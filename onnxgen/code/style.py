@@ -16,7 +16,7 @@ from onnxgen.code.quote import rewrite
 from onnxgen.code.steps import Steps
 from onnxgen.code.torch_api import ACTIVATIONS, DROPOUTS, NORMS, SIGNATURES, dotted
 
-PARTS = {*NORMS, *DROPOUTS, *ACTIVATIONS.values()}
+PARTS = {*NORMS, *DROPOUTS, *ACTIVATIONS.values(), "LearnableAffine"}
 ROOT = [""]
 TENSOR = "Tensor"
 

@@ -40,6 +40,11 @@ def StochasticDepth(x: Array, *, p: float, mode: str) -> Array:
 
 
 @own
+def Affine(x: Array, scale: Array, bias: Array) -> Array:
+    return x * scale + bias
+
+
+@own
 def WeightNorm(v: Array, g: Array, *, dim: int) -> Array:
     axes = tuple(axis for axis in range(v.ndim) if axis != dim)
     return v * (g / np.sqrt((v * v).sum(axes, keepdims=bool(g.ndim))))

@@ -13,6 +13,7 @@ from onnxgen.options import Options
 from onnxgen.paranoid.quick import checker_for, is_paranoid
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
+from onnxgen.passes.affine import affine
 from onnxgen.passes.attention import attention
 from onnxgen.passes.axes import axes
 from onnxgen.passes.batch import dynamic_batch
@@ -123,6 +124,7 @@ PASSES: list[Pass] = [
     added_bias,
     linear,
     transformer,  # around the layers that are found by now
+    affine,  # what no idiom has taken
     infer_missing_scopes,  # for the remaining nodes; idioms are single nodes now
     restore_batchnorm,  # last: no idiom contains a norm that is put back
 ]

@@ -8,7 +8,9 @@ from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.traits import (
     ACTIVATION,
     ADDS,
+    BROADCASTS,
     CONVOLUTION,
+    ELEMENTWISE,
     GLOBAL_POOL,
     NORMALISES,
     POOL,
@@ -57,12 +59,14 @@ def kind(flow: Flow, i: int) -> str:
     named = next((kind for trait, kind in _KINDS.items() if trait in facts.traits), _BY_NAME.get(node.op_type))
     if named is not None:
         return "squeeze" if named == "reduce" and _is_spatial(node) else named
+    if ELEMENTWISE in facts.traits and BROADCASTS not in facts.traits:
+        return "scale"
     if flow.weighs[i]:
         return {"Gather": "embedding", "Gemm": "linear", "Linear": "linear", "MatMul": "linear"}.get(
             node.op_type, f"own {node.op_type}"
         )
     if is_a(node, ADDS, SCALES):
-        return {"Add": "add", "Mul": "mul"}.get(node.op_type, node.op_type) if _is_merge(flow, i) else "scale"
+        return node.op_type.lower() if _is_merge(flow, i) else "scale"
     if node.op_type == "MatMul":
         return "product"
     if node.op_type == "Concat":

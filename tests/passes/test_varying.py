@@ -12,15 +12,18 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgen import generate
+from onnxgen.options import Options
 from onnxgen.passes.varying import is_typed
 from tests.ops.harness import assert_same, run_onnxruntime
-from tests.support.real import run
+from tests.support.real import assert_way_back, imported, run
 
 LEARNED = (1.3841065, 2.1115580, 2.4821107, 1.5236348, 2.1388680, 2.8309770)
 
 
-def blocks(path: Path, scales: Sequence[float], producer: str = "", op: str = "Mul") -> onnx.ModelProto:
-    """Convolutions whose results are multiplied by a number, each in a Constant node."""
+def blocks(
+    path: Path, scales: Sequence[float], producer: str = "", op: str = "Mul", shifts: Sequence[float] = ()
+) -> onnx.ModelProto:
+    """Convolutions whose results are multiplied by a number, each in a Constant node; `shifts` are added then."""
     random = np.random.default_rng(0)
     nodes, weights, x = [], [], "x"
     for i, scale in enumerate(scales):
@@ -30,7 +33,11 @@ def blocks(path: Path, scales: Sequence[float], producer: str = "", op: str = "M
         nodes.append(helper.make_node("Constant", [], [f"number{i}"], value=number))
         nodes.append(helper.make_node("Conv", [x, name], [f"c{i}"]))
         nodes.append(helper.make_node(op, [f"c{i}", f"number{i}"], [f"m{i}"]))
-        nodes.append(helper.make_node("Relu", [f"m{i}"], [x := f"r{i}"]))
+        if shifts:
+            shift = numpy_helper.from_array(np.array(shifts[i], "float32"), f"shift{i}")
+            nodes.append(helper.make_node("Constant", [], [f"shift{i}"], value=shift))
+            nodes.append(helper.make_node("Add", [f"shift{i}", f"m{i}"], [f"s{i}"]))
+        nodes.append(helper.make_node("Relu", [f"s{i}" if shifts else f"m{i}"], [x := f"r{i}"]))
     io = [helper.make_tensor_value_info(v, 1, ["n", 4, 8, 8]) for v in ("x", x)]
     graph = helper.make_graph(nodes, "g", io[:1], io[1:], weights)
     opsets = [helper.make_opsetid("", 13)]
@@ -47,6 +54,35 @@ def test_numbers_that_differ_are_parameters(tmp_path: Path) -> None:
     scales = [p for name, p in made.model.named_parameters() if name.endswith("scale")]
     assert [p.item() for p in scales] == [np.float32(scale) for scale in LEARNED]
     assert made.generated.source.count("(nn.Module):") == 2, "the blocks are one class"
+
+
+SHIFTS = (0.118325417, -0.284001352, 0.0771934186, -0.331022632, 0.492115073, -0.0593177452)
+
+
+def test_a_learned_scale_and_bias_are_a_layer(tmp_path: Path) -> None:
+    """Whether a number is stored with or without an axis; it is trained, and written back."""
+    model = blocks(tmp_path / "net.onnx", LEARNED, shifts=SHIFTS)
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 4, 8, 8)).astype("float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    assert_same(made.outputs[0].detach().numpy(), run_onnxruntime(model, feeds)[0])
+    layers = [m for m in made.model.modules() if type(m).__name__ == "LearnableAffine"]
+    assert [m.scale.item() for m in layers] == [np.float32(scale) for scale in LEARNED]
+    assert [m.bias.item() for m in layers] == [np.float32(shift) for shift in SHIFTS]
+    assert_way_back(made, tmp_path / "net.onnx")
+    made.outputs[0].sum().backward()
+    assert all(p.grad is not None for p in made.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "options", [Options(frozen="number3|shift4"), Options(dtype="float16")], ids=["frozen", "half"]
+)
+def test_numbers_that_are_not_trained_are_no_layer(options: Options, tmp_path: Path) -> None:
+    blocks(tmp_path / "net.onnx", LEARNED, shifts=SHIFTS)
+    generate(tmp_path / "net.onnx", tmp_path / "net.py", options)
+    model = imported(tmp_path / "net.py").Model.from_pretrained()
+    layers = [m for m in model.modules() if type(m).__name__ == "LearnableAffine"]
+    assert len(layers) == (4 if options.frozen else 6)
+    assert all(p.requires_grad for m in layers for p in m.parameters())
 
 
 @pytest.mark.parametrize(

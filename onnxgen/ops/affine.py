@@ -1,0 +1,20 @@
+"""A learned scale and a learned bias for a whole map."""
+
+from __future__ import annotations
+
+import ast
+
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.operators import op
+from onnxgen.graph.traits import ELEMENTWISE
+from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
+
+
+@op("Affine", domain=DOMAIN, traits=[ELEMENTWISE], weights="scale bias")
+def affine(b: Builder, x: Arg, scale: Arg, bias: Arg) -> ast.expr:
+    """`scale * x + bias`, with single numbers."""
+    sources = {"scale": scale.source, "bias": bias.source}
+    keys = {key: None if source is None else source.reshape((1,)) for key, source in sources.items()}
+    module = b.module("affine", b.call("LearnableAffine"), **keys) if all(keys.values()) else None
+    return b("m(x)", m=module, x=x) if module is not None else b("s * x + b", s=scale, x=x, b=bias)
