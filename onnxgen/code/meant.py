@@ -15,9 +15,9 @@ from onnxgen.code.copied import Definition, defined_name
 from onnxgen.code.digest import is_docstring, without_docstring
 
 # names that the templates define
-FUNCTIONS = {"constant", "load_weights"}
+FUNCTIONS = {"constant", "from_pretrained", "load_weights"}
 CONSTANTS = {"WEIGHTS", "FINGERPRINT", "Model"}
-METHODS = {"from_pretrained"}
+ALIAS = "Model.from_pretrained = classmethod(from_pretrained)"
 # names that the templates and helpers import from these modules
 PARTS = {
     "torch": {"Tensor", "nn"},
@@ -26,6 +26,7 @@ PARTS = {
     "torch.testing": {"assert_close"},
     "pathlib": {"Path"},
     "warnings": {"warn"},
+    "functools": {"partial"},
 }
 _IGNORED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}
 _FIELDS: dict[type, tuple[str, ...]] = {}
@@ -39,11 +40,13 @@ class Meant:
         classes: those of the network.
         copied: helpers and definitions of plugins, by name.
         modules: the modules that plugins import from.
+        function: the one that builds the network.
     """
 
     classes: Sequence[ClassTree]
     copied: Mapping[str, Definition]
     modules: frozenset[str] = frozenset()
+    function: str = ""
 
 
 def hold(tree: ast.Module, meant: Meant, is_ours: bool) -> None:
@@ -74,7 +77,7 @@ def _hold_class(node: ast.ClassDef, meant: ClassTree, is_ours: bool) -> None:
         if len(there) != 1 or not _same_method(method, there[0], is_ours):
             raise Refused(f"{meant.name}.{method.name} is not as it was meant")
     if is_ours:
-        names = [name for n in body if (name := defined_name(n)) not in METHODS]
+        names = list(map(defined_name, body))
         if names != [m.name for m in meant.methods] or list(map(ast.unparse, node.bases)) != [meant.base]:
             raise Refused(f"the class {meant.name} has what nobody meant")
 
@@ -91,7 +94,7 @@ def _same_method(meant: ast.FunctionDef, found: ast.FunctionDef, is_ours: bool) 
 
 def _hold_frame(tree: ast.Module, meant: Meant) -> None:
     """Check that a file has, besides classes and copies, only a docstring, imports, and names of the templates."""
-    names = {*meant.copied, *(each.name for each in meant.classes)}
+    names = {*meant.copied, *(each.name for each in meant.classes), meant.function}
     if not tree.body or not is_docstring(tree.body[0]):
         raise Refused("the file does not begin with its docstring")
     for node in tree.body[1:]:
@@ -100,6 +103,8 @@ def _hold_frame(tree: ast.Module, meant: Meant) -> None:
             if not modules <= MODULES | meant.modules:
                 raise Refused(f"the file has {ast.unparse(node)!a}")
             _hold_parts(node, meant)
+            continue
+        if isinstance(node, ast.Assign) and ast.unparse(node) == ALIAS:
             continue
         allowed = CONSTANTS if isinstance(node, ast.Assign) else FUNCTIONS if isinstance(node, ast.FunctionDef) else ()
         if defined_name(node) not in {*names, *allowed}:

@@ -6,6 +6,9 @@ Lowering makes one flat `ModuleDef`, `structure` splits it into classes, and `re
 from __future__ import annotations
 
 import ast
+import builtins
+import keyword
+import re
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
@@ -288,6 +291,16 @@ class ModuleDef:
         return self.hints.get(value) or FileText(value)
 
     @property
+    def function(self) -> str:
+        """The name of the function that builds the network: `resnet18` for the class ResNet18."""
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])(?!Net)", "_", self.name).lower()
+        return words if words not in self._taken and not hasattr(builtins, words) else f"{words}_network"
+
+    @property
     def reserved(self) -> frozenset[str]:
         """Names that no class, argument or local variable may have."""
-        return RESERVED | helper_names() | self.own.names | {stub.name for stub in self.stubs}
+        return self._taken | {self.function}
+
+    @property
+    def _taken(self) -> frozenset[str]:
+        return RESERVED | helper_names() | self.own.names | {stub.name for stub in self.stubs} | set(keyword.kwlist)

@@ -39,7 +39,7 @@ class Frame:
     """The parts of a file around its classes.
 
     Attributes:
-        name: the root class.
+        name, function: the root class, and the function that builds it.
         source, opset: the ONNX file's name (printable) and the opset of ai.onnx.
         summary: lines of the header docstring (inputs, outputs, weights).
         weights: the sidecar's name, relative to the module's folder.
@@ -53,6 +53,7 @@ class Frame:
     """
 
     name: str
+    function: str
     source: str
     opset: int
     summary: list[str]
@@ -69,7 +70,7 @@ class Frame:
         """Raise `Refused` if a text cannot be where the templates put it: between quotes, or in the docstring."""
         for text in (self.weights, self.constants, *(key for keys in self.ties for key in keys)):
             between_quotes(text)
-        for text in (self.name, self.source, *self.summary):
+        for text in (self.name, self.function, self.source, *self.summary):
             comment(text)
 
 
@@ -100,7 +101,7 @@ def render(
     skips_init = any("nn.Embedding" in tree.called for tree in trees) or "nn.Embedding" in map(dotted, copies)
     if skips_init:
         helpers = copied(f"{text}\nSkipInit()")
-    meant = Meant(trees, {**helpers, **own}, frozenset(module for module, _ in own_imports.values()))
+    meant = Meant(trees, {**helpers, **own}, frozenset(m for m, _ in own_imports.values()), frame.function)
     first = _needed_first(meant)
     embedded = base64.b85encode(frame.embedded).decode() if frame.embedded is not None else ""
     values: dict[str, Any] = {
@@ -273,7 +274,7 @@ def _imports(frame: Frame, text: str, own: list[str], own_imports: Mapping[str, 
     wanted |= {name: source for name, source in _ON_DEMAND.items() if re.search(rf"(?<![\w.]){name}\b", everything)}
     wanted |= imported(text) | dict(own_imports)
     wanted |= {"Any": ("typing", "Any"), "assert_close": ("torch.testing", "assert_close")}
-    wanted |= {"warn": ("warnings", "warn")}
+    wanted |= {"warn": ("warnings", "warn"), "partial": ("functools", "partial")}
     if frame.embedded is not None:
         wanted |= {"base64": ("base64", ""), "load": ("safetensors.torch", "load")}
     else:

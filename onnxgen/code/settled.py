@@ -27,8 +27,7 @@ _OTHER = re.compile(
 _MARK = re.compile(r"^( *)_settled_(\d+)_$", re.MULTILINE)
 # Stands for `from_pretrained`. It is an f-string, as that method has: by those black sees for which versions of Python
 # a file is, and splits lines accordingly.
-_LOADING = f'{INDENT}f"_from_pretrained_"\n'
-_AROUND = f"class _:\n{INDENT}_ = f''\n\n"
+_LOADING = 'f"_from_pretrained_"\n'
 
 
 class Settled:
@@ -75,11 +74,11 @@ class Settled:
 
 
 def formatted_apart(text: str, method: str, formatted: Callable[[str], str]) -> str:
-    """Format a file whose root class ends with a method that is the same in many files, and formatted once.
+    """Format a file with a function that is the same in many files, and formatted once.
 
     Args:
         text: the file.
-        method: the lines of the method in it, indented.
+        method: the lines of the function in it.
         formatted: formats a file.
     """
     marked = text.replace(method, _LOADING)
@@ -90,5 +89,5 @@ def formatted_apart(text: str, method: str, formatted: Callable[[str], str]) -> 
 
 @lru_cache(maxsize=64)
 def _alone(method: str, formatted: Callable[[str], str]) -> str:
-    """Format a method alone, in a class."""
-    return formatted(_AROUND + method).split("\n\n", 1)[1]
+    """Format a function alone."""
+    return formatted(method)

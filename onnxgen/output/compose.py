@@ -278,7 +278,8 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
         what = f"the name of the weights file, {printable(relative)}, can't be written into a Python file"
         raise OnnxgenError(what, help="name another --weights FILE")
     opset = model.graph.opset_imports.get("", 1)
-    frame = Frame(module.name, printable(path.name, 80), opset, summary, relative, ties=[t.names for t in module.ties])
+    names = module.name, module.function, printable(path.name, 80)
+    frame = Frame(*names, opset, summary, relative, ties=[tie.names for tie in module.ties])
     frame.constants = module.constants_prefix if module.constants else ""
     return frame
 

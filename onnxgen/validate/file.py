@@ -16,7 +16,8 @@ from onnxgen.code.own_code import FRAME
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.values import Unreadable
 
-METHODS = {"__init__", "forward", "from_pretrained", "tie_weights"}
+METHODS = {"__init__", "forward", "tie_weights"}
+LOADING = "from_pretrained"  # the function that loads weights, and the name of the network's class that is it
 PYTHONS = frozenset(dir(builtins))
 
 
@@ -41,6 +42,8 @@ def module_names(tree: ast.Module) -> frozenset[str]:
             else:
                 parts = [node] if isinstance(node, ast.FunctionDef) else _not_followed(node)
                 needed.update(*map(_needs, parts))
+        elif isinstance(node, ast.Assign) and ast.unparse(node) == f"Model.{LOADING} = classmethod({LOADING})":
+            needed |= {"Model", LOADING}
         elif isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
             names += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
@@ -74,10 +77,10 @@ def _needs(tree: ast.AST) -> frozenset[str]:
 
 
 def _not_followed(node: ast.ClassDef) -> Iterator[ast.AST]:
-    """Yield the parts of a network's class that are not executed on symbols: loading code and annotations."""
+    """Yield the parts of a network's class that are not executed on symbols: annotations."""
     for method in node.body:
         if isinstance(method, ast.FunctionDef):
-            yield method if method.name == "from_pretrained" else ast.Tuple(_annotations(method), ast.Load())
+            yield ast.Tuple(_annotations(method), ast.Load())
 
 
 def _annotations(method: ast.FunctionDef) -> list[ast.expr]:
@@ -87,7 +90,7 @@ def _annotations(method: ast.FunctionDef) -> list[ast.expr]:
 def check_variables(definition: ast.ClassDef, taken: frozenset[str]) -> None:
     """Check that no method assigns a name that the file defines: the name would be unbound before the assignment."""
     for method in definition.body:
-        for node in ast.walk(method) if getattr(method, "name", "") != "from_pretrained" else ():
+        for node in ast.walk(method):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in taken:
                 raise Unreadable(f"the variable {node.id} hides what the file calls so")
 
