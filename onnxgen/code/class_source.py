@@ -47,13 +47,6 @@ class ClassSource:
         return "\n".join([*lines, INDENT])[7:]
 
 
-def code_of(source: ClassSource) -> str:
-    """Return all code of a class, in which the names of helpers and imports are looked for."""
-    opened = [line for method in (*source.stubs, *source.methods) for line in method]
-    values = [*map(str, source.parameters), *source.layers, *source.init, *source.arguments, *source.forward]
-    return "\n".join([*values, *opened, source.returns])
-
-
 def length(source: ClassSource) -> int:
     """Return the number of lines of a class, about: the formatter breaks those that are too long."""
     lines = [*source.init, *source.forward, *source.layers, *(line for method in source.methods for line in method)]

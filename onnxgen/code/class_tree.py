@@ -129,6 +129,12 @@ def _method_lines(method: ast.FunctionDef) -> list[str]:
     return [f"def {method.name}({given}){result}:", *printer.lines(method.body, 1)]
 
 
+def names_of(classes: Sequence[ClassTree]) -> set[str]:
+    """Return the names that the code of classes has: it may need a helper or an import."""
+    nodes = (node for tree in classes for method in tree.methods for node in walk(method))
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
 def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugins: bool) -> None:
     """Check classes against the allow-list. Raises `Refused`.
 

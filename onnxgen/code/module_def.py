@@ -294,7 +294,8 @@ class ModuleDef:
     def function(self) -> str:
         """The name of the function that builds the network: `resnet18` for the class ResNet18."""
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])(?!Net)", "_", self.name).lower()
-        return words if words not in self._taken and not hasattr(builtins, words) else f"{words}_network"
+        taken = words in self._taken or hasattr(builtins, words) or keyword.iskeyword(words)
+        return f"{words}_network" if taken else words
 
     @property
     def reserved(self) -> frozenset[str]:
@@ -303,4 +304,4 @@ class ModuleDef:
 
     @property
     def _taken(self) -> frozenset[str]:
-        return RESERVED | helper_names() | self.own.names | {stub.name for stub in self.stubs} | set(keyword.kwlist)
+        return RESERVED | helper_names() | self.own.names | {stub.name for stub in self.stubs}

@@ -16,8 +16,7 @@ from typing import Any
 
 from onnxgen._version import __version__
 from onnxgen.code.allowed import Refused
-from onnxgen.code.class_source import code_of
-from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.class_tree import ClassTree, names_of
 from onnxgen.code.copied import Import, copied, imported
 from onnxgen.code.digest import FINGERPRINT
 from onnxgen.code.meant import Meant, hold
@@ -94,7 +93,7 @@ def render(
     """
     classes = [tree.source for tree in trees]
     frame.hold()
-    text = "\n".join(map(code_of, classes))
+    text = "\n".join(sorted(names_of(trees)))
     own, own_imports = code.used_in(text)
     helpers = copied(text)
     copies = (node for found in (*helpers.values(), *own.values()) for node in ast.walk(found.tree))

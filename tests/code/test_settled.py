@@ -98,10 +98,11 @@ def test_black_would_have_left_them() -> None:
 @pytest.mark.parametrize("floats", ["", "torch.float32", "torch.float16"])
 def test_a_method_that_is_formatted_alone(embedded: bool, more: dict[str, object], floats: str) -> None:
     given = {"sharded": False, "constants": "", "skips_init": False, "ties": [], "tied_keys": [("a.b", "c" * 60)]}
+    given |= {"name": "A", "function": "a"}
     template = _our_environment().get_template(LOADING_TEMPLATE)
     method = template.render({**given, **more, "embedded": embedded, "floats": floats}).strip("\n") + "\n"
     parts = "def forward(self, *args: Any, a=a_long_name_of_a_default, b=a_long_name_of_a_default, **last) -> Tensor:"
-    before = f"import torch\nclass A(nn.Module):\n    {parts}\n        return x\n\n"
+    before = f"import torch\nclass A(nn.Module):\n    {parts}\n        return x\n\n\nB = 1\n\n\n"
     for end in ("\n\nModel = A\n", "\n\n\ndef f(x):\n    return x\n"):
         text = before + method + end
         assert formatted_apart(text, method, formatted) == formatted(text)

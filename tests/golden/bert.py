@@ -8,6 +8,7 @@ Outputs   last_hidden_state  float32  [batch, length, 24]
 Weights   bert.safetensors, 17,352 parameters
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -18,9 +19,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
-
-WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "12402345213e54d644f5575a6d0b09f7"
 
 
 class Embeddings(nn.Module):
@@ -151,21 +149,30 @@ class Bert(nn.Module):
         pooled = self.pooler(last_hidden_state)
         return last_hidden_state, pooled
 
-    @classmethod
-    def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
-        """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
-        strict = to.pop("strict", True)
-        with torch.device("meta" if strict else "cpu"), SkipInit():
-            model, own = cls(), cls().to("meta", to.get("dtype") or torch.float32)
-        with safe_open(weights, "pt") as f:
-            if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
-                raise ValueError(f"{weights} does not belong here: generate both again")
-            state = {k: f.get_tensor(k) for k in f.keys()}
-        new, unused = model.load_state_dict(state, strict, assign=True)
-        if new or unused:
-            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
-        assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
-        return model
+
+WEIGHTS = Path(__file__).with_name("bert.safetensors")
+FINGERPRINT = "0534487ec087299644f5575a6d0b09f7"
+
+
+def bert(pretrained=True, **kwargs):
+    """Build the network; `pretrained`: with the weights that came with the ONNX file."""
+    build = partial(Bert, **kwargs)
+    return from_pretrained(build) if pretrained else build()
+
+
+def from_pretrained(build: Any, weights: Path | str = WEIGHTS, strict: bool = True, **to: Any) -> Any:
+    """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
+    with torch.device("meta" if strict else "cpu"), SkipInit():
+        model, own = build(), build().to("meta", to.get("dtype") or torch.float32)
+    with safe_open(weights, "pt") as f:
+        if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
+            raise ValueError(f"{weights} does not belong here: generate both again")
+        state = {k: f.get_tensor(k) for k in f.keys()}
+    new, unused = model.load_state_dict(state, strict, assign=True)
+    if new or unused:
+        warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
+    assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
+    return model
 
 
 class SkipInit(TorchFunctionMode):  # on the meta device `normal_` imports the compiler
@@ -175,3 +182,4 @@ class SkipInit(TorchFunctionMode):  # on the meta device `normal_` imports the c
 
 
 Model = Bert
+Model.from_pretrained = classmethod(from_pretrained)

@@ -5,6 +5,7 @@ Outputs   logits  float32  [batch, 10]
 Weights   efficientnet.safetensors, 81,804 parameters
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -14,9 +15,6 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.testing import assert_close
-
-WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "a90f22b8e0dc5ca3123e60da4860043b"
 
 
 class SqueezeExcitation(nn.Module):
@@ -112,21 +110,31 @@ class EfficientNet(nn.Module):
         logits = self.classifier(x)
         return logits
 
-    @classmethod
-    def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
-        """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
-        strict = to.pop("strict", True)
-        with torch.device("meta" if strict else "cpu"):
-            model, own = cls(), cls().to("meta", to.get("dtype") or torch.float32)
-        with safe_open(weights, "pt") as f:
-            if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
-                raise ValueError(f"{weights} does not belong here: generate both again")
-            state = {k: f.get_tensor(k) for k in f.keys()}
-        new, unused = model.load_state_dict(state, strict, assign=True)
-        if new or unused:
-            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
-        assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
-        return model
+
+WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
+FINGERPRINT = "28e61c6ba747dc26123e60da4860043b"
+
+
+def efficientnet(pretrained=True, **kwargs):
+    """Build the network; `pretrained`: with the weights that came with the ONNX file."""
+    build = partial(EfficientNet, **kwargs)
+    return from_pretrained(build) if pretrained else build()
+
+
+def from_pretrained(build: Any, weights: Path | str = WEIGHTS, strict: bool = True, **to: Any) -> Any:
+    """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
+    with torch.device("meta" if strict else "cpu"):
+        model, own = build(), build().to("meta", to.get("dtype") or torch.float32)
+    with safe_open(weights, "pt") as f:
+        if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
+            raise ValueError(f"{weights} does not belong here: generate both again")
+        state = {k: f.get_tensor(k) for k in f.keys()}
+    new, unused = model.load_state_dict(state, strict, assign=True)
+    if new or unused:
+        warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
+    assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
+    return model
 
 
 Model = EfficientNet
+Model.from_pretrained = classmethod(from_pretrained)

@@ -5,6 +5,7 @@ Outputs   logits  float32  [batch, 10]
 Weights   mobilenet_v3.safetensors, 67,111 parameters
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -14,9 +15,6 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.testing import assert_close
-
-WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "2507e36a25645d74f7427708ef44062e"
 
 
 class SqueezeExcitation(nn.Module):
@@ -123,21 +121,31 @@ class MobileNetV3(nn.Module):
         logits = self.classifier(x)
         return logits
 
-    @classmethod
-    def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
-        """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
-        strict = to.pop("strict", True)
-        with torch.device("meta" if strict else "cpu"):
-            model, own = cls(), cls().to("meta", to.get("dtype") or torch.float32)
-        with safe_open(weights, "pt") as f:
-            if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
-                raise ValueError(f"{weights} does not belong here: generate both again")
-            state = {k: f.get_tensor(k) for k in f.keys()}
-        new, unused = model.load_state_dict(state, strict, assign=True)
-        if new or unused:
-            warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
-        assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
-        return model
+
+WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
+FINGERPRINT = "b2bc176bf744e919f7427708ef44062e"
+
+
+def mobilenet_v3(pretrained=True, **kwargs):
+    """Build the network; `pretrained`: with the weights that came with the ONNX file."""
+    build = partial(MobileNetV3, **kwargs)
+    return from_pretrained(build) if pretrained else build()
+
+
+def from_pretrained(build: Any, weights: Path | str = WEIGHTS, strict: bool = True, **to: Any) -> Any:
+    """Load weights (`strict=False`: those that fit); `**to` goes to `Module.to`."""
+    with torch.device("meta" if strict else "cpu"):
+        model, own = build(), build().to("meta", to.get("dtype") or torch.float32)
+    with safe_open(weights, "pt") as f:
+        if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
+            raise ValueError(f"{weights} does not belong here: generate both again")
+        state = {k: f.get_tensor(k) for k in f.keys()}
+    new, unused = model.load_state_dict(state, strict, assign=True)
+    if new or unused:
+        warn(f"newly initialised: {', '.join(new)}; not used: {', '.join(unused)}")
+    assert_close(model.to(**to).state_dict(), own.state_dict(), check_device=False)
+    return model
 
 
 Model = MobileNetV3
+Model.from_pretrained = classmethod(from_pretrained)

@@ -134,7 +134,7 @@ def test_what_is_interpolated_is_rounded_again(mode: str, tmp_path: Path) -> Non
     ports = h.make_tensor_value_info("x", ONE, [1, 1, 4, 4]), h.make_tensor_value_info("y", ONE, [1, 1, 8, 8])
     path = saved(h.make_graph(nodes, "g", ports[:1], ports[1:], stored), tmp_path / "m.onnx")
     source = build(path, Options(quantized="qat"), tmp_path / "m.py").source
-    body = source[source.index("class M(") :].partition("@classmethod")[0]
+    body = source[source.index("class M(") :].partition("\nWEIGHTS = ")[0]
     assert body.count("self.quant(") == (1 if mode == "nearest" else 2)
 
 

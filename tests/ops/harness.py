@@ -72,7 +72,7 @@ class Ran:
     @property
     def forward(self) -> str:
         """The body of the last class's `forward`, as text."""
-        text = self.source.rpartition("def forward(")[2].partition("\n    @classmethod")[0]
+        text = self.source.rpartition("def forward(")[2].partition("\n\nWEIGHTS = ")[0]
         return text.partition("\n")[2]
 
 

@@ -71,8 +71,8 @@ def replaced(old: str, new: str) -> Edit:
 
 
 def new_method(text: str) -> str:
-    method = "    def parts(self) -> list[str]:\n        return [name for name, _ in self.named_children()]\n\n"
-    return replaced("    @classmethod\n", method + "    @classmethod\n")(text)
+    method = "\n    def parts(self) -> list[str]:\n        return [name for name, _ in self.named_children()]\n"
+    return replaced("\n\n\nWEIGHTS = ", f"\n{method}\n\nWEIGHTS = ")(text)
 
 
 def _argument(text: str) -> str:
@@ -86,7 +86,7 @@ def _dropout(text: str) -> str:
 
 
 def _renamed_argument(text: str) -> str:
-    start, end = text.index("    def forward("), text.index("    @classmethod")
+    start, end = text.index("    def forward("), text.index("\n\nWEIGHTS = ")
     return text[:start] + re.sub(r"\bx\b", "image", text[start:end]) + text[end:]
 
 

@@ -149,11 +149,11 @@ def windows(x: Tensor) -> Tensor:
 
 
 IMAGES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
-    "pixel shuffle": (lambda x: F.pixel_shuffle(x, 2), "F.pixel_shuffle(self.conv(i0), 2)", "9 11 17"),
-    "pixel shuffle, spelled": (lambda x: spelled_shuffle(x, False), "F.pixel_shuffle(self.conv(i0), 2)", "11 17"),
+    "pixel shuffle": (lambda x: F.pixel_shuffle(x, 2), "F.pixel_shuffle(x, 2)", "9 11 17"),
+    "pixel shuffle, spelled": (lambda x: spelled_shuffle(x, False), "F.pixel_shuffle(x, 2)", "11 17"),
     "blocks first": (lambda x: spelled_shuffle(x, True), "F.pixel_shuffle(", "11 17"),
-    "pixel unshuffle": (lambda x: F.pixel_unshuffle(x, 2), "F.pixel_unshuffle(self.conv(i0), 2)", "9 17"),
-    "pixel unshuffle, spelled": (spelled_unshuffle, "F.pixel_unshuffle(self.conv(i0), 2)", "11 17"),
+    "pixel unshuffle": (lambda x: F.pixel_unshuffle(x, 2), "F.pixel_unshuffle(x, 2)", "9 17"),
+    "pixel unshuffle, spelled": (spelled_unshuffle, "F.pixel_unshuffle(x, 2)", "11 17"),
     "channel shuffle": (channels_shuffled, ".unflatten(1, (3, 4)).transpose(1, 2)", "11 17"),
     "windows": (windows, "// 2, 2, ", "11 17"),
     "windows there and back": (
@@ -175,10 +175,10 @@ IMAGES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
         "11 17",
     ),
     "repeat": (lambda x: x.repeat(1, 2, 1, 1), ".repeat(1, 2, 1, 1)", "11 17"),
-    "roll": (lambda x: torch.roll(x, (-1, -2), (2, 3)), "torch.roll(self.conv(i0), (-1, -2), (2, 3))", "fixed"),
-    "roll one": (lambda x: torch.roll(x, 1, 3), "torch.roll(self.conv(i0), 1, 3)", "fixed"),
+    "roll": (lambda x: torch.roll(x, (-1, -2), (2, 3)), "torch.roll(x, (-1, -2), (2, 3))", "fixed"),
+    "roll one": (lambda x: torch.roll(x, 1, 3), "torch.roll(x, 1, 3)", "fixed"),
     "roll of unknown length": (lambda x: torch.roll(x, -2, 2), "torch.cat([x[:, :, 2:], x[:, :, :2]], dim=2)", "11 17"),
-    "halves swapped": (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1), "torch.roll(self.conv(i0), -6, 1)", "11 17"),
+    "halves swapped": (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1), "torch.roll(x, -6, 1)", "11 17"),
     "flip": (lambda x: x.flip((2, 3)), ".flip((2, 3))", "11 17"),
 }
 

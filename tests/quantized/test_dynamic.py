@@ -93,7 +93,7 @@ def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Ran:
 def test_layers_are_modules(name: str, by_column: bool, tmp_path: Path) -> None:
     model, feeds = quantised(name, tmp_path, per_channel=by_column)
     ran = check(model, feeds)
-    classes = ran.source.partition("@classmethod")[0]
+    classes = ran.source.partition("\nWEIGHTS = ")[0]
     assert "dynamic_quantize" not in classes and "constant(" not in classes
     layers = sum(node.op_type in LAYERS for node in model.graph.node)
     made = [m for m in ran.model.modules() if type(m).__name__.startswith("Dynamic")]
@@ -105,7 +105,7 @@ def test_layers_are_modules(name: str, by_column: bool, tmp_path: Path) -> None:
 
 
 def test_copies_of_a_block_are_one_class(tmp_path: Path) -> None:
-    classes = check(*quantised("convolutions", tmp_path)).source.partition("@classmethod")[0]
+    classes = check(*quantised("convolutions", tmp_path)).source.partition("\nWEIGHTS = ")[0]
     assert len(re.findall(r"^class ", classes, re.MULTILINE)) == 2, classes
 
 

@@ -59,7 +59,7 @@ def test_a_network(name: str, by_channel: bool, tmp_path: Path) -> None:
     feeds = {"i0": x.numpy()}
     quantize_static(plain, out, Samples(feeds), quant_format=QuantFormat.QDQ, per_channel=by_channel)
     ran = check(onnx.load(out), feeds)
-    classes = ran.source.partition("@classmethod")[0]
+    classes = ran.source.partition("\nWEIGHTS = ")[0]
     assert "int8)" in classes and ".to(torch.int8)" not in classes and "constant(" not in classes
     blocks = [m for m in ran.model.modules() if hasattr(m, "conv1") or hasattr(m, "linear1")]
     first = name == "encoder"  # its first layer quantises the network's input
@@ -87,7 +87,7 @@ def pair(x: str, y: str, scale: str = "s", back: str = "s", q: str = "") -> list
 
 def forward(ran: Ran) -> str:
     """The body of the network's `forward`."""
-    return ran.source.partition("@classmethod")[0].rpartition("def forward(")[2]
+    return ran.source.partition("\nWEIGHTS = ")[0].rpartition("def forward(")[2]
 
 
 def rounds(ran: Ran) -> int:
@@ -112,7 +112,7 @@ def test_a_learned_scale_counts_one_rounding(mode: str, tmp_path: Path) -> None:
         steps += [("Transpose", [f"y{i}"], [f"t{i}"], {"perm": [0, 2, 1]}), *pair(f"t{i}", f"y{i + 1}")]
     onnx.save(net(steps, ["y20"]), tmp_path / "m.onnx")
     generate(tmp_path / "m.onnx", tmp_path / "m.py", Options(quantized=mode))
-    text = (tmp_path / "m.py").read_text(encoding="utf-8").partition("@classmethod")[0]
+    text = (tmp_path / "m.py").read_text(encoding="utf-8").partition("\nWEIGHTS = ")[0]
     assert text.rpartition("def forward(")[2].count("self.quant") == 1, text
 
 

@@ -190,7 +190,7 @@ CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
     ),
     Parts: ((VECTORS,), "x", ["stat1, stat2 = self.to_stats(x).chunk(2, dim=", "stat2 = stat2.clamp(-20, 10)"]),
     Edges: ((torch.randn(3, 3), IDS), "ab", ["i, j = b.unbind(0)", "diff = a[i] - a[j]", "norm = "]),
-    Cross: ((torch.randn(2, 3, 8), torch.randn(2, 5, 8)), "ab", ["x: Tensor, memory: Tensor", "memory, memory"]),
+    Cross: ((torch.randn(2, 3, 8), torch.randn(2, 5, 8)), "ab", ["x, memory", "memory, memory"]),
     Cached: (
         (torch.randn(2, 1, 8), torch.randn(2, 2, 4, 8)),
         "ab",

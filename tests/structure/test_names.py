@@ -20,7 +20,7 @@ def forward(net: nn.Module, example: tuple[Tensor, ...], folder: Path, names: Se
         net.eval(), example, str(path), input_names=list(names)[: len(example)], dynamo=False, opset_version=17
     )
     source = generate(path, folder / "net.py").source
-    return source[source.index("def forward") : source.index("@classmethod")]
+    return source[source.index("def forward") : source.index("\n\nWEIGHTS = ")]
 
 
 class Recurrent(nn.Module):

@@ -39,7 +39,7 @@ def made(
     road = Road(build.__name__, entry, case, folder / "net.onnx", original, folder)
     road.check()
     source = (folder / "generated.py").read_text(encoding="utf-8")
-    return source[source.index("\nclass ") : source.index("    @classmethod")]
+    return source[source.index("\nclass ") : source.index("\n\nWEIGHTS = ")]
 
 
 def classes(source: str) -> dict[str, str]:
