@@ -51,7 +51,7 @@ def side_by_side(source: str) -> str:
     both = Table.grid(padding=(0, 4))
     both.add_row(Text("mnist.onnx: the graph", style="bold"), Text("model.py: what onnxgen writes", style="bold"))
     both.add_row(Text(), Text())
-    found = re.search(r"^class .*?(?=\n    @classmethod)", source, re.DOTALL | re.MULTILINE)
+    found = re.search(r"^class .*?(?=\n\n\nWEIGHTS = )", source, re.DOTALL | re.MULTILINE)
     assert found is not None
     both.add_row(operators(), Syntax(found[0].rstrip(), "python", theme="monokai", background_color="default"))
     console.print(both)

@@ -93,7 +93,7 @@ def render(
     """
     classes = [tree.source for tree in trees]
     frame.hold()
-    text = "\n".join(sorted(names_of(trees)))
+    text = "\n".join(f"{name}(" for name in sorted(names_of(trees)))
     own, own_imports = code.used_in(text)
     helpers = copied(text)
     copies = (node for found in (*helpers.values(), *own.values()) for node in ast.walk(found.tree))
