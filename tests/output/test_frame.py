@@ -50,20 +50,23 @@ def hold(text: str) -> None:
     assert isinstance(defined[0], ast.ClassDef) and defined[0].name not in helper_names()
 
 
-def untyped(tree: ast.AST) -> list[str]:
-    """Functions of which an argument or the result has no annotation; not those of the network's parts."""
-    found = []
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name not in helper_names()]
-    own = {"from_pretrained"}
-    parts = {id(method) for node in classes for method in node.body if getattr(method, "name", "") not in own}
-    parts -= (
-        {id(method) for method in classes[-1].body if getattr(method, "name", "") == "forward"} if classes else set()
+def untyped(tree: ast.Module) -> list[str]:
+    """Functions of which an argument or the result has no annotation; not those that authors write without.
+
+    These are the methods of the network's parts, and the function that builds the network.
+    """
+    network = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name not in helper_names()]
+    free = {id(method) for node in network for method in node.body}
+    free -= (
+        {id(method) for method in network[-1].body if getattr(method, "name", "") == "forward"} if network else set()
     )
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and id(node) not in parts:
-            given = [*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
-            kinds = [a.annotation for a in given if a is not None and a.arg not in ("self", "cls")]
-            found += [node.name] if None in (*kinds, node.returns) else []
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and id(node) not in free)
+    found = []
+    for node in functions:
+        given = [*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+        kinds = [a.annotation for a in given if a is not None and a.arg not in ("self", "cls")]
+        builds = bool(node.args.args) and node.args.args[0].arg == "pretrained"
+        found += [node.name] if None in (*kinds, node.returns) and not builds else []
     return found
 
 

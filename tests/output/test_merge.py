@@ -118,8 +118,8 @@ def test_other_comments_alone_are_merged(place: Place, capsys: Out) -> None:
     onnx.save(model, place.model)
     assert place("--annotate") == 0 and "merged your edits" in capsys.readouterr().out
     text = place.out.read_text()
-    assert METHOD in text and "(mine)" in text and "; onnx: " in text and place("--check", "--annotate") == 0
-    assert place() == 0 and "; onnx: " not in place.out.read_text(), "the same file, and its weights are not trained"
+    assert METHOD in text and "(mine)" in text and "# onnx: " in text and place("--check", "--annotate") == 0
+    assert place() == 0 and "# onnx: " not in place.out.read_text(), "the same file, and its weights are not trained"
     assert place.out.read_text() == mine and loads(place.out)
 
 
