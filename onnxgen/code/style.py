@@ -116,11 +116,22 @@ def _keywords(node: ast.AST, names: Collection[str]) -> ast.expr | None:
     if at is None or any(isinstance(one, ast.Starred) for one in node.args):
         return None
     if any(isinstance(one, (ast.Name, ast.Attribute)) for one in node.args[at:]):  # the name says what it is
-        return None
+        return _in_place(node, known)
     inner = [rewrite(one, lambda node: _keywords(node, names)) for one in node.args]
     others = [ast.keyword(one.arg, rewrite(one.value, lambda node: _keywords(node, names))) for one in node.keywords]
     given = [ast.keyword(name, value) for name, value in zip(known[at:], inner[at:])]
     return ast.Call(node.func, inner[:at], [*given, *others])
+
+
+def _in_place(node: ast.Call, known: Sequence[str]) -> ast.Call | None:
+    """Return a call that does not say `stride=stride`, where the place of the argument says it."""
+    args, others = list(node.args), list(node.keywords)
+    while others and len(args) < len(known) and others[0].arg == known[len(args)]:
+        value = others[0].value
+        if not isinstance(value, ast.Name) or value.id != others[0].arg:
+            break
+        args.append(others.pop(0).value)
+    return ast.Call(node.func, args, others) if len(args) > len(node.args) else None
 
 
 def _parts(setup: Sequence[ast.stmt]) -> set[str]:

@@ -27,12 +27,16 @@ class Layers:
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call. If the function belongs to a layer, all but the first are given by name.
 
-        Arguments that equal torch's default are dropped. A layer's `kernel_size` may be given in both ways.
+        Arguments that equal torch's default are dropped. `kernel_size` and what follows it may be given in both ways.
         """
+        kernel = self.kernels.get(function)
+        if kernel is not None and len(args) > kernel[0] + 1:
+            kwargs = dict(zip(kernel[1][kernel[0] + 1 :], args[kernel[0] + 1 :])) | kwargs
+            args = args[: kernel[0] + 1]
         usual = self.defaults.get(function)
         if usual is not None:
             kwargs = {k: v for k, v in kwargs.items() if k not in usual or not _is(v, usual[k])}
-        if KERNEL in kwargs and self.kernels.get(function) == len(args):
+        if KERNEL in kwargs and kernel is not None and kernel[0] == len(args):
             kwargs = dict(kwargs)
             args = [*args, kwargs.pop(KERNEL)]
         order = self.functions.get(function)
@@ -74,10 +78,10 @@ def _tables() -> tuple[
     dict[Node, dict[str, Any]],
     dict[Node, tuple[str, ...]],
     dict[Node, tuple[Node, tuple[str, ...]]],
-    dict[Node, int],
+    dict[Node, tuple[int, tuple[str, ...]]],
 ]:
     """Return the nodes of the tables in a graph of their own; the defaults and the further arguments of functions; the
-    function of each layer with its arguments; and which argument `kernel_size` is.
+    function of each layer with its arguments; and which argument `kernel_size` is, of which ones.
     """
     graph = Graph()
     defaults = {graph.dotted(name): given for name, given in DEFAULTS.items()}
@@ -85,7 +89,9 @@ def _tables() -> tuple[
         graph.dotted(f): SIGNATURES[f][1:] if f in SIGNATURES else SIGNATURES[layer] for f, layer in LAYER_OF.items()
     }
     of_layer = {graph.dotted(layer): (graph.dotted(f), SIGNATURES[layer]) for f, layer in LAYER_OF.items()}
-    kernels = {graph.dotted(name): order.index(KERNEL) for name, order in SIGNATURES.items() if KERNEL in order}
+    kernels = {
+        graph.dotted(name): (order.index(KERNEL), order) for name, order in SIGNATURES.items() if KERNEL in order
+    }
     return graph, defaults, functions, of_layer, kernels
 
 

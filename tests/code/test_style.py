@@ -158,3 +158,23 @@ def test_an_unknown_style_is_refused() -> None:
     from onnxgen.code.style import STYLES as RECORDS
 
     assert tuple(RECORDS) == STYLES
+
+
+def test_a_name_says_what_an_argument_is() -> None:
+    """`stride=stride` needs no name where its place says it; numbers get the name of the kernel."""
+    from onnxgen.code.class_tree import ClassTree
+    from onnxgen.code.style import STYLES as RECORDS
+    from onnxgen.code.style import by_name
+
+    written = {
+        "nn.Conv2d(3, 8, 3, stride=2)": "nn.Conv2d(3, 8, kernel_size=3, stride=2)",
+        "nn.Conv2d(a, b, kernel_size, stride=stride, padding=1)": "nn.Conv2d(a, b, kernel_size, stride, padding=1)",
+        "nn.Conv2d(a, b, kernel_size, stride=2)": "nn.Conv2d(a, b, kernel_size, stride=2)",
+        "nn.Conv2d(a, b, kernel_size, padding=padding)": "nn.Conv2d(a, b, kernel_size, padding=padding)",
+        "nn.Sequential(nn.MaxPool2d(2), nn.ReLU())": "nn.Sequential(nn.MaxPool2d(kernel_size=2), nn.ReLU())",
+        "nn.Linear(4, 4, bias=bias)": "nn.Linear(4, 4, bias)",
+        "nn.Conv2d(*sizes, 3)": "nn.Conv2d(*sizes, 3)",
+    }
+    for text, wanted in written.items():
+        (made,) = by_name([ClassTree("A", setup=statements(text))], RECORDS["plain"])
+        assert printer.lines(made.setup) == [wanted]
