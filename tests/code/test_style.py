@@ -172,7 +172,7 @@ def test_a_name_says_what_an_argument_is() -> None:
         "nn.Conv2d(a, b, kernel_size, stride=2)": "nn.Conv2d(a, b, kernel_size, stride=2)",
         "nn.Conv2d(a, b, kernel_size, padding=padding)": "nn.Conv2d(a, b, kernel_size, padding=padding)",
         "nn.Sequential(nn.MaxPool2d(2), nn.ReLU())": "nn.Sequential(nn.MaxPool2d(kernel_size=2), nn.ReLU())",
-        "nn.Linear(4, 4, bias=bias)": "nn.Linear(4, 4, bias)",
+        "nn.Linear(4, 4, bias=bias)": "nn.Linear(4, 4, bias=bias)",
         "nn.Conv2d(*sizes, 3)": "nn.Conv2d(*sizes, 3)",
     }
     for text, wanted in written.items():
