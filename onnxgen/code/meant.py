@@ -17,7 +17,7 @@ from onnxgen.code.digest import is_docstring, without_docstring
 # names that the templates define
 FUNCTIONS = {"constant", "from_pretrained", "load_weights"}
 CONSTANTS = {"WEIGHTS", "FINGERPRINT", "Model"}
-ALIAS = "Model.from_pretrained = classmethod(from_pretrained)"
+ALIAS = ast.parse("Model.from_pretrained = classmethod(from_pretrained)").body[0]
 # names that the templates and helpers import from these modules
 PARTS = {
     "torch": {"Tensor", "nn"},
@@ -104,7 +104,7 @@ def _hold_frame(tree: ast.Module, meant: Meant) -> None:
                 raise Refused(f"the file has {ast.unparse(node)!a}")
             _hold_parts(node, meant)
             continue
-        if isinstance(node, ast.Assign) and ast.unparse(node) == ALIAS:
+        if is_alias(node):
             continue
         allowed = CONSTANTS if isinstance(node, ast.Assign) else FUNCTIONS if isinstance(node, ast.FunctionDef) else ()
         if defined_name(node) not in {*names, *allowed}:
@@ -115,6 +115,11 @@ def _hold_parts(node: ast.Import | ast.ImportFrom, meant: Meant) -> None:
     parts = PARTS.get(node.module or "") if isinstance(node, ast.ImportFrom) else None
     if parts is not None and not meant.modules and not {alias.name for alias in node.names} <= parts:
         raise Refused(f"the file has {ast.unparse(node)!a}, and the module has no such name")
+
+
+def is_alias(node: ast.stmt) -> bool:
+    """Return True for the statement that gives the network's class the name of the function that loads weights."""
+    return same(ALIAS, node)
 
 
 def same(meant: object, found: object) -> bool:

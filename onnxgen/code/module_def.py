@@ -294,7 +294,7 @@ class ModuleDef:
     def function(self) -> str:
         """The name of the function that builds the network: `resnet18` for the class ResNet18."""
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])(?!Net)", "_", self.name).lower()
-        taken = words in self._taken or hasattr(builtins, words) or keyword.iskeyword(words)
+        taken = words in self._taken or words == self.name or hasattr(builtins, words) or keyword.iskeyword(words)
         return f"{words}_network" if taken else words
 
     @property

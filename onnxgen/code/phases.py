@@ -6,9 +6,11 @@ A phase ends where one value is all that the statements before hand on to those 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 
 from onnxgen.code import printer
+from onnxgen.code.quote import walk
 from onnxgen.code.steps import chain
 
 ENDING = 3  # the least number of statements of the last phase, with its `return`
@@ -17,16 +19,15 @@ LONG = 6  # a phase of so many statements may end where any shape changes, a sho
 AXES = frozenset("flatten reshape view unflatten permute transpose squeeze unsqueeze mean cat stack".split())
 
 
-def in_phases(body: Sequence[ast.stmt], inputs: Collection[str], least: int, every: int) -> list[ast.stmt]:
+def in_phases(body: Sequence[ast.stmt], least: int, every: int) -> list[ast.stmt]:
     """Return the statements of a method with empty lines and comments.
 
     Args:
         body: the statements.
-        inputs: the names of the arguments.
         least: how many statements a phase has at least; 0: there are no empty lines.
         every: one statement in so many keeps its comment of dims; 0: all keep them.
     """
-    starts = _starts(body, inputs, least) if least else []
+    starts = _starts(body, least) if least else []
     kept = range(len(body)) if every == 0 else _kept(body, starts, len(body) // every)
     made = []
     for i, statement in enumerate(body):
@@ -35,9 +36,9 @@ def in_phases(body: Sequence[ast.stmt], inputs: Collection[str], least: int, eve
     return made
 
 
-def _starts(body: Sequence[ast.stmt], inputs: Collection[str], least: int) -> list[int]:
+def _starts(body: Sequence[ast.stmt], least: int) -> list[int]:
     """Return the statements that begin a phase, but for the first."""
-    handed_on, loops = _handed_on(body, inputs), _loops(body)
+    handed_on, loops = _handed_on(body), _loops(body)
     found: list[int] = []
     begin = 0
     for i in range(1, len(body) - BESIDE + 1):
@@ -72,24 +73,22 @@ def _first_call(statement: ast.stmt) -> str:
     return function.attr if isinstance(function, ast.Attribute) else ""
 
 
-def _handed_on(body: Sequence[ast.stmt], inputs: Collection[str]) -> list[int]:
-    """Return for each statement how many values of those before it are read by it or later; inputs do not count."""
-    live: set[str] = set()
-    needed: list[set[str]] = [set()] * len(body)
+def _handed_on(body: Sequence[ast.stmt]) -> list[int]:
+    """Return for each statement how many values that those before it assign are read by it or later."""
+    changes = [0] * (len(body) + 2)
+    last: dict[str, int] = {}  # by name, the last statement that reads the value that it has here
     for i in reversed(range(len(body))):
         reads, writes = _names(body[i])
-        live = (live - writes if isinstance(body[i], ast.Assign) else live) | reads
-        needed[i] = set(live)
-    known: set[str] = set()
-    counts = []
-    for i, statement in enumerate(body):
-        counts.append(len(needed[i] & known))
-        known |= _names(statement)[1]
-    return counts
+        for name in writes & last.keys() if isinstance(body[i], ast.Assign) else ():
+            changes[i + 1] += 1
+            changes[last.pop(name) + 1] -= 1
+        for name in reads:
+            last.setdefault(name, i)
+    return list(accumulate(changes))
 
 
 def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
-    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    names = [node for node in walk(statement) if isinstance(node, ast.Name)]
     writes = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     return {node.id for node in names if not isinstance(node.ctx, ast.Store)}, writes
 

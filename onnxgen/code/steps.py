@@ -37,30 +37,31 @@ class Steps:
     def of(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Return the statements of a method in steps."""
         made: list[ast.stmt] = []
+        last = max((i for i, one in enumerate(body) if is_read(USUAL, one)), default=-1)
         for i, statement in enumerate(body):
-            made += self._block([statement], read(body[i + 1 :]))
+            made += self._block([statement], i < last)
         if len(made) >= self.named and isinstance(last := made[-1], ast.Return):
             made[-1:] = _named(last, made[-2])
         return made
 
-    def _block(self, block: Sequence[ast.stmt], needed: set[str]) -> list[ast.stmt]:
-        """Return statements in steps. `needed`: the names that are read later."""
+    def _block(self, block: Sequence[ast.stmt], needed: bool) -> list[ast.stmt]:
+        """Return statements in steps. `needed`: what is called `x` is read later."""
         made: list[ast.stmt] = []
         for statement in block:
             if isinstance(statement, (ast.Assign, ast.Return)):
                 made += self._split(statement, needed)
             else:
-                made.append(self._inside(statement, needed | read([statement])))
+                made.append(self._inside(statement, needed or is_read(USUAL, statement)))
         return made
 
-    def _inside(self, statement: ast.stmt, needed: set[str]) -> ast.stmt:
+    def _inside(self, statement: ast.stmt, needed: bool) -> ast.stmt:
         """Return a statement whose blocks are in steps."""
         blocks = {
             name: self._block(block, needed) for name in ("body", "orelse") if (block := getattr(statement, name, None))
         }
         return printer.changed(statement, **blocks) if blocks else statement
 
-    def _split(self, statement: ast.Assign | ast.Return, needed: set[str]) -> Iterator[ast.stmt]:
+    def _split(self, statement: ast.Assign | ast.Return, needed: bool) -> Iterator[ast.stmt]:
         value = statement.value
         name = _name_of(statement, needed) if value is not None else ""
         while name and value is not None and (ends := self._ends(chain(value))):
@@ -136,18 +137,18 @@ def _under(tree: ast.expr, name: str) -> bool:
     return isinstance(tree, ast.Name) and tree.id == name
 
 
-def read(block: Sequence[ast.stmt]) -> set[str]:
-    """Return the names that statements read."""
-    names = (node for statement in block for node in ast.walk(statement) if isinstance(node, ast.Name))
-    return {node.id for node in names if isinstance(node.ctx, ast.Load)}
+def is_read(name: str, statement: ast.stmt) -> bool:
+    """Return True if a statement reads a name."""
+    names = (node for node in walk(statement) if isinstance(node, ast.Name))
+    return any(node.id == name and isinstance(node.ctx, ast.Load) for node in names)
 
 
-def _name_of(statement: ast.Assign | ast.Return, needed: set[str]) -> str:
+def _name_of(statement: ast.Assign | ast.Return, needed: bool) -> str:
     """Return the name of what a statement computes on the way: its target, if that does not say what the result is."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Name(USUAL)
     if not isinstance(target, ast.Name):
         return ""
-    return USUAL if USUAL not in needed and target.id not in read([statement]) else target.id
+    return target.id if needed or is_read(target.id, statement) else USUAL
 
 
 def with_name(tree: ast.expr, inner: ast.expr, name: str) -> ast.expr | None:

@@ -83,7 +83,7 @@ class _Writer:
         steps = Steps(self.style.nested, self.style.names_result, _parts(tree.setup))
         return replace(
             tree,
-            body=tree.body if tree.is_row else self._body(tree.body, tree.inputs, steps),
+            body=tree.body if tree.is_row else self._body(tree.body, steps),
             own=[self._method(method, steps) for method in tree.own],
             inputs=tree.inputs if is_typed else [_untyped(argument) for argument in tree.inputs],
             result=tree.result if is_typed else None,
@@ -96,11 +96,11 @@ class _Writer:
         if not self.style.types_forward:
             arguments = ast.arguments([], [_untyped(one) for one in given], None, [], [], None, [])
             result = None
-        return ast.FunctionDef(method.name, arguments, self._body(method.body, given[1:], steps), [], result)
+        return ast.FunctionDef(method.name, arguments, self._body(method.body, steps), [], result)
 
-    def _body(self, body: list[ast.stmt], inputs: Sequence[ast.arg], steps: Steps) -> list[ast.stmt]:
+    def _body(self, body: list[ast.stmt], steps: Steps) -> list[ast.stmt]:
         made = steps.of(_named(body, self.style.keywords))
-        return in_phases(made, {argument.arg for argument in inputs}, self.style.phase, self.style.lines_of_shape)
+        return in_phases(made, self.style.phase, self.style.lines_of_shape)
 
 
 def _named(block: Sequence[ast.stmt], names: Collection[str]) -> list[ast.stmt]:

@@ -12,12 +12,12 @@ from copy import deepcopy
 from functools import cache
 
 from onnxgen.code.copied import helpers
+from onnxgen.code.meant import is_alias
 from onnxgen.code.own_code import FRAME
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.values import Unreadable
 
 METHODS = {"__init__", "forward", "tie_weights"}
-LOADING = "from_pretrained"  # the function that loads weights, and the name of the network's class that is it
 PYTHONS = frozenset(dir(builtins))
 
 
@@ -42,8 +42,8 @@ def module_names(tree: ast.Module) -> frozenset[str]:
             else:
                 parts = [node] if isinstance(node, ast.FunctionDef) else _not_followed(node)
                 needed.update(*map(_needs, parts))
-        elif isinstance(node, ast.Assign) and ast.unparse(node) == f"Model.{LOADING} = classmethod({LOADING})":
-            needed |= {"Model", LOADING}
+        elif is_alias(node):
+            needed |= {"Model", "from_pretrained"}
         elif isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
             names += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):

@@ -53,7 +53,7 @@ class InvertedResidual(nn.Module):
                         hidden_channels,
                         hidden_channels,
                         kernel_size,
-                        stride=stride,
+                        stride,
                         padding=kernel_size // 2,
                         groups=hidden_channels,
                         bias=False,
@@ -112,7 +112,7 @@ class EfficientNet(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "28e61c6ba747dc26123e60da4860043b"
+FINGERPRINT = "caddbe36f2047633123e60da4860043b"
 
 
 def efficientnet(pretrained=True, **kwargs):

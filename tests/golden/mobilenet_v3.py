@@ -64,7 +64,7 @@ class InvertedResidual(nn.Module):
                     hidden_channels,
                     hidden_channels,
                     kernel_size,
-                    stride=stride,
+                    stride,
                     padding=kernel_size // 2,
                     groups=hidden_channels,
                     bias=False,
@@ -123,7 +123,7 @@ class MobileNetV3(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "b2bc176bf744e919f7427708ef44062e"
+FINGERPRINT = "614547dff4bdcaa5f7427708ef44062e"
 
 
 def mobilenet_v3(pretrained=True, **kwargs):

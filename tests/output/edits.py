@@ -72,7 +72,9 @@ def replaced(old: str, new: str) -> Edit:
 
 def new_method(text: str) -> str:
     method = "\n    def parts(self) -> list[str]:\n        return [name for name, _ in self.named_children()]\n"
-    return replaced("\n\n\nWEIGHTS = ", f"\n{method}\n\nWEIGHTS = ")(text)
+    text, count = re.subn(r"\n\n\n(?=(WEIGHTS|FINGERPRINT) = )", f"\n{method}\n\n", text, count=1)
+    assert count
+    return text
 
 
 def _argument(text: str) -> str:

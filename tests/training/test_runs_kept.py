@@ -72,7 +72,7 @@ def test_a_run_has_its_own_weights(options: tuple[str, ...], here: Path, capsys:
 
 def test_a_module_that_changed_since_is_not_exported(here: Path, capsys: Out) -> None:
     assert cli(["train", "small.py", "--data", "t.csv", "--target", "kind", *SHORT]) == 0
-    edited, count = re.subn(r"(return|kind =) (.*self\.fc)", r"\1 -\2", Path("small.py").read_text())
+    edited, count = re.subn(r"(= |return )(.*self\.fc\()", r"\1-\2", Path("small.py").read_text())
     Path("small.py").write_text(edited)
     assert count == 1
     assert cli(["export", "runs/small-1", "-q"]) == 0

@@ -68,7 +68,7 @@ def test_weights_that_are_not_the_file_s(module: Path, capsys: pytest.CaptureFix
 
 def test_a_module_that_changes_what_it_loads(module: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(module, EDITS)
-    edit(module, {"        return model\n": "        model.layers[1].weight.data.add_(1)\n        return model\n"})
+    edit(module, {"    return model\n": "    model.layers[1].weight.data.add_(1)\n    return model\n"})
     code, said = verified(module, capsys, "--partial")
     assert code == 1 and "weights: layers.1.weight differs" in said
 
