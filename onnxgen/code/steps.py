@@ -40,8 +40,8 @@ class Steps:
         last = max((i for i, one in enumerate(body) if is_read(USUAL, one)), default=-1)
         for i, statement in enumerate(body):
             made += self._block([statement], i < last)
-        if len(made) >= self.named and isinstance(last := made[-1], ast.Return):
-            made[-1:] = _named(last, made[-2])
+        if len(made) >= self.named and isinstance(end := made[-1], ast.Return):
+            made[-1:] = _named(end, made[-2])
         return made
 
     def _block(self, block: Sequence[ast.stmt], needed: bool) -> list[ast.stmt]:
