@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.ops.harness import run_model, run_onnxruntime
+from tests.ops.harness import generate, instantiate, run_model, run_onnxruntime
 from tests.support.exported import exported, held
 from tests.support.transformers import (
     BATCH,
@@ -36,6 +37,21 @@ def test_attention(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_transformers(seed: int) -> None:
     hold(transformer(seed))
+
+
+def test_a_stack_has_nested_tensors_where_torch_can_use_them() -> None:
+    """torch warns of stacks that ask for them otherwise."""
+    for heads in (2, 3):
+        layer = nn.TransformerEncoderLayer(WIDTH, heads, 20, 0.0, batch_first=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wanted = nn.TransformerEncoder(layer, 1).use_nested_tensor
+        plain = Whole(trained(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)), {})
+        proto = exported(plain.eval(), [X])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (stack,) = [m for m in instantiate(generate(proto)).modules() if isinstance(m, nn.TransformerEncoder)]
+        assert stack.use_nested_tensor == wanted, heads
 
 
 @pytest.mark.parametrize("draw,seed", [(attention, 1), (transformer, 0), (transformer, 2)])
