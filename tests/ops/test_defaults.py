@@ -41,7 +41,8 @@ def is_same(taken: Any, wanted: Any) -> bool:
 
 def test_functions_take_what_the_schemas_state() -> None:
     """A function of several versions may take what one of them states; None tells that an attribute is absent."""
-    wrong, seen = {}, {}
+    wrong: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+    seen: dict[tuple[Any, ...], list[Any]] = {}
     for domain, op, version, name, proto in stated():
         function = find(domain, op, version) if (domain, op) in operators() else None
         parameter = function and function.parameters.get(function.renames.get(name, name))
