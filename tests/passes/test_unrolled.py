@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import onnxgen
-from onnxgen.pipeline import generate
+from onnxgen.options import Options
+from onnxgen.pipeline import generate, read_and_simplify
+from onnxgen.shapes.info import info
 from tests.ops.harness import tensor_proto
 from tests.support.exported import exported, held, held_graph
 from tests.support.real import imported
@@ -81,6 +83,15 @@ def test_layers(options: dict[str, Any], states: int, mode: str) -> None:
 
 def _tensors(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
+
+
+def test_what_is_known_of_weights_side_by_side(tmp_path: Path) -> None:
+    """They have the rows of all of them: those of both directions, and both biases in a row."""
+    onnx.save(exported(Layer(bidirectional=True), [X], "dynamo-18-train"), tmp_path / "m.onnx")
+    graph = read_and_simplify(tmp_path / "m.onnx", Options()).graph
+    (layer,) = [node for node in graph if node.op_type == "RNN"]
+    made = [node for node in graph if node.op_type == "Concat" and node.outputs[0] in layer.inputs]
+    assert [info(node.outputs[0]).shape for node in made] == [(2, 5, 4), (2, 5, 5), (2, 10)]
 
 
 @pytest.mark.parametrize("case", ["legacy-17", "legacy-17-train", "dynamo-18"])
