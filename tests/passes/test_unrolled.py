@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,23 @@ def test_chains_of_gates(body: str) -> None:
     steps = RNN["head"] + "".join(body.format(t=t, s=t - 1 if t else 9) for t in range(3))
     declared = "".join(f", float[2, 5] {s}9" for s in inputs)
     assert f"nn.{kind}(4, 5)" in held_graph(_graph(steps, gates, declared), feeds).source
+
+
+def test_directions_that_begin_with_memories_of_their_own() -> None:
+    """Nothing but the sequences is joined, and no name tells that they are one layer: they are not taken for one."""
+    steps = RNN["head"]
+    for order, new in ((range(3), ""), (range(2, -1, -1), "r")):
+        for before, t in zip((9, *order), order):
+            step = LSTM.format(t=t, s=before)
+            if before == 9:  # there is no state yet, but a memory
+                step = step.replace(f"q{t} = Gemm(h9, U, b)", "").replace(f"Add(p{t}, q{t})", f"Add(p{t}, past)")
+            names = r"\b(?=(?:p|q|s|[fio]?g|[fiog]s|kept|new|cs?|h)[0-29]\b)"
+            steps += re.sub(names, new, step).replace("W", "V" if new else "W")
+    steps += " v0 = Unsqueeze(rh0, axis) v1 = Unsqueeze(rh1, axis) v2 = Unsqueeze(rh2, axis)"
+    steps += " w = Concat<axis = 0>(v0, v1, v2) z = Concat<axis = 2>(y, w)"
+    model = _graph(steps, 4, ", float[2, 5] c9, float[2, 5] rc9", ", float[3, 2, 10] z")
+    memories = {name: np.random.default_rng(1).normal(size=(2, 5)).astype("float32") for name in ("c9", "rc9")}
+    assert "bidirectional" not in held_graph(model, FEEDS | memories).source
 
 
 UNLIKE: dict[str, tuple[tuple[str, str], ...]] = {
