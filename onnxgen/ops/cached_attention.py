@@ -224,9 +224,9 @@ def read(b: Builder, caches: Sequence[ast.expr], types: Sequence[Quantised]) -> 
     ]
 
 
-def _scale(b: Builder, scale: Arg | ast.expr | None, kind: str) -> ast.expr:
+def _scale(b: Builder, scale: Arg | ast.expr | None, kind: str) -> Arg | ast.expr:
     if kind not in QUANTISED:
         raise b.error(f"the quantisation of a cache must be {' or '.join(QUANTISED)}, not {kind}", WRITER)
     if scale is None:
         raise b.error(f"a cache quantised as {kind} has no scale", WRITER)
-    return scale.expr if isinstance(scale, Arg) else scale
+    return scale

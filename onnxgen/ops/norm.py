@@ -139,6 +139,8 @@ def instance_normalization(b: Builder, input: Arg, scale: Arg, B: Arg, *, epsilo
 
 
 def _of_single_elements(b: Builder, x: Arg, scale: Arg, bias: Arg) -> ast.expr:
+    if x.known_rank == 2:  # torch's norms need an axis
+        return b("(x - x) * w + b", x=x, w=scale, b=bias)
     ones = tuple([1] * (x.known_rank - 2))
     weights = [b("w.reshape(s)", w=w, s=(-1, *ones)) for w in (scale, bias)]
     return b("F.layer_norm(x, s) * w + b", x=x, s=ones, w=weights[0], b=weights[1])

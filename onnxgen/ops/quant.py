@@ -55,7 +55,7 @@ def _number(value: Arg | None) -> float | int | None:
     constant = value.constant
     if constant is None or constant.size != 1:
         return None
-    item = constant.reshape(-1)[0]
+    item = constant.flat[0]
     if value.is_float:
         return shortest(float(np.float32(item)))
     return int(item)

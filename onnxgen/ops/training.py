@@ -54,7 +54,7 @@ def adagrad(
     T: Arg,
     *inputs: Arg,
     decay_factor: float = 0.0,
-    epsilon: float = 0.0,
+    epsilon: float = 1e-6,
     norm_coefficient: float = 0.0,
 ) -> list[ast.expr]:
     return _steps(b, "adagrad_step", R, T, inputs, 3, decay_factor, norm_coefficient, epsilon)
@@ -68,7 +68,7 @@ def adam(
     *inputs: Arg,
     alpha: float = 0.9,
     beta: float = 0.999,
-    epsilon: float = 0.0,
+    epsilon: float = 1e-6,
     norm_coefficient: float = 0.0,
     norm_coefficient_post: float = 0.0,
 ) -> list[ast.expr]:

@@ -36,6 +36,7 @@ _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (4, b"TFL3", "a TensorFlow Lite model"),
     (4, b"ORTM", "an onnxruntime .ort model; convert the .onnx file that it was made from"),
     (5, b"\0\0\0{", "a safetensors file"),
+    (257, b"ustar", "a tar archive; unpack it first"),
     (0, b"version https://git-lfs", "a Git LFS pointer; fetch the real file with `git lfs pull`"),
 )
 _ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # first characters, text inside, name of the ONNX text form
@@ -117,8 +118,6 @@ def _kind(path: Path, data: bytes) -> str | None:
     for offset, magic, kind in _SIGNATURES:
         if data[offset : offset + len(magic)] == magic:
             return kind
-    if data[257:262] == b"ustar":
-        return "a tar archive; unpack it first"
     return _text_kind(data[:2048]) or _proto_kind(data)
 
 

@@ -32,8 +32,6 @@ def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
     for value in model.graph.inputs:
         if value.shape is None:
             RANKLESS.set(value, True)
-    if not wanted:
-        return
     for value in _values(model.graph):
         if value.shape is not None and any(_size(dim, sizes) is not None for dim in value.shape):
             value.shape = ir.Shape([dim if (n := _size(dim, sizes)) is None else n for dim in value.shape])

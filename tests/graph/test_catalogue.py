@@ -224,6 +224,18 @@ def test_which_are_selected_depends_on_their_order(op: str) -> None:
     assert not all(map(np.array_equal, chosen, other))
 
 
+MIRRORED = (
+    "ArgMax ArgMin Max Min ReduceMax ReduceMin Greater Less GreaterOrEqual LessOrEqual And Or Floor Ceil Sin Cos "
+    "Sinh Asinh ReduceL1 ReduceL2 BitwiseAnd BitwiseOr GatherElements GatherND ScatterElements ScatterND "
+    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike SpaceToDepth DepthToSpace Squeeze Unsqueeze"
+).split()
+
+
+def test_operators_that_mirror_each_other_are_of_the_same_kinds() -> None:
+    for one, other in zip(MIRRORED[::2], MIRRORED[1::2], strict=True):
+        assert operators()["", one][-1].traits == operators()["", other][-1].traits, (one, other)
+
+
 def test_what_is_said_of_inputs_names_inputs() -> None:
     """The name of each is the schema's, but where a version of it has another."""
     for (domain, name), versions in operators().items():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
 import pytest
 
-from tests.ops.harness import run_node, unbound_names
+from tests.ops.harness import assert_same, run_model, run_node, run_onnxruntime, unbound_names
 
 F = np.float32
 LOGIC = {"And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor}
@@ -94,6 +95,27 @@ def test_where_reads_well() -> None:
     forward = run_node("Where", [c, low, x], initializers={1}).forward
     assert "i2.masked_fill(i0, " in forward and "inf" in forward
     assert "torch.where(i0, i1, 0.0)" in run_node("Where", [c, x, np.array(0, F)], initializers={2}).forward
+
+
+def test_where_of_a_branch_that_may_have_any_rank() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (bool c, bool[2, 3] m, float[2, 3] x, float w) => (float[r, s] one, float[t, u] other) {
+          y = If (c) <
+            then_branch = t () => (float[] a) { a = ReduceMax <keepdims = 0> (x) },
+            else_branch = e () => (float[2, 3] b) { b = Neg (x) }
+          >
+          half = Constant <value = float {0.5}> ()
+          one = Where (m, y, half)
+          other = Where (m, w, y)
+        }"""
+    )
+    m = np.array([[True, False, True], [False, False, True]])
+    for c in (True, False):
+        feeds = {"c": np.array(c), "m": m, "x": np.arange(6, dtype=F).reshape(2, 3), "w": np.array(9, F)}
+        ran = run_model(model, feeds)
+        for made, expected in zip(ran.outputs, run_onnxruntime(model, feeds), strict=True):
+            assert_same(made, expected)
 
 
 def test_text() -> None:

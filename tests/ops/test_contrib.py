@@ -327,6 +327,16 @@ def test_dropped_operators(dtype: str) -> None:
     run_old("DynamicSlice", [x, starts, ends], initializers={1, 2})
 
 
+def test_samples_of_a_grid() -> None:
+    """Before the standard had the operator, its modes had torch's names."""
+    x, grid = floats(1, 2, 4, 5), floats(1, 3, 4, 2, seed=1)
+    for mode in ("bilinear", "nearest", "bicubic"):
+        for padding in ("zeros", "border", "reflection"):
+            for align in (0, 1):
+                attrs = {"mode": mode, "padding_mode": padding, "align_corners": align}
+                run_node("GridSample", [x, grid], attrs, rtol=1e-3)
+
+
 def test_upsample_one() -> None:
     """onnxruntime has its schema and no kernel: what it computes for Upsample-7 with the same scales is the oracle."""
     x = floats(1, 2, 3, 4)

@@ -67,7 +67,8 @@ def test_swiglu(dtype: Any, halves: bool, attrs: dict[str, Any]) -> None:
         made = made.astype(dtype).astype(F)
     expected = (made * (u + attrs.get("activation_beta", 0))).astype(dtype)
     inputs = [np.concatenate([gate, up], -1), None] if halves else [gate, up]
-    run("SwiGLU", inputs, attrs, [expected], **({} if dtype == np.float32 else {"rtol": 2e-3, "atol": 1e-3}))
+    ran = run("SwiGLU", inputs, attrs, [expected], **({} if dtype == np.float32 else {"rtol": 2e-3, "atol": 1e-3}))
+    assert (".clamp(-0.5, 0.5)" in ran.forward) == (limit > 0)
 
 
 def test_router() -> None:

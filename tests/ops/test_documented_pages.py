@@ -329,6 +329,10 @@ def test_selected_keys_that_are_refused() -> None:
     ):
         text = refusal("DynamicSparseAttention", inputs, attrs | more, domain="com.microsoft", outputs=outputs)
         assert says in text
+    inputs[5] = np.zeros((1, 1, 4, 4), F)  # a second cache of keys, which has values only if it is said to be shared
+    local = {"selected_kv_source": "auxiliary", "attention_mode": "local_plus_selected", "local_window_size": 2}
+    text = refusal("DynamicSparseAttention", inputs, attrs | local, domain="com.microsoft", outputs=3)
+    assert "the auxiliary key and value are missing" in text
 
 
 # ---- merged selections -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,8 @@ def test_sequences(rule: str, lead: tuple[int, ...], starts: list[int] | None, s
 @pytest.mark.parametrize("lead, starts", [((10,), None), ((2, 5), None), ((10,), [0, 3, 10])])
 @pytest.mark.parametrize("shared", [1, 2])
 def test_side_by_side(rule: str, lead: tuple[int, ...], starts: list[int] | None, shared: int) -> None:
-    run(side_by_side(inputs_of(rule, lead, starts, shared)), {"update_rule": rule})
+    ran = run(side_by_side(inputs_of(rule, lead, starts, shared)), {"update_rule": rule})
+    assert "".join(re.findall(r"^ *(\w+) = i0\[", ran.forward, re.MULTILINE)) in ("qk", "qkv")
 
 
 @needs("GatedDeltaNet")

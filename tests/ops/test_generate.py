@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,22 @@ def test_range_of_a_size() -> None:
     assert "torch.arange(n, device=x.device)" in ran.forward
 
 
+def test_a_range_in_steps_of_one_has_no_step() -> None:
+    """It has no first number either if that is 0."""
+    for first, count in ((0, 1), (1, 2), (5, 2)):
+        nodes = f"""f = Constant <value = int64 {{{first}}}> () one = Constant <value = int64 {{1}}> ()
+          s = Shape (x) i = Constant <value = int64 {{0}}> () n = Gather (s, i) e = Add (n, f) r = Range (f, e, one)"""
+        model = onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["" : 18]> g (float[n] x) => (int64[m] r) {{ {nodes} }}'
+        )
+        feeds = {"x": np.zeros(6, F)}
+        ran = run_model(model, feeds)
+        assert_same(ran.outputs[0], run_onnxruntime(model, feeds)[0])
+        calls = [call for call in ast.walk(ast.parse(dedent(ran.forward))) if isinstance(call, ast.Call)]
+        (arange,) = [call for call in calls if ast.unparse(call.func) in ("torch.arange", "range_tensor")]
+        assert ast.unparse(arange.func) == "torch.arange" and len(arange.args) == count, ast.unparse(arange)
+
+
 OF_SIZES = {
     "anchors": (
         "f = Cast <to = 1> (n) r = Range (zero, f, one) y = Add (r, half)",
@@ -145,6 +163,15 @@ def test_eye_and_triangles(k: int, shape: tuple[int, int]) -> None:
         small = x.astype(np.uint16)
         run_node("Trilu", [small, np.array(k)], {"upper": upper}, initializers={1}, expected=[cut(small, k)])
     run_node("Trilu", [x])
+
+
+def test_a_diagonal_of_sizes_that_are_known_at_run_time() -> None:
+    """Of the type that is asked for, else of the input's."""
+    for k, dtype in enumerate(("float32", "bool", "int64", "uint16", "uint32", "uint64"), -2):
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        eye = np.eye(3, 4, k, dtype)
+        run_node("EyeLike", [np.zeros((3, 4), dtype)], {"k": k}, dynamic=True, expected=[eye])
+        run_node("EyeLike", [np.zeros((3, 4), np.int16)], {"k": k, "dtype": kind}, dynamic=True, expected=[eye])
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])

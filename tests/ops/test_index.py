@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from onnxgen.options import Options
 from tests.ops.fuzz import agree, examples, floats, ints
-from tests.ops.harness import generate, instantiate, run_model, run_node, unbound_names
+from tests.ops.harness import generate, instantiate, run_model, run_node, run_onnxruntime, unbound_names
 
 OPS = (
     "Gather GatherElements GatherND Scatter ScatterElements ScatterND Slice Compress ReverseSequence TensorScatter"
@@ -99,6 +99,30 @@ def test_a_trained_table_is_an_embedding() -> None:
     assert torch.equal(y, torch.from_numpy(floats(5, 4)[[[1, 4]]]))
     y.sum().backward()
     assert module.words.weight.grad is not None
+
+
+def test_a_table_without_a_name_is_called_by_what_it_is_asked_for() -> None:
+    """Positions are counted, or a known row of numbers that follow each other."""
+    rows = """s = Shape (x) one = Constant <value = int64 {1}> () zero = Constant <value = int64 {0}> ()
+      n = Gather (s, one) counted = Range (zero, n, one)
+      known = Constant <value = int64[3] {1, 2, 3}> () other = Constant <value = int64[3] {0, 2, 3}> ()"""
+    table = numpy_helper.from_array(floats(9, 4), "onnx::Gather_7")
+    for ids, name in (
+        ("counted", "position_embedding"), ("known", "position_embedding"), ("token_type_ids", "token_type_embedding"),
+        ("x", "embedding"), ("other", "embedding"),
+    ):  # fmt: skip
+        model = onnx.parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["" : 17]>
+            g (int64[N, 3] x, int64[N, 3] token_type_ids) => (float y) {{ {rows} y = Gather (t, {ids}) }}"""
+        )
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        model.graph.node[-1].input[0] = table.name
+        model.graph.initializer.append(table)
+        feeds = {given: i64([[0, 1, 3], [2, 2, 8]]) for given in ("x", "token_type_ids")}
+        ran = run_model(model, feeds)
+        np.testing.assert_array_equal(ran.outputs[0], run_onnxruntime(model, feeds)[0])
+        made = [key for key, module in ran.model.named_modules() if isinstance(module, torch.nn.Embedding)]
+        assert made == [name], ids
 
 
 def test_indices_that_may_be_negative_stay_exact() -> None:

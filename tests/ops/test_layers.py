@@ -49,6 +49,17 @@ def test_prelu(shape: tuple[int, ...], stored: set[int]) -> None:
     run_node("PRelu", [floats(2, 3, 4, 5), floats(*shape, seed=1)], {}, initializers=stored)
 
 
+def test_slopes_of_channels_are_a_layer_whatever_the_opset() -> None:
+    """Before opset 7 a vector has one slope for each channel."""
+    x = floats(2, 3, 4, 5)
+    for opset, shape in ((1, (3,)), (6, (3,)), (6, (1,)), (7, (3, 1, 1)), (16, (1, 3, 1, 1)), (16, (1,))):
+        slope = floats(*shape, seed=1)
+        spread = slope.reshape(-1, 1, 1)
+        expected = [np.where(x < 0, spread * x, x)]
+        ran = run_node("PRelu", [x, slope], {}, opset, initializers={1}, expected=expected)
+        assert "nn.PReLU(" in ran.source and len(list(ran.model.parameters())) == 1, (opset, shape)
+
+
 @pytest.mark.parametrize(
     "name, attrs",
     [
@@ -129,6 +140,37 @@ def test_layer_norm(axis: int, stored: set[int], outputs: int, bias: bool) -> No
     inputs = [floats(2, 3, 4), floats(*shape, seed=1), floats(*shape, seed=2) if bias else None]
     attrs = {"axis": axis, "epsilon": 1e-3}
     run_node("LayerNormalization", inputs, attrs, 17, outputs, stored, rtol=1e-4, atol=1e-5)
+
+
+def test_rms_norm_with_a_scale_of_any_shape() -> None:
+    """A layer only where the scale has the shape that is normalised, and that is known; else it is spread."""
+    x = floats(2, 3, 4)
+    for axis, shapes in ((-1, [(4,), (1,), (), (3, 4), (3, 1), (2, 3, 4)]), (1, [(3, 4), (4,), (3, 1), (1, 1)])):
+        axes = (2,) if axis == -1 else (1, 2)
+        normal = x / np.sqrt((x.astype(np.float64) ** 2).mean(axes, keepdims=True) + 1e-3)
+        for shape in shapes:
+            scale = floats(*shape, seed=1)
+            expected = [(normal * scale).astype(np.float32)]
+            for stored, dynamic in ((set(), False), ({1}, False), ({1}, True), (set(), True)):
+                attrs = {"axis": axis, "epsilon": 1e-3}
+                ran = run_node(
+                    "RMSNormalization", [x, scale], attrs, 23, initializers=stored, dynamic=dynamic,
+                    expected=expected, rtol=1e-4, atol=1e-5,
+                )  # fmt: skip
+                is_layer = bool(stored) and not dynamic and shape == x.shape[axis:]
+                assert ("nn.RMSNorm(" in ran.source) == is_layer, (axis, shape)
+
+
+def test_a_group_norm_of_single_elements_is_its_bias() -> None:
+    """torch refuses such groups, in a batch of one."""
+    for size in ((), (1,), (1, 1)):
+        x, scale, bias = floats(1, 4, *size), floats(4, seed=1), floats(4, seed=2)
+        for opset in (18, 21):
+            for stored in (set(), {1, 2}):
+                run_node(
+                    "GroupNormalization", [x, scale, bias], {"num_groups": 4}, opset, initializers=stored,
+                    expected=[bias.reshape(x.shape)],
+                )  # fmt: skip
 
 
 @pytest.mark.parametrize("stored", [set(), {1, 2}])

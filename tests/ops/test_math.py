@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper, numpy_helper
 
-from tests.ops.harness import run_node, unbound_names
+from tests.ops.harness import assert_same, node_model, run_model, run_node, run_onnxruntime, unbound_names
 from tests.support.tiers import drawn
 
 F = np.float32
@@ -31,6 +32,26 @@ def test_unary(name: str, opset: int) -> None:
     run_node(
         name, [x], opset=opset if name not in ("Asinh", "Cosh", "Erf", "Round", "Sign", "Sinh") else max(opset, 13)
     )
+
+
+def test_the_sign_of_an_integer_is_not_asked_for_nan() -> None:
+    for dtype in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):
+        x = np.array([0, 1, 7, 100, np.iinfo(dtype).max, np.iinfo(dtype).min], dtype)
+        for dynamic in (False, True):
+            assert "nan" not in run_node("Sign", [x], dynamic=dynamic, expected=[np.sign(x)]).forward
+
+
+def test_equal_elements_that_have_no_name_are_a_number() -> None:
+    x = np.array([[1, -2, 0.5], [3, 7, -9]], F)
+    sizes, value = numpy_helper.from_array(np.array([2, 3]), "sizes"), numpy_helper.from_array(np.array([0.75], F))
+    for name, place in ((name, place) for name in ("Add", "Sub", "Mul", "Div") for place in (0, 1)):
+        model = node_model(name, [x, x], initializers={1})
+        model.graph.initializer[0].CopyFrom(sizes)
+        model.graph.node[0].input[:] = ["/ones" if i == place else "i0" for i in range(2)]
+        model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["sizes"], ["/ones"], value=value))
+        ran = run_model(model, {"i0": x})
+        assert_same(ran.outputs[0], run_onnxruntime(model, {"i0": x})[0])
+        assert "0.75" in ran.forward and "full" not in ran.forward and not ran.model.state_dict(), name
 
 
 @pytest.mark.parametrize("name", ["Acosh", "Log", "Sqrt"])

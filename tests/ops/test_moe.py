@@ -164,6 +164,20 @@ def test_weights_of_experts_of_their_own(normalize: int) -> None:
     run_packed(4, 16, True, {"normalize_routing_weights": normalize}, weights)
 
 
+@needs("MoE")
+def test_layers_of_different_bits() -> None:
+    """As the kernel for floats computes with what they stand for."""
+    one, two = few(ROWS, WIDE, 4, 16, True, 1), few(WIDE, ROWS, 2, 16, True, 2)
+    tokens = floats(TOKENS, WIDE)
+    full = [tokens, ROUTER, one[3], None, two[3]]
+    floating = node_model("MoE", full, {"k": 2, "normalize_routing_weights": 1}, domain=MICROSOFT)
+    expected = run_onnxruntime(floating, {f"i{i}": x for i, x in enumerate(full) if x is not None})
+    inputs = [tokens, ROUTER, *one[:2], None, *two[:2], None, None, None, None, one[2], two[2]]
+    attrs = {"k": 2, "block_size": 16, "expert_weight_bits": 4, "fc2_expert_weight_bits": 2}
+    stored = {2, 3, 5, 6, 11, 12}
+    run_node("QMoE", inputs, attrs, domain=MICROSOFT, initializers=stored, expected=expected)
+
+
 def test_wrong_mixtures_of_few_bits_are_refused() -> None:
     def why(attrs: dict[str, Any]) -> str:
         one, two = few(ROWS, WIDE, 4, 16, False, 1), few(WIDE, ROWS, 4, 16, False, 2)

@@ -86,6 +86,20 @@ def test_global(op: str, shape: tuple[int, ...]) -> None:
     run_node(op, [floats(*shape)], dynamic=True)
 
 
+def test_global_pools_of_every_rank() -> None:
+    """torch has them for one to three axes; a matrix has no axis to pool."""
+    for rank in range(2, 8):
+        x = floats(*range(1, rank + 1))
+        axes = tuple(range(2, rank))
+        for op, pooled in (
+            ("GlobalAveragePool", x.mean(axes, keepdims=True)),
+            ("GlobalMaxPool", x.max(axes, keepdims=True)),
+            ("GlobalLpPool", np.sqrt((x.astype(np.float64) ** 2).sum(axes, keepdims=True))),
+        ):
+            for dynamic in (False, True):
+                run_node(op, [x], dynamic=dynamic, expected=[pooled.astype(np.float32)])
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("shape", [(1, 2, 7), (1, 2, 6, 7)])
 def test_max_pool_of_bytes(dtype: Any, shape: tuple[int, ...]) -> None:

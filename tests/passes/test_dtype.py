@@ -143,3 +143,24 @@ def test_a_number_that_is_an_output_has_the_type(tmp_path: Path) -> None:
     path = network(tmp_path, h.make_node("Constant", [], ["y"], value_float=42.0), inputs="")
     onnxgen.generate(path, tmp_path / "model.py", Options(dtype="float16"))
     assert imported(tmp_path / "model.py").Model.from_pretrained()().dtype == torch.float16
+
+
+def test_numbers_that_the_file_writes_and_draws_are_of_the_type(tmp_path: Path) -> None:
+    """However a Constant spells them, and though RandomUniform and RandomNormal draw float32 if nothing is said."""
+    path = network(
+        tmp_path,
+        h.make_node("Constant", [], ["one"], value_float=0.75),
+        h.make_node("Constant", [], ["row"], value_floats=[1.0, -2.0, 0.5, 4.0]),
+        h.make_node("RandomUniform", [], ["drawn"], shape=[4], low=0.0, high=1e-6),
+        h.make_node("RandomNormal", [], ["normal"], shape=[4], mean=0.25, scale=1e-6),
+        h.make_node("Mul", ["x", "row"], ["scaled"]),
+        h.make_node("Add", ["scaled", "one"], ["moved"]),
+        h.make_node("Sum", ["moved", "drawn", "normal"], ["y"]),
+        inputs="x",
+    )
+    x = torch.tensor([[0.5, 1.0, -1.0, 2.0]])
+    for dtype in DTYPES:
+        onnxgen.generate(path, tmp_path / "model.py", Options(dtype=dtype))
+        y = imported(tmp_path / "model.py").Model.from_pretrained()(x.to(getattr(torch, dtype)))
+        assert y.dtype == getattr(torch, dtype), dtype
+        np.testing.assert_allclose(y.detach().float().numpy(), [[1.5, -1.0, 0.5, 9.0]], 1e-2)

@@ -8,8 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from tests.support.exported import held
 from tests.support.idioms import hold, points, spelled, text_of
+from tests.zoo.norms import ChannelLayerNorm
 
 WEIGHT, BIAS = [0.5, 2.0, -1.0, 1.5], [0.25, -0.5, 1.0, 3.0]
 NUMBERS = (
@@ -107,6 +110,22 @@ def test_layer_norm_over_several_axes() -> None:
     wanted = [w.reshape(2, 2) for w in weights()]
     ran = hold(model, "return self.norm(x)", lambda x: F.layer_norm(x, (2, 2), *wanted, eps=1e-3), atol=1e-4)
     assert "nn.LayerNorm((2, 2)" in ran.source
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.conv, self.inner = nn.Conv2d(channels, 4, 1), inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.inner(self.conv(x)))
+
+
+def test_layer_norm_of_channels_in_any_depth() -> None:
+    """The weights are parameters of the module that has the Transposes, however deep it is."""
+    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    ran = held(Around(Around(ChannelLayerNorm(4), 4), 3), [x], "legacy-17-train")  # which folds no weight
+    assert "(4,), self.weight, self.bias" in " ".join(ran.source.split()), ran.source
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1, 1)])

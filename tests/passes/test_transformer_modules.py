@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.ops.harness import run_model, run_onnxruntime
+from onnxgen import Options
+from onnxgen.passes.rewrite import names_of
+from onnxgen.pipeline import read_and_simplify
+from tests.ops.harness import generate, instantiate, run_model, run_onnxruntime
 from tests.support.exported import exported, held
 from tests.support.transformers import (
     BATCH,
@@ -36,6 +41,31 @@ def test_attention(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_transformers(seed: int) -> None:
     hold(transformer(seed))
+
+
+def test_a_stack_has_nested_tensors_where_torch_can_use_them() -> None:
+    """torch warns of stacks that ask for them otherwise."""
+    for heads in (2, 3):
+        layer = nn.TransformerEncoderLayer(WIDTH, heads, 20, 0.0, batch_first=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wanted = nn.TransformerEncoder(layer, 1).use_nested_tensor
+        plain = Whole(trained(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)), {})
+        proto = exported(plain.eval(), [X])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (stack,) = [m for m in instantiate(generate(proto)).modules() if isinstance(m, nn.TransformerEncoder)]
+        assert stack.use_nested_tensor == wanted, heads
+
+
+def test_a_layer_stands_for_every_node_behind_its_attention(tmp_path: Path) -> None:
+    """A difference is located by the names of the file's nodes."""
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 20, batch_first=True)
+    proto = exported(Whole(trained(layer), {}).eval(), [X])
+    onnx.save(proto, tmp_path / "m.onnx")
+    stands = {name for node in read_and_simplify(tmp_path / "m.onnx", Options()).graph for name in names_of(node)}
+    named = {node.name for node in proto.graph.node if "self_attn" not in node.name and node.op_type != "Constant"}
+    assert len(named) > 8 and named <= stands, named - stands
 
 
 @pytest.mark.parametrize("draw,seed", [(attention, 1), (transformer, 0), (transformer, 2)])

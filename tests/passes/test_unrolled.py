@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import onnxgen
-from onnxgen.pipeline import generate
+from onnxgen.options import Options
+from onnxgen.pipeline import generate, read_and_simplify
+from onnxgen.shapes.info import info
 from tests.ops.harness import tensor_proto
 from tests.support.exported import exported, held, held_graph
 from tests.support.real import imported
@@ -81,6 +84,15 @@ def test_layers(options: dict[str, Any], states: int, mode: str) -> None:
 
 def _tensors(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
+
+
+def test_what_is_known_of_weights_side_by_side(tmp_path: Path) -> None:
+    """They have the rows of all of them: those of both directions, and both biases in a row."""
+    onnx.save(exported(Layer(bidirectional=True), [X], "dynamo-18-train"), tmp_path / "m.onnx")
+    graph = read_and_simplify(tmp_path / "m.onnx", Options()).graph
+    (layer,) = [node for node in graph if node.op_type == "RNN"]
+    made = [node for node in graph if node.op_type == "Concat" and node.outputs[0] in layer.inputs]
+    assert [info(node.outputs[0]).shape for node in made] == [(2, 5, 4), (2, 5, 5), (2, 10)]
 
 
 @pytest.mark.parametrize("case", ["legacy-17", "legacy-17-train", "dynamo-18"])
@@ -175,6 +187,23 @@ def test_chains_of_gates(body: str) -> None:
     steps = RNN["head"] + "".join(body.format(t=t, s=t - 1 if t else 9) for t in range(3))
     declared = "".join(f", float[2, 5] {s}9" for s in inputs)
     assert f"nn.{kind}(4, 5)" in held_graph(_graph(steps, gates, declared), feeds).source
+
+
+def test_directions_that_begin_with_memories_of_their_own() -> None:
+    """Nothing but the sequences is joined, and no name tells that they are one layer: they are not taken for one."""
+    steps = RNN["head"]
+    for order, new in ((range(3), ""), (range(2, -1, -1), "r")):
+        for before, t in zip((9, *order), order):
+            step = LSTM.format(t=t, s=before)
+            if before == 9:  # there is no state yet, but a memory
+                step = step.replace(f"q{t} = Gemm(h9, U, b)", "").replace(f"Add(p{t}, q{t})", f"Add(p{t}, past)")
+            names = r"\b(?=(?:p|q|s|[fio]?g|[fiog]s|kept|new|cs?|h)[0-29]\b)"
+            steps += re.sub(names, new, step).replace("W", "V" if new else "W")
+    steps += " v0 = Unsqueeze(rh0, axis) v1 = Unsqueeze(rh1, axis) v2 = Unsqueeze(rh2, axis)"
+    steps += " w = Concat<axis = 0>(v0, v1, v2) z = Concat<axis = 2>(y, w)"
+    model = _graph(steps, 4, ", float[2, 5] c9, float[2, 5] rc9", ", float[3, 2, 10] z")
+    memories = {name: np.random.default_rng(1).normal(size=(2, 5)).astype("float32") for name in ("c9", "rc9")}
+    assert "bidirectional" not in held_graph(model, FEEDS | memories).source
 
 
 UNLIKE: dict[str, tuple[tuple[str, str], ...]] = {

@@ -11,6 +11,7 @@ from onnxgen.graph.annotations import PRODUCER, SCOPE
 from onnxgen.options import Options
 from onnxgen.passes.views import views
 from onnxgen.shapes import propagate
+from tests.ops.harness import assert_same, run_model, run_onnxruntime
 
 
 def chained(*steps: tuple[str, str, list[int]], scopes: dict[str, tuple[str, ...]]) -> ir.Model:
@@ -32,6 +33,25 @@ def chained(*steps: tuple[str, str, list[int]], scopes: dict[str, tuple[str, ...
 def reshapes(model: ir.Model) -> int:
     views(model, Options())
     return sum(node.op_type in ("Reshape", "Unsqueeze", "Squeeze") for node in model.graph)
+
+
+def test_a_transpose_without_an_order_turns_all_axes_round() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    sizes = [numpy_helper.from_array(np.array(s), name) for name, s in (("two", [4, 6]), ("three", [3, 2, 4]))]
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["a"]), helper.make_node("Reshape", ["a", "two"], ["b"]),
+        helper.make_node("Transpose", ["b"], ["c"]), helper.make_node("Reshape", ["c", "three"], ["y"]),
+    ]  # fmt: skip
+    given, made = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 3, 4]), ("y", None)))
+    graph = helper.make_graph(nodes, "g", [given], [made], sizes)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    expected = run_onnxruntime(model, {"x": x})[0]
+    assert_same(run_model(model, {"x": x}).outputs[0], expected)
+    rewritten = ir.from_proto(model)
+    propagate(rewritten.graph, Options())
+    views(rewritten, Options())
+    assert [node.op_type for node in rewritten.graph] != [node.op_type for node in model.graph.node]
+    assert_same(run_onnxruntime(ir.to_proto(rewritten), {"x": x})[0], expected)
 
 
 CHAIN = (("x", "a", [-1, 24]), ("a", "b", [-1, 1, 24]), ("b", "c", [-1, 2, 12]))

@@ -154,6 +154,36 @@ def test_a_bias_that_is_rounded_down(changes: dict[str, Any], is_module: bool) -
     assert ("rounded=True" in check(model, feeds).source) == is_module
 
 
+def test_scales_and_zero_points_of_columns_or_of_all() -> None:
+    """A layer has both of one kind; else a function is given the tensors."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 8)).astype(np.float32)
+    scales = np.float32(0.02), rng.uniform(0.01, 0.05, 4).astype(np.float32)
+    zeros = np.uint8(119), rng.integers(100, 150, 4).astype(np.uint8)
+    for scale, zero in ((s, z) for s in scales for z in zeros):
+        stored = {
+            "w": rng.integers(0, 256, (8, 4)).astype(np.uint8), "ws": scale, "wz": zero,
+            "b": rng.normal(size=4).astype(np.float32),
+        }  # fmt: skip
+        nodes = [
+            helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+            helper.make_node("MatMulInteger", ["q", "w", "z", "wz"], ["total"]),
+            helper.make_node("Cast", ["total"], ["float"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", ["s", "ws"], ["scale"]),
+            helper.make_node("Mul", ["float", "scale"], ["product"]),
+            helper.make_node("Add", ["product", "b"], ["y"]),
+        ]
+        tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
+        given, made = (
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", ["n", 8]), ("y", None))
+        )
+        graph = helper.make_graph(nodes, "g", [given], [made], tensors)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        ran = check(model, {"x": x})
+        is_layer = np.ndim(scale) == np.ndim(zero)
+        assert ("class DynamicLinear" in ran.source) == is_layer
+
+
 @pytest.mark.parametrize("name", ["ws", "b"])
 def test_what_is_computed_is_no_layer(name: str) -> None:
     """A scale or bias that is an input of the network."""

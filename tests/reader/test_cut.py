@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from safetensors import safe_open
 
 import onnxgen
 from onnxgen.cli import run
@@ -106,6 +108,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     """What is verified later is the part, as the sidecar says."""
     module = tmp_path / "m.py"
     assert run([str(MNIST), "-o", str(module), "--outputs", HIDDEN, "--verify"]) == 0
+    with safe_open(module.with_suffix(".safetensors"), "numpy") as stored:  # of a file that stays, as its key does
+        assert json.loads(stored.metadata()["cut"]) == {"inputs": [], "outputs": [HIDDEN]}
     assert run(["verify", str(MNIST), str(module), "--locate"]) == 0
     assert run(["export", str(module), "--onnx", str(MNIST), "-o", str(tmp_path / "o.onnx")]) == 0
     assert "equal, to" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from onnxgen import Limits, OnnxgenError, Options, generate
 from onnxgen.cli import run as command
 from onnxgen.common.limits import NAMES
 from onnxgen.pipeline import build
-from onnxgen.reader import rehearsal
+from onnxgen.reader import read, rehearsal
 from onnxgen.reader.survey import survey
 from tests.conftest import ROOT
 from tests.support.clean_source import assert_safe
@@ -315,6 +315,19 @@ def test_empty_messages_are_counted_before_they_are_parsed(write: Write) -> None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
+def test_a_tensor_in_the_deepest_graph_that_is_allowed(write: Write) -> None:
+    """An attribute that holds none is no graph."""
+    proto = nested(3)
+    inner = proto.graph
+    for _ in range(3):
+        inner = next(a.g for n in inner.node for a in n.attribute if a.name == "then_branch")
+    constant = node("Constant", [], ["k"], value=from_array(np.ones((2, 3, 4), np.float32)))
+    inner.node.insert(0, constant)
+    inner.node[1].input[0] = "k"
+    read(write(proto), Options(limits=Limits(depth=3)))
+    assert "graphs are nested 3 deep; the limit is 2" in refusal(write(proto), Options(limits=Limits(depth=2)))
+
+
 @pytest.fixture
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of more than 5 nodes are past the defaults."""
@@ -335,7 +348,10 @@ def test_a_file_past_the_defaults_is_read_by_a_process_first(
     assert "ghost" in refusal(path)  # the file's own problem, not the process's
 
 
-def test_a_process_that_ends_badly(low: None, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_badly(
+    low: None, write: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it writes is not the user's to read."""
     hungry = chain(9)
     hungry.graph.sparse_initializer.extend(sparse(2**29).graph.sparse_initializer)
     limits = Limits(memory=1_500_000_000, fold_elements=2**30)
@@ -348,6 +364,7 @@ def test_a_process_that_ends_badly(low: None, write: Write, monkeypatch: pytest.
         "exit 7": "crashes (exit code 7)",
     }
     for script, says in endings.items():
-        shell = ["sh", "-c", script]
+        shell = ["sh", "-c", f"echo noise; echo noise >&2; {script}"]
         monkeypatch.setattr(rehearsal.subprocess, "run", lambda _, shell=shell, **k: real(shell, **k))
         assert says in refusal(path)
+    assert capfd.readouterr() == ("", "")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import os
 import random
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.reader.check import attribute_type
+from onnxgen.reader.parse import _proto_kind
 from onnxgen.reader.protos import tensors_of
 from tests.support.reader_models import (
     ADD,
@@ -74,7 +77,15 @@ def zipped(tmp_path: Path, name: str) -> bytes:
     return (tmp_path / "z").read_bytes()
 
 
+def tarred(kind: int) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=kind) as archive:
+        archive.addfile(tarfile.TarInfo("model.onnx"), io.BytesIO())
+    return made.getvalue()
+
+
 NOT_ONNX: list[tuple[bytes, str]] = [
+    *((tarred(kind), "a tar archive") for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)),
     (b"", "is empty"),
     (b"hello, world\n", "a text file"),
     ("héllo".encode(), "a text file"),
@@ -104,6 +115,14 @@ NOT_ONNX: list[tuple[bytes, str]] = [
 def test_not_onnx(write: Write) -> None:
     said = [(*refusal(write(data)).split(" -> "), says) for data, says in NOT_ONNX]
     assert [row for row in said if row[2] not in row[0] and row[2] not in row[1]] == []
+
+
+def test_a_message_with_fields_that_onnx_lacks_is_not_named() -> None:
+    """Many bytes parse as some message."""
+    for message in (weight("w", 2, 3), model([RELU]).graph):
+        data = message.SerializeToString()
+        assert "a single ONNX" in str(_proto_kind(data))
+        assert _proto_kind(data + b"\xc2\x3e\x04more") is None  # field 1000
 
 
 def test_zip_and_checkpoint(write: Write, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def test_external_data_refused(write: Write, tmp_path: Path) -> None:
     for location, more, says in WRONG_DATA:
         message = refusal(write(external(location, **more)))
         assert "initializer w: the external data" in message and says in message, location
+
+
+@pytest.mark.skipif(os.sep == "\\", reason="a backslash separates folders on this system")
+def test_a_file_may_have_a_backslash_in_its_name(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("w\\b.bin", "sub/w\\b.bin"):
+        (tmp_path / name).write_bytes(DATA.tobytes())
+        found = read(write(external(name)), Options()).graph.initializers["w"].const_value
+        assert found is not None
+        np.testing.assert_array_equal(found.numpy(), DATA)
 
 
 def test_external_links_refused(write: Write, tmp_path: Path) -> None:

@@ -132,6 +132,14 @@ def test_a_file_that_is_replaced(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("large")
+def test_only_a_large_file_stays_open(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(model([ADD], [numpy_helper.from_array(np.ones(4, np.float32), "w")]))
+    for least, stays in ((path.stat().st_size, True), (path.stat().st_size + 1, False)):
+        monkeypatch.setattr(skeleton, "MIN_FILE_BYTES", least)
+        data, source = skeleton.structure(path)
+        assert (source is not None) == stays and onnx.ModelProto.FromString(data).graph.node
+
+
 def test_a_length_that_is_wrong(write: Write) -> None:
     wrong = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3, 5], raw_data=bytes(64))
     path = write(model([ADD], [wrong]))

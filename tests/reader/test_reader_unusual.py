@@ -17,6 +17,7 @@ import onnxgen
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.reader import read
+from onnxgen.reader.normal import normalize
 from tests.support.reader_models import (
     ADD,
     RELU,
@@ -151,6 +152,32 @@ def test_input_shapes(write: Write) -> None:
     shapes = [list(v.shape or ()) for v in (*found.graph.inputs, *found.graph.outputs)]
     assert shapes[0] == [5, 3, 4] and shapes[1] == [5, 1, 1]  # n is 5 wherever it is named
     assert shapes[2][:2] == [5, 3] and not isinstance(shapes[2][2], int)
+
+
+def test_input_shapes_reach_inner_graphs(write: Write) -> None:
+    """Every declared size of the name is fixed: inputs, outputs and values inside of a loop's body, too."""
+    body = oh.make_graph(
+        [node("Identity", ["go"], ["still"]), node("Relu", ["state"], ["middle"]), node("Neg", ["middle"], ["next"])],
+        "body",
+        [value("i", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), value("state", ["n", 3])],
+        [value("still", [], TensorProto.BOOL), value("next", ["n", 3])],
+        value_info=[value("middle", ["n", 3])],
+    )
+    loop = node("Loop", ["count", "", "x"], ["y"], body=body)
+    proto = model([loop], [from_array(np.array(2), "count")], inputs=[value("x", ["n", 3])])
+    found = read(write(proto), Options(input_shapes={"x": (5, 3)}))
+    inner = [*found.graph][0].attributes["body"].as_graph()
+    values = [inner.inputs[2], *(v for n in inner for v in n.outputs if v.name in ("middle", "next")), inner.outputs[1]]
+    assert [list(v.shape or ()) for v in values] == [[5, 3]] * 4
+
+
+def test_a_type_that_was_text_is_only_a_number_then() -> None:
+    """ONNX's own checker finds one value in the attribute."""
+    proto = model([node("Cast", to="FLOAT")], opsets={"": 1})
+    normalize(proto)
+    (attribute,) = proto.graph.node[0].attribute
+    onnx.checker.check_attribute(attribute)
+    assert attribute.i == TensorProto.FLOAT
 
 
 @pytest.mark.parametrize(

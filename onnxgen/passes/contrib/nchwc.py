@@ -144,5 +144,5 @@ def upsample(
     factors = g.constant(np.asarray(scales, np.float32))
     return g(
         "Resize", X, None, factors, mode=mode, coordinate_transformation_mode=coordinate_transformation_mode,
-        nearest_mode="floor" if mode == "nearest" else None,
+        nearest_mode="floor",
     )  # fmt: skip
