@@ -34,7 +34,7 @@ class Encoder(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("encoder.safetensors")
-FINGERPRINT = "944d8460006f6d01a8452e9067893f83"
+FINGERPRINT = "a555cf7de01caa93a8452e9067893f83"
 
 
 def encoder(pretrained=True, **kwargs):
@@ -59,4 +59,4 @@ def from_pretrained(build: Any, weights: Path | str = WEIGHTS, strict: bool = Tr
 
 
 Model = Encoder
-Model.from_pretrained = classmethod(from_pretrained)
+setattr(Model, "from_pretrained", classmethod(from_pretrained))

@@ -39,7 +39,7 @@ class MnistCNN(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("mnist_cnn.safetensors")
-FINGERPRINT = "5f06c814391e54213a90e51d57082e76"
+FINGERPRINT = "e0bd13aed467eb7b3a90e51d57082e76"
 
 
 def mnist_cnn(pretrained=True, **kwargs):
@@ -64,4 +64,4 @@ def from_pretrained(build: Any, weights: Path | str = WEIGHTS, strict: bool = Tr
 
 
 Model = MnistCNN
-Model.from_pretrained = classmethod(from_pretrained)
+setattr(Model, "from_pretrained", classmethod(from_pretrained))

@@ -69,7 +69,7 @@ class ResNet18(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "444cea1cee8d821201bf1ab6e7649990"
+FINGERPRINT = "411d840531a1b16501bf1ab6e7649990"
 
 
 def resnet18(pretrained=True, **kwargs):
@@ -94,4 +94,4 @@ def from_pretrained(build: Any, weights: Path | str = WEIGHTS, strict: bool = Tr
 
 
 Model = ResNet18
-Model.from_pretrained = classmethod(from_pretrained)
+setattr(Model, "from_pretrained", classmethod(from_pretrained))
