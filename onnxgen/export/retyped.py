@@ -49,7 +49,7 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
         if node.domain in STANDARD and node.op_type != "Cast":
             casting.fit(node)
     out = folder / source.name
-    values = [value for value in model.graph.initializers.values() if value.const_value is not None]
+    values = list(model.graph.initializers.values())
     for value in values:
         if isinstance(tensor := value.const_value, ir.ExternalTensor):  # external data lies beside the original
             value.const_value = ir.tensor(np.array(tensor.numpy()), tensor.dtype, name=tensor.name)

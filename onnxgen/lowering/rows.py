@@ -130,9 +130,8 @@ class _Rows:
     def _beside(self, use: Assign, name: str) -> Iterator[str]:
         """Yield the values that must have as many rows as `name` in a statement that uses both."""
         value = use.value
-        function, operands = called(value)
         if isinstance(value, ast.BinOp) and not isinstance(value.op, ast.MatMult):
-            operands = [value.left, value.right]
+            operands: list[ast.expr] = [value.left, value.right]
         elif isinstance(value, ast.Call) and isinstance(value.func, MemberRef) and _shares_rows(value):
             operands = [tree for arg in value.args for tree in getattr(arg, "elts", [arg])]
         else:

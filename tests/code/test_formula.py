@@ -60,6 +60,13 @@ def test_formulas(number: float, written: str | None) -> None:
     assert np.array_equal(F(computed(float(str(F(number))))), F(number), equal_nan=True)
 
 
+def test_a_formula_is_its_number() -> None:
+    for written, value in NAMED.items():
+        assert eval(written, {"math": math}) == value, written
+        found = text(value)
+        assert found is not None and eval(found, {"math": math}) == value, found
+
+
 @pytest.mark.parametrize("value", NAMED.values())
 def test_another_library_rounds_to_the_same_float32(value: float) -> None:
     """Logarithms may differ in the last bits of a float64 on another machine."""

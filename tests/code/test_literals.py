@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgen.code.literals import tensor_literal
+from onnxgen.code.spaced import linspace
 from onnxgen.helpers.windows import relative_positions
 from onnxgen.verify.convert import to_numpy
 from tests.support.tiers import drawn
@@ -82,10 +84,20 @@ FORMS: list[tuple[Any, str | None]] = [
     (((torch.arange(7) + 0.5) / 7).numpy(), "(torch.arange(7) + 0.5) / 7"),
     (PIXELS.numpy(), "(2 * torch.arange(28) + 1) / 28 - 1.0"),
     ((torch.arange(50) * 0.3 + 0.7).numpy(), "torch.arange(50) * 0.3 + 0.7"),
+    ((torch.arange(20) * 1.7 - 1).numpy(), "torch.arange(20) * 1.7 - 1.0"),  # the ends do not give the step exactly
     (np.arange(40) / 40, "torch.arange(40, dtype=torch.float64) / 40"),
     (np.linspace(0, 1, 40, dtype=F) ** 2, None),
     (centres(3, 4, 8), "(torch.cartesian_prod(torch.arange(3), torch.arange(4)).flip(-1) + 0.5) * 8"),
     (centres(3, 4, 8, 0), "torch.cartesian_prod(torch.arange(3), torch.arange(4)).flip(-1) * 8.0"),
+    (
+        centres(5, 4) / F(7),
+        "(torch.cartesian_prod(torch.arange(5), torch.arange(4)).flip(-1) + 0.5) / 7",
+    ),
+    (
+        np.concatenate([centres(5, 4), centres(1, 4)]),
+        "torch.cat([torch.cartesian_prod(torch.arange(5), torch.arange(4)).flip(-1) + 0.5, "
+        "torch.cartesian_prod(torch.arange(1), torch.arange(4)).flip(-1) + 0.5])",
+    ),
     (centres(5, 5, 1, 0), "torch.cartesian_prod(torch.arange(5), torch.arange(5)).flip(-1).float()"),
     (centres(5, 5, 1, 0).astype(L), "torch.cartesian_prod(torch.arange(5), torch.arange(5)).flip(-1)"),
     (
@@ -111,6 +123,7 @@ FORMS: list[tuple[Any, str | None]] = [
     (np.eye(8, dtype=F)[[3, 1, 1, 7, 0]], "torch.eye(8)[torch.tensor([3, 1, 1, 7, 0])]"),
     (np.arange(8)[:, None] - np.arange(8), "torch.arange(8)[:, None] - torch.arange(8)"),
     (np.arange(8)[:, None] * 8 + np.arange(8), "torch.arange(0, 64, 8)[:, None] + torch.arange(8)"),
+    (np.arange(5, 13)[:, None] + 2 * np.arange(8), "torch.arange(5, 13)[:, None] + torch.arange(0, 16, 2)"),
     (ALIBI[:, None] * np.arange(16, dtype=F), "torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * torch.arange(16)"),
     (np.tril(np.ones((9, 9), bool))[None, None], "torch.ones(9, 9, dtype=torch.bool).tril()[None, None]"),
     (np.tril(np.ones((9, 9), F), -2), "torch.ones(9, 9).tril(-2)"),
@@ -141,6 +154,33 @@ FORMS: list[tuple[Any, str | None]] = [
 @pytest.mark.parametrize(("array", "expected"), FORMS, ids=[str(e)[:60] for _, e in FORMS])
 def test_forms(array: Any, expected: str | None) -> None:
     assert text(array) == expected
+
+
+def test_a_vector_without_a_form_is_listed_while_it_is_short() -> None:
+    """Up to 32 numbers, here as the slopes of lines; longer ones stay in the file of the weights."""
+    slopes = np.random.default_rng(0).integers(3, 9999, 33).astype(F)
+    short, long = (text(slopes[:n, None] * np.arange(16, dtype=F)) for n in (32, 33))
+    assert short is not None and short.startswith("torch.tensor([") and long is None
+
+
+def rounded(exact: Fraction) -> float:
+    """The float32 that is nearest, of two the even one."""
+    near = F(float(exact))
+    some = (np.nextafter(near, F(-np.inf)), near, np.nextafter(near, F(np.inf)))
+    return float(min(some, key=lambda n: (abs(Fraction(float(n)) - exact), int(n.view(np.int32)) % 2)))
+
+
+def test_linspace_is_torchs_whether_a_product_is_rounded_or_not() -> None:
+    generator = np.random.default_rng(0)
+    for size in (1e-12, 1e-10, 1e-8, 1e-6, 1e-3, 1.0, 1e5):
+        start, end, count = F(generator.normal() * size), F(generator.normal()), 41
+        apart, fused = (linspace(float(start), float(end), count, way) for way in (False, True))
+        found = torch.linspace(float(start), float(end), count).numpy()
+        assert ((found == apart) | (found == fused)).all()
+        step = (end - start) / F(count - 1)
+        exact = [Fraction(float(start)) + Fraction(float(step)) * i for i in range(count // 2)]
+        exact += [Fraction(float(end)) - Fraction(float(step)) * (count - 1 - i) for i in range(count // 2, count)]
+        assert fused.tolist() == list(map(rounded, exact))
 
 
 @st.composite

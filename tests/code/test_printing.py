@@ -147,6 +147,39 @@ def test_no_such_expression(text: str) -> None:
         check(expression(text), BUILTINS | {"x", "torch", "y", "nn"}, BUILTINS)
 
 
+def test_no_name_or_attribute_that_leads_out_is_read() -> None:
+    """Neither what runs code nor what reaches files and processes, whatever is known; of `self`, it is a layer."""
+    names = "exec eval open compile __import__ input breakpoint globals locals vars setattr delattr getattr os sys"
+    for name in f"{names} subprocess".split():
+        with pytest.raises(Refused, match="it uses the name"):
+            check(expression(name), BUILTINS | {"os", "sys", "subprocess"}, BUILTINS)
+    attributes = "load save hub ops utils jit package serialization multiprocessing distributed library fromfile tofile"
+    attributes += " memmap loadtxt savetxt genfromtxt savez open unlink write_text write_bytes rename rmdir mkdir touch"
+    attributes += " chmod symlink_to hardlink_to iterdir glob exec eval system popen fork spawn modules environ"
+    attributes += " import_module builtins os sys subprocess classes compiler ctypeslib f2py distutils DataSource"
+    for name in attributes.split():
+        with pytest.raises(Refused, match="it uses the attribute"):
+            check(expression(f"x.{name}"), {"x"}, BUILTINS)
+        check(expression(f"self.{name}.weight"), {"self"}, BUILTINS)
+
+
+def test_what_may_hold_a_layer_is_called() -> None:
+    """Arguments and loop variables, each as often as the method likes; no other variable."""
+    text = """
+def forward(self, x, first, second):
+    for layer, scale in self.layers:
+        x = layer(x) + second(first(second(x)))
+    try:
+        return [inner(first(x)) for inner in self.more]
+    except ValueError:
+        return layer(x)
+"""
+    check(ast.parse(text), BUILTINS | {"self"}, BUILTINS, {"torch"})
+    for line in ("x = len; x(y)", "x = y; [x(z) for z in y]", "y(y)"):
+        with pytest.raises(Refused, match="it calls"):
+            check(ast.parse(line), BUILTINS | {"y"}, BUILTINS)
+
+
 def test_a_layer_whose_weight_is_made_is_allowed() -> None:
     text = "nn.utils.parametrizations.weight_norm(nn.Linear(1, 2), dim=None)"
     check(expression(text), {"nn"}, BUILTINS)
@@ -269,9 +302,13 @@ def test_a_fault_in_printing_costs_a_refusal(
 
 
 def test_a_long_comment_is_not_put_behind_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(printer, "annotated", lambda line, nodes: [f"{line}  # onnx: {'a' * 130}"])
+    statement = printer.remarked(ast.Pass(), "", (FileText("a"),))
+    longest = "pass  # onnx: ".ljust(printer.LINE_LENGTH, "a")
+    monkeypatch.setattr(printer, "annotated", lambda line, nodes: [longest])
+    assert printer.lines([statement]) == [longest]
+    monkeypatch.setattr(printer, "annotated", lambda line, nodes: [longest + "a"])
     with pytest.raises(Refused):
-        printer.lines([printer.remarked(ast.Pass(), "", (FileText("a"),))])
+        printer.lines([statement])
 
 
 def test_a_file_gets_its_fingerprint() -> None:

@@ -16,6 +16,9 @@ from onnxgen import OnnxgenError, Options, verify
 from onnxgen.cli import run
 from onnxgen.code import render
 from onnxgen.code.class_source import ClassSource
+from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.copied import Definition
+from onnxgen.code.meant import Meant
 from onnxgen.pipeline import build, check, generate
 from tests.conftest import ROOT
 from tests.support.real import imported
@@ -187,3 +190,24 @@ def test_the_sample_trains(lightning_file: Path, tmp_path: Path) -> None:
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=8))
     assert trainer.callback_metrics["train_loss"] > 0
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_what_a_signature_needs_is_copied_before_the_classes() -> None:
+    """Annotations and defaults run with the class; what a body calls is found later."""
+    names = {"kind": "x = inner", "default": "def default(x): return inner(x)", "inner": "def inner(x): return x"}
+    names |= {"chosen": "chosen = 1", "result": "class result: pass", "late": "def late(x): return x"}
+    copies = {name: Definition(text, ast.parse(text).body[0]) for name, text in names.items()}
+    method = ast.parse("def own(self, x: kind, f=default, *, g=chosen) -> result: return late(x)").body[0]
+    assert isinstance(method, ast.FunctionDef)
+    net = ClassTree("Net", body=[ast.Return(ast.Name("x", ast.Load()))], inputs=[ast.arg("x")], own=[method])
+    assert render._needed_first(Meant([net], copies)) == {"kind", "default", "inner", "chosen", "result"}
+
+
+def test_the_docstring_of_a_class_is_as_black_leaves_it() -> None:
+    """Of every length: no line is longer than the others of the file, and no word is lost."""
+    for count in range(1, 60):
+        about, paths = " ".join(["word"] * count), ["encoder.first", "decoder.second", "head"]
+        source = ClassSource("Net", paths=paths, about=about)
+        text = f'class Net:\n    """{source.doc}"""\n\n    x = 1\n'
+        assert render.formatted(text) == text and max(map(len, text.splitlines())) <= render.LINE_LENGTH
+        assert " ".join(source.doc.split()) == f"{about} (encoder.first to head, 3 uses)."

@@ -18,6 +18,8 @@ import torch
 from onnx import helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
+from onnxgen.errors import OnnxgenError
+from onnxgen.export import apart, changes, low_rank, proof
 from onnxgen.export.anew import _quiet
 from onnxgen.export.decoding import _Fitting
 from onnxgen.export.places import fill, places
@@ -174,3 +176,45 @@ def test_parts_of_an_axis_follow_the_number_of_classes() -> None:
         rows = m[:, 5:]
         np.testing.assert_allclose(z, rows * rows + rows + rows * m[:, 4:5], rtol=1e-6)
         np.testing.assert_allclose(y, np.concatenate((np.square(m[:, :5]), z), 1), rtol=1e-6)
+
+
+def test_the_comparison_of_two_files_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """onnxruntime warns of a weight that no node uses, which an export may leave."""
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Neg (x) }'
+    )
+    model = onnx.parser.parse_model(text)
+    (made,) = proof._run(model, ["y"], {"x": np.ones(2, np.float32)})
+    assert made.tolist() == [-1, -1] and capfd.readouterr() == ("", "")
+
+
+def test_an_adapter_is_of_two_files_with_the_same_nodes(tmp_path: Path) -> None:
+    head = '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y)'
+    for name, body in {"one": "y = Relu (x)", "same": "y = Relu (x)", "other": "y = Tanh (x)"}.items():
+        onnx.save(parser.parse_model(f"{head} {{ {body} }}"), tmp_path / f"{name}.onnx")
+    assert low_rank._adapted(tmp_path / "one.onnx", tmp_path / "same.onnx", [])[1] == {}
+    with pytest.raises(OnnxgenError, match="another graph than the original"):
+        low_rank._adapted(tmp_path / "one.onnx", tmp_path / "other.onnx", [])
+
+
+def test_integers_that_keep_their_bytes_are_not_reported_as_changed() -> None:
+    report: Any = SimpleNamespace(changed=["a", "b"], below=["b", "c"], notes=[])
+    moved: Any = [SimpleNamespace(how=SimpleNamespace(tensor="b"))]
+    apart._without_rounding(report, moved)
+    assert (report.changed, report.below) == (["a"], ["c"]) and report.notes == [
+        "1 tensor of integers keep their bytes"
+    ]
+
+
+def test_why_the_types_stay_those_of_the_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: object) -> None:
+        raise CannotWriteBack("Conv has no such type")
+
+    origin, report = SimpleNamespace(space={}, onnx=tmp_path / "net.onnx"), SimpleNamespace(notes=[])
+    monkeypatch.setattr(changes, "retyped_file", refused)
+    for name, told in ((next(iter(changes.DTYPES)), True), ("", False)):
+        monkeypatch.setattr(changes, "metadata_of", lambda space, name=name: {changes.KEY: name})
+        report.notes.clear()
+        made: Any = SimpleNamespace(origin=origin, options=None)
+        assert changes.Changed._retyped(made, tmp_path, report) is None  # type: ignore[arg-type]
+        assert [note.endswith("original ones: Conv has no such type") for note in report.notes] == [True] * told

@@ -106,6 +106,7 @@ NAMED = {  # what is done with an integer constant, which is not trained: the bu
     "y = Mul (x, c)": "scale",
     "r = Abs (x)  y = Mul (r, c)": "scale",
     "y = GatherElements <axis = 1> (x, c)": "index",
+    "y = GatherElements <axis = 1> (c, x)": "constant",
     "a = Sub (x, c)  b = Mul (x, c)  y = Add (a, b)": "constant",
 }
 

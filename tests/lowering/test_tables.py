@@ -42,6 +42,29 @@ def test_positions_are_an_embedding(tmp_path: Path) -> None:
     assert "x + self.position_embeddings.weight" in source
 
 
+class Embeddings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.position_embeddings, self.norm = nn.Embedding(5, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.position_embeddings(torch.arange(5)))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings, self.head = Embeddings(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embeddings(x))
+
+
+def test_positions_of_a_module_inside_are_its_embedding(tmp_path: Path) -> None:
+    source = made(Encoder, tmp_path, tokens, DYNAMO)
+    assert "self.position_embeddings = nn.Embedding(5, 8)" in classes(source)["Embeddings"]
+
+
 class Scaled(nn.Module):
     """A table beside another tensor of its module, and a row that is a bias."""
 

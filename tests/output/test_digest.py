@@ -55,6 +55,16 @@ def test_another_meaning_is_an_edit(old: str, new: str) -> None:
     assert code_digest(MODULE.replace(old, new)) != code_digest(MODULE)
 
 
+def test_a_digest_that_was_recorded_stays_the_same() -> None:
+    """Modules that were written by other versions hold theirs; another one would tell their users that they edited."""
+    more = (
+        "    def more(self, *a, b: int = 1, **c):\n        for i in a:\n            b += i if i else [j for j in c]\n"
+    )
+    more += "        with x as y, z:\n            assert not {1: u'a', **c}, ('b', b'c', 1j, None, ..., a[1:, 2])\n"
+    assert code_digest(MODULE + more) == "6c5e00637851bebe"
+    assert code_digest(MODULE + more) == code_digest(MODULE + more.replace("u'a'", "'a'"))
+
+
 def test_the_fingerprint_is_not_in_it_and_older_ones_are_known() -> None:
     filled = [MODULE % (digest(MODULE % "") + "0" * 16) for digest in (code_digest, _older_digest)]
     assert code_digest(filled[0]) == code_digest(filled[1]) == code_digest(MODULE % "")

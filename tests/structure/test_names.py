@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,3 +106,34 @@ class Steps(nn.Module):
 @pytest.mark.parametrize("case", ["legacy-17", "dynamo-18"])
 def test_negative_numbers_in_a_loop(case: str) -> None:
     assert "for " in held(Steps().eval(), [torch.randn(2, 4)], case).source
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h, made = self.fc(x), torch.cat([x] * 21).log_softmax(1)
+        return h * made[:3], made + 1, h.exp() * x
+
+
+def test_a_name_that_would_break_a_line_is_left_out(tmp_path: Path) -> None:
+    text = forward(Joined(), (torch.randn(3, 4),), tmp_path, "x")
+    assert "joined" not in text and "(\n" not in text, text
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LSTM(4, 4), nn.LSTM(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, _ = self.first(x)
+        found, _ = self.second(y)[0].sort(-1)
+        return y, found
+
+
+def test_all_that_is_not_used_has_one_name(tmp_path: Path) -> None:
+    text = forward(Unused(), (torch.randn(3, 2, 4),), tmp_path, "x")
+    assert text.count(", _ = ") == 3 and not re.search(r"\b_\d", text), text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.pipeline import generate
+from onnxgen.structure.layout import Layout, _repeated
 from tests.structure.test_structure import classes, made
 from tests.support.real import imported
 from tests.zoo.export import Case, quiet
@@ -181,3 +183,15 @@ class Growing(nn.Module):
 def test_widths_that_grow_evenly_are_a_range(tmp_path: Path) -> None:
     source = made(Growing, tmp_path, lambda batch=2: (torch.randn(batch, 3, 4, 4),), case=Case("legacy", 17, False))
     assert "[nn.Conv2d(in_channels, 2, kernel_size=3, padding=1) for in_channels in range(3, 18, 2)]" in source
+
+
+def test_equal_items_among_others_are_written_once_if_they_are_short_or_many() -> None:
+    """An item that fits a line with its loop, from three on; a longer one from five on; all of a list sooner."""
+    short, long = (f"Block({'8' * (length - 7)})" for length in (48, 49))
+    for text, count, others, once in (
+        (short, 3, 1, True), (short, 2, 1, False), (long, 4, 1, False), (long, 5, 1, True), (long, 2, 0, True),
+        ("nn.Tanh()", 2, 0, False), ("nn.Tanh()", 3, 0, True),
+    ):  # fmt: skip
+        items = [ast.parse(item, mode="eval").body for item in [text] * count + ["Other()"] * others]
+        found = ", ".join(map(ast.unparse, _repeated(Layout([], {}, ast.unparse), items)))
+        assert found.startswith(f"*[{text} for _ in range({count})]" if once else f"{text}, {text}"), found

@@ -122,6 +122,35 @@ def test_a_wrapper_alone_and_what_is_no_feed_forward(tmp_path: Path) -> None:
     assert set(classes(made(Normed, tmp_path, rows))) == {"Attention", "PostNorm", "Block", "Net"}
 
 
+class Scaled(nn.Module):
+    """A class for a norm alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.n(x) * 1.0
+
+
+class Sandwich(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([Residual(PreNorm(Attending())), Residual(Scaled())]) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            for part in layer:
+                x = part(x)
+        return x
+
+
+def test_a_class_of_a_norm_alone_is_a_norm(tmp_path: Path) -> None:
+    assert {"Norm", "Attention", "ResidualAttention"} <= set(classes(made(Sandwich, tmp_path, rows)))
+
+
 class Pairs(nn.Module):
     """As vit-pytorch writes it, with a norm after the loop."""
 

@@ -12,15 +12,17 @@ from functools import cache
 
 from onnxgen.code.allowed import BUILTINS, HANDED_OVER, Refused, bound, check
 from onnxgen.code.copied import helpers
+from onnxgen.code.meant import is_alias
 from onnxgen.common.paths import helper_files
 
 CALLABLE = (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom, ast.arg)
 
 
 def check_module(tree: ast.Module) -> None:
-    """Check a whole file against the allow-list, except copies of helpers. Raises `Refused`."""
+    """Check a whole file against the allow-list, except copies of helpers and the alias. Raises `Refused`."""
     functions = {n for node in ast.walk(tree) if isinstance(node, CALLABLE) for n in bound(node)} | BUILTINS
-    rest = ast.Module([node for node in tree.body if ast.dump(node) != helper_code(getattr(node, "name", ""))], [])
+    own = (node for node in tree.body if ast.dump(node) != helper_code(getattr(node, "name", "")))
+    rest = ast.Module([node for node in own if not is_alias(node)], [])
     check(rest, functions | {"__file__"}, functions | HANDED_OVER)
 
 

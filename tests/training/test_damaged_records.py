@@ -7,13 +7,18 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from onnxgen.cli import run as cli
+from onnxgen.errors import OnnxgenError
 from onnxgen.training import load
+from onnxgen.training.runs.alike import fits
+from onnxgen.training.runs.record import BOXES
 from tests.training.damaged import asked, trained
+from tests.training.small import network
 
 Out = pytest.CaptureFixture[str]
 Runs = tuple[Path, dict[str, str]]
@@ -146,3 +151,12 @@ def test_a_finished_run_with_averages_is_resumed(runs: Runs, tmp_path: Path) -> 
     before = load(copy / "run").evaluate()
     assert cli(["train", "--resume", "--out", str(copy / "run"), "-q"]) == 0
     assert load(copy / "run").evaluate() == before
+
+
+def test_a_head_of_boxes_that_is_no_head_is_told(tmp_path: Path) -> None:
+    model = network(tmp_path, x=("float32", ("n", 4)))
+    for head in ({}, {"tail": 3}, {"tail": {}}, {"tail": None, "places": [0]}):
+        target = SimpleNamespace(output=0, loss=BOXES, head=head)
+        record: Any = SimpleNamespace(inputs=[SimpleNamespace(name="x")], targets=[target])
+        with pytest.raises(OnnxgenError, match="run.json has no maps that boxes can be made of"):
+            fits(record, model, tmp_path, {})

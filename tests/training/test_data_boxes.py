@@ -308,6 +308,13 @@ def test_a_size_of_0_is_not_told(tmp_path: Path) -> None:
     check_all(opened(tmp_path, strict=True), {"train": PARTS["train"]})
 
 
+def test_images_of_one_size_are_read_as_they_are_and_those_of_two_have_none(tmp_path: Path) -> None:
+    write_coco(tmp_path / "one", {"train": PARTS["train"]})
+    write_coco(tmp_path / "two", {"train": PARTS["train"], "val": draw_scenes(3, 2, 20, WIDTH)})
+    one, two = (opened(tmp_path / name).parts["train"].fields["image"].shape for name in ("one", "two"))
+    assert {HEIGHT, WIDTH} <= {*one} and not {HEIGHT, WIDTH, 20} & {*two}
+
+
 # ---- which reader ----------------------------------------------------------------------------------------------------
 
 

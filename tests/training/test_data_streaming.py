@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from onnxgen.common import paths
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, predict
 from onnxgen.training.data import open_data
@@ -284,6 +285,26 @@ def test_parquet_gives_the_rows_of_the_same_table_in_memory(tmp_path: Path) -> N
     assert all(torch.equal(mine[name], their[name]) for name in their)
     drawn = torch.cat([batch["y"] for batch in Loader(ours.train, 7, shuffle=True, workers=0)])
     assert not torch.equal(drawn, their["y"]) and torch.equal(drawn.sort().values, their["y"].sort().values)
+
+
+def test_a_column_of_parquet_that_holds_no_numbers_is_told_as_for_the_table_in_memory(tmp_path: Path) -> None:
+    folder = tables(tmp_path / "s", count=1, c=[[1.0] * (1 + i % 3) for i in range(25)])
+    tables(tmp_path / "more", count=1, c=[[1.0] * (1 + i % 3) for i in range(25)])
+    (tmp_path / "more" / "0.parquet").rename(folder / "1.parquet")
+    with pytest.raises(OnnxgenError) as error:
+        open_data(str(folder / "0.parquet"), Rows(3), Settings(**GIVEN))
+    told = refused(folder, Rows(3))
+    assert "'c'" in told and told.split("column")[1] == str(error.value).split("column")[1]
+
+
+def test_pictures_of_parquet_without_pillow_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for number in range(2):
+        rows = [{"bytes": picture(i), "path": None} for i in range(12)]
+        parquet.write_table(pyarrow.table({"image": rows, "label": np.arange(12) % 3}), tmp_path / f"{number}.parquet")
+    there = paths.find_spec
+    monkeypatch.setattr(paths, "find_spec", lambda name: None if name == "PIL" else there(name))
+    assert "PIL is not installed" in refused(tmp_path, Pixels(), classes=COLOURS)
 
 
 def test_pictures_and_class_names_of_parquet_are_those_of_hugging_face(tmp_path: Path) -> None:

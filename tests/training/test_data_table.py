@@ -405,3 +405,10 @@ def test_data_without_single_columns(model: Any) -> None:
     assert said((RNG.random((10, 5)), LABEL[:10]), model(x=("float32", ("batch", 5)))) == (
         "--table: no input is made of columns with one number or text each -> --table none"
     )
+
+
+def test_a_value_that_is_no_category_is_no_row_of_zeros_unless_that_is_asked() -> None:
+    usual, zeros = (Column(categories=("a", "b"), onehot=True, **more) for more in ({}, {"zeros": True}))
+    values = np.array(["b", "c"], object)
+    np.testing.assert_array_equal(usual.transform(values), [[0, 1], [np.nan, np.nan]])
+    np.testing.assert_array_equal(zeros.transform(values), [[0, 1], [0, 0]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -287,3 +288,8 @@ def test_models_for_an_unknown_back_end_follow_its_self_test() -> None:
 
 def test_the_devices_package_is_callable() -> None:
     assert isinstance(devices, ModuleType) and devices()[-1].kind == "cpu"
+
+
+def test_importing_the_self_test_tests_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pytest", "no such device"])
+    importlib.reload(importlib.import_module("onnxgen.training.devices.selftest"))

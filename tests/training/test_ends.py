@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training import fit
+from onnxgen.training import deadline, fit
 from onnxgen.training.report import read_rows
 from tests.training.test_fit import Net, images, net, same
 
@@ -174,3 +175,18 @@ def test_the_score_before_training_changes_nothing(tmp_path: Path) -> None:
         fit(model, data, epochs=1, batch_size=60, val=0.0, monitor="train_loss", out=tmp_path / name, **CPU)
         trained.append(model.state_dict())
     same(trained[0], trained[1])
+
+
+def test_a_deadline_counts_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [5000.0]
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    loop = SimpleNamespace(_should_accumulate=lambda: False, epoch_loop=SimpleNamespace(max_steps=-1))
+    agree = SimpleNamespace(reduce_boolean_decision=lambda over, all: over)
+    trainer: Any = SimpleNamespace(fit_loop=loop, strategy=agree, world_size=1, global_step=7)
+    ends = deadline.Deadline(hours=1)
+    now[0] += 100  # until the first step
+    ends.on_train_start(trainer, None)  # type: ignore[arg-type]
+    for after, reached in ((10, False), (3599, False), (3600, True)):
+        now[0] = 5100.0 + after
+        ends.on_train_batch_end(trainer, None, None, None, 0)
+        assert ends.reached is reached and (loop.epoch_loop.max_steps == 7) is reached

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from onnxgen.training.data.images import Frame, ToInput
 from onnxgen.training.fit import fit
 from onnxgen.training.goals.goal import Shown
+from onnxgen.training.goals.language import Tokens
 from onnxgen.training.report import examples
 from onnxgen.training.report.examples import COLUMNS, GAP, SIDE, coloured, pixels
 
@@ -83,3 +85,10 @@ def test_text_boxes_and_points_are_drawn() -> None:
     plain = examples._tile(image, Shown("a", "b", None))
     assert replace(Shown(), right=False) != Shown() and plain.size[1] == SIDE + 2 * 16 + 2
     assert examples._grid([plain] * (COLUMNS + 1))[:4] == b"\x89PNG"
+
+
+def test_without_transformers_there_are_no_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is optional: the report of a language model goes without what it writes."""
+    monkeypatch.setattr(examples, "find_spec", lambda name: None)
+    plan = Mock(objectives=[Mock(spec=Tokens, shift=True)])
+    assert examples.texts(plan, nn.Linear(1, 1)) == []

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.data.samples import Field
+from onnxgen.training.data.samples import Feeding, Field
 from onnxgen.training.losses import ALIASES, LOSSES, Objective, ending_of, loss_name, objective
 from onnxgen.training.meter import Meter
+from onnxgen.training.prepare import trial
 
 INT, FLOAT, PETS = Field(torch.int64), Field(torch.float32), Field(torch.int64, (), ("cat", "dog"))
 
@@ -203,3 +204,19 @@ def test_classes_for_each_pixel_are_no_numbers() -> None:
     output = torch.zeros(2, 1, 4, 4, requires_grad=True) * 1
     with pytest.raises(OnnxgenError, match="output 0 is one number for each pixel, but its target holds whole numbers"):
         objective(0, "", output, "mask", INT, torch.full((2, 4, 4), 2), "auto")
+
+
+def test_floats_of_two_named_classes_are_classified_and_other_floats_are_not() -> None:
+    y = torch.tensor([[1.0], [0.0]])
+    for field, classes in ((Field(torch.float32, (), ("cat", "dog")), 2), (FLOAT, 0)):
+        made = objective(0, "", scores(2, 1), "y", field, y, "bce_with_logits")
+        assert made.classes == classes and bool(made.metrics) is False
+    assert objective(0, "", scores(2, 1), "y", INT, y.long(), "bce_with_logits").classes == 2
+
+
+def test_a_model_whose_weights_are_frozen_has_its_ending() -> None:
+    """What is trained may be added later, such as an adapter: the ending is found by the inputs' gradients."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.LogSoftmax(1)).requires_grad_(False)
+    x = scores(5, 3).detach()
+    (made,) = trial(model, {"x": x}, Feeding(("x",), {}))
+    assert ending_of(made).kind == "log_softmax" and not x.requires_grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -163,12 +164,24 @@ def deep() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), block(8, 32), block(32, 3))
 
 
+class Recomputes(lightning.Callback):
+    """Notes at each step whether a layer of the model has another forward, which recomputes."""
+
+    def __init__(self) -> None:
+        self.found: set[bool] = set()
+
+    def on_train_batch_end(self, trainer, task, *args) -> None:
+        self.found.add(any("forward" in vars(module) for module in task.model.modules()))
+
+
 def test_gradient_checkpointing_keeps_less_and_changes_nothing(tmp_path):
     states, kept = {}, {}
     for on in (False, True):
         model = deep()
         options = {"epochs": 2, "val": 0.2, "batch_size": 8, "gradient_checkpointing": on}
-        fit(model, points(40), out=tmp_path / str(on), **options, **CPU)
+        seen = Recomputes()
+        fit(model, points(40), out=tmp_path / str(on), callbacks=[seen], **options, **CPU)
+        assert seen.found == {on}
         states[on] = model.state_dict()
         assert not any("forward" in vars(module) for module in model.modules())
         kept[on] = held(model, on)

@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.checkpoint.callback import Stopped
+from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.data.samples import Data
 from onnxgen.training.fit import fit
 from onnxgen.training.loader import epoch_seed
+from onnxgen.training.settings import SETTINGS, Settings
 from tests.support import forked
 from tests.training.runs import CASES, Noisy, net, state, train
 
@@ -100,6 +102,18 @@ def test_a_signal_ends_after_the_step_and_without_a_validation(tmp_path):
         train(tmp_path, more=[Ask(22, signal.SIGINT), count], say=lines.append)
     assert (count.steps, count.validations) == (23, 1)
     assert lines == ["stopping after this step; interrupt again to stop at once"]
+
+
+def test_a_signal_within_a_validation_says_that_it_is_finished_first(tmp_path):
+    class Validating(lightning.Callback):
+        def on_validation_batch_start(self, trainer, task, batch, index, *args):
+            if trainer.global_step == 19 and index == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    lines = []
+    with pytest.raises(Stopped):
+        train(tmp_path, more=[Validating()], say=lines.append)
+    assert lines == ["stopping after this validation; interrupt again to stop at once"]
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
@@ -265,3 +279,13 @@ def test_another_model_is_refused_before_other_checks(tmp_path):
     with pytest.raises(OnnxgenError, match=r"another model: Sequential of 210 .* there, Linear of 4 .* here"):
         fit(torch.nn.Linear(3, 1), (Noisy(150, 0).x, Noisy(150, 0).y), resume=True, **given)
     assert kept == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_settings_that_a_resumed_run_may_change_are_not_compared():
+    """Where and how fast it runs, what it writes, and the file that the settings came from."""
+    free = "batch_size device imports devices nodes strategy tensor_parallel workers replace_head keep weights name out"
+    free += " from_scratch partial val test strict compile checkpoint_minutes resume max_hours gradient_checkpointing"
+    free += " profile recipe find_lr loggers tokenizer max_length teacher restartable early_stop"
+    found = identity(net(), Noisy(4, 0), Settings())
+    assert set(SETTINGS) - set(found) == {*free.split(), "epochs", "max_steps"} - {"batch_size"}
+    assert "epochs" in identity(net(), Noisy(4, 0), Settings(schedule="cosineannealinglr"))

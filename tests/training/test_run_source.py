@@ -120,3 +120,12 @@ def test_what_is_no_change_of_classes_is_refused(tmp_path: Path) -> None:
     beside = text.replace("import torch\n", "import torch\nfrom . import blocks\n", 1)
     with pytest.raises(OnnxgenError, match="imports modules beside it"):
         source_of(beside, module, module.Model(), [])
+
+
+def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> None:
+    module = written(tmp_path, HEAD + BODIES["features of the same number"])
+    text = Path(str(module.__file__)).read_text(encoding="utf-8")
+    for divided, name in ((False, "best.safetensors"), (True, "best.safetensors.index.json")):
+        made = written(tmp_path, source_of(text, module, module.Model(), [], divided=divided))
+        assert Path(str(made.__file__)).with_name(name) == made.WEIGHTS
+        assert f"Weights   {name}, 1,000 parameters" in str(made.__doc__)

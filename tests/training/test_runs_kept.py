@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -16,6 +18,7 @@ from safetensors.torch import save_file
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit, load
+from onnxgen.training.runs.listing import Run, compared
 from onnxgen.training.runs.record import read_record
 from tests.support import forked
 from tests.training.small import network
@@ -131,3 +134,14 @@ def test_what_is_no_data_is_refused(here: Path, capsys: Out) -> None:
         learner.predict(np.full((1, 4), 1 << 63, np.uint64))
     assert cli(["runs"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) < 200, "a fitted table is not written out"
+
+
+def test_runs_are_compared_by_accuracy_before_loss_and_by_validation_before_test() -> None:
+    best = {"val_loss": 0.3, "val_accuracy": 0.9, "train_loss": 0.2}
+    result = {"best": best, "test": {"test_loss": 0.4, "test_accuracy": 0.8}, "stopped": "epochs", "seconds": 5.0}
+    records: Any = [SimpleNamespace(settings={"lr": lr}, model="Net", data="d.csv", result=result) for lr in (1, 2)]
+    titles, rows = compared([Run(Path(f"runs/{i}"), record, []) for i, record in enumerate(records)])
+    metrics = ["val accuracy", "test accuracy", "val loss", "test loss", "train loss"]
+    assert titles == ["run", "model", "data", "lr", *metrics, "time", "ended by"]
+    assert [row[3] for row in rows] == ["1", "2"]
+    assert [[float(cell.split()[0]) for cell in row[6:9]] for row in rows] == [[0.3, 0.4, 0.2]] * 2

@@ -7,14 +7,16 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -33,6 +35,8 @@ from onnxgen.training.runs.folder import files_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.sharded import folder, rows
 from onnxgen.training.sharded.outside import built_outside
+from onnxgen.training.sharded.refused import refuse_sharded
+from onnxgen.training.sharded.strategy import Sharded
 from onnxgen.training.sharded.units import refuse_unshardable, shard, units
 from tests.training.test_optimizers import CPU, DENSE, net, train
 
@@ -105,6 +109,14 @@ def test_what_fsdp_can_not_share_is_told_by_name() -> None:
 
 
 # ---- in one process, which is all of the group, or claims to be one of four ------------------------------------------
+
+
+def test_optimizers_without_operators_for_shards_are_refused_by_name() -> None:
+    for strategy in ("fsdp", "ddp"):
+        for optimizer in NOT_SHARDED:
+            plan: Any = SimpleNamespace(settings=Settings(strategy=strategy, optimizer=optimizer.__name__.lower()))
+            with pytest.raises(OnnxgenError, match=optimizer.__name__) if strategy == "fsdp" else nullcontext():
+                refuse_sharded(plan)
 
 
 @pytest.fixture
@@ -306,6 +318,22 @@ def test_the_last_two_checkpoints_are_kept_and_a_missing_shard_is_noticed(store:
         store.read()
     store.clear()
     assert store.read() is None and not [*store.folder.iterdir()]
+
+
+def test_the_strategy_writes_the_last_checkpoint_and_takes_the_one_before_a_damaged_one(store: Store) -> None:
+    said: list[str] = []
+    store.say = said.append
+    strategy = Sharded(1)
+    strategy.checkpoint_io, strategy.parallel_devices = store, [torch.device("cpu")]
+    strategy.cluster_environment = LightningEnvironment()
+    state = {"state_dict": {"w": torch.full((50,), 3.0)}, "optimizer_states": [{"lr": 0.5}], "number": 3}
+    strategy.save_checkpoint(state, store.last)
+    assert number_of(store) == 3 and strategy._whole(store.last) == store.last and not said
+    (store.last / "__0_0.distcp").unlink()
+    assert strategy._whole(store.last) == store.folder / "previous.ckpt" and "is damaged" in said[0]
+    (store.folder / "previous.ckpt" / "__0_0.distcp").unlink()
+    with pytest.raises(OnnxgenError, match="last.ckpt is damaged.*previous.ckpt is damaged"):
+        strategy._whole(store.last)
 
 
 def test_a_kill_while_a_checkpoint_is_put_in_place_leaves_a_whole_one(store: Store, monkeypatch: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 
+from onnxgen.training.report import plots
 from onnxgen.training.report.plots import confusion_matrix, curves, overlaid, rates_tried
 from tests.training import sketches
 
@@ -63,3 +64,15 @@ def test_the_first_figure_of_each_kind_is_made(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delattr(Axes, "imshow")
     with pytest.raises(AttributeError, match="imshow"):
         confusion_matrix(COUNTS, ["a", "b"], "test")
+
+
+def test_axes_say_what_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(plots, "_figure", lambda *size: made.append(sketches._figure(*size)) or made[-1])
+    curves(ROWS, "loss", "val_loss")
+    rates_tried([0.1, 1.0], [1.0, 2.0], None)
+    overlaid({"run": ROWS}, "val_loss")
+    confusion_matrix(COUNTS, ["a", "b"], "test")
+    named = [(axes.get_xlabel(), axes.get_ylabel() or axes.get_title()) for _, axes in made]
+    assert len(made) == 4 and all(x and y for x, y in named), named
+    assert named[1] == ("learning rate", "mean training loss")

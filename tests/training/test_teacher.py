@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from onnxgen import Options, generate
 from onnxgen.errors import OnnxgenError
-from onnxgen.training import evaluate, fit, load, open_model
+from onnxgen.training import evaluate, fit, load, open_model, teacher
 from onnxgen.training.config import read_config
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.samples import Feeding
@@ -26,6 +27,7 @@ from onnxgen.training.goals.distil import DistilGoal
 from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.prepare import prepare
 from onnxgen.training.settings import Settings
+from onnxgen.training.teacher import OnnxNetwork
 from tests.zoo.export import quiet
 
 CPU: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing", "batch_size": 16}
@@ -311,3 +313,14 @@ def test_images_without_classes(made: Path) -> None:
     )
     with pytest.raises(OnnxgenError, match="no folder for each class"):
         fit(made / "student.py", made / "photos", **options)
+
+
+def test_a_teacher_of_images_of_another_scale_is_refused(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless one of the two scales is unknown."""
+    x, inputs = pixels(4), {"x": "x"}
+    network = OnnxNetwork(made / "logits.onnx", ())
+    for scale, own in (("imagenet", "imagenet"), ("", "imagenet"), ("imagenet", ""), ("0.5,0.2", "imagenet")):
+        monkeypatch.setattr(teacher, "OnnxNetwork", lambda *given, own=own: setattr(network, "scale", own) or network)
+        said = pytest.raises(OnnxgenError, match=f"by {own}, and the student gets {scale} -> --normalize {own}")
+        with said if scale == "0.5,0.2" else nullcontext():
+            teacher.open_teacher(made / "logits.onnx", (), inputs, {"x": x}, scale)

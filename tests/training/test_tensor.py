@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +16,17 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import debug
+from torch.distributed.tensor import Shard, debug, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings, fit
+from onnxgen.training.data.samples import Feeding
 from onnxgen.training.sharded import rows
 from onnxgen.training.sharded.tensor import TensorPlan
 from onnxgen.training.sharded.trial import tensor_plan
 from onnxgen.training.sharded.units import shard
+from onnxgen.training.task import Task
 
 DIM = 16
 
@@ -214,3 +217,30 @@ def test_two_by_two_processes_write_and_read_what_is_theirs(tmp_path: Path) -> N
                 rows.block_of(value)[1].zero_()
             assert rows.read_rows(wanted, path) == whole.keys()
             assert all(torch.equal(rows.block_of(wanted[key])[1], block) for key, block in blocks.items())
+
+
+def test_gradients_of_several_processes_are_computed_at_once_and_within_the_plan(tmp_path: Path) -> None:
+    """There plain tensors count as the same ones in all processes; a batch is not split, as each pass exchanges."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        layer = nn.Linear(3, 2, bias=False)
+        layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
+        task = Task(layer, [], Feeding(("x",), {}))
+        task.trainer = SimpleNamespace(world_size=2)  # type: ignore[assignment]
+        task.split = TensorPlan(2)
+
+        class Plain(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, weight: Tensor) -> Tensor:
+                return weight * 1
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Tensor) -> Tensor:
+                return gradient * torch.full((2, 3), 2.0)
+
+        task.backward(Plain.apply(layer.weight).sum().full_tensor())
+        assert layer.weight.grad is not None
+        assert torch.equal(layer.weight.grad.full_tensor(), torch.full((2, 3), 2.0))
+    finally:
+        dist.destroy_process_group()

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate
 from onnxgen.training.data import open_data
+from onnxgen.training.data.text.tokenizer import beside
 from onnxgen.training.settings import Settings
 from tests.training import texts
+from tests.training.small import network
 from tests.training.texts import SENTENCES
 
 pytest.importorskip("transformers")
@@ -184,3 +187,9 @@ def test_another_vocabulary(file: Path, tmp_path: Path) -> None:
     data = {"text": ["xyzzy plugh", "the cat"], "label": np.array([0, 1])}
     found = open_data(data, small, Settings(tokenizer=file, val=0))
     assert "2 of 8 tokens are unknown to the tokenizer: is it the network's own?" in found.notes
+
+
+def test_a_tokenizer_is_looked_for_beside_generated_modules_alone(tmp_path: Path) -> None:
+    """The folder of another class is its library's, whose tokenizer is another model's."""
+    made = network(tmp_path, x=("float32", ("n", 4)))
+    assert beside(made)[0] == tmp_path and beside(torch.nn.Linear(1, 1)) == []

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.weights.copied import Copied, note_copy, twins
 from onnxgen.weights.provenance import Source, concat, rebuild, way_back
 from tests.support.tiers import drawn
 
@@ -132,6 +133,27 @@ def test_a_shared_tensor_lists_every_key_and_the_first_one_counts() -> None:
     same(rebuild(found, "w", trained.__getitem__, entry=1), w + 2)
     with pytest.raises(OnnxgenError, match="does not say how 'w' is rebuilt"):
         rebuild(found, "w", trained.__getitem__, entry=3)
+
+
+def test_copies_that_folding_made_get_what_was_trained_too() -> None:
+    """A stored tensor that has the elements of another one twice, of which a key has the second half."""
+    w = numbers(6, 4)
+    steps = ir.val(
+        "steps", const_value=ir.tensor(np.concatenate([numbers(3, 4, start=99), w, w, numbers(7, 4, start=77)]))
+    )
+    note_copy(steps, [Copied("w", 12), Copied("w", 36), Copied("w", 12)])
+    keys = {"half": source(w).slice(0, 3, 6), "other": source(numbers(3), "x")}
+    made = twins(keys, [steps])
+    assert [key for key, _ in made] == ["half", "half"]
+    for _, copy in made:
+        same(copy.numpy(), w[3:])
+        assert copy.names == ("steps",)
+    found = json.loads(json.dumps(way_back(keys, twins=made)))
+    trained, original = {"half": w[3:] + 100, "other": numbers(3)}, steps.const_value.numpy()
+    want = original.copy()
+    want[6:9] += 100
+    want[12:15] += 100
+    same(rebuild(found, "steps", trained.__getitem__, original=original), want)
 
 
 def test_what_no_key_holds_stays_what_the_file_has() -> None:

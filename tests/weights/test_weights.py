@@ -215,7 +215,7 @@ def write(folder: Path, seed: int, shard_size: int = 10**9, **more: Any) -> list
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def loads(folder: Path) -> str | None:
@@ -276,6 +276,21 @@ def test_another_layout_leaves_nothing_of_the_old_one(tmp_path: Path, before: in
     write(tmp_path, 1, shard_size=before)
     written = write(tmp_path, 2, shard_size=after)
     assert sorted(content(tmp_path)) == sorted(path.name for path in written) and loads(tmp_path) == "2"
+
+
+def test_the_weights_of_other_networks_in_the_folder_stay(tmp_path: Path) -> None:
+    """They are onnxgen's, too: what is of an earlier write is told by its name."""
+    for number, shard_size in enumerate((10**9, 200)):
+        folder = tmp_path / "others"
+        folder.mkdir(exist_ok=True)
+        write(folder, number, shard_size=shard_size)
+        for path in folder.glob("*.safetensors*"):
+            path.rename(tmp_path / path.name.replace("model", f"other{number}_model"))
+    write(tmp_path, 1, shard_size=200)
+    kept = {name for name in content(tmp_path) if name.startswith("other")}
+    assert len(kept) > 3
+    written = {path.name for path in write(tmp_path, 2)}
+    assert {*content(tmp_path)} == {*kept, *written}
 
 
 def test_files_of_others_are_neither_replaced_nor_removed(tmp_path: Path) -> None:

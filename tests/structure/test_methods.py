@@ -1,0 +1,141 @@
+"""What a network computes of several values is a method, and classes have the names of their attributes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnxgen import pipeline
+from onnxgen.code.copied import helper_names
+from onnxgen.common.names import RESERVED
+from tests.structure.test_known import Cv, Res, Split
+from tests.structure.test_structure import classes, made
+
+
+def vectors(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 8, generator=torch.Generator().manual_seed(1)),)
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(8, 6), nn.Linear(6, 8), nn.Linear(8, 8)
+
+    def tower(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.fc2(torch.relu(self.fc1(x)))) + 1
+        return self.fc3(x).exp()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.tower(x) * self.tower(mask)
+
+
+def test_layers_that_two_inputs_pass_are_called_in_a_method(tmp_path: Path) -> None:
+    source = made(Towers, tmp_path, lambda batch=2: vectors(batch) * 2)
+    assert [source.count(f"self.{layer}(") for layer in ("fc1", "fc2", "fc3")] == [1, 1, 1]
+    (name,) = re.findall(r"return self\.(\w+)\(x\) \* self\.\1\(mask\)", source)
+    assert f"def {name}(self, " in source
+
+
+class Part(nn.Module):
+    def __init__(self, size: int = 9) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, size), nn.Linear(size, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+class Longer(Part):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.exp(super().forward(x)))
+
+
+class Named(nn.Module):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        self.names = first, second
+        setattr(self, first, Part())
+        setattr(self, second, Longer())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.names:
+            x = x + getattr(self, name)(x)
+        return x
+
+
+WORDS = {
+    "attn": "Attention", "ffn": "FeedForward", "self_attn": "SelfAttention", "ff": "FeedForward",
+    "cross_attn": "CrossAttention", "se": "SqueezeExcitation", "encoder_attn": "CrossAttention", "blk": "Block",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", zip(list(WORDS)[::2], list(WORDS)[1::2]), ids="-".join)
+def test_short_names_of_attributes_are_words_of_classes(pair: tuple[str, str], tmp_path: Path) -> None:
+    assert [*classes(made(lambda: Named(*pair), tmp_path, vectors))] == [*map(WORDS.get, pair), "Net"]
+
+
+class Beside(nn.Module):
+    """Blocks of a library, and another module with the name that it gives to one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(Cv(3, 8, 3, 2), Split(8, 1), Res(8))
+        self.bottleneck = Part()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bottleneck(self.model(x).mean((2, 3)))
+
+
+def test_a_block_of_a_library_is_not_called_like_another_class(tmp_path: Path) -> None:
+    source = made(Beside, tmp_path)
+    names = re.findall(r"^class (\w+)\(", source, re.MULTILINE)
+    assert len({*names}) == len(names) and {"Bottleneck", "Bottleneck2", "C2f"} <= {*names}
+
+
+@pytest.mark.parametrize("pair", [("skip_init", "path"), ("net", "any")], ids="-".join)
+def test_no_class_has_a_name_that_the_file_uses_for_something_else(pair: tuple[str, str], tmp_path: Path) -> None:
+    found = [*classes(made(lambda: Named(*pair), tmp_path, vectors))]
+    assert len(found) == 3 and not {*found} & (RESERVED | helper_names()) and found[-1] == "Net"
+
+
+class Optional(nn.Module):
+    def __init__(self, has_more: bool) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.extra = Part() if has_more else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc2(torch.relu(self.fc1(x)))
+        return x + (y if self.extra is None else self.extra(y))
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(map(Optional, (False, False, True, True)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_class_stands_behind_those_that_its_later_instances_use(tmp_path: Path) -> None:
+    source = made(Several, tmp_path, vectors)
+    assert len(classes(source)) == 3 and source.index("nn.Linear(8, 9)") < source.index("nn.Linear(8, 12)"), source
+
+
+def test_what_is_written_plainly_has_no_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root, too, if its methods made something else of the network."""
+    structure = pipeline.structure
+    monkeypatch.setattr(pipeline, "structure", lambda module, options, _: structure(module, options, frozenset({()})))
+    source = made(Towers, tmp_path, lambda batch=2: vectors(batch) * 2)
+    assert [source.count(f"self.{layer}(") for layer in ("fc1", "fc2", "fc3")] == [2, 2, 2]
