@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 
+import black
 from torch import nn
 
 from onnxgen.code.alike import _height, written_once
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.render import formatted
+from onnxgen.code.printer import GLANCE
 
 WIDE = "nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()"
 LISTS = [
@@ -69,6 +70,9 @@ def test_lines_are_counted_as_black_breaks_them() -> None:
         f"nn.ModuleList([nn.Embedding(a, b) for a, b in ({', '.join(['(12, 6), (31, 16)'] * 5)})])",
     ]  # fmt: skip
     for text in texts:
-        source = formatted(f"class Net:\n    def f(self):\n        self.layers = {text}\n", keep_commas=False)
+        source = black.format_str(
+            f"class Net:\n    def f(self):\n        self.layers = {text}\n",
+            mode=black.Mode(line_length=GLANCE, magic_trailing_comma=False),
+        )
         tree = ast.parse(text, mode="eval").body
         assert _height(tree, 8, len("self.layers = ")) == source.count("\n") - 2, source

@@ -210,4 +210,4 @@ def test_the_docstring_of_a_class_is_as_black_leaves_it() -> None:
         source = ClassSource("Net", paths=paths, about=about)
         text = f'class Net:\n    """{source.doc}"""\n\n    x = 1\n'
         assert render.formatted(text) == text and max(map(len, text.splitlines())) <= render.LINE_LENGTH
-        assert " ".join(source.doc.split()) == f"{about} (encoder.first to head, 3 uses)."
+        assert " ".join(source.doc.split()) == f"{about}."
