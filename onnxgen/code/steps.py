@@ -80,7 +80,7 @@ class Steps:
         kinds: list[str] = []
         for call in reversed(calls):
             kind = self._kind(call)
-            if kinds and not self._fits(kind, kinds):
+            if kinds and not self._fits(kind, kinds, call is calls[0]):
                 groups.append([])
                 kinds = []
             groups[-1].append(call)
@@ -93,8 +93,10 @@ class Steps:
                 joined.append(group)
         return [group[-1] for group in joined[:-1]]
 
-    def _fits(self, kind: str, kinds: list[str]) -> bool:
-        """Return True if a call stays in the statement that has calls of these kinds."""
+    def _fits(self, kind: str, kinds: list[str], is_last: bool) -> bool:
+        """Return True if a call stays in the statement that has calls of these kinds. `is_last`: it is the outmost."""
+        if kind == LAYER and is_last and {*kinds} == {PART}:  # a norm and an activation before their layer
+            return len(kinds) < MOST
         if kinds[0] == LAYER or {*kinds, kind} == {METHOD}:
             return kind in (PART, METHOD) and len(kinds) < MOST
         return kind not in (LAYER, ALONE) and kinds[0] != ALONE and len(kinds) < self.nested

@@ -36,6 +36,8 @@ STEPS = {
     "x = F.relu(self.fc(x.flatten(1)))": "x = x.flatten(1); x = F.relu(self.fc(x))",
     "x = F.relu(self.norm(self.conv(x)))": "x = F.relu(self.norm(self.conv(x)))",
     "x = self.b(F.relu(self.a(x)))": "x = F.relu(self.a(x)); x = self.b(x)",
+    "x = self.conv(F.silu(self.norm(x)))": "x = self.conv(F.silu(self.norm(x)))",
+    "x = self.norm(self.conv(F.relu(x)))": "x = F.relu(x); x = self.norm(self.conv(x))",
     "y = self.b(F.relu(self.a(x)))": "x = F.relu(self.a(x)); y = self.b(x)",
     "y = self.b(F.relu(self.a(x))); z = x": "y = F.relu(self.a(x)); y = self.b(y); z = x",
     "y = self.b(F.relu(self.a(y)))": "y = F.relu(self.a(y)); y = self.b(y)",
