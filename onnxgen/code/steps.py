@@ -15,7 +15,7 @@ from onnxgen.code.quote import rewrite, walk
 from onnxgen.code.torch_api import ACTIVATIONS, dotted
 
 MODULES = ("self", "F", "torch", "nn", "math")
-LAYER, PART, METHOD, ALONE, OTHER = "layer", "part", "method", "alone", "other"
+LAYER, NORM, PART, METHOD, ALONE, OTHER = "layer", "norm", "part", "method", "alone", "other"
 PARTS = {*ACTIVATIONS, "F.dropout"}
 MANY_ARGUMENTS = {"F.scaled_dot_product_attention"}
 MOST = 3  # calls of a layer and its parts, or of methods in a row
@@ -28,11 +28,11 @@ class Steps:
     Args:
         nested: how many calls may be in one another.
         named: with so many statements, a method returns a name.
-        parts: the attributes that are norms, activations and dropouts.
+        norms, parts: the attributes that are norms, and those that are activations and dropouts.
     """
 
-    def __init__(self, nested: int, named: int, parts: Collection[str]) -> None:
-        self.nested, self.named, self.parts = nested, named, parts
+    def __init__(self, nested: int, named: int, norms: Collection[str], parts: Collection[str]) -> None:
+        self.nested, self.named, self.norms, self.parts = nested, named, norms, parts
 
     def of(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Return the statements of a method in steps."""
@@ -95,8 +95,9 @@ class Steps:
 
     def _fits(self, kind: str, kinds: list[str], is_last: bool) -> bool:
         """Return True if a call stays in the statement that has calls of these kinds. `is_last`: it is the outmost."""
-        if kind == LAYER and is_last and {*kinds} == {PART}:  # a norm and an activation before their layer
-            return len(kinds) < MOST
+        if kind == LAYER and is_last and kinds == [NORM, PART]:  # both before their layer
+            return True
+        kind = PART if kind == NORM else kind
         if kinds[0] == LAYER or {*kinds, kind} == {METHOD}:
             return kind in (PART, METHOD) and len(kinds) < MOST
         return kind not in (LAYER, ALONE) and kinds[0] != ALONE and len(kinds) < self.nested
@@ -106,7 +107,8 @@ class Steps:
         if name in MANY_ARGUMENTS:
             return ALONE
         if _under(call.func, "self"):
-            return PART if name.removeprefix("self.") in self.parts else LAYER
+            attribute = name.removeprefix("self.")
+            return NORM if attribute in self.norms else PART if attribute in self.parts else LAYER
         if name in PARTS:
             return PART
         return METHOD if is_method(call) else OTHER

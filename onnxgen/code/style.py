@@ -16,7 +16,7 @@ from onnxgen.code.quote import rewrite
 from onnxgen.code.steps import Steps
 from onnxgen.code.torch_api import ACTIVATIONS, DROPOUTS, NORMS, SIGNATURES, dotted
 
-PARTS = {*NORMS, *DROPOUTS, *ACTIVATIONS.values(), "LearnableAffine"}
+PARTS = {*DROPOUTS, *ACTIVATIONS.values(), "LearnableAffine"}
 ROOT = [""]
 TENSOR = "Tensor"
 
@@ -80,7 +80,8 @@ class _Writer:
         """Return a class in the style."""
         is_typed = self.style.types_forward or tree.paths == ROOT
         given = tree.parameters
-        steps = Steps(self.style.nested, self.style.names_result, _parts(tree.setup))
+        norms, parts = (_attributes(tree.setup, layers) for layers in (NORMS, PARTS))
+        steps = Steps(self.style.nested, self.style.names_result, norms, parts)
         return replace(
             tree,
             body=tree.body if tree.is_row else self._body(tree.body, steps),
@@ -134,13 +135,13 @@ def _in_place(node: ast.Call, known: Sequence[str]) -> ast.Call | None:
     return ast.Call(node.func, args, others) if len(args) > len(node.args) else None
 
 
-def _parts(setup: Sequence[ast.stmt]) -> set[str]:
-    """Return the attributes that are norms, activations and dropouts."""
+def _attributes(setup: Sequence[ast.stmt], layers: Collection[str]) -> set[str]:
+    """Return the attributes that are such layers."""
     found = set()
     for node in (node for statement in setup for node in ast.walk(statement)):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             layer = dotted(node.value.func if isinstance(node.value, ast.Call) else node.value)
-            if layer in PARTS:
+            if layer in layers:
                 found.add(node.targets[0].attr)
     return found
 

@@ -28,7 +28,7 @@ def statements(text: str) -> list[ast.stmt]:
 
 def stepped(text: str, nested: int = 2, named: int = 99) -> str:
     """Statements in steps; `self.norm` is a norm."""
-    made = Steps(nested, named, {"norm"}).of(ast.parse(f"def f(self):\n    {text}").body[0].body)  # type: ignore[attr-defined]
+    made = Steps(nested, named, {"norm"}, set()).of(ast.parse(f"def f(self):\n    {text}").body[0].body)  # type: ignore[attr-defined]
     return "; ".join(printer.lines(made))
 
 
@@ -37,6 +37,7 @@ STEPS = {
     "x = F.relu(self.norm(self.conv(x)))": "x = F.relu(self.norm(self.conv(x)))",
     "x = self.b(F.relu(self.a(x)))": "x = F.relu(self.a(x)); x = self.b(x)",
     "x = self.conv(F.silu(self.norm(x)))": "x = self.conv(F.silu(self.norm(x)))",
+    "x = self.conv(self.drop(F.silu(x)))": "x = self.drop(F.silu(x)); x = self.conv(x)",
     "x = self.norm(self.conv(F.relu(x)))": "x = F.relu(x); x = self.norm(self.conv(x))",
     "y = self.b(F.relu(self.a(x)))": "x = F.relu(self.a(x)); y = self.b(x)",
     "y = self.b(F.relu(self.a(x))); z = x": "y = F.relu(self.a(x)); y = self.b(y); z = x",
@@ -63,7 +64,7 @@ def test_calls_are_split_in_their_order(text: str) -> None:
 
 def test_a_block_inside_is_split_and_a_long_method_returns_a_name() -> None:
     loop = statements("for layer in self.layers:\n    x = F.relu(self.fc(x.flatten(1)))")
-    (made,) = Steps(2, 99, set()).of(loop)
+    (made,) = Steps(2, 99, set(), set()).of(loop)
     assert isinstance(made, ast.For) and len(made.body) == 2
     assert stepped("x = x + 1\n    return x * 2", named=2) == "x = x + 1; x = x * 2; return x"
     assert stepped("x = x + 1\n    return self.fc(x)", named=2) == "x = x + 1; return self.fc(x)"
