@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from onnxgen.code.annotations import ANNOTATION
 from onnxgen.code.printer import GLANCE, INDENT, LINE_LENGTH, comment
 
 if TYPE_CHECKING:
     from onnxgen.structure.parameters import Parameter
 
+_NODES = re.compile(f"(?:  #|;) {ANNOTATION}")  # `--annotate` changes no choice
 _HEADS = 4  # lines: of the class, `__init__`, `super().__init__()`, `forward`
 _ROOM = GLANCE - 2 * len(INDENT)
 
@@ -49,7 +52,8 @@ class ClassSource:
 
 def length(source: ClassSource) -> int:
     """Return the number of lines of a class, about: the formatter breaks those that are too long."""
-    lines = [*source.init, *source.forward, *source.layers, *(line for method in source.methods for line in method)]
+    texts = [*source.init, *source.forward, *source.layers, *(line for method in source.methods for line in method)]
+    lines = [_NODES.split(text)[0] for text in texts if not text.lstrip().startswith(f"# {ANNOTATION}")]
     unnamed = sum(line.count("nn.Module()") for line in lines)  # a class that nobody wrote
     return _HEADS * (1 + unnamed) + sum(map(_height, lines))
 

@@ -21,7 +21,7 @@ _RESERVED = """
     Model Tensor Parameter Module Path Any Literal Optional Sequence Self Callable Final
     WEIGHTS FINGERPRINT SHARDS CONSTANTS EMBEDDED constant
     F nn torch math np numpy json os re sys base64 functools safetensors safe_open assert_close SafetensorError warn
-    annotations partial from_pretrained load_weights
+    annotations partial from_pretrained load load_weights
     self cls device dtype weights x_ __class__
     """
 RESERVED: frozenset[str] = frozenset(_RESERVED.split())

@@ -181,3 +181,15 @@ def test_a_name_says_what_an_argument_is() -> None:
     for text, wanted in written.items():
         (made,) = by_name([ClassTree("A", setup=statements(text))], RECORDS["plain"])
         assert printer.lines(made.setup) == [wanted]
+
+
+@pytest.mark.parametrize("name", ["load", "model", "warn", "print", "class", "partial", "net_2"])
+def test_the_function_that_builds_hides_nothing(name: str, tmp_path: Path) -> None:
+    """Whatever the file is called, and where the weights are in the module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(nn.Linear(2, 2), (torch.ones(1, 2),), str(tmp_path / f"{name}.onnx"), dynamo=False)
+    generate(tmp_path / f"{name}.onnx", out := tmp_path / "made.py", Options(embed=True))
+    (builds,) = re.findall(r"^def (\w+)\(pretrained", out.read_text(), re.MULTILINE)
+    made = getattr(imported(out), builds)()
+    assert made(torch.ones(1, 2)).shape == (1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+import torch
 from onnx import helper, numpy_helper
 
 from onnxgen import generate
@@ -83,6 +85,41 @@ def test_numbers_that_are_not_trained_are_no_layer(options: Options, tmp_path: P
     layers = [m for m in model.modules() if type(m).__name__ == "LearnableAffine"]
     assert len(layers) == (4 if options.frozen else 6)
     assert all(p.requires_grad for m in layers for p in m.parameters())
+    fresh = {p.dtype for p in imported(tmp_path / "net.py").Model().parameters()}
+    assert fresh == {torch.float16 if options.dtype else torch.float32}
+
+
+def changed(model: onnx.ModelProto, change: str) -> onnx.ModelProto:
+    """The network of blocks with numbers that are more than a layer's own."""
+    if change == "output":
+        model.graph.output.append(helper.make_tensor_value_info("number3", 1, []))
+    else:
+        for node in model.graph.node:
+            for i, name in enumerate(node.input):
+                node.input[i] = named(name)
+            node.output[0] = named(node.output[0])
+        for tensor in model.graph.initializer:
+            tensor.name = named(tensor.name)
+    return model
+
+
+def named(name: str) -> str:
+    """The names of a block that owns its two numbers beside its convolution."""
+    kinds = {"w": "conv.weight", "number": "scale", "shift": "bias"}
+    found = re.fullmatch(r"(w|number|shift)(\d)", name)
+    return name if found is None else f"blocks.{found[2]}.{kinds[found[1]]}"
+
+
+@pytest.mark.parametrize(("change", "count"), [("output", 5), ("names", 0)])
+def test_what_is_more_than_a_layers_own_is_no_layer(change: str, count: int, tmp_path: Path) -> None:
+    model = changed(blocks(tmp_path / "net.onnx", LEARNED, shifts=SHIFTS), change)
+    onnx.save(model, tmp_path / "net.onnx")
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 4, 8, 8)).astype("float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    for ours, theirs in zip(made.outputs, run_onnxruntime(model, feeds), strict=True):
+        assert_same(ours.detach().numpy(), theirs)
+    assert sum(type(m).__name__ == "LearnableAffine" for m in made.model.modules()) == count
+    assert sum(p.numel() for p in made.model.parameters()) == 6 * 18
 
 
 @pytest.mark.parametrize(
@@ -153,3 +190,32 @@ def test_a_person_types(number: float) -> None:
 @pytest.mark.parametrize("number", [*LEARNED, -0.24310489, 0.58607715, 3.0696151])
 def test_training_makes(number: float) -> None:
     assert not is_typed(number)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 4])
+def test_a_number_of_more_axes_than_the_map_gives_them_to_the_result(rank: int, tmp_path: Path) -> None:
+    """Only of as many axes as the map has is it a layer."""
+    random, nodes, weights = np.random.default_rng(0), [], []
+    for i, pair in enumerate(zip(LEARNED, SHIFTS)):
+        for kind, number in zip(("scale", "shift"), pair):
+            weights.append(numpy_helper.from_array(np.full([1] * rank, number, "float32"), f"{kind}{i}"))
+        weights.append(numpy_helper.from_array(random.standard_normal((4, 4, 1)).astype("float32"), f"w{i}"))
+        x, y = "x" if i == 0 else f"r{i - 1}", f"a{i}"
+        nodes += [helper.make_node("Conv", [x, f"w{i}"], [f"c{i}"]), helper.make_node("Relu", [f"c{i}"], [f"d{i}"])]
+        nodes += [helper.make_node("Mul", [f"d{i}", f"scale{i}"], [f"m{i}"])]
+        nodes += [helper.make_node("Add", [f"m{i}", f"shift{i}"], [y])]
+        shape = helper.make_node("Reshape", [y, "shape"], [f"r{i}"])
+        nodes.append(shape)
+    weights.append(numpy_helper.from_array(np.array([1, 4, -1]), "shape"))
+    io = [helper.make_tensor_value_info("x", 1, [1, 4, 8]), helper.make_tensor_value_info("a5", 1, None)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", io[:1], io[1:], weights),
+        opset_imports=[helper.make_opsetid("", 13)],
+        ir_version=8,
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    feeds = {"x": random.standard_normal((1, 4, 8)).astype("float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    (expected,) = run_onnxruntime(model, feeds)
+    assert tuple(made.outputs[0].shape) == expected.shape
+    assert_same(made.outputs[0].detach().numpy(), expected)
