@@ -24,16 +24,13 @@ def in_phases(body: Sequence[ast.stmt], least: int, every: int) -> list[ast.stmt
 
     Args:
         body: the statements.
-        least: how many statements a phase has at least; 0: there are no empty lines.
-        every: one statement in so many keeps its comment of dims; 0: all keep them.
+        least: how many statements a phase has at least.
+        every: at most one statement in so many keeps its comment of dims.
     """
-    starts = _starts(body, least) if least else []
-    kept = range(len(body)) if every == 0 else _kept(body, starts, len(body) // every)
-    made = []
-    for i, statement in enumerate(body):
-        one = _bare(statement, i in kept) if every else statement
-        made.append(printer.apart(one) if i in starts else one)
-    return made
+    starts = _starts(body, least)
+    kept = _kept(body, starts, len(body) // every)
+    made = [_bare(statement, i in kept) for i, statement in enumerate(body)]
+    return [printer.apart(one) if i in starts else one for i, one in enumerate(made)]
 
 
 def _starts(body: Sequence[ast.stmt], least: int) -> list[int]:

@@ -14,26 +14,25 @@ from typing import Any, TypeVar
 
 from onnxgen.code.allowed import Refused
 from onnxgen.code.annotations import annotated
+from onnxgen.code.quote import APART, REMARK
 from onnxgen.common.names import FileText, is_plain
 
 INDENT = "    "
 LINE_LENGTH = 120  # of generated files; shape comments that do not fit are left out
 GLANCE = 88  # of a line that is read at a glance: longer lists are written as loops, if they can be
-_REMARK = "_onnxgen_remark"
-_APART = "_onnxgen_apart"
 _Statement = TypeVar("_Statement", bound=ast.stmt)
 
 
 def remarked(statement: _Statement, dims: str = "", nodes: tuple[FileText, ...] = ()) -> _Statement:
     """Add a comment to a statement: the dims of its result, and the ONNX nodes that it comes from."""
-    if dims or nodes or hasattr(statement, _REMARK):
-        setattr(statement, _REMARK, (comment(dims), nodes))
+    if dims or nodes or hasattr(statement, REMARK):
+        setattr(statement, REMARK, (comment(dims), nodes))
     return statement
 
 
 def dims_of(statement: ast.stmt) -> str:
     """Return the dims in the comment of a statement."""
-    return str(getattr(statement, _REMARK, ("", ()))[0])
+    return str(getattr(statement, REMARK, ("", ()))[0])
 
 
 def changed(statement: _Statement, **fields: Any) -> _Statement:
@@ -46,13 +45,13 @@ def changed(statement: _Statement, **fields: Any) -> _Statement:
 
 def like(statement: ast.stmt, made: _Statement, dims: str | None = None) -> _Statement:
     """Return `made` with the comment of another statement. `dims`: other dims than its own."""
-    shown, nodes = getattr(statement, _REMARK, ("", ()))
+    shown, nodes = getattr(statement, REMARK, ("", ()))
     return remarked(made, shown if dims is None else dims, nodes)
 
 
 def apart(statement: _Statement) -> _Statement:
     """Return a statement with an empty line before it."""
-    return changed(statement, **{_APART: True})
+    return changed(statement, **{APART: True})
 
 
 def comment(text: str) -> str:
@@ -97,7 +96,7 @@ def lines(block: Sequence[ast.stmt], level: int = 0) -> list[str]:
     """Print a block with its comments, at an indentation level."""
     made: list[str] = []
     for statement in block:
-        made += [""] if hasattr(statement, _APART) else []
+        made += [""] if hasattr(statement, APART) else []
         made += _with_remark(statement, _head(statement), level)
         made += lines(getattr(statement, "body", []), level + 1)
         if isinstance(statement, ast.If) and statement.orelse:
@@ -106,7 +105,7 @@ def lines(block: Sequence[ast.stmt], level: int = 0) -> list[str]:
 
 
 def _with_remark(statement: ast.stmt, head: str, level: int) -> list[str]:
-    dims, nodes = getattr(statement, _REMARK, ("", ()))
+    dims, nodes = getattr(statement, REMARK, ("", ()))
     room = LINE_LENGTH - 2 * len(INDENT) - len(INDENT) * level
     if dims and len(head) + len(dims) + 4 <= room:
         head = f"{head}  # {dims}"

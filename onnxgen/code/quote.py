@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from onnxgen.code.module_def import Member
 
 
-REMARKS = frozenset(("_onnxgen_remark", "_onnxgen_apart"))  # attributes of statements, which `printer.py` writes
+REMARK, APART = "_onnxgen_remark", "_onnxgen_apart"  # attributes of statements, which `printer.py` writes
 
 
 class Ref(ast.expr):
@@ -275,8 +275,9 @@ def _copy(tree: ast.AST) -> ast.AST:
     copied = tree.__class__.__new__(tree.__class__)
     for name in tree._fields:
         setattr(copied, name, getattr(tree, name, None))
-    for name in tree.__dict__.keys() & REMARKS:
-        setattr(copied, name, getattr(tree, name))
+    for name in (REMARK, APART):
+        if name in tree.__dict__:
+            setattr(copied, name, getattr(tree, name))
     return copied
 
 

@@ -1,7 +1,7 @@
 """How a file is written where PyTorch leaves the choice: one record for each style, and the stage that follows it.
 
 Goes in: the classes of a file, as short as they can be. Comes out: classes that compute the same, in the same order,
-written as the authors of that style write them. The shares behind the records were counted in their published code.
+written as the authors of that style mostly write them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Style:
             argument that is not a tensor has its type, since TorchScript asks for it.
         keywords: arguments of layers and functions that are given by name if they are numbers.
         nested: how many calls are nested in one statement, but for a layer with its norm and activation.
-        lines_of_shape: one statement in so many has its result's shape in a comment, at the end of a phase; 0: all.
-        phase: the least number of statements between two empty lines in `forward`; 0: there are none.
+        lines_of_shape: at most one statement in so many has its result's shape in a comment, at the end of a phase.
+        phase: the least number of statements between two empty lines in `forward`.
         names_result: `forward` returns a name if it has so many statements.
     """
 

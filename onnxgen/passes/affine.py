@@ -21,7 +21,6 @@ LEAST = 2  # layers
 
 def affine(model: ir.Model, options: Options) -> None:
     """Rewrite the products and sums of single numbers that `passes/varying.py` takes for parameters."""
-    paths = [path for value in stored_values(model.graph) if (path := param_path(value.name or "")) is not None]
     found = []
     for node in standard_nodes(model, "Mul"):
         scale = next(filter(_is_learned, node.inputs), None)
@@ -31,8 +30,11 @@ def affine(model: ir.Model, options: Options) -> None:
         if add is None or scale is None or x is None or bias is None or scale is bias or not _is_learned(bias):
             continue
         rank = info(x).rank or 0  # a number of more axes gives its axes to the result
-        if all((info(number).rank or 0) <= rank and not _is_of_block(number, paths) for number in (scale, bias)):
+        if all((info(number).rank or 0) <= rank for number in (scale, bias)):
             found.append((add, node, [x, scale, bias]))
+    if found:
+        paths = [path for value in stored_values(model.graph) if (path := param_path(value.name or "")) is not None]
+        found = [one for one in found if not any(_is_of_block(number, paths) for number in one[2][1:])]
     for add, node, inputs in found if len(found) >= LEAST else ():
         replace(add, own("Affine", inputs), origin=node)
 
