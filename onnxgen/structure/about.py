@@ -45,20 +45,6 @@ LAYERS = {
     **dict.fromkeys(CONVOLUTIONS, "convolution"),
     **dict.fromkeys(TRANSPOSED, "transposed convolution"),
 }
-# what a class without layers does; with a tensor of its own, it is "sum with a stored tensor"
-ARITHMETIC = {
-    ast.Add: "sum",
-    ast.Sub: "difference",
-    ast.Mult: "product",
-    ast.Div: "quotient",
-    ast.MatMult: "matrix product",
-}
-FUNCTIONS = {
-    "torch.einsum": "product", "F.linear": "matrix product", "torch.cat": "concatenation", "F.softmax": "softmax",
-    "F.layer_norm": "normalisation", "F.batch_norm": "normalisation", "F.normalize": "normalisation",
-    **{f"F.conv{n}d": "convolution" for n in (1, 2, 3)},
-}  # fmt: skip
-MAX_OPERATIONS = 3
 CONTAINERS = ("nn.Sequential", "nn.ModuleList")
 GATES = ("torch.sigmoid", "F.sigmoid", "F.hardsigmoid")
 MEANS = ("average pooling", "convolution", LINEAR)
@@ -87,7 +73,7 @@ def describe(classes: Sequence[ClassTree]) -> None:
         kind = "residual block" if steps and _adds_input(tree) else ""
         only = words[0] if len(steps) == 1 and not steps[0].is_many else ""
         nouns[tree.name] = role or kind or only or tree.name
-        said = ": ".join(filter(None, (kind, role or _listed(steps)))) or _arithmetic(tree)
+        said = ": ".join(filter(None, (kind, role or _listed(steps))))
         tree.about = said[:1].upper() + said[1:]
 
 
@@ -273,21 +259,3 @@ def _counted(step: Step, count: int) -> str:
         return f"{words}{optional}" if step.is_many else f"{number} {words}{optional}"
     often = "several times" if step.is_many else "twice" if count == 2 else f"{number} times"
     return f"{step.word}{optional} {often}"
-
-
-def _arithmetic(tree: ClassTree) -> str:
-    """Return what a class without layers computes, "" if that is more than a few operations."""
-    found: dict[str, None] = {}
-    for node in (node for statement in tree.body for node in walk(statement)):
-        word = (
-            ARITHMETIC.get(type(node.op), "") if isinstance(node, ast.BinOp) else FUNCTIONS.get(function_of(node), "")
-        )
-        operands = [node.left, node.right] if isinstance(node, ast.BinOp) else getattr(node, "args", [])
-        stored = " with a stored tensor" if any(_own(part) for o in operands for part in (o, *_parts(o))) else ""
-        found.update({word + stored: None} if word else {})
-    return ", ".join(found) if len(found) <= MAX_OPERATIONS else ""
-
-
-def _parts(tree: ast.expr) -> list[ast.AST]:
-    """Return what a view is made of, such as the weight of `self.weight.T`."""
-    return [tree.value] if isinstance(tree, (ast.Attribute, ast.Subscript)) else []
