@@ -48,6 +48,7 @@ class ClassWriter:
         self, module: ModuleDef, scope: Scope, built: dict[int, ast.expr], writers: dict[int, ClassWriter]
     ) -> None:
         self.module, self.scope, self.built, self.writers = module, scope, built, writers
+        self.members = scope.members  # the class's, in its methods, too: their scopes have none
         self.names: dict[str, LocalName] = {}
         self.alike: list[Mapping[str, str]] = []
         self.varies = False
@@ -248,7 +249,7 @@ class ClassWriter:
     def member(self, member: Member, reach: dict[int, ast.expr]) -> ast.expr:
         """Return the expression that reaches a member, directly or through a submodule with a class of its own."""
         if id(member) not in reach:
-            around = ((m, m.build) for m in self.scope.members if member.path[: len(m.path)] == m.path)
+            around = ((m, m.build) for m in self.members if member.path[: len(m.path)] == m.path)
             found = next(((m, build) for m, build in around if isinstance(build, ClassRef)), None)
             # not a bare `next`: `map` and the like would take its StopIteration for their own end
             assert found is not None, f"nothing leads from {self.scope.path} to {member.path}"
