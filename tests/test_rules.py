@@ -157,7 +157,7 @@ def test_only_what_runs_models_mentions_torch() -> None:
 UPWARD = {
     ("onnxgen.passes", "onnxgen.paranoid.quick"): "the checker wraps each pass as it runs",
     (
-        "onnxgen.lowering.members",
+        "onnxgen.lowering.constants",
         "onnxgen.validate.constants",
     ): "a constant is held to its elements where it is written",
 }

@@ -36,7 +36,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):  # a name that the stream's encoding (cp1252) lacks is no bug of ours
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+    args = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(_verified(args) if args[:1] == ["verify"] else run(args))
+
+
+def _verified(args: list[str]) -> int:
+    """Run `verify`, which runs onnxruntime on inputs that nobody has tried."""
+    from onnxgen.cli.surviving import surviving
+
+    help_ = "give sizes with --sizes NAME=N, or inputs of your own with --inputs FILE.npz"
+    return surviving(lambda: run(args), lambda what: _failed(args, f"{what} -> {help_}", BAD_INPUT))
 
 
 def run(args: list[str]) -> int:

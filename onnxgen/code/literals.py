@@ -30,7 +30,7 @@ ANY: Any = slice(None)
 
 
 def tensor_literal(
-    array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT, is_loaded: bool = False
+    array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT, is_loaded: bool = False, has_form: bool = True
 ) -> ast.expr | None:
     """Return an expression that makes this constant tensor bit for bit, or None if it is large and has no form.
 
@@ -39,6 +39,7 @@ def tensor_literal(
         dtype: of the tensor.
         device: an expression for the tensor's device (default: torch's default device).
         is_loaded: the sidecar has the elements, so they may differ where two of torch's kernels do (`linspace`).
+        has_form: whether an expression that makes them is looked for; else they are listed.
     """
     if array.dtype.kind == "c":
         return None
@@ -46,7 +47,7 @@ def tensor_literal(
         array = array.astype(np.float32 if dtype.is_floating_point() else np.int64)
     if TORCH_DTYPES[dtype] == "float32":  # also types that torch lacks
         dtype = ir.DataType.FLOAT
-    if array.size:
+    if array.size and has_form:
         made = Form(dtype, device, is_loaded).of(array)
         if made is not None:
             return made

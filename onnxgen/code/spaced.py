@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TYPES = {ir.DataType.FLOAT: 1 << 24, ir.DataType.DOUBLE: 1 << 53}  # all integers up to this one are exact
 MAX_SPACED = 1 << 20  # elements of a vector that are compared with many formulas
 # the numbers that are multiplied, of a count x
-COUNTS = (("x", 1, 0.0), ("x + 0.5", 1, 0.5), ("2 * x + 1", 2, 1.0))
+COUNTS = (("x", 1, 0.0), ("x + 0.5", 1, 0.5), ("2 * x + 1", 2, 1.0), ("-x", -1, 0.0))
 
 
 def linspace(start: float, end: float, count: int, fused: bool) -> NDArray[np.float32]:
@@ -67,7 +67,7 @@ def _linspace(array: NDArray[Any], form: Form) -> Iterator[tuple[int, ast.expr]]
         return
     start, end = (shortest(float(x)) for x in array[[0, -1]])
     ways = [linspace(start, end, array.size, fused) for fused in (False, True)]
-    same = [way == array for way in ways]
+    same = [(way == array) & (np.signbit(way) == np.signbit(array)) for way in ways]
     if (same[0] & same[1]).all() or (form.is_loaded and (same[0] | same[1]).all()):
         made = form.call("torch.linspace", *map(form.number, array[[0, -1]]), array.size, implied=ir.DataType.FLOAT)
         yield _cost(start, end), made
@@ -87,12 +87,17 @@ def _multiples(array: NDArray[Any], step: float, form: Form) -> Iterator[tuple[i
         for way, values, s in ways:
             offset = float(array[0]) - float(values[0])
             for c in {0.0, *_rounded(offset, kind)} if abs(offset) > abs(step) / 1000 else {0.0}:
-                if bool(((values + kind(c) if c else values) == array).all()):
+                if same_bits(values + kind(c) if c else values, array):
                     number = s if isinstance(s, int) else form.number(kind(s))
                     text = way if c == 0 else f"{way} + c" if c > 0 else f"{way} - c"
                     made = quote(text, x=counts, s=number, c=form.number(kind(abs(c))))
                     usual = 4 if s == array.size and isinstance(s, int) else 0  # the centres of as many pixels
                     yield _cost(s, *([c, 0.0] if c else []), first) - usual, made
+
+
+def same_bits(made: NDArray[Any], array: NDArray[Any]) -> bool:
+    """True if all elements are equal, and no zero has the other sign."""
+    return bool((made == array).all() and (np.signbit(made) == np.signbit(array)).all())
 
 
 def _rounded(number: float, kind: Any) -> set[float]:

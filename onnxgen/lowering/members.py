@@ -19,12 +19,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
-from onnxgen.code.quote import OMIT, MemberRef, call, quote, unless, walk
+from onnxgen.code.quote import MemberRef, call, quote, unless, walk
 from onnxgen.common.names import ModulePath, identifier, module_part, unscoped
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
 from onnxgen.lowering.beginnings import share_beginnings
+from onnxgen.lowering.constants import written, written_text
 from onnxgen.lowering.member_paths import settle
 from onnxgen.lowering.parameter import INTEGERS, initial, is_repeated, is_table, role, role_in_integers, vector
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
@@ -34,12 +34,9 @@ from onnxgen.passes.exporters import is_function_name
 from onnxgen.passes.regular import name_of
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import is_alias, siblings
-from onnxgen.validate.constants import checked
 from onnxgen.weights.copied import Copied, note_copy
 from onnxgen.weights.provenance import WIDER, Source
 from onnxgen.weights.stored import is_uniform, stored, viewed_from
-
-CPU = ast.Constant("cpu")
 
 
 class Members:
@@ -217,7 +214,7 @@ class Members:
             array, dtype = array.astype(np.float32), ir.DataType.FLOAT
         identity = (scope, dtype, array.shape, hashlib.sha256(array.tobytes()).digest())
         if identity not in self._buffers:
-            made = _written(array, dtype)
+            made = written(array, dtype)
             name = _buffer_name("" if self._paths.is_noise(hint, scope) else hint, array)
             name = "weight" if name == "constant" and dtype in INTEGERS and array.ndim > 1 else name
             member = Member((*_cleaned(scope), name), made or ast.Constant(None), "buffer", named=False)
@@ -231,9 +228,9 @@ class Members:
     def texts(self, scope: ModulePath, array: NDArray[Any], hint: str) -> ast.expr:
         """Return strings, written out if there are few, else as an attribute that is read from the sidecar."""
         items = [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in array.reshape(-1)]
-        made = text_literal(items, array.shape)
+        made = written_text(items, array.shape)
         if made is not None:
-            return checked(made, np.array(items, dtype=object).reshape(array.shape), ir.DataType.STRING)
+            return made
         identity = (scope, ir.DataType.STRING, array.shape, tuple(items))
         if identity not in self._buffers:
             name = _buffer_name("" if self._paths.is_noise(hint, scope) else hint)
@@ -255,7 +252,7 @@ class Members:
             tensor, name = stored(value), value.name or ""
             assert tensor is not None
             source, found = Source.of(tensor, name), self._paths.path(name, "", scope)
-            build = _written(tensor.numpy(), source.dtype, is_loaded=True) or ast.Constant(None)  # see `finish`
+            build = written(tensor.numpy(), source.dtype, is_loaded=True) or ast.Constant(None)  # see `finish`
             if known_as := role_in_integers(value):
                 begin = "torch.ones" if known_as == "scale" else "torch.zeros"
                 build = call(begin, *(source.shape or ((),)), dtype=unless(source.dtype, ir.DataType.FLOAT))
@@ -342,15 +339,6 @@ class Members:
     def guesses(self) -> list[str]:
         """Return notes on the members that were taken for one parameter, or for several."""
         return self._sharing.notes()
-
-
-def _written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) -> ast.expr | None:
-    """Return an expression that makes a constant, and check it. None if the constant is large and has no form.
-
-    A constant that no file has (not `is_loaded`) is made on the CPU also where parameters are made on the meta device.
-    """
-    made = tensor_literal(array, dtype, OMIT if is_loaded else CPU, is_loaded)
-    return None if made is None else checked(made, array, dtype, is_loaded)
 
 
 def _ends(path: ModulePath, key: str) -> bool:

@@ -44,11 +44,14 @@ def stft(
     *,
     onesided: int = 1,
 ) -> ast.expr:
-    """Not `torch.stft`, which pads or centres frames: ONNX's frames are entirely inside the signal."""
+    """Not `torch.stft`, which pads or centres frames: ONNX's frames are entirely inside the signal.
+
+    A signal of two axes has real numbers: so says onnxruntime (core/providers/cpu/signal/dft.cc), the schema has three.
+    """
     size = [*window.shape] if window is not None and window.shape is not None else None
     return b.call(
         "stft",
-        signal,
+        b("x.unsqueeze(-1)", x=signal) if signal.known_rank == 2 else signal,
         frame_step.as_int(),
         window=unless(window, None),
         length=OMIT if frame_length is None or (size and size == frame_length.ints) else frame_length.as_int(),

@@ -19,6 +19,7 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import named
 from onnxgen.graph.sites import note_nodes
 from onnxgen.options import Options
+from onnxgen.reader.carried import settle_states
 from onnxgen.reader.check import check
 from onnxgen.reader.cut import cut_graph, cut_of, types_of
 from onnxgen.reader.distinct import distinct
@@ -83,6 +84,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     note_read(model, path)
     _drop_default_inputs(model.graph)
     fix_inputs(model, options.input_shapes)
+    settle_states(model)
     note_origin(model)
     note_parameter_names(model)
     note_nodes(model)

@@ -147,7 +147,8 @@ def _loop(walker: Walker, n: NodeFacts) -> list[Info]:
     ]
     initial = [n.input(i + 2) for i in range(count)]
     held, outside = _iterate(walker, body, fixed, states, initial, body.outputs[1 : count + 1])
-    found = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(held)]
+    last = [info(v) for v in body.outputs[1 : count + 1]] if _runs(n) else held
+    found = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(last)]
     trips = _trips(n, body.inputs[1], condition)
     for i, value in enumerate(body.outputs[count + 1 :], count):
         found.append(_stacked(n, i, info(value), outside, trips, 0))
@@ -157,6 +158,12 @@ def _loop(walker: Walker, n: NodeFacts) -> list[Info]:
 def _scalar(value: ir.Value) -> tuple[int, ...]:
     """Return the shape of the iteration number or the condition: () unless the body declares one axis."""
     return (1,) if value.shape is not None and len(value.shape) == 1 else ()
+
+
+def _runs(n: NodeFacts) -> bool:
+    """True if there is an iteration for certain: what the state is after the loop, the body then has made."""
+    first = [n.input(i).constant if n.has(i) else np.array(1) for i in (0, 1)]
+    return all(value is not None and value.size == 1 and value.item() > 0 for value in first)
 
 
 def _trips(n: NodeFacts, before: ir.Value, after: ir.Value) -> Dim | None:

@@ -236,8 +236,8 @@ def _children(scope: Scope) -> list[Scope]:
 
 
 def _levels(order: list[Scope], names: ClassNames) -> list[list[Scope]]:
-    """Sort the scopes by how deep classes are nested in them, with all scopes of one role on one level."""
-    role = {id(scope): names.role(scope) for scope in order}
+    """Sort the scopes by how deep classes are nested in them; possible variants of one class are on one level."""
+    role = _kin(order, names)
     height = _heights(order, {})
     for _ in range(MAX_NESTED_ROLES):
         level: dict[object, int] = {}
@@ -253,6 +253,31 @@ def _levels(order: list[Scope], names: ClassNames) -> list[list[Scope]]:
     for scope in order:
         levels.setdefault(height[id(scope)], []).append(scope)
     return [levels[n] for n in sorted(levels)]
+
+
+def _kin(order: list[Scope], names: ClassNames) -> dict[int, object]:
+    """Return a key for each scope, by its id, that is equal for those of one role which have members in common.
+
+    A list of unlike modules is one role, too: what has no name in common there is no variant of one class.
+    """
+    role = {id(scope): names.role(scope) for scope in order}
+    groups: dict[object, list[set[str]]] = {}
+    for scope in order:
+        mine = _named(scope)
+        apart = [group for group in groups.get(role[id(scope)], []) if mine and group and not mine & group]
+        joined = [group for group in groups.get(role[id(scope)], []) if not mine or not group or mine & group]
+        groups[role[id(scope)]] = [*apart, mine.union(*joined)]
+    made: dict[int, object] = {}
+    for scope in order:
+        mine = _named(scope)
+        group = next(i for i, group in enumerate(groups[role[id(scope)]]) if mine <= group)
+        made[id(scope)] = (role[id(scope)], group)
+    return made
+
+
+def _named(scope: Scope) -> set[str]:
+    """Return the names of a scope's own attributes."""
+    return {member.path[len(scope.path)] for member in scope.members if len(member.path) > len(scope.path)}
 
 
 def _most_parameters(form: Form) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, used
@@ -295,6 +296,14 @@ class Run:
         self.module.lengths[value] = len(self.turns) + self._offset(result)
         return value
 
+    def _names(self, result: Result) -> tuple[str, ...]:
+        """Return the values of a result, turn by turn."""
+        return tuple(turn[result[0]].targets[result[1]] for turn in self.turns)
+
+    def _collects(self, result: Result) -> tuple[str, ...]:
+        """Return the values in the list that collects a result."""
+        return self._names(result)
+
     def _offset(self, result: Result) -> int:
         """The index of the first turn's result in the list that collects it."""
         return 0
@@ -306,12 +315,11 @@ class Run:
             for name, (i, result) in self.made.items()
             if result in results and not self._ends(i, result)
         }
-        whole = {tuple(turn[s].targets[t] for turn in self.turns): name for (s, t), name in results.items()}
+        whole = {self._collects(result): name for result, name in results.items()}
 
         def change(node: ast.AST) -> ast.expr | None:
-            if isinstance(node, ast.List) and all(isinstance(e, Ref) for e in node.elts):
-                name = whole.get(tuple(e.value for e in node.elts if isinstance(e, Ref)))
-                return Ref(name) if name else None
+            if isinstance(node, ast.List):
+                return with_whole(node, whole, change)
             if isinstance(node, Ref) and node.value in at:
                 name, i = at[node.value]
                 return quote("items[i]", items=Ref(name), i=i)
@@ -320,6 +328,34 @@ class Run:
         for statement in self.after:
             replace_in(statement, change)
         self.scope.outputs = _starred([rewrite(o, change) for o in self.scope.outputs], len(self.turns))
+
+
+def with_whole(
+    tree: ast.List, whole: Mapping[tuple[str, ...], str], change: Callable[[ast.AST], ast.expr | None]
+) -> ast.expr | None:
+    """Return a list that has all the values of another one in a row, with `*other`, or just the other; None if not.
+
+    Args:
+        whole: the other lists, by their values.
+        change: what happens to the rest.
+    """
+    items = tuple(e.value if isinstance(e, Ref) else "" for e in tree.elts)
+    for names, other in whole.items():
+        at = position(names, items)
+        if at is not None:
+            star = ast.Starred(Ref(other), ast.Load())
+            made = [star if i == at else rewrite(e, change) for i, e in enumerate(tree.elts)]
+            del made[at + 1 : at + len(names)]
+            return ast.List(made, ast.Load()) if len(made) > 1 else Ref(other)
+    return None
+
+
+def position(names: tuple[str, ...], items: tuple[str, ...]) -> int | None:
+    """Return where values are among items, all in a row, or None."""
+    if names[0] not in items:
+        return None
+    at = items.index(names[0])
+    return at if items[at : at + len(names)] == names else None
 
 
 def _starred(outputs: list[ast.expr], count: int) -> list[ast.expr]:

@@ -15,9 +15,8 @@ from itertools import pairwise
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expressions
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, value_of, walk
 from onnxgen.common.names import ModulePath, identifier, singular
-from onnxgen.structure.copies import replace_in
 from onnxgen.structure.literals import is_plain_number
-from onnxgen.structure.loops import Result, Run, listed
+from onnxgen.structure.loops import Result, Run, listed, position
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.turns import Items
 
@@ -57,14 +56,14 @@ class Around:
 
     def has_all(self, names: tuple[str, ...]) -> bool:
         """True if values are items of a list, or results of the scope, all in a row."""
-        return _position(names, self.outputs) is not None or any(
-            _position(names, items) is not None for items in self.lists.get(names[0], ())
+        return position(names, self.outputs) is not None or any(
+            position(names, items) is not None for items in self.lists.get(names[0], ())
         )
 
     def holds_all(self, names: tuple[str, ...]) -> bool:
         """True if values are items of a list, all in a row, and are all used as often."""
         alike = len({self.uses[name] for name in names}) == 1
-        return alike and any(_position(names, items) is not None for items in self.lists.get(names[0], ()))
+        return alike and any(position(names, items) is not None for items in self.lists.get(names[0], ()))
 
 
 class Stretch(Run):
@@ -128,9 +127,6 @@ class Stretch(Run):
         )
         return not self.starts and self.kept == [(len(turn) - 1, 0)] and len(turn) <= CHAINED and chained
 
-    def _names(self, result: Result) -> tuple[str, ...]:
-        return tuple(turn[result[0]].targets[result[1]] for turn in self.turns)
-
     def _ends(self, turn: int, result: Result) -> bool:
         return turn == len(self.turns) - 1 and (result in self.starts or result in self.left)
 
@@ -169,7 +165,7 @@ class Stretch(Run):
             is_short = len(values) < SHORT and values[1] - values[0] != 1
             return (None if is_short else _range(values)) or ast.Tuple(trees, ast.Load())
         statement = self.around.parts.get(names[0])
-        at = None if statement is None else _position(names, statement.targets)
+        at = None if statement is None else position(names, statement.targets)
         if statement is None or at is None or any(self.uses[name] != 1 for name in statement.targets[at:]):
             return super()._column(names)
         if statement.targets[at:] != names or (at and any(self.uses[name] for name in statement.targets[:at])):
@@ -241,40 +237,12 @@ class Stretch(Run):
         names = (self.starts[result], *self._names(result)) if result in self.starts else ()
         return bool(names) and names in self.around.lists.get(names[0], ()) and self.uses[names[1]] > 0
 
-    def _read_lists(self, results: dict[Result, str]) -> None:
-        """Read results of single turns from the lists that collect them; whole lists first."""
-        names = {result: self._names(result) for result in results}
-        for result in results:
-            if self._is_whole(result):
-                names[result] = (self.starts[result], *names[result])
-
-        def change(node: ast.AST) -> ast.expr | None:
-            if not isinstance(node, ast.List):
-                return None
-            items = tuple(e.value if isinstance(e, Ref) else "" for e in node.elts)
-            for result, name in results.items():
-                at = _position(names[result], items)
-                if at is not None:
-                    rest = len(names[result])
-                    star = [ast.Starred(Ref(name), ast.Load())]
-                    whole = len(items) == rest
-                    return Ref(name) if whole else ast.List(node.elts[:at] + star + node.elts[at + rest :], ast.Load())
-            return None
-
-        for statement in self.after:
-            replace_in(statement, change)
-        super()._read_lists(results)
+    def _collects(self, result: Result) -> tuple[str, ...]:
+        first = (self.starts[result],) if self._is_whole(result) else ()
+        return (*first, *self._names(result))
 
     def _offset(self, result: Result) -> int:
         return 1 if self._is_whole(result) else 0
-
-
-def _position(names: tuple[str, ...], items: tuple[str, ...]) -> int | None:
-    """Return where values are among items, all in a row, or None."""
-    if names[0] not in items:
-        return None
-    at = items.index(names[0])
-    return at if items[at : at + len(names)] == names else None
 
 
 def is_range(values: list[float]) -> bool:

@@ -9,13 +9,14 @@ from functools import partial
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
+from onnxgen.common.crashes import CRASHES
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import sizes as sizing
 from onnxgen.verify.limits import LOOP_SECONDS
 from onnxgen.verify.multiples import described, fit, steps
-from onnxgen.verify.oracle import Answer, Oracle, RanOn, Refused, oracles
+from onnxgen.verify.oracle import Answer, Onnxruntime, Oracle, RanOn, Refused, oracles
 from onnxgen.verify.stacked import Stacked
 from onnxgen.verify.vivid import vivid
 
@@ -97,7 +98,7 @@ def _told_by(check: Check, answer: Answer) -> Answer:
 
         def runs(sizes: sizing.Sizes) -> bool:
             try:
-                answer.oracle.run(_feeds(check, sizes, drawing.SPREADS[0], answer.seed))
+                _ask(answer.oracle, sizes, _feeds(check, sizes, drawing.SPREADS[0], answer.seed))
             except Refused:
                 return False
             return True
@@ -140,7 +141,7 @@ def _answer(check: Check, oracle: Oracle, tries: Iterator[_Input], has_others: b
     for sizes, seed, feeds in islice(tries, MAX_REFUSALS):
         started = time.monotonic()
         try:
-            outputs = oracle.run(feeds)
+            outputs = _ask(oracle, sizes, feeds)
             return Answer(sizes, seed, feeds, oracle, outputs, time.monotonic() - started)
         except Refused as refusal:
             ran_on += isinstance(refusal, RanOn) and oracle.seconds is not None
@@ -154,6 +155,14 @@ def _answer(check: Check, oracle: Oracle, tries: Iterator[_Input], has_others: b
             if sizes not in check.refused:
                 check.refused.append(sizes)
     return None
+
+
+def _ask(oracle: Oracle, sizes: sizing.Sizes, feeds: Mapping[str, Any]) -> list[Any]:
+    """Return an oracle's outputs. Raises `Refused`, also for inputs that have ended a process before."""
+    if CRASHES.has(sizes) and oracle.name == Onnxruntime.name:
+        raise Refused("onnxruntime crashes on these sizes, or on larger ones")
+    CRASHES.trying(sizes)
+    return oracle.run(feeds)
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

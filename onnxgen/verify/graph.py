@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -274,7 +274,7 @@ def _role(value: ir.Value) -> Role:
             role.shape = role.shape or _shape_taken(node, position)
             taken = range_of(node, position)
             if taken is not None:
-                _limit(role, taken)
+                _limit(role, taken if current in copies else replace(taken, distinct=None))
             elif position in SIZE_INPUTS.get(node.op_type.removesuffix("ToSequence"), ()):
                 role.size = True
                 if current in copies:

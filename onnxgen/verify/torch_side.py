@@ -50,8 +50,12 @@ def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
     """Put the module into the mode that the graph records. Afterwards all of its state is restored.
 
     In training mode no Dropout drops anything. A BatchNorm uses batch statistics, unless no BatchNormalization of the
-    graph does (the model was trained with frozen statistics). Running statistics are restored, too.
+    graph does (the model was trained with frozen statistics). Running statistics are restored, too. A network with a
+    loop runs on one thread: its many small products otherwise wait for each other.
     """
+    threads = torch.get_num_threads()
+    if graph.loops:
+        torch.set_num_threads(1)
     modes = {m: m.training for m in module.modules()}
     inside = {m: m.dropout for m in module.modules() if isinstance(m, nn.RNNBase | nn.MultiheadAttention)}
     buffers = {name: b.detach().clone() for name, b in module.named_buffers()} if graph.training else {}
@@ -74,6 +78,7 @@ def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
                     buffer.copy_(buffers[name])
         for m, training in modes.items():
             m.training = training
+        torch.set_num_threads(threads)
 
 
 def forward(

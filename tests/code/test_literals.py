@@ -125,6 +125,8 @@ FORMS: list[tuple[Any, str | None]] = [
     (np.arange(8)[:, None] * 8 + np.arange(8), "torch.arange(0, 64, 8)[:, None] + torch.arange(8)"),
     (np.arange(5, 13)[:, None] + 2 * np.arange(8), "torch.arange(5, 13)[:, None] + torch.arange(0, 16, 2)"),
     (ALIBI[:, None] * np.arange(16, dtype=F), "torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * torch.arange(16)"),
+    (np.arange(0, -40, -1, F) / F(40), "-torch.arange(40) / 40"),
+    (np.arange(0, -40, -1, F)[:, None] * F(0.1), "(-torch.arange(40) * 0.1)[:, None]"),
     (np.tril(np.ones((9, 9), bool))[None, None], "torch.ones(9, 9, dtype=torch.bool).tril()[None, None]"),
     (np.tril(np.ones((9, 9), F), -2), "torch.ones(9, 9).tril(-2)"),
     (np.triu(np.ones((9, 7), F), 2), "torch.ones(9, 7).triu(2)"),
@@ -189,7 +191,7 @@ def arrays(draw: Any) -> np.ndarray[Any, Any]:
     n, m = draw(st.integers(2, 9)), draw(st.integers(2, 9))
     start, step = (
         draw(st.sampled_from([0, 1, -5, 120, 0.5, 0.1, 2**24 - 3, 1e-3])),
-        draw(st.sampled_from([1, 2, -3, 0.5, 0.1, 1e-3, 2**20])),
+        draw(st.sampled_from([1, 2, -3, 0.5, 0.1, -0.1, 1e-3, 2**20])),
     )
     dtype = draw(st.sampled_from([F, D, H, L, np.int32, np.uint8, np.int8, B, ml_dtypes.bfloat16]))
     grid = np.add.outer(np.arange(n), -np.arange(m))

@@ -16,10 +16,12 @@ import torch
 from onnx import numpy_helper, parser
 from torch import nn
 
+from onnxgen.code import literals
 from onnxgen.code.module_def import Assign, Member, Statement, expressions
 from onnxgen.code.quote import Ref, quote, rewrite
 from onnxgen.errors import OnnxgenError
 from onnxgen.graph.operators import Operator
+from onnxgen.lowering import constants
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.member_paths import _tensors
@@ -325,3 +327,10 @@ def test_errors_of_nodes_show_no_text_of_the_file_as_it_is() -> None:
     assert "\n" not in str(Builder.problem(given, "what")) and len(Builder.problem(given, "what").op) < 100
     given.node = ir.Node("", "Relu", [], num_outputs=1)
     assert Builder.problem(given, "what").op == "Relu"
+
+
+def test_a_form_that_makes_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constant then is listed, or stored if it is long."""
+    monkeypatch.setattr(literals.Form, "of", lambda *_: quote("torch.arange(4) + 1"))
+    short, long = (constants.written(np.arange(n, dtype=np.int64), ir.DataType.INT64) for n in (4, 99))
+    assert short is not None and "1, 2, 3" in ast.unparse(short) and long is None

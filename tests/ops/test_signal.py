@@ -66,6 +66,12 @@ def test_stft(onesided: int, windowed: bool, length: int | None) -> None:
     run_node("STFT", inputs, {"onesided": onesided}, dynamic=True, atol=2e-5)
 
 
+def test_stft_of_a_signal_of_two_axes_has_real_numbers() -> None:
+    x, window = signal(2, 67, 1)[..., 0], np.hanning(16).astype(np.float32)
+    for dynamic in (False, True):
+        run_node("STFT", [x, np.array(5), window], initializers={1, 2}, dynamic=dynamic, atol=2e-5)
+
+
 def test_stft_of_complex_numbers_and_of_the_whole_signal() -> None:
     x = signal(1, 9, 2)
     made = np.fft.fft(x[..., 0] + 1j * x[..., 1], axis=1)

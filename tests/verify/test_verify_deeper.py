@@ -217,6 +217,16 @@ def test_places_of_scatters_are_distinct(tmp_path: Path) -> None:
     assert all(len(set(row)) == 5 for row in drawn.tolist())
 
 
+def test_an_input_that_places_are_computed_from_has_another_rank(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> net
+        (float[n, 9] x, int64[n] last, float[n, 1] u) => (float[a, b] y) <int64[1] one = {1}> {
+        at = Unsqueeze (last, one)  y = ScatterElements <axis = 1> (x, at, u) }"""
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    graph = examine(read(tmp_path / "net.onnx", Options()), Options())
+    drawn = feeds.draw(graph, next(sizes(graph, 0)), "plain", 3)["last"]
+    assert drawn.ndim == 1 and drawn.min() >= 0 and drawn.max() < 9
+
+
 # ---- what the file itself makes of inputs ----------------------------------------------------------------------------
 
 

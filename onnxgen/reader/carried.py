@@ -1,0 +1,108 @@
+"""What a loop carries and never changes is a value from outside, and what nobody reads is not carried.
+
+Exporters of other frameworks carry everything that a loop's body uses: each weight is a state that the body returns as
+it came. Goes in: a graph. Comes out: its loops (Loop, Scan) with the states that say something. A weight in the body
+then is the stored tensor itself.
+
+A state whose value is another output of the body stays.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.graph.nodes import all_nodes
+
+FIRST_SCAN = 9  # the opset whose Scan has no batch axis
+
+
+def settle_states(model: ir.Model) -> None:
+    """Take such states out of every loop, inner loops first."""
+    opset = model.opset_imports.get("", 0)
+    for node in reversed(all_nodes(model.graph)):
+        if node.domain == "" and node.graph is not None and node.op_type in ("Loop", "Scan"):
+            if node.op_type == "Loop" or opset >= FIRST_SCAN:
+                _Loop(node).run()
+
+
+class _Loop:
+    """A loop and its states.
+
+    Attributes:
+        given: the place of the first state among the inputs of the node, and of its body.
+        made: its place among the outputs of the body.
+        count: how many states there are.
+    """
+
+    def __init__(self, node: ir.Node) -> None:
+        self.node, self.body = node, node.attributes["body"].as_graph()
+        is_loop = node.op_type == "Loop"
+        self.given, self.made = (2, 1) if is_loop else (0, 0)
+        scanned = 0 if is_loop else node.attributes["num_scan_inputs"].as_int()
+        self.count = len(self.body.inputs) - self.given - scanned
+
+    def run(self) -> None:
+        gone = [i for i in range(self.count) if self._is_settled(i)]
+        for i in reversed(gone):
+            self._take_out(i)
+        if not gone:
+            return
+        node, graph = self.node, self.node.graph
+        assert graph is not None
+        inputs = [v for i, v in enumerate(node.inputs) if i - self.given not in gone]
+        outputs = [v for i, v in enumerate(node.outputs) if i not in gone]
+        new = ir.Node(
+            "", node.op_type, inputs, list(node.attributes.values()), num_outputs=len(outputs), name=node.name
+        )
+        for old, fresh in zip(outputs, new.outputs):
+            fresh.name, fresh.shape, fresh.type = old.name, old.shape, old.type
+            ir.convenience.replace_all_uses_with(old, fresh, replace_graph_outputs=True)
+        graph.insert_before(node, new)
+        graph.remove(node, safe=True)
+
+    def _is_settled(self, i: int) -> bool:
+        """True if nothing has to carry a state."""
+        inner, result = self.body.inputs[self.given + i], self.body.outputs[self.made + i]
+        after = self.node.outputs[i]
+        if self.node.inputs[self.given + i] is None:
+            return False
+        others = [v for j, v in enumerate(self.body.outputs) if j != self.made + i]
+        if _source(result) is inner:
+            return all(v is not inner and v is not result for v in others)
+        return not inner.uses() and not any(v is inner for v in self.body.outputs) and not _is_read(after)
+
+    def _take_out(self, i: int) -> None:
+        inner, result = self.body.inputs[self.given + i], self.body.outputs[self.made + i]
+        outer = self.node.inputs[self.given + i]
+        assert outer is not None
+        self.body.outputs.pop(self.made + i)
+        if _source(result) is inner:
+            ir.convenience.replace_all_uses_with(inner, outer)
+            self._hand_on(outer, self.node.outputs[i])
+        self.body.inputs.pop(self.given + i)
+
+    def _hand_on(self, outer: ir.Value, after: ir.Value) -> None:
+        """Let a value take the place of a result of the loop. An output of a graph keeps its name."""
+        if after.is_graph_output():
+            assert self.node.graph is not None
+            same = ir.Node("", "Identity", [outer])
+            (new,) = same.outputs
+            new.name, new.shape, new.type = after.name, after.shape, after.type
+            self.node.graph.insert_after(self.node, same)
+            outer = new
+        ir.convenience.replace_all_uses_with(after, outer, replace_graph_outputs=True)
+
+
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _source(value: ir.Value) -> ir.Value:
+    """Return what a value is, apart from Identity."""
+    producer = value.producer()
+    while producer is not None and producer.op_type == "Identity" and producer.domain == "":
+        source = producer.inputs[0]
+        if source is None:
+            break
+        value, producer = source, source.producer()
+    return value

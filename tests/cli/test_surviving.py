@@ -1,0 +1,54 @@
+"""`verify` outlives a crash of onnxruntime with inputs that it has drawn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system can't fork")
+
+PROGRAM = """
+import os, signal, sys
+from onnxgen.cli.surviving import surviving
+from onnxgen.common.crashes import CRASHES
+
+def run():
+    for n in {sizes}:
+        if not CRASHES.has({{"n": n}}):
+            CRASHES.trying({{"n": n}})
+            if n < {least}:
+                os.kill(os.getpid(), signal.{died})
+            print("ran with", n, flush=True)
+            return {code}
+    return 9
+
+def crashed(what):
+    print(what)
+    return 2
+
+sys.exit(surviving(run, crashed))
+"""
+
+
+def ended(**given: object) -> tuple[int, str]:
+    how = {"sizes": [8, 5, 16, 300], "least": 100, "died": "SIGFPE", "code": 0, **given}
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(**how)], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_sizes_that_crash_are_left_out_and_so_are_smaller_ones(code: int) -> None:
+    assert ended(code=code) == (code, "ran with 300\n")
+
+
+def test_what_always_crashes_is_said_with_its_sizes() -> None:
+    code, said = ended(sizes=[*range(1, 99)])
+    assert code == 2 and said.startswith("onnxruntime crashed (SIGFPE) with inputs of n=")
+
+
+def test_whoever_ends_it_from_outside_ends_it() -> None:
+    assert ended(died="SIGTERM") == (128 + signal.SIGTERM, "")
