@@ -38,6 +38,8 @@ CHAINS: dict[str, list[Step]] = {
     "root": [FLOAT, ("Sqrt",), ("Mul", [1, 3, 3.3]), ("Floor",)],
     "twice as exact": [DOUBLE, ("Mul", SCALES), ("Floor",)],
     "rounded later": [DOUBLE, ("Mul", SCALES), FLOAT, ("Mul", 1.5)],
+    "as exact later": [FLOAT, DOUBLE, ("Mul", SCALES), ("Floor",)],
+    "twice as exact later": [FLOAT, ("Mul", SCALES), DOUBLE, ("Mul", 3), ("Floor",)],
     "through integers": [FLOAT, ("Mul", SCALES), INT32, FLOAT, ("Mul", 0.67)],
     "past float32": [("Mul", 1000003), FLOAT, ("Mul", [0.67, 1.0])],
     "int32 wraps": [INT32, ("Mul", [536870912, 1000003]), ("Add", 7), ("Mul", 100), ("Div", 1000)],
