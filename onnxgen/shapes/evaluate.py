@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -40,15 +41,8 @@ def evaluate(n: NodeFacts, limit: int) -> list[Info]:
 
 
 def _small(facts: Info, limit: int) -> bool:
-    """Return True if a value is small enough to compute: its size is known, or its inputs bound it."""
-    if limit <= 0:
-        return False
-    if facts.shape is None:
-        return True
-    size = 1
-    for dim in facts.shape:
-        size *= 1 if isinstance(dim, Sym) else dim
-    return size <= limit
+    """Return True if a value has at most `limit` elements. A dim that is no number is bounded by the inputs."""
+    return facts.shape is not None and math.prod(d for d in facts.shape if not isinstance(d, Sym)) <= limit
 
 
 def _with_data(facts: Info, data: Array) -> Info:

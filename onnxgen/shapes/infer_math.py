@@ -9,7 +9,7 @@ from onnxgen.shapes.infer_elementwise import broadcast
 from onnxgen.shapes.info import Info, Shape
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
 
-INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+INT32 = ir.DataType.INT32
 
 
 def _product_shape(n: NodeFacts, a: int, b: int) -> list[Dim] | None:
@@ -54,8 +54,7 @@ def _einsum(n: NodeFacts) -> list[Info]:
         for letter, dim in zip(before + after, shape[: len(before)] + shape[tail:], strict=True):
             sizes.setdefault(letter, []).append(dim)
     if "->" not in n.str_("equation"):
-        letters = left.replace(".", "").replace(",", "")
-        right = "..." * bool(ellipses) + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+        right = "..." * bool(ellipses) + "".join(sorted(c for c in sizes if len(sizes[c]) == 1))
     before, _, after = right.partition("...")
     middle = broadcast(n, ellipses, offset=len(before)) if "..." in right else ()
     dims = [broadcast(n, [(d,) for d in sizes[c]], offset=i)[0] for i, c in enumerate(before)]
@@ -93,11 +92,6 @@ def _reduce(n: NodeFacts) -> list[Info]:
         if not keep:
             raise
         return [tensor(n.dtype(0), n.fresh_shape(len(shape)))]
-
-
-def _arg_extreme(n: NodeFacts) -> list[Info]:
-    shape = n.shape(0)
-    return [tensor(INT64, _without(shape, [n.axis(len(shape))], bool(n.int_("keepdims", 1))))]
 
 
 def _stft(n: NodeFacts) -> list[Info]:
@@ -201,7 +195,6 @@ def of_integers(n: NodeFacts) -> list[Info]:
 
 RULES: dict[str, Rule] = {
     **{f"Reduce{name}": _reduce for name in REDUCE.split()},
-    **dict.fromkeys(("ArgMax", "ArgMin"), _arg_extreme),
     "MatMul": lambda n: [tensor(n.dtype(0, 1), _product_shape(n, 0, 1))],
     "MatMulInteger": lambda n: [tensor(INT32, _product_shape(n, 0, 1))],
     "QLinearMatMul": lambda n: [tensor(n.dtype(7), _product_shape(n, 0, 3))],

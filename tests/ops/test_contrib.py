@@ -10,7 +10,9 @@ import keyword
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
+from onnx import helper
 
 from onnxgen.graph.operators import operators
 from onnxgen.passes.contrib import bodies
@@ -256,6 +258,37 @@ def test_fused_matmul_of_a_stored_matrix_is_linear() -> None:
     ran = run_node("FusedMatMul", [floats(2, 3, 4), floats(5, 4)], {"transB": 1}, initializers={1}, dynamic=True)
     assert "nn.Linear(4, 5, bias=False)" in ran.source
     run_node("TransposeMatMul", [floats(4, 3), floats(4, 5)], {"transA": 1, "alpha": 2.0})
+
+
+def sparse_product(a: Any, b: Any, attrs: dict[str, Any]) -> Any:
+    """What onnxruntime makes of a, as an input that is sparse: it has no kernel for another."""
+    kind = helper.np_dtype_to_tensor_dtype(a.dtype)
+    node = helper.make_node("SparseToDenseMatMul", ["a", "b"], ["y"], domain=MICROSOFT, **attrs)
+    # Its inference of shapes that are stated overlooks transA and transB.
+    given = [
+        helper.make_sparse_tensor_value_info("a", kind, ["m", "k"]),
+        helper.make_tensor_value_info("b", kind, ["l", "n"]),
+    ]
+    graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", kind, None)])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    places = np.argwhere(a).astype(np.int64).ravel()
+    device = ort.OrtDevice.make("cpu", 0)
+    sparse = ort.SparseTensor.sparse_coo_from_numpy(np.array(a.shape), a[a != 0], places, device)
+    feeds = {"a": ort.OrtValue.ort_value_from_sparse_tensor(sparse), "b": ort.OrtValue.ortvalue_from_numpy(b)}
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return session.run_with_ort_values(["y"], feeds)[0].numpy()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_a_sparse_matrix_times_a_dense_one(dtype: Any) -> None:
+    dense = np.array([[0, 2, 0, 0], [0, 0, 0, 0], [1, 0, 0, 5]], dtype)
+    other = np.round(4 * floats(4, 5)).astype(dtype)
+    for turned in range(4):
+        attrs = {"transA": turned & 1, "transB": turned >> 1, "alpha": 0.5}
+        a, b = dense.T.copy() if turned & 1 else dense, other.T.copy() if turned >> 1 else other
+        expected = [sparse_product(a, b, attrs)]
+        run_node("SparseToDenseMatMul", [a, b], attrs, initializers={0}, dynamic=True, expected=expected)
 
 
 @pytest.mark.parametrize("stored", [{1, 2, 3}, {1}])

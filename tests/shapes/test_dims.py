@@ -52,6 +52,7 @@ def test_division_is_exact_where_one_divides_the_other() -> None:
     assert product([a, b, 12, h]) // (b * 4) == 3 * a * h
     assert (a * a - b * b) // (a + b) == a - b
     assert exact_div(a * 12, 12) == a and exact_div(a, 2) is None and exact_div(a, 0) is None
+    assert (2 * s) // 4 == s // 2 and (6 * a) // (4 * b) == (3 * a) // (2 * b)
     assert int_div(a * 3, a) == 3
     assert int_div(s, 2) == s // 2  # neither is negative
     assert int_div(s - 4, 2) == call("int_div", s - 4, 2)  # rounds toward zero, which // does not
@@ -118,6 +119,11 @@ def test_numpy_integers_and_object_arrays() -> None:
     total = np.array([s, 2], dtype=object) * np.int64(3) + 1
     assert list(total) == [3 * s + 1, 7]
     assert np.int64(2) * s == 2 * s and s + np.int64(1) == s + 1
+    for function in (floordiv, modulo, int_div):
+        made, number = function(s, np.int64(8)), function(np.int64(-9), np.int64(4))
+        assert made == function(s, 8) and number == function(-9, 4) and type(number) is int
+        with pytest.raises(TypeError):
+            function(s, 2.0)
 
 
 def test_names_from_a_file_are_only_names() -> None:

@@ -10,13 +10,14 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+import torch
 
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
 from onnxgen.shapes import propagate
 from onnxgen.shapes.infer import is_operator
 from onnxgen.shapes.info import Info, info
-from tests.shapes.agreeing import Bindings, agree
+from tests.shapes.agreeing import Bindings, agree, check, free_dims, outputs_of_all_nodes
 
 # name, opset, inputs, body (its last value is `y`), the expected shape of y as text
 CASES: list[tuple[str, int, str, str, str]] = [
@@ -79,6 +80,15 @@ CASES: list[tuple[str, int, str, str, str]] = [
     ("vector product", 13, "float[n, 3] x, float[3] z", "y = MatMul(x, z)", "n"),
     ("einsum", 13, "float[n, m, 3] x, float[3, 2] z", 'y = Einsum<equation="...i, ij -> ...j">(x, z)', "n, m, 2"),
     (
+        "einsum of letters that occur once",
+        13,
+        "float[n, m] x, float[n, 2] z",
+        'y = Einsum<equation="ba, bc">(x, z)',
+        "m, 2",
+    ),
+    ("einsum of dots and letters", 13, "float[n, 3] x, float[n, 3] z", 'y = Einsum<equation="...i, ...i">(x, z)', "n"),
+    ("einsum of a scalar", 13, "float[n] x, float z", 'y = Einsum<equation="i, ">(x, z)', "n"),
+    (
         "convolution",
         13,
         "float[n, 1, h, h] x, float[2, 1, 3, 3] z",
@@ -93,6 +103,8 @@ CASES: list[tuple[str, int, str, str, str]] = [
         "n, 1, (h + 2)//2",
     ),
     ("means", 18, "float[n, m, 3] x", "y = ReduceMean<keepdims=0>(x, {1, -1})", "n"),
+    ("places", 13, "float[n, m, 4] x", "y = ArgMax<axis=1, keepdims=0>(x)", "n, 4"),
+    ("places in rows", 13, "float[n, m, 4] x", "y = ArgMin<axis=-1>(x)", "n, m, 1"),
     ("all means", 13, "float[n, m] x", "y = ReduceMean(x)", "1, 1"),
     ("old sums", 11, "float[n, m] x", "y = ReduceSum<axes=[-1], keepdims=0>(x)", "n"),
     ("count", 13, "float[n, m] x", "s = Size(x) r = Reshape(s, {1}) y = ConstantOfShape(r)", "m*n"),
@@ -100,7 +112,7 @@ CASES: list[tuple[str, int, str, str, str]] = [
         "positions",
         13,
         "float[n, m] x",
-        "s = Shape(x) z = Gather(s, one) zero = Constant<value_int=0>() y = Range(zero, z, one)",
+        "s = Shape(x) z = Gather(s, one) y = Range(zero, z, one)",
         "m",
     ),
     ("lookup", 13, "float[7, 3] x, int64[n, m] z", "y = Gather(x, z)", "n, m, 3"),
@@ -163,6 +175,14 @@ CASES: list[tuple[str, int, str, str, str]] = [
         "s = Shape(x) t = Add(s, {1}) l = Less(t, s) u = Where(l, s, t) y = ConstantOfShape(u)",
         "n + 1",
     ),
+    ("old enlargement", 7, "float[n, 1, h, h] x", "y = Upsample<scales=[1., 1., 2., 4.]>(x)", "n, 1, 2*h, 4*h"),
+    (
+        "the smaller size",
+        13,
+        "float[n] x",
+        "s = Shape(x) t = Add(s, {1}) l = Less(s, t) u = Where(l, s, t) y = ConstantOfShape(u)",
+        "n",
+    ),
     (
         "undecided sizes",
         13,
@@ -189,7 +209,31 @@ CASES: list[tuple[str, int, str, str, str]] = [
     ),
 ]
 
-CONSTANTS = "int64 one = {1}, float[3] scales = {1., 1., 2.}, float scale = {0.5}"
+# The same of sizes (n, m) that operators arrange and compute with: opset, what makes t of s, and the sizes t.
+OF_SIZES: list[tuple[int, str, str]] = [
+    (13, "i = Gather(s, zero) e = Add(i, three) t = Range(i, e, one)", "n, n + 1, n + 2"),
+    (13, "t = ScatterElements({4, 5, 6}, {2, 0}, s)", "m, 5, n"),
+    (13, "i = Unsqueeze({2, 0}, {1}) t = ScatterND({4, 5, 6}, i, s)", "m, 5, n"),
+    (13, "t = GatherElements(s, {1, 0, -1})", "m, n, m"),
+    (13, "i = Unsqueeze({1}, {1}) t = GatherND(s, i)", "m"),
+    (13, "b = Tile(s, {2}) q = Reshape(b, {2, 2}) p = Transpose(q) t = Reshape(p, {-1})", "n, n, m, m"),
+    (13, "b = Tile(s, {2}) q = Reshape(b, {2, 2}) r = ReduceSum<keepdims=0>(q, {0, 1}) t = Reshape(r, {1})",
+     "2*m + 2*n"),
+    (13, "b = Tile(s, {2}) q = Reshape(b, {2, 2}) t = ReduceProd<axes=[0], keepdims=0>(q)", "n**2, m**2"),
+    (13, "b, t = Split(s, {1, 1})", "m"),
+    (13, "t = Slice(s, {-1}, {-3}, {0}, {-1})", "m, n"),
+    (13, "t = Mod<fmod=1>(s, {4})", "n % 4, m % 4"),
+    (13, "t = Pow(s, {2})", "n**2, m**2"),
+    (13, "t = Clip(s, three)", "max(3, n), max(3, m)"),
+    (13, "t = Clip(s, , three)", "min(3, n), min(3, m)"),
+    (13, "d = Neg(s) t = Abs(d)", "n, m"),
+    (13, "d = Add(s, {1}) t = Sign(d)", "1, 1"),
+    (13, "d = Add(s, {1}) l = Greater(d, s) t = Where(l, s, d)", "n, m"),
+    (13, "d = Add(s, {1}) l = LessOrEqual(d, s) t = Where(l, s, d)", "n + 1, m + 1"),
+    (13, "l = GreaterOrEqual(s, s) t = Where(l, s, {1, 1})", "n, m"),
+]  # fmt: skip
+
+CONSTANTS = "int64 zero = {0}, int64 three = {3}, int64 one = {1}, float[3] scales = {1., 1., 2.}, float scale = {0.5}"
 
 
 def parse(opset: int, inputs: str, body: str) -> onnx.ModelProto:
@@ -243,6 +287,16 @@ def test_rules() -> None:
             hold(parse(opset, inputs, body), expected)
         except Exception as error:
             wrong.append(f"{name}: {error!r}")
+    assert wrong == []
+
+
+def test_rules_of_elements_that_are_sizes() -> None:
+    wrong = []
+    for opset, body, expected in OF_SIZES:
+        try:
+            hold(parse(opset, "float[n, m] x", f"s = Shape(x) {body} y = ConstantOfShape(t)"), expected)
+        except Exception as error:
+            wrong.append(f"{body}: {error!r}")
     assert wrong == []
 
 
@@ -323,8 +377,91 @@ def test_undecidable_comparisons_stay_unknown() -> None:
 
 
 def test_contradictions_are_not_recorded() -> None:
-    facts = infos(parse(13, "float[3] x, float[4] z", "y = Add(x, z)"))
-    assert facts["y"].shape is None
+    """Nothing is known of the result of a node that onnxruntime refuses too."""
+    for inputs, body in (
+        ("float[3] x, float[4] z", "y = Add(x, z)"),
+        ("float[2, 4] x", 'y = Einsum<equation="i...jk->ijk">(x)'),
+        ("float[2, 4] x", 'y = Einsum<equation="ijk->ijk">(x)'),
+        ("float[2, 4] x", 'y = Einsum<equation="i->i">(x)'),
+        ("float[2, 4] x, float[5, 2] z", "y = MatMul(x, z)"),
+        ("float[2, 4] x", "y = Reshape(x, {3, 2})"),
+        ("float[2, 4] x", "y = Reshape(x, {3, -1})"),
+        ("float[2, 4] x", "y = ArgMax<axis=2>(x)"),
+    ):
+        proto = parse(13, inputs, body)
+        assert infos(proto)["y"].shape is None, body
+        with pytest.raises(Exception, match="ONNXRuntimeError"):
+            run(proto, {})
+
+
+# opset, inputs, body, shapes of the inputs (those of whole numbers are ones), the expected shape of y as text
+WITHOUT_RANK: list[tuple[int, str, str, list[tuple[int, ...]], str]] = [
+    (13, "float[n, 3, h] x, float[] z", "y = Conv(x, z)", [(2, 3, 9), (4, 3, 3)], "n, y.1, y.2"),
+    (13, "float[] x, float[4, 3, 3] z", "y = Conv(x, z)", [(2, 3, 9), (4, 3, 3)], "y.0, 4, y.2"),
+    (13, "float[n, 3, h] x, float[] z", "y = ConvTranspose(x, z)", [(2, 3, 9), (3, 4, 3)], "y.0, y.1, y.2"),
+    (13, "float[] x, float[3, k] z", "y = Gemm(x, z)", [(2, 3), (3, 4)], "y.0, k"),
+    (13, "float[] x", "y = ReduceSum<keepdims=0>(x)", [(2, 3)], ""),
+    (13, "float[] x", "y = ReduceMax<keepdims=0>(x)", [(2, 3)], ""),
+    (13, "float[n, m] x, int64[] z", "y = ReduceSum(x, z)", [(2, 3), (1,)], "y.0, y.1"),
+    (13, "float[] x", "y = Flatten(x)", [(2, 3, 4)], "y.0, y.1"),
+    (13, "float[] x, int64[3] z", "y = Reshape(x, z)", [(1, 1), (3,)], "y.0, y.1, y.2"),
+    (14, "float[] x, float[1, 4, 3] z, float[1, 4, 4] w", "y = RNN<hidden_size=4>(x, z, w)",
+     [(5, 2, 3), (1, 4, 3), (1, 4, 4)], "y.0, 1, y.2, 4"),
+]  # fmt: skip
+
+
+def test_what_is_known_where_ranks_are_not() -> None:
+    for opset, inputs, body, shapes, expected in WITHOUT_RANK:
+        proto = parse(opset, inputs, body)
+        kinds = [np.int64 if value.type.tensor_type.elem_type == 7 else np.float32 for value in proto.graph.input]
+        facts, feeds = infos(proto), {v.name: np.ones(s, t) for v, s, t in zip(proto.graph.input, shapes, kinds)}
+        shape = facts["y"].shape
+        assert shape is not None and ", ".join(map(str, shape)) == expected, (body, shape)
+        agree("y", facts["y"], ready(proto).run(["y"], feeds)[0], Bindings())
+
+
+def test_as_many_axes_as_torch_adds_up_are_known() -> None:
+    for rank in (1, 64, 65):
+        facts = infos(parse(13, f"float[1] x, int64[{rank}] z", "y = Reshape(x, z)"))["y"]
+        try:
+            torch.zeros((1,) * rank).sum(-1)
+        except RuntimeError:
+            assert facts.rank is None
+        else:
+            assert facts.rank == rank
+
+
+def test_first_schemas_have_the_sizes_of_later_ones() -> None:
+    """onnxruntime runs the later ones alone."""
+    for inputs, first, opset, later, expected in (
+        ("float[n, m, 12] x", "y = Reshape<shape=[0, -1, 3, 4]>(x)", 13, "y = Reshape(x, {0, -1, 3, 4})", "n, m, 3, 4"),
+        ("float[n, 7] x", "v, y = TopK<k=3>(x)", 13, "v, y = TopK(x, {3})", "n, 3"),
+        ("float[n, 2] x", "y = Pad<paddings=[1, 0, 2, 3]>(x)", 13, "y = Pad(x, {1, 0, 2, 3})", "n + 3, 5"),
+        ("float[n, 2] x", "y = Concat(x, x)", 13, "y = Concat<axis=1>(x, x)", "n, 4"),
+    ):
+        assert infos(parse(1, inputs, first))["y"].shape == infos(parse(opset, inputs, later))["y"].shape, first
+        hold(parse(opset, inputs, later), expected)
+
+
+def test_slices_have_the_sizes_and_elements_of_onnxruntime() -> None:
+    """Of five elements: as numbers, of a length that is known, and of one that is free."""
+    ends = [*range(-7, 8), -(2**31), 2**31 - 1]
+    rows = [(a, b, step) for a in ends for b in ends for step in (1, 2, -1, -2)]
+    stored = {"c": np.arange(5), **{f"k{k}": np.array([k]) for k in {0, *(k for row in rows for k in row)}}}
+    nodes = [
+        onnx.helper.make_node("Slice", [x, f"k{a}", f"k{b}", "k0", f"k{step}"], [f"{x}{i}"])
+        for x in "xc"
+        for i, (a, b, step) in enumerate(rows)
+    ]
+    value = onnx.helper.make_tensor_value_info
+    kept = [onnx.numpy_helper.from_array(array, name) for name, array in stored.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [value("x", 7, [5])], [value("x0", 7, None)], kept)
+    opsets = [onnx.helper.make_opsetid("", 13)]
+    proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    feeds = {"x": np.arange(5)}
+    actual = outputs_of_all_nodes(proto, feeds)
+    check(proto, feeds, actual)
+    check(free_dims(proto), feeds, actual)
 
 
 def test_trainable_values_have_no_elements() -> None:
@@ -415,6 +552,7 @@ def test_a_chain_of_ten_thousand_nodes() -> None:
         "y = Cast<to=999>(x)",
         "y = Expand(x, {4611686018427387904, 4611686018427387904})",
         "y = Conv<strides=[0]>(x, x)",
+        "y = Clip({1}, {1, 2, 3})",
     ],
 )
 def test_nonsense_is_not_recorded_and_does_not_fail(body: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime as rt
 import pytest
@@ -14,8 +15,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxgen
+from onnxgen.common.limits import Limits
 from onnxgen.helpers.resize import scale_size as written
+from onnxgen.options import Options
+from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import evaluate, scale_size, symbol
+from onnxgen.shapes.info import info
 from onnxgen.shapes.wrapping import LARGEST, bound, fits
 
 Step = tuple[Any, ...]  # an operator, and its constant: ("Mul", 0.67); with "first", the constant is the first operand
@@ -38,6 +43,8 @@ CHAINS: dict[str, list[Step]] = {
     "root": [FLOAT, ("Sqrt",), ("Mul", [1, 3, 3.3]), ("Floor",)],
     "twice as exact": [DOUBLE, ("Mul", SCALES), ("Floor",)],
     "rounded later": [DOUBLE, ("Mul", SCALES), FLOAT, ("Mul", 1.5)],
+    "as exact later": [FLOAT, DOUBLE, ("Mul", SCALES), ("Floor",)],
+    "twice as exact later": [FLOAT, ("Mul", SCALES), DOUBLE, ("Mul", 3), ("Floor",)],
     "through integers": [FLOAT, ("Mul", SCALES), INT32, FLOAT, ("Mul", 0.67)],
     "past float32": [("Mul", 1000003), FLOAT, ("Mul", [0.67, 1.0])],
     "int32 wraps": [INT32, ("Mul", [536870912, 1000003]), ("Add", 7), ("Mul", 100), ("Div", 1000)],
@@ -105,3 +112,20 @@ def test_bounds_of_sizes() -> None:
     int32, uint8 = ir.DataType.INT32, ir.DataType.UINT8
     assert fits(2047 * n * m, int32) and not fits(2048 * n, int32) and not fits(2**31, int32) and fits(-(2**31), int32)
     assert fits(n % 8, uint8) and not fits(n % 8 - 8, uint8) and not fits(n, uint8)
+
+
+def test_elements_past_the_limit_are_left_to_the_module(tmp_path: Path) -> None:
+    """Four constants of 100 elements, and the sums of three pairs of them: as many are computed as the limit holds."""
+    lines = [f"k{i} = ConstantOfShape<value = float[1] {{{i}.}}>(size)" for i in range(4)]
+    lines += [f"s{i} = Add(k{i}, k{i + 1})" for i in range(3)] + ["t = Sum(s0, s1, s2)", "y = Mul(x, t)"]
+    header = '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 100] x) => (y) <int64[1] size = {100}>'
+    proto = onnx.parser.parse_model(header + "{" + "\n".join(lines) + "}")
+    x = np.ones((2, 100), np.float32)
+    (expected,) = rt.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    onnx.save(proto, tmp_path / "constants.onnx")
+    for limit in (1, 99, 100, 350, 700, 10_000):
+        model, options = ir.serde.deserialize_model(proto), Options(limits=Limits(fold_elements=limit))
+        propagate(model.graph, options)
+        assert sum(info(node.outputs[0]).data is not None for node in model.graph) == min(limit // 100, 8)
+        made = onnxgen.load(tmp_path / "constants.onnx", options)
+        np.testing.assert_array_equal(made(torch.from_numpy(x)).numpy(), expected)
