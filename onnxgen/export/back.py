@@ -210,10 +210,10 @@ class _Writer:
         return narrow or any(part.get("lossy") for part in found)
 
     def _is_finer(self, name: str, before: Array) -> bool:
-        """Return True if the state dict has a wider type, with values that the file's type cannot hold."""
+        """Return True if the state dict has another type, with values that the file's type cannot hold."""
         values = [self.get(part["key"]) for part in parts(self.record.tensors[name])]
-        wide = [v for v in values if v.dtype.itemsize > before.dtype.itemsize]
-        return any(not np.array_equal(v.astype(before.dtype).astype(v.dtype), v, equal_nan=True) for v in wide)
+        others = [v for v in values if v.dtype != before.dtype]
+        return any(not np.array_equal(v.astype(before.dtype).astype(v.dtype), v, equal_nan=True) for v in others)
 
     def _value(self, name: str, before: Array) -> Array:
         value = np.asarray(rebuild(self.record.tensors, name, self.get, before)).astype(before.dtype, copy=False)

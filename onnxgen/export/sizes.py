@@ -85,7 +85,8 @@ class Sizes:
         name = user.input[index]
         users = [i for other in with_inner(self.model.graph.node) for i in other.input if i == name]
         place = next((place for place in places(self.model) if place.name == name), None)
-        if place is not None and place.tensor is not None and not place.is_external and len(users) == 1:
+        is_own = place is not None and place.tensor is not None and not place.is_external and len(users) == 1
+        if place is not None and is_own and place.resize(array.shape):
             place.write(array)
         else:
             name = user.input[index] = self.names.take(name)

@@ -85,7 +85,7 @@ def elements(arg: Arg) -> Sized | None:
         return None
     if data.dtype.kind == "f" and arg.dtype not in FLOATS:
         return None
-    return Sized(each(lambda v: literal(v.item() if isinstance(v, np.generic) else v), data))
+    return Sized(each(literal, data))
 
 
 def formula(template: str, *args: Arg, rounds: bool = False) -> Sized | None:

@@ -155,6 +155,26 @@ def test_parts_of_an_axis_follow_the_number_of_classes() -> None:
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 11]> g {AROUND}')
     original = onnx.ModelProto()
     original.CopyFrom(model)
+    changed = with_classes(model, 5)
+    assert sorted(changed) == ["a", "all", "d", "eight", "last"]
+    onnx.checker.check_model(model, full_check=True)
+    for proto, classes in ((original, 3), (model, 5)):
+        m = np.random.default_rng(0).standard_normal((1, 5 + classes)).astype(F)
+        y, z = ran(proto, m=m)
+        rows = m[:, 5:]
+        np.testing.assert_allclose(z, rows * rows + rows + rows * m[:, 4:5], rtol=1e-6)
+        np.testing.assert_allclose(y, np.concatenate((np.square(m[:, :5]), z), 1), rtol=1e-6)
+
+
+CHOSEN = """(float[1, 8] m) => (float[1, 3] r, float[1, 5] o, float[1, 3] s, float[1, 8] b)
+    <int64[3] rows = {5, 6, 7}, int64[5] order = {-3, -2, -1, 0, 1}, int64[2] first = {0, 4},
+    float[1, 3] factors = {2, 2, 2}, float[8] shift = {1, 2, 4, 6, 7, 9, 9, 9}> {
+    r = Gather <axis = 1> (m, rows)  o = Gather <axis = -1> (m, order)  f = Gather <axis = 1> (m, first)
+    s = Mul (r, factors)  b = Add (m, shift) }"""
+
+
+def with_classes(model: onnx.ModelProto, classes: int) -> list[str]:
+    """Fit a model of 5 channels before 3 classes to 5 classes; `o` begins with them, others have nothing but them."""
 
     def axis(codes: list[int], moved: list[int], origins: list[int], firsts: list[int]) -> Axis:
         return Axis(1, 2, *(np.array(numbers, np.int64) for numbers in (codes, moved, origins, firsts)))
@@ -163,19 +183,49 @@ def test_parts_of_an_axis_follow_the_number_of_classes() -> None:
         [-1] * 5 + [0, 1, 2], [0, 1, 2, 3, 4, 5, -1, -1, 10], [0, 1, 2, 3, 4, 5, 6, 7, 7, 7], [0, 1, 2, 3, 4, 5, 5, 5]
     )
     alone = axis([0, 1, 2], [0, -1, -1, 5], [0, 1, 2, 2, 2], [0, 0, 0])
-    labels = Labels({**dict.fromkeys("my", whole), **dict.fromkeys("ceghijkz", alone)}, frozenset())
-    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 10
+    begins = axis([0, 1, 2, -1, -1], [0, -1, -1, 5, 6, 7], [0, 1, 2, 2, 2, 3, 4], [0, 0, 0, 3, 4])
+    axes = {**dict.fromkeys("myb", whole), **dict.fromkeys("ceghijkzrs", alone), "o": begins}
+    original = onnx.ModelProto()
+    original.CopyFrom(model)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5 + classes
     tail: Any = SimpleNamespace(maps=("m",), classes=3)
-    changed = _Fitting(model, original, Path(), labels, tail, 5).run()
-    assert sorted(changed) == ["a", "all", "d", "eight", "last"]
-    onnx.checker.check_model(model, full_check=True)
-    for proto, classes in ((original, 3), (model, 5)):
-        m = np.random.default_rng(0).standard_normal((1, 5 + classes)).astype(F)
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-        y, z = session.run(None, {"m": m})
-        rows = m[:, 5:]
-        np.testing.assert_allclose(z, rows * rows + rows + rows * m[:, 4:5], rtol=1e-6)
-        np.testing.assert_allclose(y, np.concatenate((np.square(m[:, :5]), z), 1), rtol=1e-6)
+    return _Fitting(model, original, Path(), Labels(axes, frozenset()), tail, classes).run()
+
+
+def ran(model: onnx.ModelProto, **given: Any) -> list[Any]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, given))
+
+
+def test_constants_along_an_axis_follow_the_number_of_classes() -> None:
+    """What is chosen of the classes and what broadcasts along them; before IR version 4, stored tensors are inputs."""
+    for version in (3, 8):
+        model = parser.parse_model(f'<ir_version: {version}, opset_import: ["" : 11]> g {CHOSEN}')
+        for t in model.graph.initializer if version == 3 else ():
+            model.graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+        for classes in (3, 5):
+            changed = with_classes(model, classes) if classes > 3 else []
+            assert changed == ([] if classes == 3 else ["rows", "order", "factors", "shift"])
+            onnx.checker.check_model(model, full_check=True)
+            m = np.random.default_rng(0).standard_normal((1, 5 + classes)).astype(F)
+            r, o, s, b = ran(model, m=m)
+            np.testing.assert_array_equal(r, m[:, 5:])
+            np.testing.assert_array_equal(o, np.concatenate((m[:, 5:], m[:, :2]), 1))
+            np.testing.assert_array_equal(s, 2 * m[:, 5:])
+            np.testing.assert_array_equal(b, m + np.array([1, 2, 4, 6, 7] + [9] * classes, F))
+
+
+def test_constants_that_tell_classes_apart_are_refused() -> None:
+    for old, new, told in (
+        ("rows = {5, 6, 7}", "rows = {5, 7, 6}", "Gather r takes some of the 3 classes"),
+        ("order = {-3, -2, -1, 0, 1}", "order = {0, 1, -3, -2, 2}", "Gather o takes some of the 3 classes"),
+        ("factors = {2, 2, 2}", "factors = {2, 1, 2}", "Mul s has a number for each of the 3 classes"),
+        ("7, 9, 9, 9}", "7, 9, 9, 8}", "Add b has a number for each of the 3 classes"),
+    ):
+        assert old in CHOSEN
+        model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 11]> g {CHOSEN.replace(old, new)}')
+        with pytest.raises(CannotWriteBack, match=f"^{told}$"):
+            with_classes(model, 5)
 
 
 def test_the_comparison_of_two_files_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import parser
 from torch import Tensor, nn
 
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.lowering.parameter import role
 from onnxgen.pipeline import generate
 from onnxgen.runtime.load import load
+from tests.ops.harness import run_model
 from tests.zoo.export import quiet
 
 
@@ -123,3 +129,25 @@ def test_no_class_is_called_after_the_file(attribute: str, wanted: str, tmp_path
         torch.onnx.export(net.eval(), (torch.randn(2, 6),), path, dynamo=False, opset_version=17)
     source = generate(path, tmp_path / "made.py").source
     assert f"class {wanted}(nn.Module)" in source and source.count("class SomeFile") == 1
+
+
+def test_a_vector_that_is_viewed_as_a_matrix_is_the_matrix_of_the_product() -> None:
+    """As the dynamo exporter folds `x @ w.view(1, -1) + c`; a layer has its matrix transposed."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[3, 1] x) => (float[3, 4] y)
+        <float[1, 4] view = {0.3, -1.7, 0.2, 2.9}, float[4] c = {-0.6, 1.1, 0.4, -2.3}> {
+        a = MatMul (x, view)  b = Add (a, c)  y = Tanh (b) }"""
+    )
+    model.graph.initializer[1].name = model.graph.node[1].input[1] = "block.c"
+    model.producer_name = "pytorch"
+    view = onnx.helper.make_tensor_value_info("view", 1, [1, 4])
+    view.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['block.w', 'val_1']")
+    model.graph.value_info.append(view)
+    ours = run_model(model, {"x": np.array([[0.1], [0.2], [-2]], np.float32)}).model
+    assert {name: tensor.numel() for name, tensor in ours.named_parameters()} == {"block.w": 4, "block.c": 4}
+
+
+def test_parameters_of_a_standardised_weight_are_called_by_their_place() -> None:
+    values = [ir.Value(name=name, shape=ir.Shape([4])) for name in "wgb"]
+    node = ir.Node(DOMAIN, "Standardize", values, num_outputs=1)
+    assert [role(node, value) for value in values] == ["weight", "gain", "bias"]

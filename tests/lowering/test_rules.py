@@ -24,7 +24,7 @@ from onnxgen.graph.operators import Operator
 from onnxgen.lowering import constants
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder
-from onnxgen.lowering.member_paths import _tensors
+from onnxgen.lowering.member_paths import _tensors, settle
 from onnxgen.lowering.members import _ends
 from onnxgen.lowering.rows import _Rows, free_rows
 from onnxgen.lowering.sharing import Sharing
@@ -34,6 +34,7 @@ from onnxgen.pipeline import generate
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import Info
 from tests.ops.harness import generate as written
+from tests.ops.harness import run_model
 
 PLUGIN = """import onnxgen
 @onnxgen.op("Pair", domain="acme")
@@ -334,3 +335,47 @@ def test_a_form_that_makes_other_numbers_is_not_used(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(literals.Form, "of", lambda *_: quote("torch.arange(4) + 1"))
     short, long = (constants.written(np.arange(n, dtype=np.int64), ir.DataType.INT64) for n in (4, 99))
     assert short is not None and "1, 2, 3" in ast.unparse(short) and long is None
+
+
+def test_sizes_of_outputs_that_nothing_else_uses_are_known() -> None:
+    """The number of elements that are not zero is one that only running tells."""
+    model = model_of(
+        """(float[n, 4] x) => (int64[k] y) <int64[1] one = {1}> {
+        found = NonZero (x)  s = Shape (found)  count = Gather (s, one)  y = ConstantOfShape (count) }"""
+    )
+    for x in np.eye(3, 4, dtype=np.float32), np.ones((2, 4), np.float32):
+        run_model(model, {"x": x})
+
+
+def test_a_matrix_of_whole_numbers_is_a_constant() -> None:
+    """Only layers that compute in integers have them in their state."""
+    table = np.random.default_rng(0).integers(-9, 9, (4, 3)).astype(np.int32)
+    for node in ("MatMul (x, w)", "Gemm (x, w)"):
+        made = run_model(
+            model_of(f"(int32[2, 4] x) => (int32[2, 3] y) {{ y = {node} }}", w=table),
+            {"x": np.arange(8, dtype=np.int32).reshape(2, 4)},
+        ).model
+        assert not made.state_dict() and len([*made.buffers()]) == 1
+
+
+def test_what_lies_in_a_layer_moves_out() -> None:
+    """A layer has no other tensors than its own; what bears its path gets a number."""
+    for paths, wanted in (
+        (["conv module", "conv.constant"], ["conv", "constant"]),
+        (["a.conv module", "a.conv.constant", "a.conv.scale"], ["a.conv", "a.constant", "a.scale"]),
+        (["a.conv module", "a.conv.b.constant"], ["a.conv", "a.constant"]),
+        (["a module", "a.b.c.constant"], ["a", "constant"]),
+        (["a.conv module", "a.conv"], ["a.conv", "a.conv1"]),
+        (["a.conv module", "a.constant", "b.constant"], ["a.conv", "a.constant", "b.constant"]),
+    ):
+        members = [
+            Member(
+                tuple(path.removesuffix(" module").split(".")),
+                quote("nn.Conv1d(1, 1, 1)") if path.endswith("module") else ast.Constant(None),
+                "module" if path.endswith("module") else "buffer",
+                named=path.endswith("module"),
+            )
+            for path in paths
+        ]
+        settle(members)
+        assert [".".join(member.path) for member in members] == wanted, paths
