@@ -34,7 +34,7 @@ from onnxgen.passes.known import known
 from onnxgen.passes.layer_sizes import layer_sizes
 from onnxgen.passes.linear import linear
 from onnxgen.passes.multihead import multihead
-from onnxgen.passes.no_ops import no_ops
+from onnxgen.passes.no_ops import aliases, no_ops
 from onnxgen.passes.normalise import normalise, reciprocal_roots
 from onnxgen.passes.norms import norms
 from onnxgen.passes.paddings import paddings
@@ -74,6 +74,7 @@ def _propagate(model: ir.Model, options: Options) -> None:
 
 PASSES: list[Pass] = [
     gradient,  # first: it differentiates the file's own graph
+    aliases,  # second names of values would hide from every pass below what is computed of what
     quantized,  # if asked for; before contrib, which has functions for onnxruntime's operators on integers
     contrib,  # before trainable, which knows weights by the standard's operators
     rounded,  # after contrib, which writes other spellings of these

@@ -46,6 +46,17 @@ def no_ops(model: ir.Model, options: Options) -> None:
         drop(node)
 
 
+def aliases(model: ir.Model, options: Options) -> None:
+    """Remove every Identity of a value that a node computes or that the network is given."""
+    for node in all_nodes(model.graph):
+        if (node.domain, node.op_type) != ("", "Identity") or node.outputs[0].is_graph_output():
+            continue
+        source = node.inputs[0]
+        if source is not None and stored(source) is None:
+            ir.convenience.replace_all_uses_with(node.outputs[0], source)
+            drop(node)
+
+
 def _without_like(node: ir.Node) -> ir.Node:
     """Replace a CastLike by a Cast if the type is known. Returns the node that is there now."""
     dtype = info(node.inputs[1]).dtype if (node.domain, node.op_type) == ("", "CastLike") else None

@@ -177,7 +177,7 @@ class _Flat(Statements):
         return found
 
     def bind(self, name: str, value: Value, scope: LocalVariables) -> None:
-        if isinstance(value, Node) and value.key[0] == "end":  # its dims belonged to an iteration
+        if isinstance(value, Node) and value.key[0] in ("end", "last"):  # its dims belonged to an iteration
             self.graph.shapes.pop(value, None)
         self._note(name, value)
         scope.values[name] = value

@@ -253,7 +253,10 @@ class _After(Lazy):
         self.program, self.carried = program, carried
 
     def read(self) -> Node:
-        return self.program.make("end", self.carried.read())
+        of = self.carried
+        if of.own is None and of.next is not UNDEFINED:  # no turn reads it: it is what the last one made, if there is one
+            return self.program.make("last", of.loop, self.program.node(of.start), self.program.node(of.next))
+        return self.program.make("end", of.read())
 
 
 class _Choice(Lazy):
