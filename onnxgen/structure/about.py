@@ -164,7 +164,7 @@ class _Steps:
                 yield from self._of_call(tree.value)
         elif name := _own(tree):
             yield from self.made.get(name, ())
-        else:
+        elif not isinstance(tree, ast.Attribute) or tree.attr not in ("device", "dtype"):  # these call no layer
             for part in ast.iter_child_nodes(tree):
                 yield from self._of_call(part)
 

@@ -163,8 +163,6 @@ class _Sizes:
         if dim in self.where:
             name, axis = self.where[dim]
             return quote("x.shape[i]", x=Ref(name), i=axis)
-        if dim in self.added:
-            return Ref(self.added[dim].value)
         return None
 
     def _term(self, monomial: Monomial, coefficient: int, near: list[str]) -> tuple[int, ast.expr]:
@@ -186,7 +184,7 @@ class _Sizes:
         if found is not None:
             return found
         if isinstance(atom, Symbol):
-            argument = self.added[alone] = Input(f"size.{atom.name}", "int")
+            argument = self.added.setdefault(alone, Input(f"size.{atom.name}", "int"))
             self.infos[argument.value] = Info(kind="int")
             return Ref(argument.value)
         args = [self._size(a, near) if isinstance(a, Sym) else literal(a) for a in atom.args]

@@ -78,7 +78,8 @@ class _Lifetimes:
         self.last: dict[str, int] = {}
         self.asks: dict[str, int] = {}
         made = Counter(name for statement in scope.body for name in assigned(statement))
-        top = {name for s in scope.body if isinstance(s, Assign) for name in s.targets}
+        # of these, what a loop or a branch hands on is assigned more than once
+        top = {name for statement in scope.body for name in statement.targets}
         for i, statement in enumerate([*scope.body, Assign((), ast.Tuple(scope.outputs, ast.Load()))]):
             sizes = Counter(v for e in expressions(statement) for v, _ in _sizes(e))
             uses = Counter(r for e in expressions(statement) for r in refs(e))

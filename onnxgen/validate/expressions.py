@@ -47,8 +47,8 @@ DRAWS = """torch.rand torch.randn torch.rand_like torch.randn_like torch.randint
     torch.normal torch.poisson F.dropout F.alpha_dropout F.feature_alpha_dropout F.rrelu F.gumbel_softmax""".split()
 # inputs from outside of the program, which do not distinguish two programs
 NO_OPERATIONS = frozenset(
-    "constant name attribute member input dim tuple list dict slice starred part choice carried end last number turn".split()
-) | {"last turn", "undefined", "then", "else", "with", "no loop", "loop", "while", "bound", "device"}
+    "constant name attribute member input dim tuple list dict slice starred part choice carried end number turn".split()
+) | {"last", "last turn", "undefined", "then", "else", "with", "no loop", "loop", "while", "bound", "device"}
 NO_TENSORS = frozenset(("constant", "name", "dim", "tuple", "list", "dict", "slice", "lambda", "compare"))
 
 

@@ -254,7 +254,7 @@ class _After(Lazy):
 
     def read(self) -> Node:
         of = self.carried
-        if of.own is None and of.next is not UNDEFINED:  # no turn reads it: it is what the last one made, if there is one
+        if of.own is None and of.next is not UNDEFINED:  # no turn reads it: the last one made it, if there was one
             return self.program.make("last", of.loop, self.program.node(of.start), self.program.node(of.next))
         return self.program.make("end", of.read())
 

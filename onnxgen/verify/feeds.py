@@ -59,16 +59,16 @@ def draw(
         unranked: index into `UNRANKED` of the shape of inputs of unknown rank, relative to the seed.
     """
     feeds: dict[str, Any] = {}
-    for name, type_, facts in graph.inputs:
+    for name, _, facts in graph.inputs:
         rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
         shape = tuple(evaluate(d, candidate) for d in _shape(facts.shape, graph.roles[name].shape, seed + unranked))
         dtype = facts.dtype or ir.DataType.FLOAT
         if facts.kind in ("map", "maps"):
             found = [_map(rng, facts, graph.roles[name], spread) for _ in range(3 if facts.kind == "maps" else 1)]
             feeds[name] = found if facts.kind == "maps" else found[0]
-        elif facts.kind == "sequence" or isinstance(type_, ir.SequenceType):
+        elif facts.kind == "sequence":
             feeds[name] = [_array(rng, shape, dtype, Role(), candidate, spread) for _ in range(3)]
-        elif (facts.kind == "optional" or isinstance(type_, ir.OptionalType)) and seed % 2:
+        elif facts.kind == "optional" and seed % 2:
             feeds[name] = None
         else:
             feeds[name] = _array(rng, shape, dtype, graph.roles[name], candidate, spread, seed)

@@ -290,6 +290,9 @@ OF_SETUPTOOLS, OF_HATCHLING = 'build-backend = "setuptools.build_meta"', 'build-
         ('requires = ["setuptools", "onnxgen>=0.1"]', ""),
         (f'requires = ["setuptools"]\n{OF_SETUPTOOLS}', 'build-system.requires has no "onnxgen"'),
         (f'requires = ["hatchling", "onnxgen"]\n{OF_HATCHLING}', "tool.hatch.build.hooks.onnxgen"),
+        (f'requires = ["hatchling", "onnxgen"]\n{OF_HATCHLING}\n[tool.hatch.build.hooks.onnxgen]', ""),
+        (f'requires = ["hatchling", "onnxgen"]\n{OF_HATCHLING}\n[tool.hatch.build.targets.wheel.hooks.onnxgen]', ""),
+        (f'requires = ["hatchling", "onnxgen"]\n{OF_HATCHLING}\n[tool.hatch.build.hooks.vcs]', "hooks.onnxgen"),
         ('requires = ["pdm-backend"]\nbuild-backend = "pdm.backend"', ""),
     ],
 )

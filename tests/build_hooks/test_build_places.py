@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import watchfiles
 from setuptools import Distribution
 
 from onnxgen import ModelGen
+from onnxgen.build_hooks import watch
 from onnxgen.build_hooks.build import build
 from onnxgen.build_hooks.elsewhere import moved_to
 from onnxgen.build_hooks.hatch import ModelBuildHook
 from onnxgen.build_hooks.plugin_files import plugin_digests
 from onnxgen.build_hooks.settings import Entry
+from onnxgen.build_hooks.setuptools_build import NAME, BuildOnnxgen, hook
 from onnxgen.build_hooks.setuptools_places import installed, package_of, place_of, place_of_output
-from onnxgen.build_hooks.watch import _files, _stamp
+from onnxgen.build_hooks.watch import _changed, _files, _stamp
 from onnxgen.common.cache import Cache
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from tests.build_hooks.nets import net
+from tests.build_hooks.projects import LAYOUTS, write_project
 
 
 @pytest.fixture
@@ -89,6 +94,46 @@ def test_places_of_packages_in_a_tree_of_setuptools(entry: Entry, tmp_path: Path
     )
 
 
+def test_the_build_command_has_the_models_once(entry: Entry) -> None:
+    """However often a distribution is set up; other commands are what they are."""
+    distribution = Distribution({"packages": ["pkg"], "src_root": str(entry.root)})
+    others = {name: distribution.get_command_class(name) for name in ("build_py", "sdist", "install")}
+    for _ in range(3):
+        hook(distribution)
+        subs = [name for name, _ in distribution.get_command_class("build").sub_commands]
+        assert subs.count(NAME) == 1 and "build_py" in subs
+        assert distribution.get_command_class(NAME) is BuildOnnxgen
+        assert {name: distribution.get_command_class(name) for name in others} == others
+
+
+def test_what_an_editable_install_links_is_what_a_wheel_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = "[tool.onnxgen]\ninclude-onnx = true\n"
+    for settings, more in (("", set()), (asked, {"one.onnx", "nets/two.onnx", "nets/two.data"})):
+        root = write_project(tmp_path / f"project{len(more)}", LAYOUTS["src"], settings=settings)
+        monkeypatch.chdir(root)
+        distribution = Distribution({"packages": ["pkg", "pkg.nets"]})
+        distribution.package_dir = {"": "src"}
+        command: Any = BuildOnnxgen(distribution)
+        command.build_lib = "lib"
+        wheel = command.get_outputs()
+        assert command.get_output_mapping() == {}
+        command.editable_mode = True
+        linked = command.get_output_mapping()
+        names = {"one.py", "one.safetensors", "nets/two.py", "nets/two.safetensors"} | more
+        assert sorted(linked) == wheel == command.get_outputs() == sorted(str(Path("lib/pkg", name)) for name in names)
+        for place, path in linked.items():
+            folder = "models" if path.endswith((".onnx", ".data")) else f"src/{Path(place).parent.relative_to('lib')}"
+            assert Path(path) == Path(folder, Path(place).name)
+
+
+def test_the_temporary_folder_of_hatchling_goes_when_the_wheel_is_complete() -> None:
+    hook: Any = object.__new__(ModelBuildHook)
+    folder = Path(hook._folder.name)
+    (folder / "pkg").mkdir()
+    hook.finalize("standard", {}, "pkg.whl")
+    assert not folder.exists()
+
+
 def test_what_hatchling_does_not_select_is_refused(entry: Entry) -> None:
     def check(given: Entry, selected: bool, where: dict[str, str]) -> None:
         inside = lambda path: where.get(path.name, f"pkg/{path.name}")  # noqa: E731
@@ -139,6 +184,21 @@ def test_templates_are_watched_with_what_is_in_them(entry: Entry, tmp_path: Path
     assert changed == {frame / "deep/part.jinja", frame / "deep", entry.source.parent}
     entry.source.write_bytes(b"half of a file")
     assert entry.source in set(_files(entry)) and _stamp(tmp_path / "missing") is None
+
+
+def test_waiting_for_a_change_ends_where_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no notification ever comes: the error of an unfinished file is said after a while."""
+    monkeypatch.setattr(watch, "TICK_MILLISECONDS", 50)
+    path, found = tmp_path / "net.onnx", list[bool]()
+    path.touch()
+    before = {path: _stamp(path)}
+    waiting = threading.Thread(target=lambda: found.append(_changed(watchfiles, before, 0.1)), daemon=True)
+    waiting.start()
+    waiting.join(20)
+    path.write_text("more")  # ends it, if nothing else did
+    waiting.join(20)
+    assert found == [False]
+    assert _changed(watchfiles, before, None), "a change before it began to wait"
 
 
 def test_an_edited_module_that_is_already_there_is_not_copied_again(entry: Entry, tmp_path: Path) -> None:

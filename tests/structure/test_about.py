@@ -99,3 +99,33 @@ def test_what_looks_at_something_else_is_no_self_attention(tmp_path: Path) -> No
     generate(tmp_path / "net.onnx", tmp_path / "net.py")
     (said,) = (text for text in documented(tmp_path / "net.py").values() if "ttention" in text)
     assert said.startswith("Attention")
+
+
+class Places(nn.Module):
+    """Its numbers are made where its weights are: a layer that is asked for its device is called once all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.net = nn.Embedding(9, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, count: int) -> Tensor:
+        return self.net(self.table(torch.arange(count)))[:, None] * count
+
+
+class Placed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.fc = Places(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) + self.places(x.shape[0])
+
+
+def test_a_layer_that_is_asked_where_it_is_counts_once(tmp_path: Path) -> None:
+    with quiet():
+        x, axes = torch.randn(2, 5, 8), {"x": {0: "batch"}}
+        names = {"input_names": ["x"], "dynamic_axes": axes}
+        torch.onnx.export(Placed().eval(), (x,), tmp_path / "net.onnx", dynamo=False, **names)
+    source = generate(tmp_path / "net.onnx", tmp_path / "net.py").source
+    assert ".weight.device" in source
+    assert documented(tmp_path / "net.py")["Places"] == "Embedding, two linear layers."

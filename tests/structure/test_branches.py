@@ -18,6 +18,7 @@ from onnxgen.code.module_def import Assign, If, Input, ModuleDef, expressions
 from onnxgen.code.quote import Ref, quote, rewrite
 from onnxgen.shapes.info import Info
 from onnxgen.structure.copies import drop_copies
+from onnxgen.structure.paired import Branch, Pairs
 from onnxgen.structure.scopes import Scope
 from onnxgen.validate import same_either_way
 from tests.ops.harness import Ran
@@ -176,6 +177,27 @@ def test_what_a_join_says_of_shapes_is_compared() -> None:
     assert not same_either_way(plain, other, "flag")
 
 
+def test_what_computes_from_the_same_values_is_paired_before_what_computes_from_some_of_them() -> None:
+    """In whichever order: else a joined statement would have to choose an operand that both branches have."""
+    cases = [
+        (["u = x * a", "v = x * b"], ["v = x * b", "u = x * a"], {0: 1, 1: 0}),
+        (["u = x * a", "v = x * b"], ["u = x * a", "v = x * b"], {0: 0, 1: 1}),
+        (["u = x * a", "v = a.exp()"], ["u = x * b", "v = b.exp()"], {0: 0, 1: 1}),  # of some of them, if need be
+        (["u = x * a", "v = u * b"], ["u = x * a", "v = u * b"], {0: 0, 1: 1}),
+    ]
+    for then, orelse, wanted in cases:
+        choice = If(Ref("flag"), block(then), block(orelse), ("u", "v"))
+        whole = module(choice)
+        one, other = (Branch(side, choice, whole) for side in (choice.then, choice.orelse))
+        assert Pairs(one, other, whole).found() == wanted, (then, orelse)
+
+
+def block(texts: list[str]) -> list[Assign]:
+    """Assignments to names of one letter."""
+    pairs = (text.split(" = ") for text in texts)
+    return [Assign((a,), quote(b, **{n: Ref(n) for n in "xabyu" if n in b.replace("exp", "")})) for a, b in pairs]
+
+
 @pytest.mark.parametrize(
     ("then", "orelse", "end", "wanted"),
     [
@@ -189,10 +211,6 @@ def test_what_a_join_says_of_shapes_is_compared() -> None:
 def test_a_branch_that_only_hands_a_value_on(
     then: list[str], orelse: list[str], end: str, wanted: tuple[list[str], int] | None
 ) -> None:
-    def block(texts: list[str]) -> list[Assign]:
-        pairs = (text.split(" = ") for text in texts)
-        return [Assign((a,), quote(b, **{n: Ref(n) for n in "xaby" if n in b.replace("exp", "")})) for a, b in pairs]
-
     choice = If(Ref("flag"), block(then), block(orelse), tuple(dict.fromkeys(t[0] for t in then)))
     scope = Scope((), [*block(["a = x.tan()"]), choice], outputs=[block([f"y = {end}"])[0].value])
     anew = drop_copies(scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onnxgen import generate
-from onnxgen.structure.known import table
+from onnxgen.structure.blocks import LIBRARIES
+from onnxgen.structure.known import Sketch, _whole, table
 
 
 class Cv(nn.Module):
@@ -111,6 +113,33 @@ def test_every_block_of_the_table_differs_in_its_library() -> None:
         assert blocks
     names = [(library, name) for blocks in table().values() for library, name in blocks.items()]
     assert len(names) == len(set(names))
+
+
+def test_a_block_with_other_layers_in_its_list_is_another() -> None:
+    """However many of the right ones there are, and however the list of them is written."""
+    right = ("nn.Sequential(Bottleneck(), Bottleneck())", "nn.Sequential(*[Bottleneck() for _ in range(n)])")
+    wrong = ("nn.Sequential(nn.Tanh())", "nn.Sequential(Bottleneck(), nn.Linear(a, b))", "nn.Sequential(Conv())")
+    lists = 0
+    for text in LIBRARIES.values():
+        inside: dict[str, Sketch] = {}
+        for block in ast.parse(text).body:
+            assert isinstance(block, ast.ClassDef)
+            source = ast.unparse(block)
+            found = inside[block.name] = _sketched(source, inside)
+            if "nn.Sequential(Bottleneck())" in source:
+                lists += 1
+                ways = [_sketched(source.replace("nn.Sequential(Bottleneck())", way), inside) for way in right + wrong]
+                assert [way is found for way in ways] == [True] * len(right) + [False] * len(wrong), block.name
+    assert lists >= 3
+
+
+def _sketched(source: str, inside: dict[str, Sketch]) -> Sketch:
+    (block,) = ast.parse(source).body
+    assert isinstance(block, ast.ClassDef)
+    init, forward = (f for f in block.body if isinstance(f, ast.FunctionDef))
+    found = _whole(init.body, forward.body, [a.arg for a in forward.args.args[1:]], inside)
+    assert found is not None
+    return found
 
 
 def test_a_recorded_name_stays(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from click.testing import CliRunner
 from onnx import numpy_helper, parser
 from safetensors.numpy import load_file, save_file
@@ -22,8 +23,10 @@ from onnxgen.reader import read
 from onnxgen.runtime.load import load
 from onnxgen.verify import feeds, verify
 from onnxgen.verify.compare import MAX_SLACK_PART, Tolerance
+from onnxgen.verify.directions import hold
 from onnxgen.verify.freedom import NOISE, Freedom, explained
 from onnxgen.verify.graph import examine
+from onnxgen.verify.report import Gradients
 from onnxgen.verify.sizes import sizes
 from onnxgen.weights.streamed import read_header
 
@@ -69,6 +72,41 @@ def test_a_gradient_that_is_cut_off_is_told(generated: tuple[Path, Path]) -> Non
     assert report.gradients.wrong and not report.agrees
 
 
+class _Corners(nn.Module):
+    """Loss functions with a corner where the parameters are: their differences to either side are apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(16)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, *(w.abs() for w in self.weights)])
+
+
+def test_a_gradient_between_the_slopes_of_a_corner_is_right() -> None:
+    """Whichever of the slopes is larger: the fixed weights of the outputs have either sign."""
+    found = Gradients()
+    assert not hold(_Corners(), {"x": np.ones(3, np.float32)}, set(), found)
+    assert (found.held, found.groups, found.wrong, found.unclear) == (17, 17, [], [])
+
+
+def test_what_differs_on_some_inputs_is_located_with_these(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[4] x) => (float[4] y) {{
+        a = Sin (x)  b = {operator} (a)  y = Exp (b) }}"""
+    for name, operator in (("net", "Abs"), ("other", "Relu")):
+        model = parser.parse_model(text.format(operator=operator))
+        for node in model.graph.node:
+            node.name = node.output[0]
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    generate(tmp_path / "other.onnx", tmp_path / "other.py")
+    same = np.float32([0.5, 1, 1.5, 2])
+    for inputs in ([-same, same], [same, -same]):
+        given = [{"x": x} for x in inputs]
+        report = verify(tmp_path / "net.onnx", tmp_path / "other.py", feeds=given, locate=True)
+        assert [run.agrees for run in report.runs] == [x is same for x in inputs]
+        assert report.located is not None and report.located.node == "b"
+
+
 def test_a_weight_that_hardly_shows_is_told_and_located(generated: tuple[Path, Path]) -> None:
     path, out = generated
     sidecar = out.with_suffix(".safetensors")
@@ -88,6 +126,9 @@ def test_sizes_can_be_said(tmp_path: Path) -> None:
     assert [run.sizes for run in verify(path, sizes={"n": 9}).runs] == [{"n": 9}] * 3
     with pytest.raises(OnnxgenError, match="has no dynamic dim m .it has: n."):
         verify(path, sizes={"m": 9})
+    generate(path, tmp_path / "net.py", Options(input_shapes={"x": (2, 6)}))  # sizes are those of the file all the same
+    assert [run.sizes for run in verify(path, tmp_path / "net.py", sizes={"n": 9}).runs] == [{"n": 9}] * 3
+    assert len({run.sizes["n"] for run in verify(path, tmp_path / "net.py").runs}) > 1
 
 
 @pytest.mark.parametrize("text", ["n", "n=0", "=3", "n=-1", "n=two"])
@@ -225,6 +266,17 @@ def test_an_input_that_places_are_computed_from_has_another_rank(tmp_path: Path)
     graph = examine(read(tmp_path / "net.onnx", Options()), Options())
     drawn = feeds.draw(graph, next(sizes(graph, 0)), "plain", 3)["last"]
     assert drawn.ndim == 1 and drawn.min() >= 0 and drawn.max() < 9
+
+
+def test_they_are_distinct_also_where_another_operator_takes_them(tmp_path: Path) -> None:
+    scatter, regions = "y = ScatterElements (x, at, u)", "z = RoiAlign (images, rois, at)"
+    for nodes in ((scatter, regions), (regions, scatter)):
+        text = f"""<ir_version: 8, opset_import: ["" : 17]> net (float[6] x, int64[5] at, float[5] u,
+            float[5, 1, 4, 4] images, float[5, 4] rois) => (float[a] y, float[b, c, d, e] z) {{ {"  ".join(nodes)} }}"""
+        onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+        graph = examine(read(tmp_path / "net.onnx", Options()), Options())
+        for seed in range(4):
+            assert sorted(feeds.draw(graph, {}, "plain", seed)["at"]) == [0, 1, 2, 3, 4]
 
 
 # ---- what the file itself makes of inputs ----------------------------------------------------------------------------

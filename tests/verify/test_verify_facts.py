@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,15 @@ from onnxgen.options import Options
 from onnxgen.runtime.load import imported
 from onnxgen.verify import feeds
 from onnxgen.verify.check import Check
-from onnxgen.verify.compare import MAX_ATOL_PART, Tolerance
+from onnxgen.verify.compare import MAX_ATOL_PART, Tolerance, compare
 from onnxgen.verify.freedom import _in_full
 from onnxgen.verify.integrity import compare_recorded
 from onnxgen.verify.multiples import described
-from onnxgen.verify.oracle import Onnxruntime, Reference
+from onnxgen.verify.oracle import EXACT, FOLDER, Onnxruntime, Reference, _session_options
 from onnxgen.verify.sizes import kinds_of, sizes
 from onnxgen.verify.stepwise import _of_module
 from onnxgen.verify.torch_side import cast_numpy
+from onnxgen.verify.trace import traced
 from onnxgen.verify.vivid import _mute
 from onnxgen.verify.wide import _key
 from onnxgen.weights.streamed import read_header
@@ -58,6 +61,10 @@ TAKEN = {  # the input `i` is what is drawn; onnxruntime takes the largest numbe
     "y = com.microsoft.RotaryEmbedding (x, i, c, s) }",
     "positions": f"(float[2, 3, 8] x, int64[2, 3] i) => (float[2, 3, 8] y) {COS} {{ "
     "y = com.microsoft.RotaryEmbedding (x, i, c, s) }",
+    "first positions of heads": f"(float[2, 2, 3, 4] x, int64[1] i) => (float[2, 2, 3, 4] y) {COS} {{ "
+    "y = com.microsoft.RotaryEmbedding (x, i, c, s) }",
+    "positions of the standard's operator": f"(float[2, 2, 3, 4] x, int64[2, 3] i) => (float[2, 2, 3, 4] y) {COS} {{ "
+    "y = RotaryEmbedding (x, c, s, i) }",
     "a cache": """(float[2, 1, 8] q, float[2, 2, 7, 4] k, float[2, 2, 7, 4] v, int32[1] i) => (float[2, 1, 8] y) {
         y, a, b = com.microsoft.DecoderMaskedMultiHeadAttention <num_heads = 2, past_present_share_buffer = 1>
             (q, q, q, , , k, v, i) }""",
@@ -75,6 +82,11 @@ TAKEN = {  # the input `i` is what is drawn; onnxruntime takes the largest numbe
     "an axis": "(float[2, 4, 3] x, int64 i) => (float[2, 4, 3] y) { y = CumSum (x, i) }",
     "regions": """(float[3, 2, 8, 8] x, float[4, 4] r, int64[4] i) => (float[4, 2, 2, 2] y) {
         y = RoiAlign <output_height = 2, output_width = 2> (x, r, i) }""",
+    "rows and a divisor": """(float[5, 4] x, int64[2] i) => (float[2, 4] y, int64[2] z) {
+        y = Gather (x, i)  seven = Constant <value_ints = [7]> ()  z = Div (seven, i) }""",
+    "regions and a divisor": """(float[3, 2, 8, 8] x, float[4, 4] r, int64[4] i) => (float[4, 2, 2, 2] y, int64[4] z) {
+        y = RoiAlign <output_height = 2, output_width = 2> (x, r, i)
+        seven = Constant <value_ints = [7]> ()  z = Div (seven, i) }""",
     "rows": "(float[5, 4] x, int64[2] i) => (float[2, 4] y) { y = Gather (x, i) }",
     "columns": "(float[5, 4] x, int64[2] i) => (float[5, 2] y) { y = Gather <axis = -1> (x, i) }",
     "elements": "(float[5, 4] x, int64[5, 1] i) => (float[5, 1] y) { y = GatherElements <axis = 1> (x, i) }",
@@ -89,12 +101,12 @@ TAKEN = {  # the input `i` is what is drawn; onnxruntime takes the largest numbe
 
 def test_the_largest_number_of_a_range_is_the_largest_that_onnxruntime_takes(tmp_path: Path) -> None:
     for case, text in TAKEN.items():
-        check = check_of(tmp_path, text)
+        check = check_of(tmp_path, text, opset=23 if "standard" in case else 17)
         role, drawn = check.graph.roles["i"], feeds.draw(check.graph, {}, "plain", 0)
         assert role.indexes and role.bounds, case
         session, below = onnxruntime.InferenceSession(check.path), min(role.bounds)
         assert isinstance(below, int)
-        for number in (*role.least, below - 1):
+        for number in (max(role.least, default=0), below - 1):
             session.run(None, {**drawn, "i": np.full_like(drawn["i"], number)})
         with pytest.raises(Exception, match="INVALID_ARGUMENT|FAIL|RUNTIME_EXCEPTION"):
             session.run(None, {**drawn, "i": np.full_like(drawn["i"], below)})
@@ -185,6 +197,19 @@ def test_the_absolute_tolerance_is_a_part_of_the_largest_element_of_either_sign(
         assert Tolerance(atol=1e-5).below(np.array(expected, F)) == 1e-5
 
 
+def test_a_difference_says_what_was_got_instead_of_what() -> None:
+    for expected, got in (
+        ([1, 2, 3], [1, 5, 3]),
+        ([0.5, 2.0], [0.5, 7.25]),
+        ([True], [False]),
+        (["a", "b"], ["a", "c"]),
+    ):
+        e, g = (np.array(v, object if isinstance(v[0], str) else None) for v in (expected, got))
+        at = next(i for i in range(len(e)) if e[i] != g[i])
+        shown = [repr(v[at]) if isinstance(v[at], str) else str(v[at]) for v in (g, e)]
+        assert f"[{at}]: {shown[0]} instead of {shown[1]}" in compare(e, g, Tolerance()).why
+
+
 def test_outputs_that_are_nearly_the_same_everywhere_are_mute() -> None:
     varied = np.linspace(-1, 1, 9, dtype=F)
     told = [
@@ -225,6 +250,33 @@ def test_only_floats_are_cast_to_the_type_of_the_module() -> None:
         inner = cast_numpy([x, [x, strings]], dtype)
         assert inner[0].dtype == inner[1][0].dtype == wanted.dtype and inner[1][1] is strings
     assert cast_numpy(x, None) is x
+
+
+def test_the_oracle_is_asked_for_exact_products_and_for_as_many_cores_as_it_is_told(tmp_path: Path) -> None:
+    """Which of these shows in a result depends on the processor."""
+    for optimised, alone, exact in product((False, True), repeat=3):
+        options = _session_options(tmp_path / "net.onnx", optimised=optimised, alone=alone, exact=exact)
+        assert options.intra_op_num_threads == (1 if alone else 0), "0: all cores"
+        assert options.get_session_config_entry(FOLDER) == str(tmp_path.resolve())
+        if exact:
+            assert options.get_session_config_entry(EXACT[0]) == EXACT[1]
+        else:
+            with pytest.raises(RuntimeError):
+                options.get_session_config_entry(EXACT[0])
+
+
+def test_the_oracle_takes_and_returns_types_that_numpy_lacks(tmp_path: Path) -> None:
+    x = np.array([[1.5, -2.0, 0.375], [np.inf, -0.0, 448.0]], F)
+    for kind, like in ((T.BFLOAT16, ml_dtypes.bfloat16), (T.FLOAT8E4M3FN, ml_dtypes.float8_e4m3fn)):
+        ports = [helper.make_tensor_value_info(name, kind, [2, 3]) for name in "xz"]
+        ports.insert(1, helper.make_tensor_value_info("y", T.FLOAT, [2, 3]))
+        nodes = [helper.make_node("Cast", ["x"], ["y"], to=T.FLOAT), helper.make_node("Identity", ["x"], ["z"])]
+        graph = helper.make_graph(nodes, "g", ports[:1], ports[1:])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+        onnx.save(model, path := tmp_path / "net.onnx")
+        given = np.nan_to_num(x, posinf=1.0).astype(like)
+        y, z = Onnxruntime(path, None, ()).run({"x": given})
+        assert z.dtype == given.dtype and (z == given).all() and (y == given.astype(F)).all()
 
 
 def test_both_oracles_answer_in_one_form(tmp_path: Path) -> None:
@@ -294,6 +346,47 @@ def test_only_real_results_are_taken_for_a_value_of_the_file(tmp_path: Path) -> 
     assert found["z"].dtype.kind == "f" and np.allclose(found["z"], np.abs(given["x"]), rtol=1e-4)
 
 
+class _Gone(nn.Module):
+    """Its file can't be found by its module, which was removed after an import."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+_Gone.__module__ = "gone"
+
+
+class _Wrapped(nn.Module):
+    """Its forward is no function: its file is that of its class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = partial(self.compute, 1.0)
+
+    def compute(self, more: float, x: Tensor) -> Tensor:
+        return x + more
+
+
+def test_lines_of_a_module_are_known_however_it_was_made(tmp_path: Path) -> None:
+    graph = check_of(tmp_path, "(float[4] x) => (float[4] y) { y = Neg (x) }").graph
+    for network in (_Gone(), _Wrapped()):
+        (event,) = traced(network, graph, {"x": np.ones(4, F)})
+        line = Path(__file__).read_text(encoding="utf-8").splitlines()[event.line - 1]
+        assert event.line and line.strip().startswith("return x + ")
+
+
+def test_optional_inputs_are_drawn_with_and_without_a_value(tmp_path: Path) -> None:
+    text = """(optional(float[2]) maybe, seq(float[2]) some, float[2] x) => (bool has, int64 n, float[2] y) {
+        has = OptionalHasElement (maybe)  n = SequenceLength (some)  y = Neg (x) }"""
+    check = check_of(tmp_path, text)
+    drawn = [feeds.draw(check.graph, {}, "plain", seed) for seed in range(4)]
+    assert [d["maybe"] is None for d in drawn] == [False, True, False, True]
+    assert all(d["x"].shape == (2,) and [s.shape for s in d["some"]] == [(2,)] * 3 for d in drawn)
+    for d in drawn:
+        has, n, _ = Onnxruntime(check.path, None, ()).run(d)
+        assert (bool(has), int(n)) == (d["maybe"] is not None, 3)
+
+
 SATURATED = """(float[n, 4] x) => (float[n, 4] y) <float scale = {0.0078125}, int8 zero = {0}> {
     w = DequantizeLinear (codes, scale, zero)  sums = MatMul (x, w)
     q = QuantizeLinear (sums, scale, zero)  y = DequantizeLinear (q, scale, zero) }"""
@@ -350,6 +443,13 @@ def test_a_tensor_that_the_weights_file_lacks_is_told(tmp_path: Path) -> None:
             return compare_recorded(path, vars(file), Options())
 
     assert told() == [] and len(whole) == 2
+    w[0, 0] = -0.0
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(w, "w"))
+    onnx.save(model, path)
+    assert told() == ["w"], "a weight of another sign is another one, also if it is 0"
+    w[0, 0] = 0.0
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(w, "w"))
+    onnx.save(model, path)
     for key, array in whole.items():
         name = "w" if array.ndim == 2 else "b"
         for other in ({}, {key: array[..., :1].copy()}, {key: array + 1}, {key: np.nextafter(array, F(99))}):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -14,7 +16,10 @@ from onnxgen.options import Options
 from onnxgen.runtime.load import load
 from onnxgen.verify import verify
 from onnxgen.verify.check import Check
+from onnxgen.verify.feeds import LOUDER
 from onnxgen.verify.natural import natural
+from onnxgen.verify.oracle import Answer
+from onnxgen.verify.vivid import vivid
 
 F = np.float32
 
@@ -62,6 +67,25 @@ def test_a_map_that_noise_leaves_empty_is_seen_on_pictures(tmp_path: Path) -> No
         assert found.std() > 0.01
     assert verify(path, load(path)).agrees
     assert not verify(path, load(other)).agrees
+
+
+class _Told:
+    """An oracle whose second output is mute but for the inputs of one spread; the first has no numbers to vary."""
+
+    def __init__(self, first: Any) -> None:
+        self.first = first
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        return [self.first, np.linspace(0, 1, 4, dtype=F) * F(feeds["x"])]
+
+
+def test_an_output_without_numbers_does_not_keep_others_from_telling_more() -> None:
+    for first in (np.array([3, 1]), np.array([True]), np.array(["a"], object), None, [np.zeros(2, F)]):
+        oracle = _Told(first)
+        answer = Answer({}, 0, {"x": 0.0}, cast("Any", oracle), oracle.run({"x": 0.0}))
+        for loud in LOUDER:
+            found = vivid(answer, lambda spread, loud=loud: {"x": float(spread == loud)})
+            assert found.feeds == {"x": 1.0}, first
 
 
 def test_an_output_that_is_always_the_same_is_no_reason_to_refuse(tmp_path: Path) -> None:
