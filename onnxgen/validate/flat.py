@@ -12,7 +12,7 @@ from onnxgen.code.torch_api import BATCH_NORMS, PURE, function_of
 from onnxgen.errors import WrongTranslation
 from onnxgen.shapes.dims import Dim, substitute, symbol, symbols
 from onnxgen.shapes.info import Info, Shape
-from onnxgen.validate.statements import Statements
+from onnxgen.validate.statements import Choice, Statements
 from onnxgen.validate.values import Graph, Leaf, LocalVariables, Node, Unreadable, Value, variable
 
 
@@ -140,7 +140,7 @@ class _Flat(Statements):
     ) -> None:
         super().__init__(graph)
         self.sizes = dict[str, Dim]()
-        self.rules[SizeOf] = lambda tree, _: substitute(tree.dim, self.sizes) if self.sizes else tree.dim
+        self.rules[SizeOf] = self._size
         self.decided, self.noted = decided, dict[Node, set[Shape]]()
         self.passed_by = {graph.make("member", path) for path in passed_by}
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
@@ -151,6 +151,14 @@ class _Flat(Statements):
         )
         inputs = any(argument.annotation == "Tensor" for argument in module.inputs)
         self.immovable = not inputs and not any(m.kind != "module" or m.keys for m in module.members)
+
+    def _size(self, tree: SizeOf, scope: LocalVariables) -> Dim:
+        """Return a dim. Of a variable that two branches leave, perhaps nothing else is read than its size."""
+        for size in symbols(tree.dim).values():
+            name = variable(size.source[0]) if size.source else ""
+            if name and isinstance(scope.find(name, None), Choice):
+                self.read(name, scope)
+        return substitute(tree.dim, self.sizes) if self.sizes else tree.dim
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self.passed_by and function in self.passed_by and len(args) == 1 and not kwargs:

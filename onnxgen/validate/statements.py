@@ -113,7 +113,7 @@ class Statements(Comprehensions):
         self.under = around
         for name in dict.fromkeys([*sides[0].values, *sides[1].values]):
             then, orelse = (side.find(name, self.undefined) for side in sides)
-            self.bind(name, then if then is orelse else _Choice(self, condition, then, orelse), scope)
+            self.bind(name, then if then is orelse else Choice(self, condition, then, orelse), scope)
 
     def _with(self, statement: ast.With, scope: LocalVariables) -> None:
         if len(statement.items) > 1 or statement.items[0].optional_vars is not None:
@@ -259,7 +259,7 @@ class _After(Lazy):
         return self.program.make("end", of.read())
 
 
-class _Choice(Lazy):
+class Choice(Lazy):
     """A variable after an `if`. It is read where it is used: what is left of a loop in a branch may be of no use."""
 
     def __init__(self, program: Statements, condition: Node, then: Value, orelse: Value) -> None:

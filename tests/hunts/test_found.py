@@ -81,3 +81,35 @@ def test_a_size_of_what_a_loop_of_few_turns_carries() -> None:
         """,
         2, 3, names="xy",
     )  # fmt: skip
+
+
+def test_only_the_size_of_what_two_branches_leave_is_read() -> None:
+    held(
+        """
+        g (float[N,3] x, float[a,b] y) => (float[p,q] z) <int64[2] k = {0,1}, int64[2] ones = {1,1}, float four = {4}>
+        { s = ReduceSum<keepdims = 0>(x)
+          more = Greater(s, four)
+          t = If(more) <else_branch = e () => (float[c,d] t1) { t1 = Expand(x, ones) },
+                        then_branch = f () => (float[e,f] t2) { m = ReduceMean(y, k)  t2 = Add(x, m) }>
+          r = ReduceMean(y, k)
+          size = Shape(t)
+          z = Expand(r, size) }
+        """,
+        2, 3, names="xy",
+    )  # fmt: skip
+
+
+def test_two_states_that_begin_alike_and_that_no_turn_reads() -> None:
+    """They are told apart by what the last turn makes, whichever is asked for first."""
+    held(
+        """
+        g (float[N,3] x) => (float[M,3] z)
+        <int64 n = {3}, bool go = {1}, float none = {0}>
+        { a, b, h = Loop(n, go, none, none, x)
+            <body = body (int64 i, bool on, float s, float t, float[K,3] h0)
+              => (bool on_, float[K,3] u, float[K,3] v, float[K,3] h1)
+            { on_ = Identity(on)  u = Tanh(h0)  v = Sin(h0)  h1 = Add(u, v) }>
+          z = Div(b, a) }
+        """,
+        2, 3,
+    )  # fmt: skip
