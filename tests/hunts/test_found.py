@@ -103,13 +103,17 @@ def test_two_states_that_begin_alike_and_that_no_turn_reads() -> None:
     """They are told apart by what the last turn makes, whichever is asked for first."""
     held(
         """
-        g (float[N,3] x) => (float[M,3] z)
+        g (float[N,3] x) => (float[M,3] "12", float[M,3] "13")
         <int64 n = {3}, bool go = {1}, float none = {0}>
         { a, b, h = Loop(n, go, none, none, x)
             <body = body (int64 i, bool on, float s, float t, float[K,3] h0)
               => (bool on_, float[K,3] u, float[K,3] v, float[K,3] h1)
             { on_ = Identity(on)  u = Tanh(h0)  v = Sin(h0)  h1 = Add(u, v) }>
-          z = Div(b, a) }
+          "12" = Neg(b)
+          c = Exp(a)
+          d = Tanh(c)
+          e = Add(c, d)
+          "13" = Softmax(e) }
         """,
         2, 3,
     )  # fmt: skip
