@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxgen.arguments.names import Argument, expression
+from onnxgen.arguments.names import WIDTHS, Argument, expression
 from onnxgen.arguments.written import Spot, spotted
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import rewrite, walk
@@ -45,7 +45,8 @@ class _Writer:
             needed.update((id(argument), argument) for argument in found)
         self.needs[tree.name] = list(needed.values())
         namer = Namer(self.reserved | {parameter.name for parameter in tree.parameters} | _locals(tree))
-        names = {id(argument): namer.take(argument.name) for argument in needed.values()}
+        wanted = {id(a): "width" if a.name in namer and a.name in WIDTHS else a.name for a in needed.values()}
+        names = {key: namer.take(name) for key, name in wanted.items()}
         made = [Parameter(names[i], "int", str(a.number) if is_root else None) for i, a in needed.items()]
         return replace(
             tree,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from onnxgen.common.paths import helper_files
 
@@ -91,6 +92,22 @@ def _sources() -> list[SourceFile]:
 def helper_names() -> frozenset[str]:
     """Return the names of all helpers, which no local variable may have."""
     return frozenset(helpers())
+
+
+@cache
+def arguments(name: str) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return what the constructor of a layer takes: the names of what must be given, and numbers and texts that need
+    not be, with their defaults. Nothing for a function.
+    """
+    tree = helpers()[name].tree
+    made = [f for f in getattr(tree, "body", []) if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+    if not isinstance(tree, ast.ClassDef) or not made:
+        return (), {}
+    given = made[0].args
+    names, usual = [a.arg for a in given.args[1:]], given.defaults
+    needed = names[: len(names) - len(usual)]
+    pairs = [*zip(names[len(needed) :], usual), *((a.arg, d) for a, d in zip(given.kwonlyargs, given.kw_defaults) if d)]
+    return tuple(needed), {n: d.value for n, d in pairs if isinstance(d, ast.Constant) and d.value is not None}
 
 
 def imported(text: str) -> dict[str, Import]:

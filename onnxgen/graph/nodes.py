@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 
 Answer = TypeVar("Answer")
+LOOPS = ("Loop", "Scan")  # with a body that carries states
 
 
 def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
@@ -29,6 +30,21 @@ def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
                 for inner in attribute.as_graphs():
                     found += all_nodes(inner)
     return found
+
+
+def passed_on(value: ir.Value) -> ir.Node:
+    """Make a node that gives a value a second name."""
+    return ir.Node("", "Identity", [value])
+
+
+def origin(value: ir.Value) -> ir.Value:
+    """Return what a value is a second name of, or the value itself."""
+    node = value.producer()
+    while (
+        node is not None and (node.domain, node.op_type) == ("", "Identity") and (source := node.inputs[0]) is not None
+    ):
+        value, node = source, source.producer()
+    return value
 
 
 def told(node: ir.Node) -> str:

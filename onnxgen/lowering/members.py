@@ -256,8 +256,9 @@ class Members:
             if known_as := role_in_integers(value):
                 begin = "torch.ones" if known_as == "scale" else "torch.zeros"
                 build = call(begin, *(source.shape or ((),)), dtype=unless(source.dtype, ir.DataType.FLOAT))
-            if KEPT.get(value):  # its name is one of the root's, or the last part of a path that is none
-                known_as = name.rpartition(".")[2] if "." in name else ""
+            if KEPT.get(value):  # its name is one of the root's, or the last word of a path that is none
+                words = [part for part in name.split(".") if not part.isdigit()]
+                known_as = (words or ["constant"])[-1] if "." in name else ""
             path = _cleaned(found or ((*scope, known_as) if known_as else (name,)))
             named = (found is not None or not known_as) and path not in self._by_path
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))

@@ -14,12 +14,11 @@ import onnx_ir as ir
 
 from onnxgen.errors import CHECK, Problem, Problems
 from onnxgen.graph.catalogue import known
-from onnxgen.graph.nodes import opset_of, subgraphs, told
+from onnxgen.graph.nodes import LOOPS, opset_of, subgraphs, told
 from onnxgen.options import Options
 from onnxgen.passes.steps import input_at
 from onnxgen.shapes.info import info
 
-LOOPS = ("Loop", "Scan")
 QUANTISERS = ("QuantizeLinear", "DequantizeLinear")
 
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import ROOT
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.passes.match import scalar
+from onnxgen.passes.match import scalar, uniform
 from onnxgen.passes.rewrite import drop, replace
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info
@@ -49,12 +49,14 @@ def no_ops(model: ir.Model, options: Options) -> None:
 def aliases(model: ir.Model, options: Options) -> None:
     """Remove every Identity of a value that a node computes or that the network is given."""
     for node in all_nodes(model.graph):
-        if (node.domain, node.op_type) != ("", "Identity") or node.outputs[0].is_graph_output():
-            continue
-        source = node.inputs[0]
-        if source is not None and stored(source) is None:
+        source = node.inputs[0] if _is_alias(node) else None
+        if source is not None and stored(source) is None and not node.outputs[0].is_graph_output():
             ir.convenience.replace_all_uses_with(node.outputs[0], source)
             drop(node)
+
+
+def _is_alias(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) == ("", "Identity")
 
 
 def _without_like(node: ir.Node) -> ir.Node:
@@ -71,7 +73,7 @@ def _without_like(node: ir.Node) -> ir.Node:
 def _passed_on(node: ir.Node) -> ir.Value | None:
     """Return the input that a node passes on unchanged, else None."""
     output, source = node.outputs[0], node.inputs[0] if node.inputs else None
-    if node.op_type == "Identity":
+    if _is_alias(node):
         kept = stored(source) is not None and (param_path(output.name or "") is not None or ROOT.has(output))
         return None if kept else source
     if node.op_type == "Cast":
@@ -93,11 +95,11 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
 
 
 def _is(value: ir.Value | None, neutral: float) -> bool:
-    """True if a value is this single number or truth value, and is not trained."""
+    """True if a value is this single number or truth value, or has it everywhere, and is not trained."""
     if info(value).dtype == ir.DataType.BOOL:
         constant = info(value).constant
         return constant is not None and constant.size == 1 and bool(constant.all()) == neutral
-    return scalar(value) == neutral
+    return scalar(value) == neutral or (stored(value) is None and uniform(value) == neutral)
 
 
 def _same(value: ir.Value | None, output: ir.Value) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import LOOPS, all_nodes, origin, passed_on
 
 FIRST_SCAN = 9  # the opset whose Scan has no batch axis
 
@@ -20,9 +20,15 @@ def settle_states(model: ir.Model) -> None:
     """Take such states out of every loop, inner loops first."""
     opset = model.opset_imports.get("", 0)
     for node in reversed(all_nodes(model.graph)):
-        if node.domain == "" and node.graph is not None and node.op_type in ("Loop", "Scan"):
-            if node.op_type == "Loop" or opset >= FIRST_SCAN:
+        if node.domain == "" and node.graph is not None and node.op_type in LOOPS:
+            if not _scans(node) or opset >= FIRST_SCAN:
                 _Loop(node).run()
+
+
+def _scans(node: ir.Node) -> int:
+    """Return how many sequences a node takes apart: none if it is a Loop."""
+    count = node.attributes.get("num_scan_inputs")
+    return 0 if count is None else count.as_int()
 
 
 class _Loop:
@@ -36,9 +42,8 @@ class _Loop:
 
     def __init__(self, node: ir.Node) -> None:
         self.node, self.body = node, node.attributes["body"].as_graph()
-        is_loop = node.op_type == "Loop"
-        self.given, self.made = (2, 1) if is_loop else (0, 0)
-        scanned = 0 if is_loop else node.attributes["num_scan_inputs"].as_int()
+        scanned = _scans(node)
+        self.given, self.made = (0, 0) if scanned else (2, 1)
         self.count = len(self.body.inputs) - self.given - scanned
 
     def run(self) -> None:
@@ -67,7 +72,7 @@ class _Loop:
         if self.node.inputs[self.given + i] is None:
             return False
         others = [v for j, v in enumerate(self.body.outputs) if j != self.made + i]
-        if _source(result) is inner:
+        if origin(result) is inner:
             return all(v is not inner and v is not result for v in others)
         return not inner.uses() and not any(v is inner for v in self.body.outputs) and not _is_read(after)
 
@@ -76,7 +81,7 @@ class _Loop:
         outer = self.node.inputs[self.given + i]
         assert outer is not None
         self.body.outputs.pop(self.made + i)
-        if _source(result) is inner:
+        if origin(result) is inner:
             ir.convenience.replace_all_uses_with(inner, outer)
             self._hand_on(outer, self.node.outputs[i])
         self.body.inputs.pop(self.given + i)
@@ -85,7 +90,7 @@ class _Loop:
         """Let a value take the place of a result of the loop. An output of a graph keeps its name."""
         if after.is_graph_output():
             assert self.node.graph is not None
-            same = ir.Node("", "Identity", [outer])
+            same = passed_on(outer)
             (new,) = same.outputs
             new.name, new.shape, new.type = after.name, after.shape, after.type
             self.node.graph.insert_after(self.node, same)
@@ -95,14 +100,3 @@ class _Loop:
 
 def _is_read(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
-
-
-def _source(value: ir.Value) -> ir.Value:
-    """Return what a value is, apart from Identity."""
-    producer = value.producer()
-    while producer is not None and producer.op_type == "Identity" and producer.domain == "":
-        source = producer.inputs[0]
-        if source is None:
-            break
-        value, producer = source, source.producer()
-    return value

@@ -19,7 +19,7 @@ from onnxgen.common.limits import Limits
 from onnxgen.common.names import Namer, printable
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.graph.annotations import BODY_NAME, CALLS, SCOPE
-from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.nodes import all_nodes, passed_on, subgraphs
 from onnxgen.graph.sites import note_body
 from onnxgen.reader.protos import inner_graphs
 
@@ -131,7 +131,7 @@ class _Inliner:
             if new is None:
                 raise _error(call, f"output {printable(value.name or '')} is an input that the call leaves out")
             if new not in made:  # not made here: an input passed through, or an output used twice
-                body.append(ir.Node("", "Identity", [new]))
+                body.append(passed_on(new))
                 new = body[-1].outputs[0]
             made.discard(new)
             new.name, new.type, new.shape = value.name, value.type or new.type, value.shape or new.shape

@@ -19,18 +19,20 @@ from onnxgen.scopes.repeats import Arranger
 from onnxgen.scopes.scopes import Writer, set_scope
 from onnxgen.scopes.tokens import Tokenizer
 
+FEW = 4  # layers in which no block can repeat
+
 
 def find_blocks(model: ir.Model, options: Options) -> None:
     """Set the scopes of nodes that have none, and the names of their classes (`SCOPE`, `CLASSES`).
 
-    Does nothing if most layers have a scope.
+    Does nothing if only a few layers have no scope: they are the root's own.
     """
     if options.flat:
         return
     flow = Flow(model.graph)
     named = {i for i, node in enumerate(flow.nodes) if SCOPE.get(node)}
     layers = [i for i, weighs in enumerate(flow.weighs) if weighs]
-    if 2 * sum(i in named for i in layers) > len(layers) or len(layers) < 4:
+    if sum(i not in named for i in layers) < FEW:
         return
     tokenizer = Tokenizer(flow, named)
     arranger = Arranger(tokenizer)

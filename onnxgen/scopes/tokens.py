@@ -154,6 +154,8 @@ class Tokenizer:
 
     def is_block(self, token: Token, total: int) -> bool:
         """True if a region with layers reads as one block: there are equal ones, or it is small and not repetitive."""
+        if not self.barriers.isdisjoint(token.nodes):  # what has a name lies in no block without one
+            return False
         if token.is_soft or self.counts[token.label] > 1:
             return True
         if token.weight > min(_MAX_BLOCK_LAYERS, total // 2):

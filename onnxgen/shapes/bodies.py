@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.nodes import subgraphs
+from onnxgen.graph.nodes import origin, subgraphs
 from onnxgen.shapes.dims import Dim, dim_max
 from onnxgen.shapes.infer import declared
 from onnxgen.shapes.info import UNKNOWN, Info, Shape, info, set_info
@@ -169,12 +169,8 @@ def _runs(n: NodeFacts) -> bool:
 def _trips(n: NodeFacts, before: ir.Value, after: ir.Value) -> Dim | None:
     """Return the number of iterations if it equals input M: the condition starts true and never changes."""
     start = n.input(1).constant if n.has(1) else np.array(True)
-    producer = after.producer()
-    unchanged = after is before or (
-        producer is not None and producer.op_type == "Identity" and producer.inputs[0] is before
-    )
     constant = info(after).constant
-    always = unchanged or (constant is not None and constant.size == 1 and bool(constant.item()))
+    always = origin(after) is before or (constant is not None and constant.size == 1 and bool(constant.item()))
     if start is None or start.size != 1 or not start.item() or not always or n.input(0).data is None:
         return None
     dims = n.dims(0)

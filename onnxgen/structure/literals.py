@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onnxgen.code.copied import arguments, helper_names
 from onnxgen.code.quote import MemberRef, Ref, rewrite, value_of
 from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, RECURRENT, dotted
 
@@ -85,6 +86,9 @@ def signature(function: str, classes: Mapping[str, Signature]) -> Signature:
     """Return what is known about a function's arguments."""
     if function in classes:
         return classes[function]
+    if function in helper_names():
+        names, usual = arguments(function)
+        return Signature(names, {name: ast.Constant(value) for name, value in usual.items()})
     positional = POSITIONAL.get(re.sub(r"\dd$", "", function), ())
     return Signature(positional, {name: ast.Constant(value) for name, value in DEFAULTS.get(function, {}).items()})
 

@@ -27,6 +27,7 @@ MIN_USES = 3
 MAX_PARAMETERS = 6
 ONE_LINE = 40  # characters of layers that stay where they are: they fit one line
 LONG = 48  # characters of layers that never fit one line
+WIDE = 76  # characters of layers that have a line each
 FILLER = len("nn.Identity(), ")  # what stands for a layer that the file lacks
 FRAME = 3  # lines of a class beside those of its layers
 
@@ -82,7 +83,7 @@ def _is_worth(rows: list[Row], maker: FormMaker) -> bool:
     last = int(rows[0].own.members[-1].path[-1])
     fillers = FILLER * (last + 1 - len(rows[0].own.members))
     lengths = [len(text) + fillers for text in texts]
-    saved = sum(2 if length > LONG else 1 for length in lengths)
+    saved = sum(last + 2 if length > WIDE else 2 if length > LONG else 1 for length in lengths)
     if len(rows) < MIN_USES or len(set(texts)) == 1 or min(lengths) <= ONE_LINE or saved < last + 1 + FRAME:
         return False
     form, *others = (maker.make(row.own, i) for i, row in enumerate(rows))

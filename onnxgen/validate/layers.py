@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from onnxgen.code.copied import arguments, helper_names
 from onnxgen.code.torch_api import DEFAULTS, LAYER_OF, SIGNATURES
 from onnxgen.validate.values import Graph, Node, Unreadable
 
@@ -84,7 +85,8 @@ def _tables() -> tuple[
     function of each layer with its arguments; and which argument `kernel_size` is, of which ones.
     """
     graph = Graph()
-    defaults = {graph.dotted(name): given for name, given in DEFAULTS.items()}
+    usual = DEFAULTS | {name: given for name in sorted(helper_names()) if (given := arguments(name)[1])}
+    defaults = {graph.dotted(name): given for name, given in usual.items()}
     functions = {
         graph.dotted(f): SIGNATURES[f][1:] if f in SIGNATURES else SIGNATURES[layer] for f, layer in LAYER_OF.items()
     }

@@ -75,6 +75,24 @@ def test_a_learned_scale_and_bias_are_a_layer(tmp_path: Path) -> None:
     assert all(p.grad is not None for p in made.model.parameters())
 
 
+def test_second_names_of_values_hide_nothing(tmp_path: Path) -> None:
+    """PaddlePaddle's newer exporter puts an Identity behind every node."""
+    model = blocks(tmp_path / "net.onnx", LEARNED, shifts=SHIFTS)
+    nodes = []
+    for node in model.graph.node:
+        nodes.append(node)
+        if node.op_type != "Constant" and node.output[0] != model.graph.output[0].name:
+            nodes.append(helper.make_node("Identity", [f"{node.output[0]}_"], [node.output[0]]))
+            node.output[0] += "_"
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, tmp_path / "net.onnx")
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 4, 8, 8)).astype("float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    assert_same(made.outputs[0].detach().numpy(), run_onnxruntime(model, feeds)[0])
+    assert sum(type(m).__name__ == "LearnableAffine" for m in made.model.modules()) == len(LEARNED)
+
+
 @pytest.mark.parametrize(
     "options", [Options(frozen="number3|shift4"), Options(dtype="float16")], ids=["frozen", "half"]
 )

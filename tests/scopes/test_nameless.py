@@ -132,6 +132,27 @@ def test_names_that_the_file_knows_stay(tmp_path: Path) -> None:
     assert {"head.classifier.weight", "head.classifier.bias", "stage1.0.conv1.weight", "stage4.1.conv2.weight"} <= keys
 
 
+def test_blocks_are_found_beside_more_layers_that_have_names(tmp_path: Path) -> None:
+    """A folded backbone has no names in files of older exporters; its heads and its neck have theirs."""
+    model = onnx.load(residual_net(4, tmp_path / "net.onnx"))
+    random = np.random.default_rng(1)
+    last = model.graph.output[0].name
+    for i in range(12):
+        name = f"heads.{i}.weight"
+        tensor = random.random((4, 4, 1, 1)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(tensor, name))
+        model.graph.node.append(helper.make_node("Conv", [last, name], [f"out{i}"]))
+        model.graph.output.append(helper.make_tensor_value_info(f"out{i}", TensorProto.FLOAT, [1, 4, 8, 8]))
+    model.producer_name = "pytorch"
+    onnx.save(model, tmp_path / "net.onnx")
+    feeds = {name: np.ones((1, 4, 8, 8), np.float32) for name in ("x", "mask")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    check(made, session.run(None, feeds), tmp_path / "net.onnx")
+    assert "heads.11.weight" in made.model.state_dict()
+    assert len(made.model.blocks) == 4 and len({type(block) for block in made.model.blocks}) == 1
+
+
 def test_a_named_layer_within_a_block_keeps_its_name(tmp_path: Path) -> None:
     """Blocks are found around it; what the file knows is not overruled."""
     model = onnx.load(residual_net(6, tmp_path / "net.onnx"))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -90,3 +91,61 @@ def test_activations_at_the_end_belong_to_their_sequence(tmp_path: Path) -> None
     road.check()
     assert [type(m) for m in road.model.blocks[1]] == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]
     assert isinstance(road.model.blocks, nn.Sequential)
+
+
+class Heads(nn.Module):
+    """Long rows of layers that differ in their last number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, size in (("hm", 2), ("wh", 8), ("ax", 16)):
+            layers = [layer for _ in range(3) for layer in (nn.Conv2d(3, 3, 3, padding=1), nn.ReLU())]
+            self.add_module(name, nn.Sequential(*layers, nn.Conv2d(3, size, 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.hm(x), self.wh(x), self.ax(x)], dim=1)
+
+
+def test_long_rows_are_a_class_even_if_they_are_few(tmp_path: Path) -> None:
+    source = made(Heads, tmp_path)
+    assert source.count("(nn.Sequential):") == 1 and source.count("nn.Conv2d(") == 4
+
+
+class Conv(nn.Module):
+    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.conv(x))
+
+
+class Split(nn.Module):
+    def __init__(self, size: int, count: int) -> None:
+        super().__init__()
+        self.cv1 = Conv(size, size)
+        self.m = nn.ModuleList(Conv(size // 2, size // 2, 3) for _ in range(count))
+        self.cv2 = Conv(size // 2 * (2 + count), size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.cv1(x).chunk(2, 1))
+        for block in self.m:
+            parts.append(block(parts[-1]))
+        return self.cv2(torch.cat(parts, 1))
+
+
+class Unlike(nn.Module):
+    """A list of blocks and of what they are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [Conv(3, 8, 3, 2), Split(8, 2), Conv(8, 16, 3, 2), Split(16, 3)]
+        self.model = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+def test_an_item_of_a_list_has_the_class_of_the_same_layer_in_other_items(tmp_path: Path) -> None:
+    source = made(Unlike, tmp_path)
+    assert source.count("class Conv") == 1 and "*features]" in source
