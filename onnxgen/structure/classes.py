@@ -31,7 +31,7 @@ from onnxgen.structure.unpacked import unpack_shapes
 from onnxgen.structure.writer import ClassWriter
 
 MAX_NESTED_ROLES = 10
-FEW_PARAMETERS = 4  # of a class for several roles; a class with much in it may have more
+FEW_PARAMETERS = 5  # of a class for several roles; a class with much in it may have more
 MAX_VARIANTS = 8  # of one role; with more the role says little
 
 Groups = list[list[Scope]]  # scopes of one class; those of an inner list are equal
@@ -136,12 +136,23 @@ class Classes:
             if not form.variants and not recorded:
                 forms.setdefault(form.key, []).append(i)
         gone: set[int] = set()
-        for first, *others in forms.values():
-            both = self._shared([found[i][0] for i in (first, *others)]) if others else None
-            if both is not None and len(both[2].parameters) <= _most_parameters(both[1]):
-                found[first] = both
-                gone.update(others)
+        for alike in forms.values():
+            merged: list[int] = []  # all of them, or else as many as one class may serve
+            for i in alike:
+                n, both = next(self._merged(found, merged, i), (i, None))
+                if both is None:
+                    merged.append(i)
+                else:
+                    found[n] = both
+                    gone.add(i)
         return [made for i, made in enumerate(found) if i not in gone]
+
+    def _merged(self, found: list[Candidate], merged: list[int], i: int) -> Iterator[tuple[int, Candidate]]:
+        """Yield the classes that one candidate can join, as they are then, each with its place in `found`."""
+        for n in merged:
+            both = self._shared([found[n][0], found[i][0]])
+            if both is not None and len(both[2].parameters) <= _most_parameters(both[1]):
+                yield n, both
 
     def _variants(self, groups: Groups) -> list[Candidate]:
         """Return the classes of one role: as few as the rules of `union` and `parameters` allow."""
