@@ -40,6 +40,7 @@ POSITIONAL = {
     "F.max_pool": ("", "kernel_size"),
     "F.avg_pool": ("", "kernel_size"),
     "F.dropout": ("", "dropout"),
+    "F.pad": ("", "pad"),
     "constant": ("key",),
 }
 
