@@ -40,7 +40,6 @@ POSITIONAL = {
     "F.max_pool": ("", "kernel_size"),
     "F.avg_pool": ("", "kernel_size"),
     "F.dropout": ("", "dropout"),
-    "F.pad": ("", "pad"),
     "constant": ("key",),
 }
 
@@ -204,6 +203,9 @@ class _Visit:
         for i, argument in enumerate(tree.args):
             if isinstance(argument, ast.Tuple) and _splits_heads(tree):
                 args.append(self._heads(argument))
+            elif isinstance(argument, ast.Tuple) and name == "F.pad":  # one side may follow from a dilation
+                self.tokens.append(f"pads {len(argument.elts)}")
+                args.append(ast.Tuple([self.node(e, "pad") for e in argument.elts], ast.Load()))
             else:
                 args.append(self.node(argument, known.positional[i] if i < len(known.positional) else ""))
         return ast.Call(function, args, self._keywords(tree, known, call))

@@ -249,7 +249,7 @@ def _rules(wanted: str) -> Iterator[tuple[str, str, Callable[[int, int], bool]]]
     factors = range(2, MAX_FACTOR + 1)
     if wanted == "padding":
         yield "kernel_size", "{} // 2", lambda n, kernel: n == kernel // 2
-    if wanted in ("padding", "size"):  # of a causal convolution
+    if wanted in ("padding", "pad"):  # of a causal convolution
         yield from (("dilation", f"{factor} * {{}}", is_ratio(factor, 1)) for factor in factors)
     elif wanted == "head_dim":  # times the number of heads
         yield "size", "{} // {}", is_ratio(1, 1)
