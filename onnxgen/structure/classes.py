@@ -19,8 +19,9 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.structure.classnames import ClassNames
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, parts, values
 from onnxgen.structure.literals import Signature
+from onnxgen.structure.loops import Run
 from onnxgen.structure.methods import extract
-from onnxgen.structure.runs import collect_calls, collect_runs
+from onnxgen.structure.runs import Place, collect_calls, collect_runs, has_one
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 from onnxgen.structure.sequences import share_rows
 from onnxgen.structure.share import Shared, share
@@ -55,11 +56,12 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath]) 
                 made = caller.value
                 assert isinstance(made, ast.Call)
                 caller.value = ast.Call(made.func, [*made.args, *missing], made.keywords)
-    for scope in order:
+    loops: dict[Place, Run] = {}
+    for scope in sorted(order, key=has_one):
         if scope.path not in plain:
             unpack_shapes(scope, module)
             own = {id(statement) for statement in scope.body}
-            collect_runs(scope, module)
+            collect_runs(scope, module, loops)
             roll(scope, module, [s for s in scope.body if isinstance(s, Loop) and id(s) not in own])
             collect_calls(scope, module)
     share_rows([scope for scope in order if scope.path not in plain], module.reserved)

@@ -103,7 +103,23 @@ def known_names(classes: Sequence[ClassTree], taken: Collection[str], kept: Coll
             name, n = f"{blocks[told]}{n}", n + 1
         used.add(name)
         names[tree.name] = name
-    return names
+    return names | _numbered([t.name for t in classes[:-1]], names, {*taken, classes[-1].name}, kept)
+
+
+def _numbered(
+    old: Sequence[str], names: Mapping[str, str], taken: Collection[str], kept: Collection[str]
+) -> dict[str, str]:
+    """Return other numbers for classes that were told apart by one from classes which have a new name now."""
+    left, made = [name for name in old if name not in names], dict[str, str]()
+    used = {*taken, *names.values(), *left}
+    for name in left:
+        plain = name.rstrip("0123456789")
+        if plain != name and plain in old and name not in kept:
+            used.discard(name)
+            numbered = (f"{plain}{n or ''}" for n in (0, *range(2, len(old) + 2)))
+            made[name] = next(one for one in numbered if one not in used)
+            used.add(made[name])
+    return made
 
 
 def rename(classes: Iterable[ClassTree], names: Mapping[str, str]) -> None:
@@ -232,6 +248,9 @@ class _Forward:
             return self.values.get(tree.id, NUMBER)
         if isinstance(tree, ast.Attribute):
             return self.members.get(tree.attr, NUMBER)
+        if isinstance(tree, ast.Starred):  # all that a loop has collected: of equal layers
+            base = self.value(tree.value)
+            return base.parts[0] if base.kind == "list" and base.parts else base
         if isinstance(tree, (ast.Tuple, ast.List)):
             items = _distinct([self.value(item) for item in tree.elts])
             return LIST if not items else NUMBER if {*items} == {NUMBER} else sketch("cat", *items)

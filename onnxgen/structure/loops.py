@@ -25,22 +25,13 @@ LIST = "list"  # in the value of a list that a loop fills
 Result = tuple[int, int]  # a value that each turn makes: the index of a statement, and of one of its targets
 
 
-def make_loop(
-    scope: Scope, items: Items, turns: list[list[Assign]], uses: Counter[str], module: ModuleDef
-) -> list[Statement] | None:
-    """Replace the turns (see `find_turns`) by a loop over a list of submodules, or over calls of one.
-
-    `uses`: how often each value is used in the scope.
-
-    Returns:
-        The statements that replace the turns. None, and nothing changed, if the turns differ.
-    """
-    run = Run(scope, items, turns, uses, module)
-    return run.write() if run.is_regular and run.arrange() else None
-
-
 class Run:
-    """The dataflow between the turns of a run.
+    """The dataflow between the turns of a run, over a list of submodules or calls of one (`find_turns`).
+
+    If it `is_regular` and can `arrange` the statements, `write` replaces them by a loop.
+
+    Args:
+        uses: how often each value is used in the scope.
 
     Attributes:
         made: for each value that a turn makes, the number of the turn and which `Result` it is.
@@ -51,7 +42,10 @@ class Run:
         outside: the values of turns that are used outside the turns.
         kept: the results that are used later, and not only those of the last turn.
         before, after: the statements around the loop.
+        beside: how many other items are in a list that has all values of a kept result.
     """
+
+    beside = 0
 
     def __init__(
         self, scope: Scope, items: Items, turns: list[list[Assign]], uses: Counter[str], module: ModuleDef
@@ -137,6 +131,7 @@ class Run:
         return used(statement)
 
     def write(self) -> list[Statement]:
+        """Replace the turns. Returns the statements of the loop, and those that begin its variables."""
         scope, last = self.scope, self.turns[-1]
         lists: list[ast.expr] = []
         if self.items.path is not None:
@@ -319,7 +314,9 @@ class Run:
 
         def change(node: ast.AST) -> ast.expr | None:
             if isinstance(node, ast.List):
-                return with_whole(node, whole, change)
+                made = with_whole(node, whole, change)
+                self.beside += len(made.elts) - 1 if isinstance(made, ast.List) else 0
+                return made
             if isinstance(node, Ref) and node.value in at:
                 name, i = at[node.value]
                 return quote("items[i]", items=Ref(name), i=i)

@@ -21,25 +21,33 @@ from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, blocks
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, quote, refs, walk
 from onnxgen.code.torch_api import LAYER_OF, function_of
 from onnxgen.common.names import ModulePath
+from onnxgen.structure.classnames import role_path
 from onnxgen.structure.literals import is_literal, is_number
-from onnxgen.structure.loops import make_loop
+from onnxgen.structure.loops import Run
+from onnxgen.structure.one_turn import OneTurn
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.tree import fillable
 from onnxgen.structure.turns import Items, find_turns
 
 Chain = list[tuple[int, Member, Assign]]  # the items of an `nn.Sequential`: number, module, statement
+Place = tuple[ModulePath, ModulePath]
 Loose = tuple[int | None, Member, Assign]  # the same of a function; None if its scope has no number for it
 RUNTIME = (Ref, SizeOf, MemberRef, DeviceOf)  # what `__init__` does not have, only `forward`
 
 
-def collect_runs(scope: Scope, module: ModuleDef) -> None:
+def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> None:
     """Replace every run of calls that covers all items of a container, in order; inner containers first.
 
     A run that is not a chain may be a loop. For lists in a list, it is a loop over the outer list.
+
+    Args:
+        loops: those of the scopes before, to which those of this one are added. A list of one item is looped over
+            where the same list of another module is.
     """
     parts = _parts(scope)
     flow = _Flow(scope)
-    for path in sorted(parts, key=len, reverse=True):
+    ones = {path: run for path in parts if (run := _of_one(flow, parts, path, loops, module)) is not None}
+    for path in sorted(parts.keys() - ones, key=len, reverse=True):
         items = {int(name): item for name, item in parts[path].items() if item is not None}
         if len(items) < len(parts[path]):
             continue
@@ -48,18 +56,48 @@ def collect_runs(scope: Scope, module: ModuleDef) -> None:
             parts[path[:-1]][path[-1]] = container
     flow.settle()
     for path in sorted(parts, key=len):
-        if path not in scope.containers:
-            flow = _looped(flow, _items(parts, path), module)
+        if path in ones:
+            ones[path].write()
+            flow = _Flow(scope)
+        elif path not in scope.containers:
+            flow = _looped(flow, _items(parts, path), module, loops)
 
 
 def collect_calls(scope: Scope, module: ModuleDef) -> None:
     """Replace calls of one submodule, each with the result of the call before it, by a loop."""
     flow = _Flow(scope)
     for member in _called_often(scope):
-        flow = _looped(flow, Items(None, [{-1: member}]), module)
+        flow = _looped(flow, Items(None, [{-1: member}]), module, {})
 
 
-def _looped(flow: _Flow, items: Items | None, module: ModuleDef) -> _Flow:
+def place(scope: Scope, path: ModulePath) -> Place:
+    """Return where a list is: the role of its module, and its path there."""
+    return role_path(scope.path), path[len(scope.path) :]
+
+
+def has_one(scope: Scope) -> bool:
+    """True if a list of the scope has one item."""
+    return any(len(items) == 1 for items in _parts(scope).values())
+
+
+def _of_one(
+    flow: _Flow,
+    parts: dict[ModulePath, dict[str, Member | None]],
+    path: ModulePath,
+    loops: dict[Place, Run],
+    module: ModuleDef,
+) -> OneTurn | None:
+    """Return the loop over a list of one item, if the same list of another module is looped over."""
+    like = loops.get(place(flow.scope, path)) if len(parts[path]) == 1 else None
+    items = _items(parts, path) if like is not None else None
+    anchors = _anchors(flow, items) if items is not None else []
+    if like is None or items is None or len(anchors) != 1 or len(anchors[0]) != 1:
+        return None
+    run = OneTurn(flow.scope, items, anchors[0][0], flow.uses, module, like)
+    return run if run.is_regular and run.arrange() else None
+
+
+def _looped(flow: _Flow, items: Items | None, module: ModuleDef, loops: dict[Place, Run]) -> _Flow:
     """Make a loop over these items, if there can be one; return the flow after that."""
     anchors = _anchors(flow, items) if items is not None else []
     if items is None or len(anchors) < 2:
@@ -67,9 +105,12 @@ def _looped(flow: _Flow, items: Items | None, module: ModuleDef) -> _Flow:
     for turns in find_turns(flow.scope.body, items, anchors):
         if items.is_inner and len(turns[0]) > 1:
             break
-        made = make_loop(flow.scope, items, turns, flow.uses, module)
-        if made is None:
+        run = Run(flow.scope, items, turns, flow.uses, module)
+        if not run.is_regular or not run.arrange():
             continue
+        made = run.write()
+        if items.path is not None:
+            loops.setdefault(place(flow.scope, items.path), run)
         if any(isinstance(s, Assign) and isinstance(s.value, ast.List) for s in made):
             return _Flow(flow.scope)  # its results are items of a list now, in all statements after it
         flow.exchange([statement for turn in turns for statement in turn], made)
