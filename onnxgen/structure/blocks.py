@@ -6,6 +6,13 @@ Of several libraries that have a block, the one is meant of which a file has mos
 
 from __future__ import annotations
 
+# classes of libraries that are told by the names of their members: what they compute differs from version to version
+MEMBERS = (
+    ("ultralytics", frozenset(("cv2", "cv3", "dfl")), "Detect"),
+    ("ultralytics", frozenset(("cv2", "cv3", "cv4", "dfl")), "Pose"),
+    ("ultralytics", frozenset(("cv2", "cv3", "cv4", "dfl", "proto")), "Segment"),
+    ("ultralytics", frozenset(("attn", "ffn")), "PSABlock"),
+)
 LIBRARIES = {
     "ultralytics": """
 class Conv(nn.Module):

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import walk
 from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, function_of
-from onnxgen.structure.blocks import LIBRARIES
+from onnxgen.structure.blocks import LIBRARIES, MEMBERS
 
 # names that say only that there is something, or repeat the name of an attribute
 VAGUE = re.compile(
@@ -92,7 +92,7 @@ def known_names(classes: Sequence[ClassTree], taken: Collection[str], kept: Coll
     names: dict[str, str] = {}
     used = {*taken, *(tree.name for tree in classes)}
     for tree in classes[:-1]:
-        blocks = found.get(tree.name, {})
+        blocks = found.get(tree.name) or _by_members(tree, votes)
         told = max(blocks, key=lambda library: votes[library], default="")
         if votes[told] < (SEVERAL if PLAIN in blocks else 1):
             told = PLAIN if PLAIN in blocks else ""
@@ -104,6 +104,14 @@ def known_names(classes: Sequence[ClassTree], taken: Collection[str], kept: Coll
         used.add(name)
         names[tree.name] = name
     return names | _numbered([t.name for t in classes[:-1]], names, {*taken, classes[-1].name}, kept)
+
+
+def _by_members(tree: ClassTree, votes: Mapping[str, int]) -> dict[str, str]:
+    """Return the name of a class with the very members of a library's, if the file has other blocks of that library."""
+    own = frozenset(
+        t.attr for s in tree.setup if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Attribute)
+    )
+    return {library: name for library, members, name in MEMBERS if members == own and votes.get(library, 0) >= SEVERAL}
 
 
 def _numbered(
