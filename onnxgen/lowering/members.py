@@ -38,6 +38,8 @@ from onnxgen.weights.copied import Copied, note_copy
 from onnxgen.weights.provenance import WIDER, Source
 from onnxgen.weights.stored import is_uniform, stored, viewed_from
 
+COUNTED = re.compile(r"[A-Za-z]\d+")  # `v96`: a letter and a count say nothing
+
 
 class Members:
     """The members of one network, while it is lowered.
@@ -372,7 +374,7 @@ def _is_to_be_read(member: Member) -> bool:
 def _buffer_name(hint: str, array: NDArray[Any] | None = None) -> str:
     hint = unscoped(hint)
     last = re.split(r"[./]", hint)[-1]
-    is_noise = not last or NOISE.match(hint) or "/" in hint or "output" in last.lower()
+    is_noise = not last or NOISE.match(hint) or "/" in hint or "output" in last.lower() or COUNTED.fullmatch(last)
     says_nothing = is_noise or last == "constant" or ":" in last or is_function_name(last)  # "y:3": a pass made it
     if array is not None and says_nothing and (told := name_of(array)):
         return told

@@ -25,7 +25,7 @@ from onnxgen.lowering import constants
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.member_paths import _tensors, settle
-from onnxgen.lowering.members import _ends
+from onnxgen.lowering.members import _buffer_name, _ends
 from onnxgen.lowering.rows import _Rows, free_rows
 from onnxgen.lowering.sharing import Sharing
 from onnxgen.lowering.strides import is_contiguous
@@ -379,3 +379,10 @@ def test_what_lies_in_a_layer_moves_out() -> None:
         ]
         settle(members)
         assert [".".join(member.path) for member in members] == wanted, paths
+
+
+@pytest.mark.parametrize(
+    ("hint", "name"), [("v96", "constant"), ("a.b.mask", "mask"), ("x/y", "constant"), ("", "constant")]
+)
+def test_a_constant_is_called_by_a_name_that_says_something(hint: str, name: str) -> None:
+    assert _buffer_name(hint) == name
