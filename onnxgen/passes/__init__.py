@@ -23,6 +23,7 @@ from onnxgen.passes.deviation import deviation
 from onnxgen.passes.dropout import dropout
 from onnxgen.passes.dynamic import dynamic
 from onnxgen.passes.empty_rows import empty_rows
+from onnxgen.passes.equal import equal_nodes
 from onnxgen.passes.expand import expand
 from onnxgen.passes.filled import filled
 from onnxgen.passes.folded import restore_batchnorm
@@ -93,6 +94,7 @@ PASSES: list[Pass] = [
     shared_views,  # before no_ops and unbind, which would merge what is apart
     sequences,
     no_ops,  # casts and identities would hide a pattern
+    equal_nodes,
     filled,
     indexed,  # before broadcasts, which takes an Expand away
     standardised,  # before norms, which would take the statistics that it computes beside

@@ -14,12 +14,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import ROOT
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, passed_on
 from onnxgen.options import Options
 from onnxgen.passes.match import scalar, uniform
-from onnxgen.passes.rewrite import drop, replace
+from onnxgen.passes.rewrite import beside, drop, replace
 from onnxgen.scopes.origin import param_path
-from onnxgen.shapes.info import info
+from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
 
 # the neutral number, and True if it may also be the first operand
@@ -47,12 +47,30 @@ def no_ops(model: ir.Model, options: Options) -> None:
 
 
 def aliases(model: ir.Model, options: Options) -> None:
-    """Remove every Identity of a value that a node computes or that the network is given."""
+    """Remove every Identity of a value that a node computes or that the network is given.
+
+    What an inner graph returns gets one: the node that makes it then is like all others for the passes.
+    """
+    for graph in model.graph.subgraphs():
+        _name_results(graph)
     for node in all_nodes(model.graph):
         source = node.inputs[0] if _is_alias(node) else None
         if source is not None and stored(source) is None and not node.outputs[0].is_graph_output():
             ir.convenience.replace_all_uses_with(node.outputs[0], source)
             drop(node)
+
+
+def _name_results(graph: ir.Graph) -> None:
+    for i, value in enumerate(graph.outputs):
+        node = value.producer()
+        if node is not None and not _is_alias(node):
+            same = passed_on(value)
+            (new,) = same.outputs
+            new.name, new.shape, new.type = f"{value.name}_returned", value.shape, value.type
+            set_info(new, info(value))
+            beside(same, node)
+            graph.outputs[i] = new
+            graph.append(same)
 
 
 def _is_alias(node: ir.Node) -> bool:

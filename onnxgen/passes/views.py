@@ -20,6 +20,7 @@ from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
+from onnxgen.passes.equal import merge_equal
 from onnxgen.passes.rewrite import drop, only_user, replace, together
 from onnxgen.passes.steps import insert, known_ints, stored_views
 from onnxgen.shapes.dims import Dim, TooComplex, exact_div, floordiv, product
@@ -56,7 +57,7 @@ def views(model: ir.Model, options: Options) -> None:
     weights = stored_views(model)
     if PRODUCER.get(model.graph) != "pytorch":  # which names no scope that is no module
         _leave_hollow_scopes(model)
-    _merge_equal(model, weights)
+    merge_equal(model, _is_view, weights)  # a chain ends where a value has several users
     for node in reversed(all_nodes(model.graph)):
         if node.graph is not None and _is_view(node):
             following = only_user(node.outputs[0])
@@ -73,27 +74,6 @@ def _leave_hollow_scopes(model: ir.Model) -> None:
         while scope and scope not in filled:
             scope = scope[:-1]
         SCOPE.set(node, scope)
-
-
-def _merge_equal(model: ir.Model, weights: set[ir.Value]) -> None:
-    """Let one node stand for equal views of a value: a chain ends where a value has several users."""
-    first: dict[tuple[object, ...], ir.Value] = {}
-    for node in all_nodes(model.graph):
-        made = node.outputs[0] if len(node.outputs) == 1 else None
-        if made is None or not _is_view(node) or made in weights or made.is_graph_output():
-            continue
-        told = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items()))
-        given = tuple(_given(value) for value in node.inputs[1:])
-        key = (node.op_type, node.domain, node.inputs[0], given, told, node.graph, SCOPE.get(node))
-        if first.setdefault(key, made) is not made:
-            made.replace_all_uses_with(first[key])
-            drop(node)
-
-
-def _given(value: ir.Value | None) -> object:
-    """What a further input is: its numbers if they are known."""
-    data = info(value).data
-    return value if data is None else (tuple(data.shape), *data.reshape(-1).tolist())
 
 
 def arranges(node: ir.Node) -> bool:

@@ -1,0 +1,47 @@
+"""What a loop's body computes several times is computed once; what it draws is drawn each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+import torch
+
+from onnxgen import generate, load
+
+LOOP = """<ir_version: 9, opset_import: ["": 18]>
+g (float[N,2] x) => (float[N,2] z) <int64 n = {{3}}, bool go = {{1}}> {{
+  z = Loop(n, go, x) <body = body (int64 i, bool c, float[k,2] h) => (bool c2, float[k,2] h3)
+      <float one = {{1}}, float also = {{1}}, int64[1] first = {{0}}, int64[1] front = {{0}}>
+    {{ c2 = Identity(c)  {nodes}  u = Unsqueeze(h2, first)  h3 = Squeeze(u, front) }}> }}"""
+
+
+def forward(nodes: str, folder: Path) -> str:
+    """Generate a loop with these nodes, compare it with onnxruntime if it draws nothing, and return its `forward`."""
+    path = folder / "net.onnx"
+    onnx.save(onnx.parser.parse_model(LOOP.format(nodes=nodes)), path)
+    generate(path, folder / "net.py", force=True)
+    x = np.random.default_rng(0).standard_normal((3, 2)).astype(np.float32)
+    if "Random" not in nodes:
+        (expected,) = ort.InferenceSession(path).run(None, {"x": x})
+        np.testing.assert_allclose(load(path)(torch.from_numpy(x)).detach().numpy(), expected, rtol=1e-5)
+    source = (folder / "net.py").read_text()
+    return source[source.index("def forward") : source.index("WEIGHTS =")]
+
+
+def test_equal_nodes_are_one_and_what_is_returned_hides_nothing(tmp_path: Path) -> None:
+    text = forward("a = Add(h, one)  b = Add(h, also)  s = Tanh(a)  t = Tanh(b)  h2 = Mul(s, t)", tmp_path)
+    assert text.count("tanh(") == 1 and "squeeze" not in text
+
+
+def test_others_are_not(tmp_path: Path) -> None:
+    text = forward("a = Add(h, one)  b = Sub(h, one)  s = Tanh(a)  t = Tanh(b)  h2 = Mul(s, t)", tmp_path)
+    assert text.count("tanh(") == 2
+
+
+def test_what_is_drawn_is_drawn_each_time(tmp_path: Path) -> None:
+    text = forward("s = RandomUniformLike(h)  t = RandomUniformLike(h)  h2 = Sub(s, t)", tmp_path)
+    assert text.count("rand") == 2
