@@ -18,6 +18,7 @@ from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.structure.classnames import ClassNames
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, parts, values
+from onnxgen.structure.gaps import fill_gaps
 from onnxgen.structure.literals import Signature
 from onnxgen.structure.loops import Run
 from onnxgen.structure.methods import extract
@@ -64,6 +65,7 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath]) 
             collect_runs(scope, module, loops)
             roll(scope, module, [s for s in scope.body if isinstance(s, Loop) and id(s) not in own])
             collect_calls(scope, module)
+            fill_gaps(scope)
     share_rows([scope for scope in order if scope.path not in plain], module.reserved)
     order = list(_bottom_up(root))
     if root.path not in plain:

@@ -44,7 +44,7 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
         loops: those of the scopes before, to which those of this one are added. A list of one item is looped over
             where the same list of another module is.
     """
-    parts = _parts(scope)
+    parts = parts_of(scope)
     flow = _Flow(scope)
     ones = {path: run for path in parts if (run := _of_one(flow, parts, path, loops, module)) is not None}
     for path in sorted(parts.keys() - ones, key=len, reverse=True):
@@ -77,7 +77,7 @@ def place(scope: Scope, path: ModulePath) -> Place:
 
 def has_one(scope: Scope) -> bool:
     """True if a list of the scope has one item."""
-    return any(len(items) == 1 for items in _parts(scope).values())
+    return any(len(items) == 1 for items in parts_of(scope).values())
 
 
 def _of_one(
@@ -141,7 +141,7 @@ def _called_often(scope: Scope) -> list[Member]:
     return [members[0] for members in found.values() if len(members) > 2]
 
 
-def _parts(scope: Scope) -> dict[ModulePath, dict[str, Member | None]]:
+def parts_of(scope: Scope) -> dict[ModulePath, dict[str, Member | None]]:
     """Return the items of each container below a class, by number: a submodule, or None for an inner container."""
     level = len(scope.path)
     own = {member.path: member for member in scope.members}  # a layer with layers below it is not a container
@@ -299,8 +299,8 @@ class _Sequence:
         after = self.flow.users.get(target) if self.flow.uses[target] == 1 else None
         if not isinstance(after, Assign) or len(after.targets) != 1 or not isinstance(after.value, ast.Call):
             return None
-        operand = _operand(after.value)
-        return after if isinstance(operand, Ref) and refs(after.value) == (target,) else None
+        given = operand(after.value)
+        return after if isinstance(given, Ref) and refs(after.value) == (target,) else None
 
     def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
         """Return a functional layer as a module, and its number if its scope has one (`/features/features.1/Relu`)."""
@@ -341,7 +341,7 @@ def _sequence(flow: _Flow, path: ModulePath, items: dict[int, Member]) -> Member
     for found in chains:
         first, last = found[0][2], found[-1][2]
         assert isinstance(first.value, ast.Call)
-        argument = _operand(first.value)
+        argument = operand(first.value)
         assert argument is not None
         nodes = tuple(name for _, _, statement in found for name in statement.nodes)
         whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
@@ -370,7 +370,7 @@ def as_module(value: ast.expr) -> ast.expr | None:
 
     `__init__` has no values, sizes or devices, so a function that needs one cannot be a layer.
     """
-    if not isinstance(value, ast.Call) or not isinstance(_operand(value), Ref):
+    if not isinstance(value, ast.Call) or not isinstance(operand(value), Ref):
         return None
     if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, Ref):
         return _method_layer(value.func.attr, value.args) if not value.keywords else None
@@ -388,7 +388,7 @@ def _method_layer(method: str, args: list[ast.expr]) -> ast.expr | None:
     return ast.Call(quote("nn.Hardtanh"), args, []) if is_range else None
 
 
-def _operand(value: ast.expr) -> ast.expr | None:
+def operand(value: ast.expr) -> ast.expr | None:
     """Return the first operand of a layer, a function or a method."""
     if not isinstance(value, ast.Call):
         return None

@@ -150,3 +150,20 @@ class Unlike(nn.Module):
 def test_an_item_of_a_list_has_the_class_of_the_same_layer_in_other_items(tmp_path: Path) -> None:
     source = made(Unlike, tmp_path)
     assert re.findall(r"class (\w+)", source) == ["ConvNormAct", "Block", "Net"] and "*features]" in source
+
+
+class Gaps(nn.Module):
+    """A list with functions between the layers, that is no chain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleList([Conv(3, 8, 3, 2), nn.Upsample(scale_factor=2), nn.Identity(), Conv(11, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.model[1](self.model[0](x))
+        return self.model[3](torch.cat([up, x], dim=1))
+
+
+def test_a_function_that_was_an_item_is_one_again(tmp_path: Path) -> None:
+    source = made(Gaps, tmp_path)
+    assert "nn.Upsample(scale_factor=2)" in source and "self.model[1](" in source and "interpolate" not in source
