@@ -55,7 +55,7 @@ class Statements(Comprehensions):
         if isinstance(statement, ast.Assign):
             if len(statement.targets) > 1:
                 raise Unreadable("an assignment to several targets")
-            value = self.evaluate(statement.value, scope)
+            value = self._second_name(statement.value, scope)
             if isinstance(statement.value, ast.Name):
                 self.lend([value])
             self.assign(statement.targets[0], value, scope)
@@ -71,6 +71,12 @@ class Statements(Comprehensions):
             self._effect(statement.value, scope)
         elif not isinstance(statement, ast.Pass):
             raise Unreadable(f"a statement of type {type(statement).__name__}")
+
+    def _second_name(self, tree: ast.expr, scope: LocalVariables) -> Value:
+        """Evaluate what a statement assigns. A variable that gets a second name is not read thereby."""
+        name = tree.id if isinstance(tree, ast.Name) else variable(tree.value) if isinstance(tree, Ref) else None
+        found = UNDEFINED if name is None else scope.find(name, UNDEFINED)
+        return found if isinstance(found, Lazy) else self.evaluate(tree, scope)
 
     def _effect(self, value: ast.expr, scope: LocalVariables) -> None:
         """Execute a statement for its effect. A list that grows gets a new value; other effects are recorded."""
@@ -216,23 +222,10 @@ class _Carried(Lazy):
         self.next: Value = UNDEFINED
 
     def read(self) -> Node:
-        """Return its node. Its initial value is read first, since that may be another loop's."""
-        waiting = [self] if self.own is None else []
-        while waiting and (before := waiting[-1]._before()) is not None:
-            waiting.append(before)
-        while waiting:
-            waiting.pop()._begin()
-        assert self.own is not None
-        return self.own
-
-    def _before(self) -> _Carried | None:
-        start = self.start.carried if isinstance(self.start, _After) else self.start
-        return start if isinstance(start, _Carried) and start.own is None else None
-
-    def _begin(self) -> None:
         if self.own is None:
             self.own = self.program.number("carried", self.loop, self.program.node(self.start))
             self._settle()
+        return self.own
 
     def end(self, value: Value) -> None:
         """End the iteration, which left this value."""
@@ -247,16 +240,28 @@ class _Carried(Lazy):
 
 
 class _After(Lazy):
-    """A variable of a loop after its end."""
+    """A variable of a loop after its end: the last turn made it, if there was one. It is told by what makes it, not by
+    whether a turn reads it, which a text may do for nothing.
+    """
 
     def __init__(self, program: Statements, carried: _Carried) -> None:
         self.program, self.carried = program, carried
+        self.made: Node | None = None
 
     def read(self) -> Node:
-        of = self.carried
-        if of.own is None and of.next is not UNDEFINED:  # no turn reads it: the last one made it, if there was one
-            return self.program.make("last", of.loop, self.program.node(of.start), self.program.node(of.next))
-        return self.program.make("end", of.read())
+        """Return its node. Its initial value is read first, since that may be another loop's, and so on."""
+        waiting = [self]
+        while waiting[-1].made is None and isinstance(before := waiting[-1].carried.start, _After):
+            waiting.append(before)
+        while waiting:
+            made = waiting.pop()._make()
+        return made
+
+    def _make(self) -> Node:
+        if self.made is None:
+            of, node = self.carried, self.program.node
+            self.made = self.program.make("last", of.loop, node(of.start), node(of.next))
+        return self.made
 
 
 class Choice(Lazy):
