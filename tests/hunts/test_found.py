@@ -143,3 +143,17 @@ def test_a_state_that_is_only_given_on_to_a_loop_inside() -> None:
         """,
         2, 2, names="xy",
     )  # fmt: skip
+
+
+def test_only_the_size_of_what_a_loop_leaves_is_read() -> None:
+    held(
+        """
+        g (float[N,3] x) => (int64[2] size) <float[1,3] row = {1,2,3}, int64 n = {3}, float zero = {0}>
+        { sum = ReduceSum<keepdims = 0>(x)
+          go = Less(sum, zero)
+          a, b = Loop(n, go, row, row) <body = f (int64 i, bool on, float[p,3] a0, float[q,3] b0)
+            => (bool on_, float[r,3] a1, float[s,3] b1) { on_ = Identity(on)  a1 = Identity(b0)  b1 = Add(b0, x) }>
+          size = Shape(a) }
+        """,
+        2, 3,
+    )  # fmt: skip
