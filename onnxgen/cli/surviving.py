@@ -6,6 +6,9 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+from types import FrameType
 from typing import NoReturn
 
 from onnxgen.common.crashes import CRASHES
@@ -23,13 +26,19 @@ def surviving(run: Callable[[], int], crashed: Callable[[str], int]) -> int:
     """
     while hasattr(os, "fork"):
         read, write = os.pipe()
+        alive, held = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(read)
+            os.close(held)
+            Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
+            _interrupted_by(_once)
             CRASHES.to = write
             return run()  # this process goes on as if there were no other
         os.close(write)
+        os.close(alive)
         died, last = _ended(child, read)
+        os.close(held)
         sizes = json.loads(last) if last else None
         if sizes is None or CRASHES.has(sizes) or len(CRASHES.sizes) == MOST:
             tried = ", ".join(f"{name}={size}" for name, size in (sizes or {}).items()) or "the file's own sizes"
@@ -40,17 +49,42 @@ def surviving(run: Callable[[], int], crashed: Callable[[str], int]) -> int:
 
 def _ended(child: int, read: int) -> tuple[signal.Signals, str]:
     """Wait for a process. Returns the signal that it died of, and the last line that it told; else ends this one."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the child, too, which says so
+
+    def hand_on(*_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGINT)
+
+    before = _interrupted_by(hand_on)  # the child says so
     with os.fdopen(read, encoding="utf-8") as lines:
         last = ([""] + lines.readlines())[-1]
     _, status = os.waitpid(child, 0)
     signal.signal(signal.SIGINT, before)
     if not os.WIFSIGNALED(status):
         _exit(os.waitstatus_to_exitcode(status))
-    died = signal.Signals(os.WTERMSIG(status))
+    died = os.WTERMSIG(status)
     if died not in DEADLY:
         _exit(128 + died)
-    return died, last
+    return signal.Signals(died), last
+
+
+def _interrupted_by(handler: Callable[[int, FrameType | None], object]) -> signal._HANDLER:
+    """Let a function handle a Ctrl-C, unless nobody does. Returns what did so before."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handler)
+    return before
+
+
+def _once(*_: object) -> NoReturn:
+    """Interrupt a process that a terminal's Ctrl-C reaches twice: its parent hands it on, too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _end_with_parent(alive: int) -> None:
+    """Wait for the end of the process that holds the other end of this pipe, whoever ends it."""
+    os.read(alive, 1)
+    os._exit(128 + signal.SIGTERM)
 
 
 def _exit(code: int) -> NoReturn:

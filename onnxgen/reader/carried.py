@@ -3,8 +3,6 @@
 Exporters of other frameworks carry everything that a loop's body uses: each weight is a state that the body returns as
 it came. Goes in: a graph. Comes out: its loops (Loop, Scan) with the states that say something. A weight in the body
 then is the stored tensor itself.
-
-A state whose value is another output of the body stays.
 """
 
 from __future__ import annotations
@@ -56,6 +54,9 @@ class _Loop:
         assert graph is not None
         inputs = [v for i, v in enumerate(node.inputs) if i - self.given not in gone]
         outputs = [v for i, v in enumerate(node.outputs) if i not in gone]
+        if not outputs:
+            self._remove()
+            return
         new = ir.Node(
             "", node.op_type, inputs, list(node.attributes.values()), num_outputs=len(outputs), name=node.name
         )
@@ -65,15 +66,22 @@ class _Loop:
         graph.insert_before(node, new)
         graph.remove(node, safe=True)
 
+    def _remove(self) -> None:
+        """Remove a loop that makes nothing any more. No node of its body counts as a user of what it had used."""
+        assert self.node.graph is not None
+        for inner in all_nodes(self.body):
+            for i in range(len(inner.inputs)):
+                inner.replace_input_with(i, None)
+        self.node.graph.remove(self.node, safe=True)
+
     def _is_settled(self, i: int) -> bool:
         """True if nothing has to carry a state."""
         inner, result = self.body.inputs[self.given + i], self.body.outputs[self.made + i]
         after = self.node.outputs[i]
         if self.node.inputs[self.given + i] is None:
             return False
-        others = [v for j, v in enumerate(self.body.outputs) if j != self.made + i]
         if origin(result) is inner:
-            return all(v is not inner and v is not result for v in others)
+            return True
         return not inner.uses() and not any(v is inner for v in self.body.outputs) and not _is_read(after)
 
     def _take_out(self, i: int) -> None:
@@ -82,9 +90,20 @@ class _Loop:
         assert outer is not None
         self.body.outputs.pop(self.made + i)
         if origin(result) is inner:
+            for j, other in enumerate(self.body.outputs):
+                if other is inner:
+                    self.body.outputs[j] = self._in_body(outer, inner)
             ir.convenience.replace_all_uses_with(inner, outer)
             self._hand_on(outer, self.node.outputs[i])
         self.body.inputs.pop(self.given + i)
+
+    def _in_body(self, outer: ir.Value, inner: ir.Value) -> ir.Value:
+        """Return a value of the body that is one from outside: only the body's own values can be its outputs."""
+        same = passed_on(outer)
+        self.body.append(same)
+        (new,) = same.outputs
+        new.shape, new.type = inner.shape, inner.type
+        return new
 
     def _hand_on(self, outer: ir.Value, after: ir.Value) -> None:
         """Let a value take the place of a result of the loop. An output of a graph keeps its name."""

@@ -12,7 +12,8 @@ from onnxgen.code.torch_api import BATCH_NORMS, PURE, function_of
 from onnxgen.errors import WrongTranslation
 from onnxgen.shapes.dims import Dim, substitute, symbol, symbols
 from onnxgen.shapes.info import Info, Shape
-from onnxgen.validate.statements import Choice, Statements
+from onnxgen.validate.expressions import Lazy
+from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import Graph, Leaf, LocalVariables, Node, Unreadable, Value, variable
 
 
@@ -153,10 +154,10 @@ class _Flat(Statements):
         self.immovable = not inputs and not any(m.kind != "module" or m.keys for m in module.members)
 
     def _size(self, tree: SizeOf, scope: LocalVariables) -> Dim:
-        """Return a dim. Of a variable that two branches leave, perhaps nothing else is read than its size."""
+        """Return a dim. Of what branches or a loop leave, perhaps nothing else is read than its size."""
         for size in symbols(tree.dim).values():
             name = variable(size.source[0]) if size.source else ""
-            if name and isinstance(scope.find(name, None), Choice):
+            if name and isinstance(scope.find(name, None), Lazy):
                 self.read(name, scope)
         return substitute(tree.dim, self.sizes) if self.sizes else tree.dim
 

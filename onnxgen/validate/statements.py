@@ -40,6 +40,7 @@ class Statements(Comprehensions):
         self.lent: dict[int, Value] = {}
         self._like: Counter[Node] = Counter()
         self.trying = False
+        self.early: list[_Carried] = []
 
     def run(self, block: list[ast.stmt], scope: LocalVariables) -> Value:
         """Execute a block. Returns its result, or `UNDEFINED`. Only the last statement of a `forward` returns."""
@@ -55,7 +56,7 @@ class Statements(Comprehensions):
         if isinstance(statement, ast.Assign):
             if len(statement.targets) > 1:
                 raise Unreadable("an assignment to several targets")
-            value = self.evaluate(statement.value, scope)
+            value = self._value(statement.targets[0], statement.value, scope)
             if isinstance(statement.value, ast.Name):
                 self.lend([value])
             self.assign(statement.targets[0], value, scope)
@@ -72,6 +73,15 @@ class Statements(Comprehensions):
         elif not isinstance(statement, ast.Pass):
             raise Unreadable(f"a statement of type {type(statement).__name__}")
 
+    def _value(self, target: ast.expr, tree: ast.expr, scope: LocalVariables) -> Value:
+        """Evaluate what a statement assigns. A variable that gets a second name is not read thereby."""
+        if isinstance(target, ast.Tuple) and isinstance(tree, ast.Tuple) and len(target.elts) == len(tree.elts):
+            if not any(isinstance(part, ast.Starred) for part in (*target.elts, *tree.elts)):
+                return tuple(self._value(*pair, scope) for pair in zip(target.elts, tree.elts))
+        name = tree.id if isinstance(tree, ast.Name) else variable(tree.value) if isinstance(tree, Ref) else None
+        found = UNDEFINED if name is None else scope.find(name, UNDEFINED)
+        return found if isinstance(found, Lazy) else self.evaluate(tree, scope)
+
     def _effect(self, value: ast.expr, scope: LocalVariables) -> None:
         """Execute a statement for its effect. A list that grows gets a new value; other effects are recorded."""
         if isinstance(value, ast.Constant):
@@ -81,7 +91,7 @@ class Statements(Comprehensions):
             if name is None:
                 raise Unreadable("what grows is no variable")
             before = self.read(name, scope)
-            if id(before) in self.lent:
+            if id(before) in self.lent or id(scope.find(name, None)) in self.lent:
                 raise Unreadable("a list grows that has several names")
             if isinstance(before, list):
                 items = [item] if value.func.attr == "append" else self.iterate(item)
@@ -171,7 +181,9 @@ class Statements(Comprehensions):
     def _does(
         self, like: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: LocalVariables
     ) -> frozenset[tuple[Node, Node | None]]:
-        """Return each carried value with its value after an iteration. This trial execution is discarded."""
+        """Return each carried value with its value after an iteration. This trial execution is discarded, but not what
+        it is the first to read of the loops around it.
+        """
         kept = (self.seen.copy(), self._like.copy(), self.nexts.copy(), self.stops.copy(), self.effects.copy())
         self.trying = True
         trial = self._turn(like, target, stop, body, scope)[1]
@@ -179,6 +191,9 @@ class Statements(Comprehensions):
         began = (own for own in trial.values() if own.start is not self.undefined)  # not carried if undefined
         does = frozenset((own.own, self.nexts.get(own.own)) for own in began if own.own is not None)
         self.seen, self._like, self.nexts, self.stops, self.effects = kept
+        early, self.early = self.early, []
+        for own in early:
+            own.begin()
         return does
 
     def _turn(
@@ -214,25 +229,20 @@ class _Carried(Lazy):
         self.start = scope.find(name, program.undefined)
         self.own: Node | None = None
         self.next: Value = UNDEFINED
+        self.is_tried = program.trying
 
     def read(self) -> Node:
-        """Return its node. Its initial value is read first, since that may be another loop's."""
-        waiting = [self] if self.own is None else []
-        while waiting and (before := waiting[-1]._before()) is not None:
-            waiting.append(before)
-        while waiting:
-            waiting.pop()._begin()
+        if self.own is None:
+            self.begin()
         assert self.own is not None
         return self.own
 
-    def _before(self) -> _Carried | None:
-        start = self.start.carried if isinstance(self.start, _After) else self.start
-        return start if isinstance(start, _Carried) and start.own is None else None
-
-    def _begin(self) -> None:
-        if self.own is None:
-            self.own = self.program.number("carried", self.loop, self.program.node(self.start))
-            self._settle()
+    def begin(self) -> None:
+        """Take its number among those of its loop that begin alike."""
+        self.own = self.program.number("carried", self.loop, self.program.node(self.start))
+        if self.program.trying and not self.is_tried:
+            self.program.early.append(self)
+        self._settle()
 
     def end(self, value: Value) -> None:
         """End the iteration, which left this value."""
@@ -247,16 +257,28 @@ class _Carried(Lazy):
 
 
 class _After(Lazy):
-    """A variable of a loop after its end."""
+    """A variable of a loop after its end: the last turn made it, if there was one. It is told by what makes it, not by
+    whether a turn reads it, which a text may do for nothing.
+    """
 
     def __init__(self, program: Statements, carried: _Carried) -> None:
         self.program, self.carried = program, carried
+        self.made: Node | None = None
 
     def read(self) -> Node:
-        of = self.carried
-        if of.own is None and of.next is not UNDEFINED:  # no turn reads it: the last one made it, if there was one
-            return self.program.make("last", of.loop, self.program.node(of.start), self.program.node(of.next))
-        return self.program.make("end", of.read())
+        """Return its node. Its initial value is read first, since that may be another loop's, and so on."""
+        waiting = [self]
+        while waiting[-1].made is None and isinstance(before := waiting[-1].carried.start, _After):
+            waiting.append(before)
+        while waiting:
+            made = waiting.pop()._make()
+        return made
+
+    def _make(self) -> Node:
+        if self.made is None:
+            of, node = self.carried, self.program.node
+            self.made = self.program.make("last", of.loop, node(of.start), node(of.next))
+        return self.made
 
 
 class Choice(Lazy):

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 from onnxgen.code.quote import last_step
 from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import MODULE_ATTRIBUTES
+from onnxgen.validate.expressions import Lazy
 from onnxgen.validate.file import METHODS, PYTHONS, check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.python import is_fixed
@@ -87,7 +88,7 @@ class Text(Statements):
         return super().iterate(value)
 
     def lend(self, values: list[Value]) -> list[Value]:
-        self.lent.update((id(value), value) for value in values if isinstance(value, (list, Node)))
+        self.lent.update((id(value), value) for value in values if isinstance(value, (list, Node, Lazy)))
         return values
 
     def known(self, name: str) -> Value:

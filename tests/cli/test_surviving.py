@@ -52,3 +52,39 @@ def test_what_always_crashes_is_said_with_its_sizes() -> None:
 
 def test_whoever_ends_it_from_outside_ends_it() -> None:
     assert ended(died="SIGTERM") == (128 + signal.SIGTERM, "")
+
+
+WAITING = """
+import os, sys, time
+from onnxgen.cli.surviving import surviving
+
+def run():
+    try:
+        print(os.getppid(), flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("interrupted")
+        return 130
+
+sys.exit(surviving(run, lambda what: 2))
+"""
+
+
+def stopped(died: signal.Signals, whole_group: bool = False) -> tuple[int, str]:
+    """Return how the first process ends, and what both say; the second one holds the pipe until it ends, too."""
+    started = [sys.executable, "-c", WAITING]
+    with subprocess.Popen(started, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None and int(process.stdout.readline()) == process.pid
+        (os.killpg if whole_group else os.kill)(process.pid, died)
+        said, _ = process.communicate(timeout=20)
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("died", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_first_one(died: signal.Signals) -> None:
+    assert stopped(died) == (-died, "")
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["as a terminal does", "the first process alone"])
+def test_an_interrupt_is_said_once(whole_group: bool) -> None:
+    assert stopped(signal.SIGINT, whole_group) == (130, "interrupted\n")

@@ -117,3 +117,43 @@ def test_two_states_that_begin_alike_and_that_no_turn_reads() -> None:
         """,
         2, 3,
     )  # fmt: skip
+
+
+def test_a_loop_begins_with_what_no_turn_of_another_one_reads() -> None:
+    held(
+        """
+        g (float[2,2] x, float[2,2] y) => (float[2,2] b, float[2,2] c) <float[2,2] w = {1,2,3,4}>
+        { a = Scan(w, y) <num_scan_inputs = 1, body = f (float[2,2] a0, float[2] r) => (float[2,2] a1)
+            { a1 = Neg(w) }>
+          b, c = Scan(a, w, y) <num_scan_inputs = 1, body = k (float[2,2] b0, float[2,2] c0, float[2] q)
+            => (float[2,2] b1, float[2,2] c1) { b1 = Identity(x)  c1 = Identity(b0) }> }
+        """,
+        2, 2, names="xy",
+    )  # fmt: skip
+
+
+def test_a_state_that_is_only_given_on_to_a_loop_inside() -> None:
+    held(
+        """
+        g (float[2,2] x, float[2,2] y) => (float[2,2] a) <int64 n = {2}, bool go = {1}, bool no = {0}>
+        { a = Loop(n, go, x) <body = f (int64 i, bool on, float[2,2] a0) => (bool on_, float[2,2] a1)
+            { a1 = Scan(a0, y) <num_scan_inputs = 1, body = k (float[2,2] b0, float[2] r) => (float[2,2] b1)
+                { b1 = Identity(x) }>
+              on_ = Identity(no) }> }
+        """,
+        2, 2, names="xy",
+    )  # fmt: skip
+
+
+def test_only_the_size_of_what_a_loop_leaves_is_read() -> None:
+    held(
+        """
+        g (float[N,3] x) => (int64[2] size) <float[1,3] row = {1,2,3}, int64 n = {3}, float zero = {0}>
+        { sum = ReduceSum<keepdims = 0>(x)
+          go = Less(sum, zero)
+          a, b = Loop(n, go, row, row) <body = f (int64 i, bool on, float[p,3] a0, float[q,3] b0)
+            => (bool on_, float[r,3] a1, float[s,3] b1) { on_ = Identity(on)  a1 = Identity(b0)  b1 = Add(b0, x) }>
+          size = Shape(a) }
+        """,
+        2, 3,
+    )  # fmt: skip

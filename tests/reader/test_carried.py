@@ -92,3 +92,30 @@ def test_a_state_whose_rank_the_first_iteration_decides(tmp_path: Path) -> None:
         tmp_path,
     )
     assert "for _ in range(4)" in made
+
+
+def test_a_state_that_is_a_scan_output_too(tmp_path: Path) -> None:
+    made = source(
+        """g (float[N,2] x) => (float[N,2] y, float[2,2] z, float[2,2] w1)
+        <float[2,2] w = {1, 2, -3, 4}, int64 n = {2}, bool go = {1}, int64[1] first = {0}>
+        { y, w1, ws = Loop<body = body (int64 i, bool c, float[k,2] h, float[2,2] wi)
+            => (bool c, float[k,2] h2, float[2,2] wi, float[2,2] wi)
+          { m = MatMul(h, wi)  h2 = Tanh(m) }>(n, go, x, w)
+          z = ReduceSum<keepdims = 0>(ws, first) }""",
+        tmp_path,
+    )
+    assert made.count("nn.Linear(2, 2") == 1
+
+
+def test_a_loop_that_changes_nothing_is_gone(tmp_path: Path) -> None:
+    made = source(
+        """g (float[3,2] x) => (float[2,2] y) <float[2,2] w = {1, 2, -3, 4}, float[2,2] v = {3, 1, 2, 5}, bool go = {1}>
+        { y = If(go) <then_branch = t () => (float[2,2] y1) { y1 = Identity(w) },
+            else_branch = e () => (float[2,2] y2)
+            { w1, dead = Scan(v, w, x, x) <num_scan_inputs = 2,
+                body = body (float[2,2] wi, float[2,2] d, float[2] r, float[2] q) => (float[2,2] w2, float[2,2] d2)
+                { w2 = Identity(wi)  d2 = Identity(wi) }>
+              y2 = Identity(w1) }> }""",
+        tmp_path,
+    )
+    assert made.count("nn.Parameter") == 1 and "for _ in" not in made

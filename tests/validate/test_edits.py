@@ -379,3 +379,67 @@ def test_another_network_is_refused(old: str, new: str) -> None:
 @pytest.mark.parametrize(("old", "new"), [*rows(SAME), *WHOLE])
 def test_the_same_network_is_let_pass(old: str, new: str) -> None:
     assert TEXT.count(old) >= 1 and difference(TEXT.replace(old, new, 1)) is None
+
+
+def looped(spelled: str, text: str) -> Difference | None:
+    """Return how a text differs from what `spelled` says, both with x, y and the parameter w."""
+    module = flat({"x": ["N", 8], "y": ["N", 8]}, {"w": "nn.Parameter(torch.ones(8))"}, spelled)
+    body = "".join(f"        {line}\n" for line in text.replace('M["w"]', "self.w").strip().splitlines())
+    return validate(specify(module), ast.parse(LOOPED + body), "Net")
+
+
+LOOPED = """
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+"""
+NESTED = """
+a = x
+b = x
+for row in y:
+    c = a
+    for item in x:
+        c = b
+        b = b + item
+    a = c
+return a, b
+"""
+SWAPPED = """
+a = x
+b = y
+for row in y:
+    t = a
+    if row.sum() > 0:
+        a = b
+        b = t
+return a, b
+"""
+LISTED = """
+rows = [x]
+for row in y:
+    rows.append(row)
+return torch.cat(rows), x
+"""
+
+
+@pytest.mark.parametrize(
+    ("spelled", "old", "new"),
+    [
+        (NESTED, "c = a", "c = b"),  # two states that begin alike: b is first read by a loop inside
+        (SWAPPED, "t = a", "t = b"),
+        (LISTED, "    rows.append(row)", "    more = rows\n    more.append(row)\n    rows.append(row)"),
+    ],
+)
+def test_another_loop_is_refused(spelled: str, old: str, new: str) -> None:
+    assert looped(spelled, spelled) is None and looped(spelled, spelled.replace(old, new)) is not None
+
+
+def test_a_swap_in_one_statement_is_the_same() -> None:
+    assert looped(SWAPPED, SWAPPED.replace("a = b\n        b = t", "a, b = b, a").replace("    t = a\n", "")) is None
