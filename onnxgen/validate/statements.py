@@ -91,7 +91,7 @@ class Statements(Comprehensions):
             if name is None:
                 raise Unreadable("what grows is no variable")
             before = self.read(name, scope)
-            if id(before) in self.lent or id(scope.find(name, None)) in self.lent:
+            if id(before) in self.lent or any(id(held) in self.lent for held in _held(scope.find(name, None))):
                 raise Unreadable("a list grows that has several names")
             if isinstance(before, list):
                 items = [item] if value.func.attr == "append" else self.iterate(item)
@@ -289,6 +289,14 @@ class Choice(Lazy):
 
     def read(self) -> Node:
         return self.program.make("choice", self.condition, *map(self.program.node, self.sides))
+
+
+def _held(value: Value) -> Iterator[Value]:
+    """Yield what a variable holds, and what it held before the loops around."""
+    yield value
+    while isinstance(value, _Carried):
+        value = value.start
+        yield value
 
 
 def _stop(body: list[ast.stmt]) -> ast.expr | None:

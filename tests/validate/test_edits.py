@@ -427,11 +427,20 @@ for row in y:
     rows.append(row)
 return torch.cat(rows), x
 """
+TWICE = """
+some = [x]
+more = [x]
+for row in y:
+    some.append(row)
+    more.append(row)
+return torch.cat(some), torch.cat(more)
+"""
 
 
 @pytest.mark.parametrize(
     ("spelled", "old", "new"),
     [
+        (TWICE, "more = [x]", "more = some"),  # one list, which grows by two rows in each turn
         (NESTED, "c = a", "c = b"),  # two states that begin alike: b is first read by a loop inside
         (SWAPPED, "t = a", "t = b"),
         (LISTED, "    rows.append(row)", "    more = rows\n    more.append(row)\n    rows.append(row)"),
