@@ -27,14 +27,14 @@ def surviving(run: Callable[[], int], crashed: Callable[[str], int]) -> int:
     while hasattr(os, "fork"):
         read, write = os.pipe()
         alive, held = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until both processes know what to do with it
         child = os.fork()
         if child == 0:
             os.close(read)
             os.close(held)
             Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
-            _interrupted_by(_once)
             CRASHES.to = write
-            return run()  # this process goes on as if there were no other
+            return _run(run)  # this process goes on as if there were no other
         os.close(write)
         os.close(alive)
         died, last = _ended(child, read)
@@ -47,6 +47,16 @@ def surviving(run: Callable[[], int], crashed: Callable[[str], int]) -> int:
     return run()
 
 
+def _run(run: Callable[[], int]) -> int:
+    """Run the command in the other process."""
+    _interrupted_by(_once)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:  # it came before the command began
+        return 128 + signal.SIGINT
+    return run()
+
+
 def _ended(child: int, read: int) -> tuple[signal.Signals, str]:
     """Wait for a process. Returns the signal that it died of, and the last line that it told; else ends this one."""
 
@@ -55,6 +65,7 @@ def _ended(child: int, read: int) -> tuple[signal.Signals, str]:
             os.kill(child, signal.SIGINT)
 
     before = _interrupted_by(hand_on)  # the child says so
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with os.fdopen(read, encoding="utf-8") as lines:
         last = ([""] + lines.readlines())[-1]
     _, status = os.waitpid(child, 0)

@@ -18,13 +18,20 @@ from onnxgen.graph.traits import RANDOM
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import drop
 from onnxgen.shapes.info import info
-
-FEW = 8  # numbers of a constant that are compared
+from onnxgen.weights.stored import stored
 
 
 def equal_nodes(model: ir.Model, options: Options) -> None:
-    """Merge equal nodes of every inner graph."""
-    merge_equal(model, lambda node: node.graph is not model.graph and not is_a(node, RANDOM))
+    """Merge equal nodes of every inner graph that compute with more than stored tensors.
+
+    What is made of stored tensors alone may be two parameters: one that an exporter stored once, and named twice.
+    """
+
+    def may(node: ir.Node) -> bool:
+        moves = any(value is not None and stored(value) is None and info(value).data is None for value in node.inputs)
+        return node.graph is not model.graph and moves and not is_a(node, RANDOM)
+
+    merge_equal(model, may)
 
 
 def merge_equal(model: ir.Model, may: Callable[[ir.Node], bool], kept: Collection[ir.Value] = ()) -> None:
@@ -42,11 +49,11 @@ def merge_equal(model: ir.Model, may: Callable[[ir.Node], bool], kept: Collectio
 
 
 def _given(value: ir.Value | None) -> object:
-    """Return what an input is: its numbers if they are few and known."""
+    """Return what an input is: sizes, or one number that is not trained, if they are known."""
     facts = info(value)
     if facts.data is not None:
         return (facts.dtype, tuple(facts.data.shape), *facts.data.reshape(-1).tolist())
     constant = None if value is None or is_trained(value) else facts.constant
-    if constant is None or constant.size > FEW:
+    if constant is None or constant.size != 1:
         return value
     return (facts.dtype, constant.shape, constant.tobytes())

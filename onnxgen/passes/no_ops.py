@@ -63,7 +63,7 @@ def aliases(model: ir.Model, options: Options) -> None:
 def _name_results(graph: ir.Graph) -> None:
     for i, value in enumerate(graph.outputs):
         node = value.producer()
-        if node is not None and not _is_alias(node):
+        if node is not None and not _is_alias(node) and isinstance(value.type, ir.TensorType):
             same = passed_on(value)
             (new,) = same.outputs
             new.name, new.shape, new.type = f"{value.name}_returned", value.shape, value.type

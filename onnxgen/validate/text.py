@@ -335,8 +335,7 @@ class Text(Statements):
         scope, lent = self._bound(method, holder, args, kwargs), self.lent
         self.lent = {}
         self.lend(list(scope.values.values()))  # lists of the caller must not grow here
-        found = self._body(method, scope)
-        self.lent = lent
+        found, self.lent = self._body(method, scope), lent
         self.lend([value for value in scope.values.values() if value is found])
         self.depth -= 1
         self.graph.home = around

@@ -45,3 +45,17 @@ def test_others_are_not(tmp_path: Path) -> None:
 def test_what_is_drawn_is_drawn_each_time(tmp_path: Path) -> None:
     text = forward("s = RandomUniformLike(h)  t = RandomUniformLike(h)  h2 = Sub(s, t)", tmp_path)
     assert text.count("rand") == 2
+
+
+def test_two_names_of_one_stored_tensor_stay_two_parameters(tmp_path: Path) -> None:
+    """torch's exporter stores equal biases once; a branch of a merged decoder names them for each layer."""
+    text = """<ir_version: 9, opset_import: ["": 18], producer_name: "pytorch">
+    g (float[N,2] x, bool c) => (float[N,2] z)
+    <float[2,2] "a.weight" = {1, 2, -3, 4}, float[2,2] "b.weight" = {1, 2, -3, 5}, float[2] "a.bias" = {0, 0}> {
+      z = If(c) <then_branch = t () => (float[N,2] y)
+            { "b.bias" = Identity("a.bias")  "d.bias" = Identity("a.bias")
+              h = Gemm(x, "a.weight", "b.bias")  k = Tanh(h)  y = Gemm(k, "b.weight", "d.bias") },
+          else_branch = e () => (float[N,2] y2) { y2 = Gemm(x, "a.weight", "a.bias") }> }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    names = dict(load(tmp_path / "net.onnx").named_parameters())
+    assert sum(parameter.shape == (2,) for parameter in names.values()) == 3
