@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -72,7 +72,8 @@ class Picture:
     """All graphs of a model at one moment.
 
     Attributes:
-        nodes: in topological order.
+        nodes: in topological order. What they take has its first name: an Identity of a computed value gives a second.
+        plain: the same nodes, with the names that they take.
         maker: the node that makes a value.
         graphs: inputs and outputs of the main graph and of each subgraph.
         members: the nodes of each graph.
@@ -85,6 +86,7 @@ class Picture:
     """
 
     nodes: dict[ir.Node, Made] = field(default_factory=dict)
+    plain: dict[ir.Node, Made] = field(default_factory=dict)
     maker: dict[ir.Value | None, Made] = field(default_factory=dict)
     graphs: dict[ir.Graph, tuple[tuple[ir.Value, ...], tuple[ir.Value, ...]]] = field(default_factory=dict)
     members: dict[ir.Graph, list[Made]] = field(default_factory=dict)
@@ -123,14 +125,18 @@ class Picture:
 
 def take(model: ir.Model, last: Picture | None = None) -> Picture:
     """Record a model. Takes time linear in the number of its nodes; less if most are as in the `last` picture."""
-    picture, known = Picture(), {} if last is None else last.nodes
+    picture, known = Picture(), {} if last is None else last.plain
     moving, maker = picture.moving, picture.maker
+    firsts: dict[ir.Value | None, ir.Value] = {}
     _graph(picture, model.graph)
     nodes = all_nodes(model.graph)  # in topological order: a pass may leave a graph unsorted for the next
     for node, look in zip(nodes, map(LOOK, nodes)):
         made = known.get(node)
         if made is None or made.look != look:
             made = _made(node, model)
+        picture.plain[node] = made
+        if firsts and not firsts.keys().isdisjoint(made.inputs):
+            made = replace(made, inputs=tuple(firsts.get(value, value) for value in made.inputs))
         picture.nodes[node] = made
         if made.graph is not None:
             picture.members.setdefault(made.graph, []).append(made)
@@ -142,6 +148,9 @@ def take(model: ir.Model, last: Picture | None = None) -> Picture:
             maker[output] = made
             if is_moving and not made.gives_sizes:
                 moving.add(output)
+        source = made.input(0) if (made.domain, made.op) == ("", "Identity") else None
+        if source is not None and (source in maker or source in picture.given):
+            firsts[made.outputs[0]] = source
     frames = chain.from_iterable(chain.from_iterable(picture.graphs.values()))
     shown = (made.inputs + made.outputs for made in picture.nodes.values())
     picture.note(chain(frames, picture.stored, chain.from_iterable(shown)))
