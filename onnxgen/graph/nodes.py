@@ -11,6 +11,7 @@ from onnxgen.common.names import printable
 
 Answer = TypeVar("Answer")
 LOOPS = ("Loop", "Scan")  # with a body that carries states
+ALIAS = ("", "Identity")  # domain and operator of what gives a value a second name
 
 
 def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
@@ -34,7 +35,7 @@ def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
 
 def passed_on(value: ir.Value) -> ir.Node:
     """Make a node that gives a value a second name."""
-    return ir.Node("", "Identity", [value])
+    return ir.Node(*ALIAS, [value])
 
 
 def origin(value: ir.Value) -> ir.Value:

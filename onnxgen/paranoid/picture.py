@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import ALIAS, all_nodes
 from onnxgen.graph.traits import RANDOM, SIZES
 from onnxgen.shapes.info import Info, infos
 
@@ -148,7 +148,7 @@ def take(model: ir.Model, last: Picture | None = None) -> Picture:
             maker[output] = made
             if is_moving and not made.gives_sizes:
                 moving.add(output)
-        source = made.input(0) if (made.domain, made.op) == ("", "Identity") else None
+        source = made.input(0) if (made.domain, made.op) == ALIAS else None
         if source is not None and (source in maker or source in picture.given):
             firsts[made.outputs[0]] = source
     frames = chain.from_iterable(chain.from_iterable(picture.graphs.values()))

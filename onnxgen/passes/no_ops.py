@@ -14,7 +14,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import ROOT
-from onnxgen.graph.nodes import all_nodes, passed_on
+from onnxgen.graph.nodes import ALIAS, all_nodes, passed_on
 from onnxgen.options import Options
 from onnxgen.passes.match import scalar, uniform
 from onnxgen.passes.rewrite import beside, drop, replace
@@ -74,7 +74,7 @@ def _name_results(graph: ir.Graph) -> None:
 
 
 def _is_alias(node: ir.Node) -> bool:
-    return (node.domain, node.op_type) == ("", "Identity")
+    return (node.domain, node.op_type) == ALIAS
 
 
 def _without_like(node: ir.Node) -> ir.Node:

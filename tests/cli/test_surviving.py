@@ -55,8 +55,10 @@ def test_whoever_ends_it_from_outside_ends_it() -> None:
 
 
 WAITING = """
-import os, sys, time
+import os, signal, sys, time
 from onnxgen.cli.surviving import surviving
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background ignores it
 
 def run():
     try:
