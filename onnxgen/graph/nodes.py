@@ -41,9 +41,7 @@ def passed_on(value: ir.Value) -> ir.Node:
 def origin(value: ir.Value) -> ir.Value:
     """Return what a value is a second name of, or the value itself."""
     node = value.producer()
-    while (
-        node is not None and (node.domain, node.op_type) == ("", "Identity") and (source := node.inputs[0]) is not None
-    ):
+    while node is not None and (node.domain, node.op_type) == ALIAS and (source := node.inputs[0]) is not None:
         value, node = source, source.producer()
     return value
 

@@ -94,7 +94,7 @@ PASSES: list[Pass] = [
     shared_views,  # before no_ops and unbind, which would merge what is apart
     sequences,
     no_ops,  # casts and identities would hide a pattern
-    equal_nodes,
+    equal_nodes,  # when what changes nothing is gone, and before patterns ask who alone uses a value
     filled,
     indexed,  # before broadcasts, which takes an Expand away
     standardised,  # before norms, which would take the statistics that it computes beside

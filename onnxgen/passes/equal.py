@@ -7,6 +7,7 @@ written out again is a block of its own.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection
 
 import onnx_ir as ir
@@ -41,11 +42,20 @@ def merge_equal(model: ir.Model, may: Callable[[ir.Node], bool], kept: Collectio
         made = node.outputs[0] if len(node.outputs) == 1 else None
         if made is None or has_subgraphs(node) or not may(node) or made in kept or made.is_graph_output():
             continue
-        told = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items()))
-        key = (node.op_type, node.domain, *map(_given, node.inputs), told, node.graph, SCOPE.get(node))
+        told = tuple(sorted((name, _said(a)) for name, a in node.attributes.items()))
+        what = (node.op_type, node.domain, node.version, node.overload)
+        key = (*what, *map(_given, node.inputs), told, node.graph, SCOPE.get(node))
         if node.inputs and first.setdefault(key, made) is not made:
             made.replace_all_uses_with(first[key])
             drop(node)
+
+
+def _said(attribute: ir.Attr) -> str:
+    """Return a text that only equal attributes have: the text of a long tensor leaves numbers out."""
+    value = attribute.value
+    if not isinstance(value, ir.TensorProtocol):
+        return f"{attribute.type} {value}"
+    return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
 
 
 def _given(value: ir.Value | None) -> object:

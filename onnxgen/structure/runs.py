@@ -46,7 +46,7 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
     """
     parts = parts_of(scope)
     flow = _Flow(scope)
-    ones = {path: run for path in parts if (run := _of_one(flow, parts, path, loops, module)) is not None}
+    ones = {path for path in parts if _of_one(flow, parts, path, loops, module) is not None}
     for path in sorted(parts.keys() - ones, key=len, reverse=True):
         items = {int(name): item for name, item in parts[path].items() if item is not None}
         if len(items) < len(parts[path]):
@@ -56,8 +56,9 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
             parts[path[:-1]][path[-1]] = container
     flow.settle()
     for path in sorted(parts, key=len):
-        if path in ones:
-            ones[path].write()
+        run = _of_one(flow, parts, path, loops, module) if path in ones else None  # of the body as it is now
+        if run is not None:
+            run.write()
             flow = _Flow(scope)
         elif path not in scope.containers:
             flow = _looped(flow, _items(parts, path), module, loops)

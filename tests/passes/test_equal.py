@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime as ort
 import torch
 
 from onnxgen import generate, load
+from onnxgen.passes.equal import _said
 
 LOOP = """<ir_version: 9, opset_import: ["": 18]>
 g (float[N,2] x) => (float[N,2] z) <int64 n = {{3}}, bool go = {{1}}> {{
@@ -35,6 +37,15 @@ def forward(nodes: str, folder: Path) -> str:
 def test_equal_nodes_are_one_and_what_is_returned_hides_nothing(tmp_path: Path) -> None:
     text = forward("a = Add(h, one)  b = Add(h, also)  s = Tanh(a)  t = Tanh(b)  h2 = Mul(s, t)", tmp_path)
     assert text.count("tanh(") == 1 and "squeeze" not in text
+
+
+def test_the_text_of_an_attribute_tells_all_of_it() -> None:
+    """Trees have their thresholds in tensors, whose usual text leaves out most numbers."""
+    numbers = np.arange(5000, dtype=np.float32)
+    others = [np.where(numbers == 2500, 0, numbers), numbers.astype(np.float64), numbers.reshape(50, 100)]
+    one, *rest = (_said(ir.AttrTensor("t", ir.tensor(array))) for array in (numbers, *others))
+    assert one == _said(ir.AttrTensor("t", ir.tensor(numbers.copy()))) and len({one, *rest}) == 4
+    assert _said(ir.AttrInt64("a", 1)) != _said(ir.AttrFloat32("a", 1))
 
 
 def test_others_are_not(tmp_path: Path) -> None:

@@ -152,6 +152,44 @@ def test_an_item_of_a_list_has_the_class_of_the_same_layer_in_other_items(tmp_pa
     assert re.findall(r"class (\w+)", source) == ["ConvNormAct", "Block", "Net"] and "*features]" in source
 
 
+class Pair(nn.Module):
+    """Two lists, and a row of layers between them."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__()
+        self.mid = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1))
+        self.m = nn.ModuleList(Conv(4, 4, 3) for _ in range(first))
+        self.n = nn.ModuleList(Conv(4, 4, 3) for _ in range(second))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(x.chunk(2, 1))
+        for block in self.m:
+            parts.append(block(parts[-1]))
+        x = self.mid(torch.cat(parts, 1)[:, :8])
+        parts = list(x.chunk(2, 1))
+        for block in self.n:
+            parts.append(block(parts[-1]))
+        return torch.cat(parts, 1)[:, :8]
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.blocks = nn.ModuleList([Pair(1, 1), Pair(2, 3), Pair(3, 2), Pair(1, 2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_two_lists_of_one_item_beside_a_row_of_layers(tmp_path: Path) -> None:
+    source = made(Pairs, tmp_path)
+    assert len(re.findall(r"class \w+", source)) == 3 and source.count("for ") >= 4
+
+
 class Gaps(nn.Module):
     """A list with functions between the layers, that is no chain."""
 
