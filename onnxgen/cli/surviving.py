@@ -24,7 +24,9 @@ def surviving(run: Callable[[], int], crashed: Callable[[str], int]) -> int:
         run: the command. It returns its exit code.
         crashed: says that onnxruntime has crashed, given how. It returns the exit code.
     """
-    while hasattr(os, "fork"):
+    if not hasattr(os, "fork"):
+        return run()
+    while True:
         read, write = os.pipe()
         alive, held = os.pipe()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until both processes know what to do with it
@@ -44,7 +46,6 @@ def surviving(run: Callable[[], int], crashed: Callable[[str], int]) -> int:
             tried = ", ".join(f"{name}={size}" for name, size in (sizes or {}).items()) or "the file's own sizes"
             return crashed(f"onnxruntime crashed ({died.name}) with inputs of {tried}")
         CRASHES.sizes.append(sizes)
-    return run()
 
 
 def _run(run: Callable[[], int]) -> int:
