@@ -131,13 +131,18 @@ def _numbered(
 
 
 def rename(classes: Iterable[ClassTree], names: Mapping[str, str]) -> None:
-    """Give classes their new names, also where others make instances of them."""
+    """Give classes their new names, also where others make instances of them.
+
+    A new name may be the old one of another class, and trees share nodes: each node is renamed once.
+    """
+    seen: set[int] = set()
     for tree in classes:
         tree.name = names.get(tree.name, tree.name)
         for part in (*tree.setup, *tree.items):
             for node in walk(part):
-                if isinstance(node, ast.Name) and node.id in names:
+                if isinstance(node, ast.Name) and node.id in names and id(node) not in seen:
                     node.id = names[node.id]
+                    seen.add(id(node))
 
 
 @cache

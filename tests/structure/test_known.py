@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onnxgen import generate
+from onnxgen.code.class_tree import ClassTree
 from onnxgen.structure.blocks import LIBRARIES
-from onnxgen.structure.known import Sketch, _whole, table
+from onnxgen.structure.known import Sketch, _whole, rename, table
 
 
 class Cv(nn.Module):
@@ -170,3 +171,11 @@ def test_a_dense_block_takes_no_time(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Sequential(Dense()), nn.Conv2d(63, 4, 3)).eval()
     torch.onnx.export(network, (torch.randn(1, 3, 8, 8),), str(tmp_path / "net.onnx"), dynamo=False)
     assert "torch.cat" in generate(tmp_path / "net.onnx").source
+
+
+def test_a_new_name_may_be_the_old_one_of_another_class() -> None:
+    """Trees share the expressions that make equal instances."""
+    call = ast.parse("Block2(8)", mode="eval").body
+    one, two = (ClassTree(name, setup=[ast.Expr(call)]) for name in ("Block", "Block2"))
+    rename([one, two], {"Block": "ConvNormAct", "Block2": "Block"})
+    assert [one.name, two.name, ast.unparse(call)] == ["ConvNormAct", "Block", "Block(8)"]
