@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from onnx.reference import ReferenceEvaluator
 
 from onnxgen.errors import BUG, OnnxgenError
 from onnxgen.options import Options
 from onnxgen.verify.compare import MAX_SLACK_PART, Tolerance, compare, slack_of
-from tests.hunts.rounding import agrees_on_padding, hangs_on_rounding
+from tests.hunts.rounding import agrees_on_padding, hangs_on_rounding, opened, overflows
 from tests.hunts.running import arguments, generated, headed, unclear
 
 Feed = dict[str, Any]
@@ -80,7 +79,7 @@ def judge(case: Case) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="hunt-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            session = _session(case.model)
+            session = opened(case.model)
             case, expected = _accepted(case, session)
         except Exception as error:
             return Verdict("void", " ".join(str(error).split())[:150])
@@ -108,14 +107,6 @@ def _accepted(case: Case, session: Any) -> tuple[Case, list[list[Any]]]:
         with suppress(Exception):
             ran.append((feed, session.run(None, feed)))
     return replace(case, feeds=[feed for feed, _ in ran]), [outputs for _, outputs in ran]
-
-
-def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
 
 
 @dataclass(frozen=True)
@@ -151,15 +142,17 @@ class Output:
             return None
         if self._agrees_in_float64():
             return Verdict("void", "rounding decides what comes out")
-        if got.shape == theirs.shape and (why_not := self._no_two_agree()):
+        if got.shape == theirs.shape and (why_not := self._no_two_agree(feed)):
             return Verdict("void", why_not)
         if not self.case.classes and self._agrees(feed):
             return Verdict("disputed", f"onnx.reference agrees, onnxruntime does not: {why}"[:150])
         what = "shape or dtype" if got.shape != theirs.shape or got.dtype != theirs.dtype else "values"
         return Verdict("wrong", what, f"output {self.k}: {why}")
 
-    def _no_two_agree(self) -> str:
+    def _no_two_agree(self, feed: Feed) -> str:
         """Why two right implementations differ here; "" if they should not."""
+        if overflows(self.case.model, feed):
+            return "numbers overflow"
         if agrees_on_padding(self.model, self.given, self.k, self.theirs, self.tolerance):
             return "a maximum over padding alone"
         hangs = hangs_on_rounding(self.model, self.given, self.k, self.got, self.tolerance)

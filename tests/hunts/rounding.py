@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,6 +51,31 @@ def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
 def hangs_on_rounding(model: torch.nn.Module, arguments: list[Any], k: int, got: Any, tolerance: Tolerance) -> bool:
     """Whether an output moves when every operator rounds otherwise."""
     return any(compare(got, _run(Rounded(n), model, arguments, k, got), tolerance).why for n in range(DRAWS))
+
+
+def opened(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """The file in onnxruntime, as it is written: nothing is optimised."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def overflows(model: onnx.ModelProto, feed: dict[str, Any]) -> bool:
+    """Whether a node makes infinity of finite numbers: a layer that computes in another order may stay below it."""
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    names = {name for node in shown.graph.node for name in node.output if name} - {v.name for v in shown.graph.output}
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
+    session = opened(shown)
+    made = dict(zip((output.name for output in session.get_outputs()), session.run(None, feed), strict=True))
+    infinite = {name for name, value in made.items() if isinstance(value, np.ndarray) and _has_infinity(value)}
+    return any(infinite & {*node.output} and not infinite & {*node.input} for node in shown.graph.node if node.input)
+
+
+def _has_infinity(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" and not np.isfinite(array).all()
 
 
 def agrees_on_padding(model: torch.nn.Module, arguments: list[Any], k: int, theirs: Any, tolerance: Tolerance) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import onnx
 import pytest
 
@@ -11,6 +12,7 @@ from onnxgen import pipeline
 from tests.hunts import composite, running, scopes
 from tests.hunts.hunting import judged, recorded
 from tests.hunts.judge import Case, Verdict, judge
+from tests.hunts.rounding import overflows
 from tests.hunts.shrink import shrink
 
 HEADED = (3, 5)  # seeds of composite networks that end in a layer of classes
@@ -70,6 +72,14 @@ def test_a_wrong_head_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cases and all(judge(c).kind == "right" for c in cases)
     monkeypatch.setattr(running, "replace_head", lambda model, classes, keep: None)
     assert {judge(c).what for c in cases} == {"shape or dtype"}
+
+
+def test_overflow_on_the_way_is_told_from_infinity_that_is_given() -> None:
+    """A layer that computes in another order may stay finite; nobody is wrong then."""
+    text = "<ir_version: 8, opset_import: ['': 17]> g (float[2] x) => (float[2] y) { s = Mul(x, x) y = Reciprocal(s) }"
+    model = onnx.parser.parse_model(text.replace("'", '"'))
+    values = {1e30: True, 1.0: False, float("inf"): False}
+    assert {v: overflows(model, {"x": np.full(2, v, np.float32)}) for v in values} == values
 
 
 def test_a_failure_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
