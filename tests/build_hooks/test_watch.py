@@ -48,7 +48,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 from onnxgen.build_hooks import watch
 if patience := float(sys.argv[1]):
-    watch.PATIENCE_SECONDS, watch.QUIET_SECONDS, watch.TICK_MILLISECONDS = patience, 0.1, 100
+    watch.PATIENCE_SECONDS, watch.QUIET_SECONDS, watch.TICK_MILLISECONDS = patience, 0.05, 50
 from onnxgen.cli import main
 main(["build", "--watch", *sys.argv[2:]])
 """
@@ -96,7 +96,7 @@ class Watching:
 def watching(root: Path, request: pytest.FixtureRequest) -> Iterator[Watching]:
     """The command on the project, everything built."""
     slow = "pause" in request.fixturenames  # it must be as patient as the command is
-    found = Watching(root, patience=0 if slow else 0.5)
+    found = Watching(root, patience=0 if slow else 0.3)
     try:
         assert found.until("watching") == [WROTE_ONE, WROTE_TWO, "watching 4 files; Ctrl-C ends it"]
         yield found
@@ -154,7 +154,7 @@ def test_each_kind_of_file(root: Path, watching: Watching) -> None:
 def test_new_models(root: Path) -> None:
     """Those that a glob finds, and those that are new in the settings."""
     (root / "pyproject.toml").write_text('[[tool.onnxgen.models]]\nsource = "models/*.onnx"\noutput = "src/pkg/"\n')
-    watching = Watching(root, "--json")
+    watching = Watching(root, "--json", patience=0.3)
     watching.until("{")
     save_model(root / "models/three.onnx", 3)
     told = json.loads(watching.until("written")[-1])
@@ -246,7 +246,13 @@ def test_edits_are_kept(root: Path, watching: Watching) -> None:
 # ---- in this process -------------------------------------------------------------------------------------------------
 
 
-def test_a_change_while_building_is_not_lost(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "TICK_MILLISECONDS", 50)
+
+
+def test_a_change_while_building_is_not_lost(root: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = watch.build_project
     saved: list[int] = []
 
@@ -265,7 +271,7 @@ def test_a_change_while_building_is_not_lost(root: Path, monkeypatch: pytest.Mon
     rounds.close()
 
 
-def test_force_counts_once(root: Path) -> None:
+def test_force_counts_once(root: Path, quick: None) -> None:
     """Later edits are merged: who forces a build once does not give all further edits away."""
     assert run(["build", "-q", str(root)]) == 0
     module = root / "src/pkg/one.py"
