@@ -69,7 +69,7 @@ def overflows(model: onnx.ModelProto, feed: dict[str, Any]) -> bool:
     names = {name for node in shown.graph.node for name in node.output if name} - {v.name for v in shown.graph.output}
     shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
     session = opened(shown)
-    made = dict(zip((output.name for output in session.get_outputs()), session.run(None, feed), strict=True))
+    made = feed | dict(zip((output.name for output in session.get_outputs()), session.run(None, feed), strict=True))
     infinite = {name for name, value in made.items() if isinstance(value, np.ndarray) and _has_infinity(value)}
     return any(infinite & {*node.output} and not infinite & {*node.input} for node in shown.graph.node if node.input)
 

@@ -14,7 +14,6 @@ import pytest
 from tests.ops.harness import all_cases, as_array
 from tests.shapes.agreeing import hold_elements, hold_sizes, hold_types
 
-
 PARTS = 8
 parts = pytest.mark.parametrize("part", range(PARTS))
 
