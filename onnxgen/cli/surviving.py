@@ -22,7 +22,7 @@ def surviving(run: Callable[[], int], crashed: Callable[[str], int]) -> int:
 
     Args:
         run: the command. It returns its exit code.
-        crashed: says that onnxruntime has crashed, given how. It returns the exit code.
+        crashed: says how the other process has ended. It returns the exit code of a crash of onnxruntime.
     """
     if not hasattr(os, "fork"):
         return run()
@@ -41,6 +41,9 @@ def surviving(run: Callable[[], int], crashed: Callable[[str], int]) -> int:
         os.close(alive)
         died, last = _ended(child, read)
         os.close(held)
+        if died == signal.SIGKILL:
+            crashed("verify was killed (SIGKILL), most likely because the system had no memory left")
+            _exit(128 + died)
         sizes = json.loads(last) if last else None
         if sizes is None or CRASHES.has(sizes) or len(CRASHES.sizes) == MOST:
             tried = ", ".join(f"{name}={size}" for name, size in (sizes or {}).items()) or "the file's own sizes"
@@ -74,7 +77,7 @@ def _ended(child: int, read: int) -> tuple[signal.Signals, str]:
     if not os.WIFSIGNALED(status):
         _exit(os.waitstatus_to_exitcode(status))
     died = os.WTERMSIG(status)
-    if died not in DEADLY:
+    if died not in DEADLY | {signal.SIGKILL}:
         _exit(128 + died)
     return signal.Signals(died), last
 

@@ -54,6 +54,12 @@ def test_whoever_ends_it_from_outside_ends_it() -> None:
     assert ended(died="SIGTERM") == (128 + signal.SIGTERM, "")
 
 
+def test_a_lack_of_memory_is_said() -> None:
+    """The system kills what takes too much, and that process says nothing."""
+    code, said = ended(died="SIGKILL")
+    assert code == 128 + signal.SIGKILL and said.startswith("verify was killed (SIGKILL), most likely because")
+
+
 WAITING = """
 import os, signal, sys, time
 from onnxgen.cli.surviving import surviving
