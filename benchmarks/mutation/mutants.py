@@ -16,6 +16,7 @@ CLEANERS = set(
     identifier printable module_part class_name safe clean repr str sorted reversed set list tuple abs min max
     """.split()
 )
+UNORDERED_ARGUMENTS = {"isinstance", "issubclass", "startswith", "endswith"}  # the last one, if it is a tuple
 OTHER_COMPARISON: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -100,16 +101,38 @@ def by_statement(file: str, text: str) -> list[tuple[range, list[Mutant]]]:
     tree = ast.parse(text)
     words, order = strings(tree), {id(node): i for i, node in enumerate(ast.walk(tree))}
     found: dict[ast.stmt, list[Mutant]] = {}
+    unordered = {id(node) for node in _unordered(tree)}
     for statement, node in _computing(tree, None):
         for number, (kind, changed) in enumerate(changes(node, words)):
-            if ast.dump(changed) == ast.dump(node):  # what was swapped is equal
-                continue
+            if ast.dump(changed) == ast.dump(node) or kind.startswith("swapped") and id(node) in unordered:
+                continue  # what was swapped is equal, or its order means nothing
             before, after = _text(node), _text(ast.fix_missing_locations(ast.copy_location(changed, node)))
             mutant = Mutant(
                 file, getattr(node, "lineno", statement.lineno), kind, before, after, order[id(node)], number
             )
             found.setdefault(statement, []).append(mutant)
     return [(_lines(statement), group) for statement, group in found.items()]
+
+
+def _unordered(tree: ast.AST) -> Iterator[ast.AST]:
+    """The tuples and unions whose order means nothing: of exceptions, of types, of prefixes, of what a value is in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            yield node.type
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            yield node.comparators[0]
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and _is_none(node.right):
+            yield node  # a type that may be None
+        elif isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            if name in UNORDERED_ARGUMENTS:
+                yield from node.args[-1:]
+            if name == "suppress":
+                yield node
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _computing(node: ast.AST, statement: ast.stmt | None) -> Iterator[tuple[ast.stmt, ast.AST]]:

@@ -59,6 +59,25 @@ def test_where_a_mistake_is_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("means_nothing", "counts"),
+    [
+        ("try:\n    f()\nexcept (A, B):\n    pass\n", "f((A, B))\n"),
+        ("isinstance(x, (A, B))\n", "f(x, (A, B))\n"),
+        ("x in (A, B)\n", "x < (A, B)\n"),
+        ("T = A | None\n", "T = A | B\n"),
+    ],
+)
+def test_an_order_that_means_nothing_is_no_mistake(
+    means_nothing: str, counts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swapped(text: str) -> set[str]:
+        found = {one.mutant.kind for one in of(text, tmp_path, monkeypatch)}
+        return found & {"swapped entries", "swapped operands"}
+
+    assert not swapped(means_nothing) and swapped(counts)
+
+
 def test_lambdas_of_one_line_are_not_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = of("F = [lambda x: x + 1, lambda x: x - 1]\n", tmp_path, monkeypatch)
     assert found and all(not one.functions for one in found)
