@@ -89,13 +89,14 @@ def test_an_error_at_each_call(tmp_path: Path, options: Options, number: int) ->
 
 
 @BOTH
-def test_no_file_may_grow_further(tmp_path: Path, options: Options) -> None:
+@pytest.mark.parametrize("first", range(4))
+def test_no_file_may_grow_further(tmp_path: Path, options: Options, first: int) -> None:
     """The kernel's own refusal, after any number of bytes."""
     out = tmp_path / "out" / "model.py"
     pairs = known(tmp_path, out, options)
     before = content(out.parent)
     largest = max(map(len, before.values()))
-    for limit in {*range(0, largest, 97), largest - 1}:
+    for limit in {*range(97 * first, largest, 4 * 97), largest - 1}:
 
         def limited(limit: int = limit) -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

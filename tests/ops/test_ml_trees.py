@@ -111,17 +111,17 @@ def test_membership_is_of_equal_numbers() -> None:
     run_ml("TreeEnsemble", [x], attrs, 5, expected=[expected])
 
 
-def test_thresholds_at_the_ends() -> None:
+@pytest.mark.parametrize("mode", MIXED)
+def test_thresholds_at_the_ends(mode: int) -> None:
     numbers = [-np.inf, np.inf, np.nan, np.finfo(np.float32).max, 0.0, -0.0, 1e-45]
     x = np.array([[n] for n in [*numbers, np.finfo(np.float32).min, 1.0]], np.float32)
-    for mode in MIXED:
-        for number in numbers:
-            trees = Trees(0, trees=1, depth=1, features=1, modes=[mode])
-            trees.nodes = [(0, mode, 0, [number], 1, (("leaf", 0), ("leaf", 1)))]
-            trees.leaves, trees.roots = [0, 0], [("node", 0)]
-            for tracks in (False, True):
-                attrs = trees.old("target", [[(0, 1.0)], [(0, 2.0)]], tracks, False) | {"n_targets": 1}
-                run_ml("TreeEnsembleRegressor", [x], attrs)
+    for number in numbers:
+        trees = Trees(0, trees=1, depth=1, features=1, modes=[mode])
+        trees.nodes = [(0, mode, 0, [number], 1, (("leaf", 0), ("leaf", 1)))]
+        trees.leaves, trees.roots = [0, 0], [("node", 0)]
+        for tracks in (False, True):
+            attrs = trees.old("target", [[(0, 1.0)], [(0, 2.0)]], tracks, False) | {"n_targets": 1}
+            run_ml("TreeEnsembleRegressor", [x], attrs)
 
 
 def test_weights_of_leaves_are_trained() -> None:
