@@ -45,6 +45,8 @@ def _unlike_elements(before: Any, after: Any, wide: bool, exact: bool, slack: An
         if dtype != ir.DataType.STRING and dtype.is_floating_point():
             same |= np.isnan(before) & np.isnan(after)
         return "" if np.all(same) else f"{np.count_nonzero(~np.asarray(same)):,} of {before.size:,} elements differ"
+    if np.array_equal(before, after):
+        return ""
     a, b = before.astype(np.float64), after.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.all(finite | (a == b) | (np.isnan(a) & np.isnan(b))):
