@@ -69,6 +69,7 @@ from onnxgen.weights.stored import folded_from, is_plain, stored
 SCALER = "the mean or standard deviation of the input"
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _BEFORE_SCALING = ("Cast", "Sub", "Div")  # of columns of the input
+SPELLED = re.compile(r"\w\.(weight|bias)$")  # the end of a parameter's name, whatever a tool has put before it
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 
@@ -260,7 +261,8 @@ def _by_elements(
     """Return True if a tensor without a telling role is trained, and the reason."""
     name = value.name or ""
     path = param_path(folded_from(value) or name)
-    named = path is not None or ROOT.has(value)
+    is_spelled = SPELLED.search(name) is not None
+    named = path is not None or ROOT.has(value) or is_spelled
     if not named and tensor.size == 1:
         if VARIES.get(value):
             return True, "a number that differs between places which are alike"
@@ -270,7 +272,7 @@ def _by_elements(
         return False, chosen
     if not is_recorded and is_measured(value):
         return False, "a statistic of a BatchNorm, by its place"
-    if path is None or not re.search("(^|_)(weight|bias)(_|$)", path[-1]):
+    if not is_spelled and (path is None or not re.search("(^|_)(weight|bias)(_|$)", path[-1])):
         is_counted = path is not None and path[-1].isdigit()  # `constant.3`: the name tells nothing
         if tensor.size == 1 and not is_recorded and is_typed(number(tensor)):
             if is_counted or not is_beginning(value, tensor):

@@ -193,6 +193,18 @@ def test_the_scaler_of_an_input_is_not_trained(nodes: str, frozen: str, trained:
     assert all(found[name] == (False, "the mean or standard deviation of the input") for name in frozen.split())
 
 
+@pytest.mark.parametrize("name", ["encoder/first.weight", "onnx::first.weight", "a b;first.bias", "0/first.weight"])
+def test_a_name_that_ends_as_that_of_a_parameter_tells_one(name: str, tmp_path: Path) -> None:
+    """Whatever a tool has put before it; else it would be taken for the mean of the input."""
+    scaled(f"s = Add (x, mean) {SCALED}", tmp_path / "net.onnx")
+    model = onnx.load(tmp_path / "net.onnx")
+    (mean,) = (tensor for tensor in model.graph.initializer if tensor.name == "mean")
+    mean.name = model.graph.node[0].input[1] = name
+    onnx.save(model, tmp_path / "net.onnx")
+    assert decided(tmp_path / "net.onnx")[name][0]
+    assert "11 parameters" in generate(tmp_path / "net.onnx", tmp_path / "net.py").source
+
+
 @pytest.mark.parametrize("nodes", ["c = Mul (x, inverse) y = ReduceSum (c)", "c = Mul (x, inverse) y = Add (c, mean)"])
 def test_weights_without_a_layer_behind_them_are_trained(nodes: str, tmp_path: Path) -> None:
     """A linear model may be a product and a sum."""
