@@ -228,7 +228,7 @@ def test_other_data_that_a_table_can_not_represent(model: Any, tmp_path: Path) -
     way += "COLUMN=onehot+zeros for categories that the training part does not have"
     for column, values, has in (
         ("city", strange, "'Chur' in row 4"),
-        ("city", ROOMS, f"{float(ROOMS[0])} in row 0"),
+        ("city", ROOMS, f"{str(ROOMS[0])!r} in row 0"),  # text in training, so text here
         ("age", CITY, f"{CITY[0]!r} in row 0"),
         ("income", np.where(np.arange(N) == 5, np.nan, INCOME), None),
         ("income", np.where(np.arange(N) == 5, -np.inf, INCOME), "-inf in row 5"),

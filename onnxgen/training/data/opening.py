@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
 from onnxgen.training.data.layout import part_called
 from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
+from onnxgen.training.data.preprocessing import texts_of
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.sounds import is_sounds, open_sounds, with_sounds
 from onnxgen.training.data.source import DataSource
@@ -69,17 +71,23 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
     return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
 
 
-def open_source(spec: Any, settings: Settings, *, targets: bool = True) -> DataSource | Data:
-    """Like `open_data`, but return the data as it was read. Settings that change the data are not read."""
+def open_source(
+    spec: Any, settings: Settings, *, targets: bool = True, texts: Collection[str] = ()
+) -> DataSource | Data:
+    """Like `open_data`, but return the data as it was read. Settings that change the data are not read.
+
+    Args:
+        texts: columns of a table in a text file that hold text, whatever it looks like, beside those of a fitted table.
+    """
     name = spec if isinstance(spec, str) else spec.name if isinstance(spec, Path) else "data"
     if isinstance(spec, str) and FUNCTION.fullmatch(spec) and not Path(spec).exists():
         spec = call(spec)
     if isinstance(spec, (str, Path)):
-        return open_digits() if spec == DIGITS else _open_path(Path(spec), settings, targets)
+        return open_digits() if spec == DIGITS else _open_path(Path(spec), settings, targets, texts)
     return from_object(spec, name)
 
 
-def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
+def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[str]) -> DataSource:
     if SHARDS.fullmatch(str(path)) and not path.exists():
         return open_stream(matching(str(path)), path.name, settings)
     if not path.exists():
@@ -91,7 +99,9 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
     files = _parts(path) if path.is_dir() else {"": path}
     kind = next(iter(files.values())).suffix.lower() if files else ""
     if kind in _FILES:
-        columns, table = {part: _FILES[kind](file) for part, file in files.items()}, kind in _TABLES
+        known, table = {*texts, *texts_of(settings.table)}, kind in _TABLES
+        read_file = partial(read_csv, texts=known) if _FILES[kind] is read_csv else _FILES[kind]
+        columns = {part: read_file(file) for part, file in files.items()}
         read = from_columns(columns[""], path.name, table) if "" in columns else from_parts(columns, path.name, table)
         read.running = kind == ".txt"
         if table:

@@ -42,6 +42,11 @@ class Column:
             raise TypeError("mean and scale must be finite, and scale not 0")
 
     @property
+    def is_text(self) -> bool:
+        """True if its values are text."""
+        return any(isinstance(value, str) for value in (self.fill, *(self.categories or ())))
+
+    @property
     def width(self) -> int:
         """How many numbers a value becomes."""
         return len(self.categories or ()) if self.onehot else 1
@@ -129,6 +134,12 @@ def fitted(table: str | Mapping[str, Any]) -> Table | None:
     if isinstance(table, str) or (table and all(isinstance(way, str) for way in table.values())):
         return None
     return Table.from_json(table)
+
+
+def texts_of(table: str | Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns that hold text, of a fitted table; () of any other."""
+    found = fitted(table)
+    return () if found is None else tuple(name for name, column in found.columns.items() if column.is_text)
 
 
 def values_of(name: str, given: Any) -> NDArray[Any]:

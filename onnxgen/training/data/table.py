@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ _COMMA = re.compile(r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?")
 _DECIMAL = re.compile(r"[-+]?(0*,\d+|\d{4,},\d*|\d+,(\d{0,2}|\d{4,}))([eE][-+]?\d+)?")  # not thousands: 1,234
 
 
-def read_csv(path: Path) -> Rows:
+def read_csv(path: Path, texts: Collection[str] = ()) -> Rows:
     """Return the columns of a table by name: arrays of int64, float64, bool or text.
 
-    A column with missing values is a `Gaps` instead.
+    A column with missing values is a `Gaps` instead. `texts`: columns that are text, whatever their cells look like.
 
     Raises:
         OnnxgenError: the file is not UTF-8 text, has no names or no rows, or its rows differ in length.
@@ -48,14 +48,14 @@ def read_csv(path: Path) -> Rows:
             what = f"{counted(len(row), 'value')}, but {counted(len(names), 'column')}"
             raise OnnxgenError(f"{path}, line {line}: {what}")
     lines = [line for line, _ in rows[1:]]
-    texts = {name: [text.strip() for text in of] for name, of in zip(names, zip(*(row for _, row in rows[1:])))}
-    commas = [name for name, of in texts.items() if _has_commas(of)]
-    certain = any(_DECIMAL.fullmatch(text) for name in commas for text in texts[name])
+    cells = {name: [cell.strip() for cell in of] for name, of in zip(names, zip(*(row for _, row in rows[1:])))}
+    commas = [name for name, of in cells.items() if name not in texts and _has_commas(of)]
+    certain = any(_DECIMAL.fullmatch(cell) for name in commas for cell in cells[name])
     for name in commas if certain else ():
-        texts[name] = [text.replace(",", ".") for text in texts[name]]
-    columns = {name: _column(path, name, of, lines) for name, of in texts.items()}
+        cells[name] = [cell.replace(",", ".") for cell in cells[name]]
+    columns = {name: _column(path, name, of, lines, name in texts) for name, of in cells.items()}
     for name in () if certain else commas:
-        text = next(text for text in texts[name] if "," in text)
+        text = next(cell for cell in cells[name] if "," in cell)
         what = f"{path}: column {printable(name)!r} has {text!r}: is the comma that of decimals, or of thousands?"
         columns[name] = Problem(what, help="write decimals with a point, and thousands without a comma")
     found = Rows(columns, path, lines)
@@ -91,19 +91,19 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _column(path: Path, name: str, values: list[str], lines: Sequence[int]) -> Any:
+def _column(path: Path, name: str, values: list[str], lines: Sequence[int], is_text: bool) -> Any:
     there = [v for v in values if v.lower() not in MISSING]
-    numbers = all(map(_is_number, there))
+    numbers = not is_text and all(map(_is_number, there))
     bare = [i for i, v in enumerate(values) if (v.lower() in MISSING if numbers else not v)]
     if bare:
-        kept = _typed(np.delete(np.array(values, dtype=object), bare).tolist(), numbers)
+        kept = _typed(np.delete(np.array(values, dtype=object), bare).tolist(), numbers, is_text)
         return missing(f"{path}, line {lines[bare[0]]}", name, bare, kept)
-    return _typed(values, numbers)
+    return _typed(values, numbers, is_text)
 
 
-def _typed(values: list[str], numbers: bool) -> NDArray[Any]:
+def _typed(values: list[str], numbers: bool, is_text: bool) -> NDArray[Any]:
     if not numbers:
-        if {v.lower() for v in values} <= {"true", "false"}:
+        if not is_text and {v.lower() for v in values} <= {"true", "false"}:
             return np.array([v.lower() == "true" for v in values])
         return np.array(values, dtype=object)  # an array of text has room for the longest one in each place
     try:

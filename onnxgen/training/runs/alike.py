@@ -89,6 +89,19 @@ def need_alike(data: Data, feeding: Feeding, record: Record) -> None:
         raise OnnxgenError(what, help="give data of the same kind as in training")
 
 
+def with_white_of_training(data: Data, feeding: Feeding, record: Record) -> None:
+    """Give images that are fed as stored the white of the training: bytes go from 0 to 16 if its numbers did."""
+    for entry, column in zip(record.inputs, feeding.inputs):
+        for part, samples in data.parts.items():
+            step = samples.steps.get(column) if isinstance(samples, Prepared) else None
+            if entry.image is None or not isinstance(samples, Prepared) or not isinstance(step, ToInput):
+                continue
+            if step.scale is None and step.white != entry.image.white:
+                count = entry.image.channels
+                steps = {column: replace(step, scale=((0.0,) * count, (1 / entry.image.white,) * count))}
+                setattr(data, part, replace(samples, steps={**samples.steps, **steps}))
+
+
 def fits(record: Record, model: nn.Module, run: Path, constants: Mapping[str, float]) -> None:
     """Raise `OnnxgenError` if a record speaks of other inputs or outputs than the run's model has.
 

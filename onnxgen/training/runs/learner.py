@@ -30,7 +30,7 @@ from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
-from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes
+from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes, with_white_of_training
 from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.files import readable
@@ -156,7 +156,7 @@ class Learner:
                 held = self._held(own if data is None else data, part)
                 return evaluate(self.model, held, part=self._part(part), settings=self.settings)
             settings = replace(self.settings, val=0.0, test=0.0)
-            made = self._fitted(open_source(data, settings), targets=True)
+            made = self._fitted(open_source(data, settings, texts=self.texts), targets=True)
             self._tell_seen(made, part, settings)
             return evaluate(self.model, made, part=part, settings=settings)
 
@@ -279,7 +279,7 @@ class Learner:
         if all(map(_is_path, items)):
             paths = [path for item in items for path in files_meant(item)]
         for path in paths:
-            source = from_object(data, "data") if path is None else open_source(path, self.settings, targets=False)
+            source = from_object(data, "data") if path is None else self._read(path)
             if not isinstance(source, DataSource):
                 raise OnnxgenError(f"{path or 'the data'} holds no texts", help=self._takes)
             rename_text(source, self.texts)
@@ -309,10 +309,13 @@ class Learner:
             if path in images:
                 yield self._fitted(open_images([path])), [str(path)]
             else:
-                found = self._fitted(open_source(path, replace(self.settings, strict=True), targets=False))
+                found = self._fitted(self._read(path))
                 rows = len(next(iter(found.parts.values())))
                 whole = path.suffix.lower() in SOUNDS
                 yield found, [str(path)] if whole else [f"{path}:{row}" for row in range(rows)]
+
+    def _read(self, path: Path) -> DataSource | Data:
+        return open_source(path, replace(self.settings, strict=True), targets=False, texts=self.texts)
 
     def _of_texts(self, data: Sequence[Any]) -> Named:
         """Open a list of texts, or of pairs of texts."""
@@ -357,7 +360,9 @@ class Learner:
         if column and column not in first.fields and len(first.fields) == 1:  # images of files, trained on arrays
             settings = replace(settings, inputs={})
         found = fit_to_model(source, self.model, settings, targets=targets)
-        need_alike(found, feed(found, self.model, settings, targets=False), self.record)
+        feeding = feed(found, self.model, settings, targets=False)
+        need_alike(found, feeding, self.record)
+        with_white_of_training(found, feeding, self.record)
         return found
 
 
