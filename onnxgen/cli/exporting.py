@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,8 @@ from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
 from onnxgen.training.runs.code import need_same_code
-from onnxgen.training.runs.folder import RECORD, newest
+from onnxgen.training.runs.contract import shipped_facts
+from onnxgen.training.runs.folder import newest
 from onnxgen.training.runs.record import need_own_code, read_record, whole_weights
 
 
@@ -57,8 +56,7 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         "out": run / f"{record.name}.onnx",
         "onnx": beside if beside.is_file() else None,
     }
-    facts = {"classes": json.dumps(record.classes), "preprocessing": record.preprocessing()}
-    facts["run"] = hashlib.sha256((run / RECORD).read_bytes()).hexdigest()
+    facts = shipped_facts(run, record)
     return module, {**given, **{name: value for name, value in found.items() if given[name] is None}, "metadata": facts}
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -12,6 +13,7 @@ from onnxgen.common.names import printable
 from onnxgen.export import files
 from onnxgen.export.labels import relabelled
 from onnxgen.export.report import PREFIX, ExportReport
+from onnxgen.weights.streamed import TRAINED
 
 
 def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportReport) -> None:
@@ -21,7 +23,11 @@ def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportRepor
     """
     model = onnx.load(path, load_external_data=False)
     found = {entry.key: entry.value for entry in model.metadata_props}
-    new = {PREFIX + key: text for key, text in metadata.items()}
+    facts, missing = _of_outputs(metadata, {value.name for value in model.graph.output})
+    if missing:
+        what = f"the file has no output {', '.join(map(printable, missing))}, which the run's answers are read from"
+        report.notes.append(f"{what}: its metadata does not say how")
+    new = {PREFIX + key: text for key, text in facts.items()}
     stale = [key for key in found if key.startswith(PREFIX)]
     if lost := [printable(key) for key in stale if key not in new]:
         report.notes.append(f"left out what the original says of its own training: {', '.join(lost)}")
@@ -35,3 +41,28 @@ def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportRepor
     if stale or new or kept != others:
         onnx.helper.set_model_props(model, kept | new)
         files.save(model, path, report.out)
+
+
+def _of_outputs(metadata: Mapping[str, str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the facts without what they say of outputs that the file does not have, and the names of these.
+
+    A detector that is exported anew ends in its raw maps, and an edited `forward` may return more than the file.
+    """
+    facts = dict(metadata)
+    try:
+        contract = json.loads(facts[TRAINED])
+        outputs = [(entry, _read_from(entry)) for entry in contract["outputs"]]
+    except (KeyError, TypeError, ValueError):  # none, or one that a user wrote
+        return facts, []
+    missing = {name for _, read in outputs for name in read if name not in names}
+    if missing:
+        contract["outputs"] = [entry for entry, read in outputs if not missing & read]
+        facts[TRAINED] = json.dumps(contract)
+    return facts, sorted(missing)
+
+
+def _read_from(entry: Mapping[str, Any]) -> set[str]:
+    """Return the outputs that an entry of the contract is read from."""
+    if entry["kind"] != "boxes":
+        return {entry["name"]}
+    return {entry[part]["output"] for part in ("boxes", "scores", "objects") if entry.get(part)}

@@ -41,8 +41,8 @@ def same_boxes(
         CannotWriteBack: they differ, or one of them can't be computed.
     """
     before, after = _maps(tail, classes)
-    names = _behind(original, tail.maps)
-    both = _computed(original, tail, names, before), _computed(fitted, tail, names, after)
+    names = outputs_behind(original, tail.maps)
+    both = computed(original, tail, names, before), computed(fitted, tail, names, after)
     for name, was, now in zip(names, *both):
         axis = axes.get(name)
         if axis is not None:
@@ -79,7 +79,7 @@ def _maps(tail: Tail, classes: int) -> tuple[Maps, Maps]:
     return before, after
 
 
-def _behind(model: onnx.ModelProto, maps: Sequence[str]) -> list[str]:
+def outputs_behind(model: onnx.ModelProto, maps: Sequence[str]) -> list[str]:
     """Return the outputs of a graph that depend on the raw maps."""
     reached = set(maps)
     for node in model.graph.node:
@@ -88,7 +88,7 @@ def _behind(model: onnx.ModelProto, maps: Sequence[str]) -> list[str]:
     return [value.name for value in model.graph.output if value.name in reached]
 
 
-def _computed(model: onnx.ModelProto, tail: Tail, names: Sequence[str], maps: Maps) -> list[Array]:
+def computed(model: onnx.ModelProto, tail: Tail, names: Sequence[str], maps: Maps) -> list[Array]:
     """Return outputs for raw maps, which take the place of the layers before them."""
     part = onnx.ModelProto()
     part.CopyFrom(model)

@@ -109,8 +109,9 @@ def test_what_is_predicted_is_what_onnxruntime_computes(name: str, here: Path, t
     assert cli(["predict", f"runs/{name}-1", NEW.get(name, f"new_{name}.npz"), "-o", str(answers), "--quiet"]) == 0
     kept = {entry.key: entry.value for entry in onnx.load(out).metadata_props}
     assert tuple(json.loads(kept["onnxgen.classes"])) == learner.record.classes and len(kept["onnxgen.run"]) == 64
-    (entry,) = json.loads(kept["onnxgen.preprocessing"])
-    assert entry["shape"] == list(x.shape[1:]) and bool(entry["image"]) == (name in ("shapes", "masks", "labels"))
+    (entry,) = json.loads(kept["onnxgen.preprocessing"])["inputs"]
+    kind = "image" if name in ("shapes", "masks", "labels") else "table" if name == "flowers" else "numbers"
+    assert entry["shape"] == list(x.shape[1:]) and entry["kind"] == kind
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     (computed,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     found = np.load(answers)[session.get_outputs()[0].name]

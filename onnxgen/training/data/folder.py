@@ -21,7 +21,7 @@ from onnxgen.common.names import printable
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.layout import SUFFIXES, folders, layout
-from onnxgen.training.data.letterbox import GRAY, fit_of
+from onnxgen.training.data.letterbox import fit_of, gray
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource, listed
 
@@ -111,7 +111,7 @@ def decoded(
             if upright.size != fit.inner[::-1]:
                 upright = upright.resize(fit.inner[::-1], Image.Resampling.BILINEAR)
             if fit.moves:
-                whole = Image.new(upright.mode, (width, height), (GRAY,) * min(channels, 3) + (255,) * (channels == 4))
+                whole = Image.new(upright.mode, (width, height), gray(channels))
                 whole.paste(upright, (fit.left, fit.top))
                 upright = whole
             return np.asarray(upright)

@@ -46,6 +46,11 @@ class Fit:
         return scale, start, whole
 
 
+def gray(channels: int) -> tuple[int, ...]:
+    """Return the bytes of a pixel beside a letterboxed image: gray, and opaque."""
+    return (GRAY,) * min(channels, 3) + (255,) * (channels == 4)
+
+
 def fit_of(size: tuple[int, int], frame: tuple[int, int], letterbox: bool) -> Fit:
     """Return where an image of this height and width lies in a frame. A letterboxed image is in its middle."""
     if not letterbox:

@@ -72,6 +72,13 @@ class Sounds:
         return replace(self, others=self.others.renumbered(column, places, classes))
 
 
+def name_of_sounds(samples: Any) -> str:
+    """Return the column of sounds, of samples that may be prepared or a subset; "" if they have none."""
+    while not isinstance(samples, Sounds) and hasattr(samples, "samples"):
+        samples = samples.samples
+    return samples.name if isinstance(samples, Sounds) else ""
+
+
 def heard(path: Path, rate: int) -> NDArray[np.float32]:
     """Return the mean of a file's channels, from -1 to 1, at a rate in Hz (`scipy.signal.resample_poly`).
 

@@ -18,7 +18,6 @@ from onnxgen.training.runs.record import Target
 
 Probabilities: TypeAlias = Mapping[str, float]
 LIKELY = 0.5  # a label with at least this probability holds
-LIKELY_BOX = 0.25  # a box with at least this score is found
 _HALF = (torch.float16, torch.bfloat16)  # float32 has the same numbers, numpy knows it, and its probabilities sum to 1
 
 

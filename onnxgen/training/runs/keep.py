@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,10 @@ from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.letterbox import gray
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
+from onnxgen.training.data.sounds import name_of_sounds
 from onnxgen.training.finetune.adapters import KEY
 from onnxgen.training.goals.distil import DistilGoal
 from onnxgen.training.goals.goal import Goal
@@ -40,6 +41,7 @@ from onnxgen.training.model import trial_batch
 from onnxgen.training.prepare import Plan, trial
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.loggers import need_packages
+from onnxgen.training.runs.contract import facts_of
 from onnxgen.training.runs.folder import BEST, MODULE, RECORD, RUNS, TOKENIZER, files_of, numbered, slug
 from onnxgen.training.runs.record import Image, Input, Part, Record, Target, code_of, noted, read_record, write_record
 from onnxgen.training.runs.seen import SAMPLES, digests
@@ -48,7 +50,6 @@ from onnxgen.training.settings import Settings
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.integrity import metadata_of, sidecar_of
 from onnxgen.weights.sidecar import read_tensors, sidecar_files
-from onnxgen.weights.streamed import TRAINED
 
 ADAPTED = "its weights are an adapter of another module's"
 _OUT = "ONNXGEN_OUT"  # tells the folder of a run to the processes that Lightning starts
@@ -151,8 +152,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
         return found
     if plan.settings.strategy == "fsdp":
         found.shard_size = _shard_size(vars(sys.modules[type(plan.model).__module__]))
-    facts = {"classes": json.dumps(record.classes), TRAINED: record.preprocessing()}
-    found.metadata = {**metadata, **facts, "format": "pt", SIGNATURE: signature.to_json()}
+    found.metadata = {**metadata, **facts_of(record), "format": "pt", SIGNATURE: signature.to_json()}
     found.metadata["fingerprint"] = fingerprint_of(found.source)
     found.record = replace(record, own_code=code_digest(found.source))
     return found
@@ -208,7 +208,9 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
     teacher = next((made.teacher for made in plan.objectives if isinstance(made, DistilGoal)), None)
     if plan.adapter is None and origin is not None and (origin.parent / RECORD).is_file():  # it goes on from a run
         origin = read_record(origin.parent).origin_for(origin.parent)
-    ports = zip(fed(plan.model).inputs, plan.feeding.inputs)
+    arranged = plan.feeding.arrangement
+    axes = arranged.axes if arranged is not None else (0,) * len(plan.feeding.inputs)
+    ports = zip(fed(plan.model).inputs, plan.feeding.inputs, axes)
     return Record(
         name=out.name,
         model=type(plan.model).__name__,
@@ -220,7 +222,7 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         versions={"onnxgen": __version__, "torch": torch.__version__, "lightning": lightning.__version__},
         data=seen_from("data", named["data"], out) if "data" in named else "",
         parts={name: part(samples) for name, samples in plan.data.parts.items()},
-        inputs=tuple(_input(port.name, column, train, plan.data.joined.get(column, ())) for port, column in ports),
+        inputs=tuple(_input(port.name, column, plan, axis) for port, column, axis in ports),
         targets=_targets(plan, signature, train),
         teacher=str(seen_from("teacher", plan.settings.teacher, out) or ""),
         teacher_sha256=teacher.network.sha256 if teacher is not None else "",
@@ -234,15 +236,21 @@ def part(samples: Samples) -> Part:
     return Part(len(samples), probe(samples.samples if isinstance(samples, Prepared) else samples))
 
 
-def _input(name: str, column: str, samples: Samples, joined: Sequence[str]) -> Input:
+def _input(name: str, column: str, plan: Plan, batch: int) -> Input:
+    samples, joined, image = plan.data.train, plan.data.joined.get(column, ()), None
+    assert samples is not None
     made = samples.fields[column]
     step = samples.steps[column] if isinstance(samples, Prepared) else None
-    image = None
     if isinstance(step, ToInput):
         mean, std = step.scale or (None, None)
-        frame = step.frame
-        image = Image(frame.channels, frame.height, frame.width, frame.axes, mean, std, step.white)
-    return Input(name, column, str(made.dtype).removeprefix("torch."), tuple(made.shape), image, tuple(joined))
+        frame, beside = step.frame, gray(step.frame.channels) if step.letterbox else None
+        image = Image(frame.channels, frame.height, frame.width, frame.axes, mean, std, step.white, beside)
+    rate = plan.data.rate if column == name_of_sounds(samples) else 0
+    text, role, pad = plan.data.text, "", 0
+    if text is not None and text.tokenizing is not None:
+        role, pad = text.roles.get(name, ""), text.tokenizing.pad
+    dtype = str(made.dtype).removeprefix("torch.")
+    return Input(name, column, dtype, tuple(made.shape), image, tuple(joined), rate, role, pad, batch)
 
 
 def _targets(plan: Plan, signature: Signature, train: Samples) -> tuple[Target, ...]:

@@ -31,8 +31,9 @@ from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes, with_white_of_training
-from onnxgen.training.runs.answers import LIKELY_BOX, Prediction, answer
+from onnxgen.training.runs.answers import Prediction, answer
 from onnxgen.training.runs.code import refuse_code
+from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
 from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
 from onnxgen.training.runs.seen import count_seen

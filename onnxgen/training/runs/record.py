@@ -35,7 +35,7 @@ _Size: TypeAlias = Annotated[int, Between(0, 1 << 40)]
 
 @dataclass(frozen=True)
 class Image:
-    """How an image becomes an input: convert to these channels, resize (bilinear, antialiased), scale, normalise.
+    """How an image becomes an input: convert to these channels, fit (bilinear, antialiased), scale, normalise.
 
     Attributes:
         channels: 1 is gray, 3 is RGB, 4 is RGBA.
@@ -43,6 +43,7 @@ class Image:
         axes: of one sample: "CHW", "HWC", "HW", or "flat" (the elements of CHW in one axis).
         mean, std: for each channel, of values from 0 to 1. None: values are fed as they are, from 0 to `white`.
         white: the value of white in the data of the run.
+        beside: the bytes of a pixel beside an image that keeps its proportions; None: images are stretched.
     """
 
     channels: Annotated[int, OneOf((1, 3, 4))]
@@ -52,14 +53,16 @@ class Image:
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
     white: Annotated[float, Between(1e-9, 1e9)]
+    beside: tuple[Annotated[int, Between(0, 255)], ...] | None = None
 
     def check(self) -> None:
         """Raise `ValueError` if the values do not go together."""
         if (self.mean is None) != (self.std is None):
             raise ValueError("its image has a mean without a deviation, or the other way round")
-        for values in (self.mean, self.std):
+        for values in (self.mean, self.std, self.beside):
             if values is not None and len(values) != self.channels:
-                raise ValueError(f"its image has {self.channels} channels, and {len(values)} means or deviations")
+                what = f"{len(values)} means, deviations or bytes of a pixel"
+                raise ValueError(f"its image has {self.channels} channels, and {what}")
         if not all(deviation > 0 for deviation in self.std or ()):
             raise ValueError("its image has a deviation that is not positive")
 
@@ -68,7 +71,12 @@ class Image:
 class Input:
     """An input of the model: the data's column that fed it, torch's dtype, and the shape of one sample.
 
-    `columns`: those of a table that were joined to that column, in their order; () if none were.
+    Attributes:
+        columns: those of a table that were joined to that column, in their order; () if none were.
+        rate: of a sound, in Hz; 0 for all else.
+        role: of text, what the input is for (`data/text/roles.py`); "" for all else.
+        pad: of text, the token that fills it up.
+        batch: the input's batch axis.
     """
 
     name: str
@@ -77,6 +85,10 @@ class Input:
     shape: tuple[_Size, ...]
     image: Image | None = None
     columns: tuple[str, ...] = ()
+    rate: _Size = 0
+    role: str = ""
+    pad: _Size = 0
+    batch: Annotated[int, Between(0, 64)] = 0
 
 
 @dataclass(frozen=True)
@@ -216,8 +228,8 @@ class Record:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes of the first classifier; () if there is none."""
-        return next((target.names for target in self.targets if target.classes), ())
+        """The names of the classes of the first classifier, or the characters of a text; () if there are none."""
+        return next((target.names for target in self.targets if target.classes or target.names), ())
 
     def to_json(self) -> str:
         found = asdict(replace(self, versions=dict(self.versions), result=dict(self.result)))
@@ -233,10 +245,6 @@ class Record:
             raise ValueError(f"its module is {str(found.get('module'))[:60]!r}, not {MODULE}")
         made: Record = built(cls, found)
         return made
-
-    def preprocessing(self) -> str:
-        """Return the inputs as JSON, for the metadata of other files."""
-        return json.dumps([asdict(entry) for entry in self.inputs])
 
     @property
     def writes(self) -> bool:

@@ -52,6 +52,7 @@ class Text:
         start: the id with which a decoder starts; None if there is no decoder.
         masks: True if tokens are masked.
         replaced: True if the target was text that is predicted token by token.
+        roles: what each input of text is for, by its name (`roles.py`).
     """
 
     tokenizing: Tokenizing | None
@@ -61,6 +62,7 @@ class Text:
     start: int | None = None
     masks: bool = False
     replaced: bool = False
+    roles: Mapping[str, str] = field(default_factory=dict)
 
     def applied(self, settings: Settings) -> Settings:
         """Return the settings for the columns that were made: these have the names of their inputs."""
@@ -176,7 +178,8 @@ class _Fit:
         joined = {port.name: list(chosen.texts) for port in self.roles.values()}
         replaced = self.labels == "other"
         ids = self.roles[IDS].name
-        return Text(self.tokenizing, ids, joined, limit, start, self.labels == "masked", replaced)
+        roles = {port.name: role.partition(" ")[0] for role, port in self.roles.items()}
+        return Text(self.tokenizing, ids, joined, limit, start, self.labels == "masked", replaced, roles)
 
     def _length(self, parts: Mapping[str, Encoded], limit: int | None) -> int:
         """Return the longest of all texts. For tags of words it differs from the number of classes."""

@@ -10,9 +10,10 @@ import math
 import torch
 from torch import Tensor
 
+from onnxgen.training.runs.contract import CANDIDATES, MOST_BOXES, MOST_OVERLAP
+
 OVERLAPS = ("iou", "giou", "ciou")
 EPSILON = 1e-7  # keeps empty boxes from dividing by zero
-CANDIDATES = 1024  # candidates of an image that `suppress` compares
 
 
 def halves(boxes: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +69,11 @@ def overlap(first: Tensor, second: Tensor, kind: str = "iou") -> Tensor:
 
 
 def suppress(
-    boxes: Tensor, scores: Tensor, most_overlap: float = 0.7, least_score: float = 0.001, most: int = 300
+    boxes: Tensor,
+    scores: Tensor,
+    most_overlap: float = MOST_OVERLAP,
+    least_score: float = 0.001,
+    most: int = MOST_BOXES,
 ) -> Tensor:
     """Return the boxes of one image that are kept, by greedy suppression within each class.
 

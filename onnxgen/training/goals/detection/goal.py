@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from onnxgen.export.decoded import decoded_boxes
 from onnxgen.heads.tail import Tail
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch
@@ -36,6 +38,7 @@ class Detection(Goal):
         tail: what the raw maps mean.
         places: the index of each raw map among the outputs.
         names: of the classes.
+        whole: the detector's ONNX file, and its own head; None if it is not known.
     """
 
     tail: Tail
@@ -46,6 +49,7 @@ class Detection(Goal):
     monitor: str = "map"
     columns: tuple[str, ...] = (COLUMN,)
     said: tuple[str, ...] = ()
+    whole: tuple[Path, Tail] | None = None
 
     @property
     def decoder(self) -> Decoder:
@@ -62,7 +66,8 @@ class Detection(Goal):
         return DetectionLoss(self.decoder).count(batch)
 
     def target(self) -> Target:
-        head = {"places": self.places, "tail": self.tail.record()}
+        head: dict[str, Any] = {"places": self.places, "tail": self.tail.record()}
+        head["found"] = {} if self.whole is None else decoded_boxes(*self.whole, self.tail.classes)
         return Target(self.places[0], COLUMN, COLUMN, BOXES, "", self.tail.classes, 1, self.names, head=head)
 
     def scores(self) -> Scores:
@@ -97,4 +102,4 @@ def make(found: Situation) -> list[Goal]:
     said = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
     said += [f"assumed: {tail.assumed}"] if tail.assumed else []
     names = found.samples.fields[COLUMN].classes
-    return [Detection(tail, places, names, said=tuple(said))]
+    return [Detection(tail, places, names, said=tuple(said), whole=(detector.onnx, detector.tail))]

@@ -19,6 +19,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.goals.detection.boxes import suppress
 from onnxgen.training.goals.detection.decoder import Decoder
 from onnxgen.training.goals.detection.targets import COLUMN
+from onnxgen.training.runs.contract import MOST_BOXES, MOST_OVERLAP
 
 FIGURES = {"map": "AP_all", "map50": "AP_50", "map75": "AP_75"}  # names in reports, and COCO's
 PACKAGE = "faster_coco_eval"
@@ -38,7 +39,9 @@ class MeanAveragePrecision(Metric):
     found_counts: list[Tensor]
     truth_counts: list[Tensor]
 
-    def __init__(self, decoder: Decoder, column: str = COLUMN, most_overlap: float = 0.7, most: int = 300) -> None:
+    def __init__(
+        self, decoder: Decoder, column: str = COLUMN, most_overlap: float = MOST_OVERLAP, most: int = MOST_BOXES
+    ) -> None:
         """Args: see `suppress`.
 
         Raises:

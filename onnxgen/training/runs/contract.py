@@ -1,0 +1,104 @@
+"""The contract of a trained network: all that a program does before and after it, for the metadata of its files.
+
+It is made of `run.json` alone, and written here alone. docs/EXPORT.md describes its fields. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.training.runs.folder import RECORD, TOKENIZER
+from onnxgen.training.runs.record import BOXES, Image, Input, Record, Target
+from onnxgen.weights.streamed import TRAINED
+
+VERSION = 2  # 1 was the list of inputs
+APPLIED = {"softmax": "", "log_softmax": "exp", "sigmoid": "", "": "softmax"}  # by what a model of classes ends in
+LIKELY_BOX = 0.25  # a box with a greater score is found
+MOST_OVERLAP = 0.7  # IoU of boxes of one class: of two that overlap by more, the better one is found
+CANDIDATES, MOST_BOXES = 1024, 300  # of an image: boxes that are compared, and that are found
+CHOSEN = {"score": LIKELY_BOX, "candidates": CANDIDATES, "overlap": MOST_OVERLAP, "most": MOST_BOXES}
+_WHITE = 255.0  # of the bytes of image files
+
+
+def facts_of(record: Record) -> dict[str, str]:
+    """Return what the metadata of weights and of exported files says of a run: JSON by key."""
+    return {"classes": json.dumps(record.classes), TRAINED: json.dumps(contract(record))}
+
+
+def shipped_facts(run: Path, record: Record) -> dict[str, str]:
+    """Return what the metadata of an exported file says of a run: also a digest of its record, and its tokenizer.
+
+    Raises:
+        OnnxgenError: the run's tokenizer is gone.
+    """
+    facts = {**facts_of(record), "run": hashlib.sha256((run / RECORD).read_bytes()).hexdigest()}
+    if "tokenizer" in record.settings:
+        try:
+            facts["tokenizer"] = (run / TOKENIZER).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise OnnxgenError(f"{run / TOKENIZER} can't be read: {one_line(error)}", help="restore it") from None
+    return facts
+
+
+def contract(record: Record) -> dict[str, Any]:
+    """Return the contract: how each input is made, and what each output says."""
+    table = record.settings.get("table")
+    columns: Mapping[str, Any] = table["columns"] if isinstance(table, Mapping) and "columns" in table else {}
+    inputs = [_input(entry, columns, record.settings) for entry in record.inputs]
+    constants: Mapping[str, float] = record.settings.get("const", {})
+    inputs += [{"name": name, "kind": "constant", "value": value} for name, value in constants.items()]
+    return {"version": VERSION, "inputs": inputs, "outputs": [_output(target) for target in record.targets]}
+
+
+def _input(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    known = {"name": entry.name, "column": entry.column, "dtype": entry.dtype, "shape": entry.shape}
+    return {**known, "batch": entry.batch, **_made(entry, columns, settings)}
+
+
+def _made(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kind of an input, and what that kind needs."""
+    if entry.image is not None:
+        return {"kind": "image", **_image(entry.image)}
+    if entry.rate:
+        return {"kind": "sound", "rate": entry.rate, "length": entry.shape[-1]}
+    if entry.role:
+        text = {"role": entry.role, "columns": entry.columns, "most": settings.get("max_length"), "pad": entry.pad}
+        return {"kind": "text", **text, "start": settings.get("decoder_start")}
+    if entry.columns:
+        plain = {"fill": None, "mean": 0.0, "scale": 1.0, "categories": None, "onehot": False, "zeros": False}
+        return {"kind": "table", "columns": [{"name": n, **plain, **columns.get(n, {})} for n in entry.columns]}
+    return {"kind": "numbers"}
+
+
+def _image(image: Image) -> dict[str, Any]:
+    """Return how bytes become the input; without a mean in the run, 255 becomes the white of its data."""
+    fixed = {name: getattr(image, name) for name in ("channels", "height", "width", "beside", "axes")}
+    mean, std = image.mean or (0.0,) * image.channels, image.std or (1 / image.white,) * image.channels
+    return {**fixed, "white": _WHITE, "mean": mean, "std": std}
+
+
+def _output(target: Target) -> dict[str, Any]:
+    """Return what an output says. Axes count the batch's."""
+    axes = {"batch": target.batch, "axis": target.axis}
+    if target.loss == BOXES:
+        found = target.head.get("found", {})
+        return {"name": target.name, "kind": "boxes", "names": target.all_names, **(found and {**found, **CHOSEN})}
+    if target.loss == "ctc_loss":
+        return {"name": target.name, "kind": "text", **axes, "blank": target.blank, "characters": target.names}
+    if target.loss == "heatmaps":
+        return {"name": target.name, "kind": "heatmaps", **axes}
+    if target.loss == "image":
+        mean, std = ([float(x) for x in part.split("/")] for part in target.scale.split(","))
+        return {"name": target.name, "kind": "image", **axes, "mean": mean, "std": std}
+    if not target.classes:
+        return {"name": target.name, "kind": "numbers", **axes}
+    if target.loss.startswith("binary"):
+        applied = "" if target.activation else "sigmoid"
+        return {"name": target.name, "kind": "labels", **axes, "apply": applied, "names": target.names}
+    applied = "none" if target.loss == "multi_margin_loss" else APPLIED[target.activation]
+    return {"name": target.name, "kind": "classes", **axes, "apply": applied, "names": target.all_names}

@@ -1,0 +1,263 @@
+"""Ask an exported network without onnxgen: python predict.py tuned.onnx FILE, a picture, a .wav, a .csv or a .txt
+
+`onnxgen.preprocessing` in the file's metadata says what comes before and after the network; docs/EXPORT.md has its
+fields. Needs numpy, onnxruntime and Pillow. Text also needs tokenizers, and a sound of another rate scipy.
+"""
+
+import csv
+import json
+import sys
+import wave
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # in a column of numbers; in one of text only ""
+
+# ---- before the network ----------------------------------------------------------------------------------------------
+
+
+def upright(path, least=None):
+    """Return a picture as a viewer shows it."""
+    picture = Image.open(path)
+    picture.draft(None, least)  # a JPEG of more than this size is decoded smaller
+    return ImageOps.exif_transpose(picture)
+
+
+def place(how, size):
+    """Return where a picture of this width and height lies in the input: width, height, left, top."""
+    frame = how["width"], how["height"]
+    if how["beside"] is None:
+        return *frame, 0, 0
+    ratio = min(most / side for most, side in zip(frame, size))
+    width, height = (max(1, min(round(side * ratio), most)) for side, most in zip(size, frame))
+    return width, height, (frame[0] - width) // 2, (frame[1] - height) // 2
+
+
+def image(how, path):
+    picture = upright(path, (2 * how["width"], 2 * how["height"]))
+    if picture.mode.startswith("I"):  # 16 bits
+        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) / 257).round().astype(np.uint8))
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    picture = picture.convert(MODES[how["channels"]])
+    width, height, left, top = place(how, picture.size)
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+    whole = Image.new(picture.mode, (how["width"], how["height"]), tuple(how["beside"] or [0] * how["channels"]))
+    whole.paste(picture, (left, top))
+    x = np.asarray(whole, np.float32).reshape(how["height"], how["width"], -1)
+    x = (x / how["white"] - np.float32(how["mean"])) / np.float32(how["std"])
+    x = x if how["dtype"].startswith("float") else x.round()
+    return x if how["axes"] == "HWC" else x.transpose(2, 0, 1)
+
+
+def table(how, row):
+    found = []
+    for column in how["columns"]:
+        cell, categories = row[column["name"]].strip(), column["categories"]
+        is_text = any(isinstance(value, str) for value in [column["fill"], *(categories or [])])
+        value = cell if is_text else {"true": 1.0, "false": 0.0}.get(cell.lower(), cell)
+        if cell == "" or not is_text and cell.lower() in MISSING:
+            value = column["fill"]
+        value = value if is_text or value is None else float(value)
+        if categories is None:
+            found.append((value - column["mean"]) / column["scale"])
+        elif column["onehot"] and (value in categories or column["zeros"]):
+            found += [float(value == category) for category in categories]
+        else:
+            found.append(categories.index(value))
+    return np.array(found)
+
+
+def numbers(how, row):
+    return np.array(row[how["column"]], np.float64)
+
+
+def sound(how, path):
+    with wave.open(str(path)) as file:
+        assert file.getsampwidth() == 2, "samples of another size: read the file with soundfile"
+        x = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels()) / 32768
+        x, rate = x.mean(1, dtype=np.float32), file.getframerate()
+    if rate != how["rate"]:
+        from scipy.signal import resample_poly
+
+        divisor = np.gcd(rate, how["rate"])
+        x = resample_poly(x, how["rate"] // divisor, rate // divisor)
+    return np.pad(x[: how["length"]], (0, max(0, how["length"] - len(x))))
+
+
+def text(how, row, port, tokenizer):
+    """Return token ids, or what else an input of text takes: a mask, positions, an empty past."""
+    if how["most"] is not None:
+        tokenizer.enable_truncation(how["most"])
+    found = tokenizer.encode(*(row[column] for column in how["columns"]))
+    start = tokenizer.token_to_id(str(how["start"]))
+    ones = [1] * len(found.ids)
+    made = {"input_ids": found.ids, "attention_mask": ones, "token_type_ids": found.type_ids}
+    made |= {"position_ids": range(len(ones)), "decoder_input_ids": [start], "decoder_attention_mask": [1]}
+    if how["role"] in ("past", "use_cache_branch"):  # no tokens before these
+        return np.zeros([size if isinstance(size, int) else 0 for size in port.shape[1:]])
+    x, size = np.array(made[how["role"]]), port.shape[-1]
+    fill = {"input_ids": how["pad"], "decoder_input_ids": how["pad"], "position_ids": len(ones) - 1}
+    return np.pad(x, (0, size - len(x)), constant_values=fill.get(how["role"], 0)) if isinstance(size, int) else x
+
+
+# ---- behind the network ----------------------------------------------------------------------------------------------
+
+
+def probabilities(how, y):
+    if how["apply"] == "softmax":
+        y = np.exp(y - y.max(how["axis"], keepdims=True))
+        return y / y.sum(how["axis"], keepdims=True)
+    return np.exp(y) if how["apply"] == "exp" else 1 / (1 + np.exp(-y)) if how["apply"] == "sigmoid" else y
+
+
+def classes(how, y):
+    if y.ndim > 2:  # a class at each place
+        return y.argmax(how["axis"])[0]
+    label = how["names"][y[0].argmax()]
+    return label if how["apply"] == "none" else (label, dict(zip(how["names"], probabilities(how, y)[0].tolist())))
+
+
+def labels(how, y):
+    p, names = probabilities(how, y)[0], how["names"]
+    if p.size == 1:  # of the second of two classes
+        names = names if len(names) == 2 else ("0", "1")
+        return names[int(p.item() > 0.5)], {names[0]: 1 - p.item(), names[1]: p.item()}
+    if y.ndim > 2:
+        return (p > 0.5).astype(int)
+    names = names if len(names) == p.size else [str(number) for number in range(p.size)]
+    return [name for name, value in zip(names, p) if value > 0.5], dict(zip(names, p.tolist()))
+
+
+def characters(how, y):
+    best = y.argmax(how["axis"]).ravel()
+    kept = [best[i] for i in range(len(best)) if best[i] != how["blank"] and (i == 0 or best[i] != best[i - 1])]
+    if not how["characters"]:
+        return " ".join(map(str, kept))
+    places = [number - (number > how["blank"]) for number in kept]
+    return "".join(how["characters"][i] if i < len(how["characters"]) else f"<{n}>" for i, n in zip(places, kept))
+
+
+def heatmaps(how, y):
+    """Return x, y (as shares) and the peak of each map."""
+    found = []
+    for m in y[0]:
+        row, column = np.unravel_index(m.argmax(), m.shape)
+        x, y = column + 0.5, row + 0.5
+        if 0 < column < m.shape[1] - 1:
+            x += 0.25 * np.sign(m[row, column + 1] - m[row, column - 1])
+        if 0 < row < m.shape[0] - 1:
+            y += 0.25 * np.sign(m[row + 1, column] - m[row - 1, column])
+        found.append((x / m.shape[1], y / m.shape[0], m.max()))
+    return np.array(found)
+
+
+def picture(how, y):
+    y = np.moveaxis(y, how["axis"], 3)[0] if how["axis"] else y[0, ..., None]
+    y = (y * np.float32(how["std"]) + np.float32(how["mean"])).clip(0, 1) * 255
+    return y.round().astype(np.uint8).squeeze(2) if y.shape[2] == 1 else y.round().astype(np.uint8)
+
+
+def boxes(how, outputs, frame, size):
+    """Return class, score, x1, y1, x2, y2 of each box, in pixels of a picture of this width and height."""
+    assert how.get("boxes"), "this file chooses its boxes itself, or does not decode them"
+    taken = {}
+    for part in ("boxes", "scores", "objects"):
+        if where := how[part]:
+            y = np.moveaxis(outputs[where["output"]][0], where["axis"] - 1, -1)
+            taken[part] = probabilities(where, y[:, where["first"] :][:, : where["count"]])
+    low, high = taken["boxes"][:, :2], taken["boxes"][:, 2:]
+    if how["layout"] == "centres":
+        low, high = low - high / 2, low + high / 2
+    if how["layout"] == "corner":
+        high = low + high
+    corners = np.concatenate([low, high], 1) * (np.tile([frame["width"], frame["height"]], 2) if how["shares"] else 1)
+    width, height, left, top = place(frame, size)
+    pixels = ((corners - [left, top] * 2) / ([width, height] * 2)).clip(0, 1) * ([*size] * 2)
+    scores = taken["scores"] * taken.get("objects", 1)
+    points, kinds = (scores > how["score"]).nonzero()
+    order = np.argsort(-scores[points, kinds], kind="stable")[: how["candidates"]]
+    kept = []
+    for point, kind in zip(points[order], kinds[order]):
+        if all(other != kind or overlap(corners[point], corners[p]) <= how["overlap"] for p, other in kept):
+            kept.append((point, kind))
+    return [(how["names"][k], float(scores[p, k]), *pixels[p].tolist()) for p, k in kept[: how["most"]]]
+
+
+def overlap(one, other):
+    shared = (np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])).clip(0).prod()
+    return shared / ((one[2:] - one[:2]).prod() + (other[2:] - other[:2]).prod() - shared + 1e-7)
+
+
+# ---- all of it -------------------------------------------------------------------------------------------------------
+
+
+def predict(session, path, score=None):
+    """Yield what the network says of each sample in a file, by the name of the output.
+
+    `score`: boxes with a greater one are found; by default those that `onnxgen predict` finds.
+    """
+    facts = session.get_modelmeta().custom_metadata_map
+    contract, ports = json.loads(facts["onnxgen.preprocessing"]), {port.name: port for port in session.get_inputs()}
+    tokenizer = None
+    if "onnxgen.tokenizer" in facts:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(facts["onnxgen.tokenizer"])
+        tokenizer.no_padding(), tokenizer.no_truncation()
+    for sample in samples(path, contract["inputs"]):
+        feeds = {how["name"]: made(how, sample, ports[how["name"]], tokenizer) for how in contract["inputs"]}
+        outputs = dict(zip([port.name for port in session.get_outputs()], session.run(None, feeds)))
+        listed = contract["outputs"] or [{"name": name, "kind": "numbers"} for name in outputs]
+        listed = listed if score is None else [{**how, "score": score} for how in listed]
+        yield {how["name"]: said(how, outputs, contract["inputs"], path) for how in listed}
+
+
+def samples(path, inputs):
+    """Return the rows of a table or of a text; a picture or a sound is one sample."""
+    if str(path).endswith(".csv"):
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return list(csv.DictReader(file))
+    if str(path).endswith(".txt"):
+        column = next(how["columns"][0] for how in inputs if how["kind"] == "text")
+        with open(path, encoding="utf-8") as file:
+            return [{column: line.rstrip("\n")} for line in file]
+    if str(path).endswith(".npz"):
+        arrays = dict(np.load(path))
+        return [dict(zip(arrays, row)) for row in zip(*arrays.values())]
+    return [path]
+
+
+def made(how, sample, port, tokenizer):
+    """Return an input with its batch axis, in its dtype."""
+    dtype = {"float": "float32", "double": "float64"}.get(kind := port.type[len("tensor(") : -1], kind)
+    if how["kind"] == "constant":
+        return np.full([size if isinstance(size, int) else 1 for size in port.shape], how["value"], dtype)
+    if how["kind"] == "text":
+        x = text(how, sample, port, tokenizer)
+    else:
+        steps = {"image": image, "table": table, "sound": sound, "numbers": numbers}
+        x = steps[how["kind"]](how, sample).reshape(how["shape"])
+    return np.expand_dims(x, how["batch"]).astype(dtype)
+
+
+def said(how, outputs, inputs, path):
+    if how["kind"] == "boxes":
+        return boxes(how, outputs, next(i for i in inputs if i["kind"] == "image"), upright(path).size)
+    y = outputs[how["name"]]
+    y = y.astype(np.float32) if y.dtype == np.float16 else y
+    if how["kind"] == "numbers":
+        return y[0]
+    return {"classes": classes, "labels": labels, "text": characters, "heatmaps": heatmaps, "image": picture}[
+        how["kind"]
+    ](how, y)
+
+
+if __name__ == "__main__":
+    network = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+    for answer in predict(network, sys.argv[2]):
+        print(answer)
