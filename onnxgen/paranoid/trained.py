@@ -35,7 +35,7 @@ from onnxgen.graph.traits import (
 )
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
-from onnxgen.scopes.origin import param_path
+from onnxgen.scopes.origin import param_path, parameter_name
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
@@ -148,7 +148,7 @@ class Rules:
             return False
         if kind == "PARAMETER":
             return True
-        path = param_path(folded_from(value) or name)
+        path = parameter_name(folded_from(value) or name)
         uses = list(_uses(value))
         if path is None and self._is_no_affine(tensor, uses):
             return False

@@ -61,7 +61,7 @@ from onnxgen.passes.places import (
 from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
 from onnxgen.passes.scalers import scales_input
 from onnxgen.passes.varying import is_typed, varying
-from onnxgen.scopes.origin import param_path
+from onnxgen.scopes.origin import param_path, parameter_name
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, is_plain, stored
@@ -69,7 +69,6 @@ from onnxgen.weights.stored import folded_from, is_plain, stored
 SCALER = "the mean or standard deviation of the input"
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _BEFORE_SCALING = ("Cast", "Sub", "Div")  # of columns of the input
-SPELLED = re.compile(r"\w\.(weight|bias)$")  # the end of a parameter's name, whatever a tool has put before it
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 
@@ -260,9 +259,8 @@ def _by_elements(
 ) -> tuple[bool, str]:
     """Return True if a tensor without a telling role is trained, and the reason."""
     name = value.name or ""
-    path = param_path(folded_from(value) or name)
-    is_spelled = SPELLED.search(name) is not None
-    named = path is not None or ROOT.has(value) or is_spelled
+    path = parameter_name(folded_from(value) or name)
+    named = path is not None or ROOT.has(value)
     if not named and tensor.size == 1:
         if VARIES.get(value):
             return True, "a number that differs between places which are alike"
@@ -272,7 +270,7 @@ def _by_elements(
         return False, chosen
     if not is_recorded and is_measured(value):
         return False, "a statistic of a BatchNorm, by its place"
-    if not is_spelled and (path is None or not re.search("(^|_)(weight|bias)(_|$)", path[-1])):
+    if path is None or not re.search("(^|_)(weight|bias)(_|$)", path[-1]):
         is_counted = path is not None and path[-1].isdigit()  # `constant.3`: the name tells nothing
         if tensor.size == 1 and not is_recorded and is_typed(number(tensor)):
             if is_counted or not is_beginning(value, tensor):
@@ -329,7 +327,7 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
     for InstanceNormalization: torch's layer has no parameters by default, and exporters write GroupNorm with it.
     """
     tensor = stored(value)
-    if tensor is None or param_path(folded_from(value) or value.name or "") is not None or tensor.size < 1:
+    if tensor is None or parameter_name(folded_from(value) or value.name or "") is not None or tensor.size < 1:
         return False
     places = [(node, index) for node, index in slots(value) if not is_a(node, PASSES_ON)]
     if not places or not all(is_a(node, NORM) and index in (1, 2) for node, index in places):

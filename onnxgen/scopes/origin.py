@@ -35,6 +35,7 @@ _TYPES = ("Cast", "QuantizeLinear", "DequantizeLinear")
 MERGED = re.compile(r"_merged_\d+$")  # what optimum adds to the name of a tensor that two merged graphs share
 # Paddle's names of tensors, `conv2d_1.w_0_deepcopy_57`, and its converter's, `p2o.helper.constant.1`
 _PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+(_\w+)?|p2o\..*")
+_SPELLED = re.compile(r"\w\.(weight|bias)$")
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 _CONTAINERS = "torch.nn.modules.container."  # their names say nothing about what is in them
 
@@ -51,6 +52,15 @@ def param_path(name: str) -> tuple[str, ...] | None:
     if not 2 <= len(parts) <= _MAX_PARTS or not all(parts) or all(part.isdigit() for part in parts):
         return None
     return parts
+
+
+def parameter_name(name: str) -> tuple[str, ...] | None:
+    """As `param_path`; of a parameter's name that a tool has put anything before only the last part.
+
+    Merging two files puts a prefix before names: `encoder/norm.weight` is a parameter, at a path that nobody knows.
+    """
+    spelled = _SPELLED.search(name)
+    return param_path(name) or ((spelled[1],) if spelled else None)
 
 
 def siblings(a: ModulePath, b: ModulePath) -> bool:

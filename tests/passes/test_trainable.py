@@ -205,6 +205,17 @@ def test_a_name_that_ends_as_that_of_a_parameter_tells_one(name: str, tmp_path: 
     assert "11 parameters" in generate(tmp_path / "net.onnx", tmp_path / "net.py").source
 
 
+def test_a_fresh_norm_of_a_merged_network_keeps_its_parameters(tmp_path: Path) -> None:
+    """Merging puts a prefix before names; PyTorch's exporter names no norm's weight so that has none."""
+    text = """<ir_version: 8, opset_import: ["" : 17], producer_name: "pytorch">
+    net (float[n, 3] x) => (float[n, 3] y) <float[3] "enc/norm.weight" = {1, 1, 1}, float[3] "onnx::4" = {1, 1, 1}>
+    { z = LayerNormalization (x, "enc/norm.weight") t = Tanh (z) y = LayerNormalization (t, "onnx::4") }"""
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    found = decided(tmp_path / "net.onnx")
+    assert found["enc/norm.weight"][0] and not found["onnx::4"][0]
+    assert "3 parameters" in generate(tmp_path / "net.onnx", tmp_path / "net.py").source
+
+
 @pytest.mark.parametrize("nodes", ["c = Mul (x, inverse) y = ReduceSum (c)", "c = Mul (x, inverse) y = Add (c, mean)"])
 def test_weights_without_a_layer_behind_them_are_trained(nodes: str, tmp_path: Path) -> None:
     """A linear model may be a product and a sum."""
