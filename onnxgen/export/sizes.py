@@ -102,7 +102,8 @@ class Sizes:
 
     def _proto(self, node: ir.Node) -> onnx.NodeProto:
         outputs = {value.name for value in node.outputs if value.name}
-        return next(n for n in self.model.graph.node if outputs & set(n.output))
+        found: onnx.NodeProto = next(n for n in self.model.graph.node if outputs & set(n.output))
+        return found
 
     def _copy_maker(self, node: ir.Node, index: int) -> None:
         """Give a node a copy of the node that makes an input."""

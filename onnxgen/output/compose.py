@@ -29,6 +29,8 @@ from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RE
 from onnxgen.graph.budget import past, writable
 from onnxgen.lowering.uses import uses
 from onnxgen.options import Options
+from onnxgen.output.asked import KEY as OPTIONS
+from onnxgen.output.asked import asked
 from onnxgen.output.merge import BASE, BUILD_LINE, packed
 from onnxgen.output.signature import KEY as SIGNATURE
 from onnxgen.output.signature import signature
@@ -140,11 +142,18 @@ def compose(
     options: Options,
     report: Report,
     build: Build | None = None,
+    given: Options | None = None,
 ) -> Generated:
-    """Make source, weights and report. `build`: what a build records."""
+    """Make source, weights and report.
+
+    Args:
+        build: what a build records.
+        given: the options before a task made others of them; default: `options`.
+    """
     key = build.key if build is not None else ""
     tensors, record = _tensors(module, RESTORED.get(model) or [], model.graph.initializers.values())
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
+    origin[OPTIONS] = asked(given or options, out.parent)
     origin |= cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
     if (approximated := APPROXIMATED.get(model)) is not None:
         origin[APPROXIMATION] = approximated.to_json()

@@ -23,6 +23,7 @@ from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
+from onnxgen.training.data.glance import has_boxes
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import limit
@@ -99,9 +100,15 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     settings = launched(settings)
     device = choose(settings.device, settings.imports)
     file = None if isinstance(model, nn.Module) else Path(model)
+    notes: list[str] = []
+    if file is not None and has_boxes(data, settings) and not file.is_dir():
+        from onnxgen.training.goals.detection.ready import part_to_train  # imported here: it imports the pipeline
+
+        file, notes = part_to_train(file, settings.size)
+        model = file
     model, said = _begun(model, settings)
     learned = has_learned(model) and not settings.from_scratch and settings.replace_head is None
-    notes = [said] if said else []
+    notes += [said] if said else []
     opened = open_data(data, model, settings)
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
@@ -175,12 +182,12 @@ def _detector(
 ) -> tuple[nn.Module, Path | None, tuple[str, ...], list[str]]:
     """Return a detector up to its raw maps with a head for the classes of the data, its file, new layers and notes."""
     from onnxgen.training.goals.detection.head import fit_head  # imported here: it imports the whole pipeline
-    from onnxgen.training.goals.detection.part import trained_part
+    from onnxgen.training.goals.detection.part import detector_of
 
-    notes = []
-    if file is not None and (part := trained_part(model)) is not None:
-        file, said = part
-        model, notes = _begun(file, settings)[0], [said]
+    notes: list[str] = []
+    if file is not None and (part := detector_of(model, settings.size).part())[0] != file and not file.is_dir():
+        file, notes = part
+        model = _begun(file, settings)[0]
     head, more = fit_head(model, opened, settings.replace_head)
     return model, file, head, notes + more
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.data.boxes.voc import IMAGES as VOC_IMAGES
+from onnxgen.training.data.boxes.there import VOC_IMAGES
 from onnxgen.training.data.boxes.voc import images_by_stem, listed_parts
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files, Seen, looked, told

@@ -10,9 +10,10 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import DIGITS, FUNCTION, SHARDS
-from onnxgen.training.data.boxes.coco import is_coco, open_coco
-from onnxgen.training.data.boxes.voc import is_voc, open_voc
-from onnxgen.training.data.boxes.yolo import is_yolo, open_yolo
+from onnxgen.training.data.boxes.coco import open_coco
+from onnxgen.training.data.boxes.there import is_coco, is_voc, is_yolo
+from onnxgen.training.data.boxes.voc import open_voc
+from onnxgen.training.data.boxes.yolo import open_yolo
 from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_npz, read_safetensors
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder

@@ -21,11 +21,13 @@ from onnxgen.heads.labels import labels_of
 from onnxgen.heads.reading import find_tail
 from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
+from onnxgen.output.asked import recorded_options
 from onnxgen.reader import read
 from onnxgen.training import fit, load
 from onnxgen.training.goals.detection.boxes import to_corners
 from onnxgen.training.goals.detection.decoder import Decoder
 from onnxgen.training.goals.detection.head import PRIOR, replace_classes, tail_of_model
+from onnxgen.training.goals.detection.ready import metadata_beside
 from onnxgen.training.model import open_model
 from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.heads import small
@@ -243,14 +245,10 @@ def test_a_number_of_classes_is_named(place: Path, tmp_path: Path) -> None:
     assert found.model(torch.zeros(1, 3, *small.IMAGE))[2].shape[1] == 7
 
 
-def test_a_module_of_other_options_is_not_cut(place: Path, tmp_path: Path) -> None:
-    """What the user's module has and a plain generation has not would be lost."""
-    text = (place / "net.py").read_text()
+def test_the_options_of_a_module_are_kept(place: Path, tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes((place / "net.onnx").read_bytes())
     onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py", Options(annotate=True, dtype="float64"))
-    assert (tmp_path / "net.py").read_text() != text
-    with pytest.raises(
-        OnnxgenError, match=r"does not end in the raw maps .* -> onnxgen .*net.onnx -o .*net.py --task det"
-    ):
-        fit(tmp_path / "net.py", place / "data", out=tmp_path / "run", **GIVEN)
-    assert not (tmp_path / "net_maps.py").exists()
+    found = fit(tmp_path / "net.py", place / "data", out=tmp_path / "run", **GIVEN)
+    assert {parameter.dtype for parameter in found.model.parameters()} == {torch.float64}
+    given = recorded_options(metadata_beside(tmp_path / "net_maps.py"), tmp_path)
+    assert given == Options(annotate=True, dtype="float64", task="detection")
