@@ -17,6 +17,7 @@ from onnxgen.errors import OnnxgenError, Problem, counted, one_line
 from onnxgen.training.data.source import Gaps, Lists, Rows, listed
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
+TEXT = "text"  # a column of this name is text, also if all of it looks like numbers: 007
 _DELIMITERS = ",;\t|"
 _COMMA = re.compile(r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?")
 _DECIMAL = re.compile(r"[-+]?(0*,\d+|\d{4,},\d*|\d+,(\d{0,2}|\d{4,}))([eE][-+]?\d+)?")  # not thousands: 1,234
@@ -49,7 +50,7 @@ def read_csv(path: Path) -> Rows:
             raise OnnxgenError(f"{path}, line {line}: {what}")
     lines = [line for line, _ in rows[1:]]
     texts = {name: [text.strip() for text in of] for name, of in zip(names, zip(*(row for _, row in rows[1:])))}
-    commas = [name for name, of in texts.items() if _has_commas(of)]
+    commas = [name for name, of in texts.items() if name != TEXT and _has_commas(of)]
     certain = any(_DECIMAL.fullmatch(text) for name in commas for text in texts[name])
     for name in commas if certain else ():
         texts[name] = [text.replace(",", ".") for text in texts[name]]
@@ -93,7 +94,7 @@ def _is_number(text: str) -> bool:
 
 def _column(path: Path, name: str, values: list[str], lines: Sequence[int]) -> Any:
     there = [v for v in values if v.lower() not in MISSING]
-    numbers = all(map(_is_number, there))
+    numbers = name != TEXT and all(map(_is_number, there))
     bare = [i for i, v in enumerate(values) if (v.lower() in MISSING if numbers else not v)]
     if bare:
         kept = _typed(np.delete(np.array(values, dtype=object), bare).tolist(), numbers)
