@@ -151,7 +151,8 @@ def compose(
         given: the options before a task made others of them; default: `options`.
     """
     key = build.key if build is not None else ""
-    tensors, record = _tensors(module, RESTORED.get(model) or [], model.graph.initializers.values())
+    restored, stored = RESTORED.get(model) or [], model.graph.initializers.values()
+    tensors, record = _tensors(module, restored, stored, frozenset(options.const))
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
     origin[OPTIONS] = asked(given or options, out.parent)
     origin |= cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
@@ -217,8 +218,10 @@ def _freed_batch(model: ir.Model) -> dict[str, str]:
     return {"batch": json.dumps({"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs})}
 
 
-def _tensors(module: ModuleDef, restored: list[Restored], stored: Iterable[ir.Value]) -> tuple[Tensors, dict[str, Any]]:
-    """Return the sidecar's tensors, and how to rebuild the ONNX tensors (not those that a pass made)."""
+def _tensors(
+    module: ModuleDef, restored: list[Restored], stored: Iterable[ir.Value], given: frozenset[str]
+) -> tuple[Tensors, dict[str, Any]]:
+    """Return the sidecar's tensors, and how to rebuild the ONNX tensors (not those that a pass made, or `--const`)."""
     tied = {tie.names[1] for tie in module.ties}
     sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
     copies = [(tie.names[0], tie.copy) for tie in module.ties if tie.copy is not None]
@@ -227,7 +230,7 @@ def _tensors(module: ModuleDef, restored: list[Restored], stored: Iterable[ir.Va
     for member in module.members:
         tensors.update({member.state_key(key): array for key, array in member.extra.items()})
     tensors.update(module.constants)
-    made = frozenset(name for norm in restored for name in norm.made)
+    made = given.union(name for norm in restored for name in norm.made)
     made |= {p.name for s in sources.values() for p in s.pieces if isinstance(p.tensor, UnpackedTensor)}
     known = {key: source for key, source in sources.items() if not made.issuperset(source.names)}
     return tensors, way_back(known, copies, folds(restored, sources))

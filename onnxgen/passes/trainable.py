@@ -191,6 +191,8 @@ def _decide(
     name = value.name or ""
     if tensor.size == 0:
         return False, "an empty tensor has no element to train"
+    if name in options.const:
+        return False, "--const gives it"
     if options.frozen and re.search(options.frozen, name):
         return False, "--frozen says so"
     if options.trainable and re.search(options.trainable, name):

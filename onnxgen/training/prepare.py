@@ -36,6 +36,7 @@ from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.goals.choice import (
     DETECTION,
     Situation,
+    names_of_classes,
     output_names,
     refuse_for_task,
     task_kind,
@@ -159,7 +160,7 @@ def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
     Raises:
         OnnxgenError: the data has one class alone, so nothing can be learnt.
     """
-    if opened.train is None or opened.target not in opened.named:
+    if opened.train is None or opened.target not in opened.named or names_of_classes(settings.task) == "characters":
         return []
     names = opened.train.fields[opened.target].classes
     if len(names) == 1 and not settings.classes[1:]:

@@ -24,6 +24,7 @@ GIVEN: dict[str, Any] = {
     "annotate": True,
     "style": "timm",
     "input_shapes": {"x=y": (-1, 3, 8, 8), "scale": ()},
+    "const": {"sr": 16000, "on": True, "half": 0.5, "ids": (1, 2)},
     "inputs": ("a b", "c"),
     "outputs": ("o",),
     "dynamic_batch": True,
