@@ -62,10 +62,8 @@ def predict_command(
     with progress("predicting", quiet or as_json):
         paths = [Path(name) for name in names]  # a text would be another thing to predict for
         found = learner.predict(paths, skip=True, soft=soft, **given)
-    if out is not None and not out.suffix:
-        write_images(out, found, record, top, force)
-    elif out is not None:
-        _write(out, found, top, force)
+    if out is not None:
+        _write(out, found, record, top, force)
     if as_json:
         tell_json([_plain(one, top) for one in found])
     elif out is not None and not quiet:
@@ -217,7 +215,10 @@ def _plain(one: Prediction, top: int) -> dict[str, Any]:
     return {"source": one.source, "outputs": answers}
 
 
-def _write(out: Path, found: Sequence[Prediction], top: int, force: bool) -> None:
+def _write(out: Path, found: Sequence[Prediction], record: Record, top: int, force: bool) -> None:
+    if not out.suffix:
+        write_images(out, found, record, top, force)
+        return
     refuse_overwriting([out], read_for(found), force)
     content = _npz(found) if out.suffix == ".npz" else _csv(found, top)
     with replacing([out.parent]) as files, files.file(out) as file:

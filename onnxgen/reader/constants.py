@@ -49,7 +49,9 @@ def fix_constants(graph: onnx.GraphProto, given: Given, shapes: Mapping[str, Seq
         raise OnnxgenError("--const gives all inputs, so no data would reach the network", help="leave one out")
 
 
-def _tensor(declared: onnx.TypeProto, value: float | Sequence[float], wanted: Sequence[int] | None) -> ir.Tensor:
+def _tensor(
+    declared: onnx.TypeProto, value: float | Sequence[float], wanted: Sequence[int] | None
+) -> ir.TensorProtocol:
     """Return the tensor of an input. Raises `ValueError` with what is wrong."""
     kind = declared.tensor_type.elem_type
     if not declared.HasField("tensor_type") or kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):

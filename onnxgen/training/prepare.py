@@ -101,13 +101,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     settings = launched(settings)
     device = choose(settings.device, settings.imports)
     file = None if isinstance(model, nn.Module) else Path(model)
-    notes: list[str] = []
-    if file is not None and has_boxes(data, settings) and not file.is_dir():
-        from onnxgen.training.goals.detection.ready import part_to_train  # imported here: it imports the pipeline
-
-        file, notes = part_to_train(file, settings.size)
-        model = file
-    model, said = _begun(model, settings)
+    file, notes = _to_train(file, data, settings)
+    model, said = _begun(model if file is None else file, settings)
     learned = has_learned(model) and not settings.from_scratch and settings.replace_head is None
     notes += [said] if said else []
     opened = open_data(data, model, settings)
@@ -138,6 +133,15 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     notes += [] if task_kind(settings.task) is not None else _untrained(model, feeding)
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned and not head)
+
+
+def _to_train(file: Path | None, data: Any, settings: Settings) -> tuple[Path | None, list[str]]:
+    """Return the file of the module to train, and notes: of a detector that of its raw maps."""
+    if file is None or file.is_dir() or not has_boxes(data, settings):
+        return file, []
+    from onnxgen.training.goals.detection.ready import part_to_train  # imported here: it imports the pipeline
+
+    return part_to_train(file, settings.size)
 
 
 def _told(objectives: Sequence[Goal], settings: Settings) -> list[str]:

@@ -118,9 +118,9 @@ def answer(output: Tensor, target: Target | None, soft: bool = False) -> Answer:
     if target is None or not target.classes:
         return Answer(None, {}, value)
     if soft and is_map(output, target):
-        found = _probabilities(output, target)[0]
-        bare = found.ndim == 2 and target.loss in BINARY_LOSSES  # one number at each place of an image
-        return Answer(None, {}, (found[None] if bare else found.movedim(target.axis - 1, 0)).numpy(), soft=True)
+        soft_map = _probabilities(output, target)[0]
+        bare = soft_map.ndim == 2 and target.loss in BINARY_LOSSES  # one number at each place of an image
+        return Answer(None, {}, (soft_map[None] if bare else soft_map.movedim(target.axis - 1, 0)).numpy(), soft=True)
     if target.loss in BINARY_LOSSES:
         return _labels(output, target)
     if output.ndim > 2:
