@@ -142,7 +142,7 @@ def _options(entry: Entry) -> dict[str, Any]:
     found["limits"] = dict(vars(entry.options.limits))
     weights = entry.weights
     found["weights"] = None if weights is None else Path(os.path.relpath(weights, entry.output.parent)).as_posix()
-    for name in ("input_shapes", "batch_axes", "dropout"):
+    for name in ("input_shapes", "const", "batch_axes", "dropout"):
         found[name] = list(found[name].items())  # the order may matter
     return found
 

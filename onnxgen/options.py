@@ -12,7 +12,22 @@ from pathlib import Path
 from onnxgen.common.declared import declared, options_of
 from onnxgen.common.limits import Limits
 from onnxgen.common.names import is_class_name
-from onnxgen.common.values import AXES, BLOCK, FLAG, LIMITS, NAMES, PATH, RATES, SHAPES, SIZE, TEXT, Kind, choice, text
+from onnxgen.common.values import (
+    AXES,
+    BLOCK,
+    CONSTANTS,
+    FLAG,
+    LIMITS,
+    NAMES,
+    PATH,
+    RATES,
+    SHAPES,
+    SIZE,
+    TEXT,
+    Kind,
+    choice,
+    text,
+)
 from onnxgen.errors import OnnxgenError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -51,6 +66,12 @@ class Options:
         "Fix the dims of an input (-1 leaves one as it is); may be repeated.",
         SHAPES,
         key="input-shape",
+    )
+    const: Mapping[str, float | Sequence[float]] = _inputs(
+        dict,
+        "NAME=16000",
+        "Make an input a constant: one number fills it, 1,2,3 are its elements; may be repeated.",
+        CONSTANTS,
     )
     inputs: Sequence[str] = _inputs(
         (), "VALUE", "Generate only the part of the graph that begins at this value; may be repeated.", NAMES

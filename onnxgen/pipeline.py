@@ -72,7 +72,7 @@ def build(
     Raises:
         OnnxgenError: the file or an option is bad, or the model can't be converted exactly.
     """
-    report = Report()
+    report, given = Report(), options
     report.progress = progress
     with plugged(options), uncollected():
         model, stored = _simplified(path, options := of_task(path, options), report)
@@ -93,7 +93,7 @@ def build(
                     classes = _classes(module, options, wanted, plain)
             with timed(report, "render"):
                 written = styled(classes, STYLES[options.style])
-                return compose(model, module, written, path, out, options, report, record)
+                return compose(model, module, written, path, out, options, report, record, given)
 
         def differs(generated: Generated) -> Difference | None:
             with timed(report, "validate"):

@@ -249,6 +249,7 @@ _asked = add_all(
         ("onnxgen predict runs/digits-1 photos/ --top 3", "Print the three best of each image."),
         ("onnxgen predict runs/digits-1 new.csv -o out.csv", "Write a table."),
         ("onnxgen predict runs/yolov8n-1 photos/ -o found", "Find boxes, and draw them into pictures in found/."),
+        ("onnxgen predict runs/unet-1 photos/ --soft -o found", "Write a gray image for each class."),
         ("onnxgen predict runs/writer-1 texts.txt --max-new-tokens 20", "Continue each line."),
         ("onnxgen predict runs/digits-1 -", "Read the names of the files from stdin."),
         ("onnxgen predict photo.png", "Ask the newest run in runs/."),
@@ -274,6 +275,7 @@ _asked = add_all(
     group="Answers",
     help="Draw the tokens of a text. Default: take the most probable ones.",
 )
+@option("--soft", is_flag=True, group="Answers", help="Of a map of classes: the probability of each one at each place.")
 @_file(
     "-o",
     "--output",

@@ -5,19 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli import DIFFERENT
-from onnxgen.cli.boxes import COLUMNS, cells, drawn, found_boxes, plain
+from onnxgen.cli.boxes import COLUMNS, cells, found_boxes, plain
 from onnxgen.cli.boxes import rows as box_rows
+from onnxgen.cli.images import read_for, write_images
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.overwriting import refuse_overwriting
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
-from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.layout import files_meant
 from onnxgen.training.runs.folder import is_run, newest
@@ -38,6 +37,7 @@ def predict_command(
     min_score: float | None,
     max_new_tokens: int | None,
     temperature: float | None,
+    soft: bool,
     out: Path | None,
     force: bool,
     device: str,
@@ -61,11 +61,9 @@ def predict_command(
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
         paths = [Path(name) for name in names]  # a text would be another thing to predict for
-        found = learner.predict(paths, skip=True, **given)
-    if out is not None and not out.suffix:
-        _write_images(out, found, top, force)
-    elif out is not None:
-        _write(out, found, top, force)
+        found = learner.predict(paths, skip=True, soft=soft, **given)
+    if out is not None:
+        _write(out, found, record, top, force)
     if as_json:
         tell_json([_plain(one, top) for one in found])
     elif out is not None and not quiet:
@@ -217,45 +215,14 @@ def _plain(one: Prediction, top: int) -> dict[str, Any]:
     return {"source": one.source, "outputs": answers}
 
 
-def _write(out: Path, found: Sequence[Prediction], top: int, force: bool) -> None:
-    refuse_overwriting([out], _read(found), force)
+def _write(out: Path, found: Sequence[Prediction], record: Record, top: int, force: bool) -> None:
+    if not out.suffix:
+        write_images(out, found, record, top, force)
+        return
+    refuse_overwriting([out], read_for(found), force)
     content = _npz(found) if out.suffix == ".npz" else _csv(found, top)
     with replacing([out.parent]) as files, files.file(out) as file:
         file.write(content)
-
-
-def _read(found: Sequence[Prediction]) -> set[Path]:
-    """Return the files that predictions are for; the source of a row is FILE:ROW."""
-    return {Path(text) for one in found for text in (one.source, one.source.rpartition(":")[0]) if text}
-
-
-def _write_images(folder: Path, found: Sequence[Prediction], top: int, force: bool) -> None:
-    """Write an image for each sample as PNG, under the name of its file: the answer, or the sample with its boxes."""
-    from PIL import Image
-
-    from onnxgen.training.data.layout import SUFFIXES
-
-    images: list[tuple[str, Callable[[], Image.Image]]]
-    if found[0].answer.boxes is not None:
-        labels = sorted({box.label for one in found for box in one.answer.boxes or ()})
-        images = [(one.source, partial(drawn, one, labels, top)) for one in found]
-    else:
-        answers = [(one.source, a.value) for one in found for a in one.answers.values() if a.is_image]
-        images = [(source, partial(Image.fromarray, value)) for source, value in answers]
-    if not images:
-        raise OnnxgenError(f"the run makes no images for the folder {folder}", help="-o FILE.csv or FILE.npz")
-    names = [Path(source).name.replace(":", "-") for source, _ in images]
-    stems = [Path(name).stem if Path(name).suffix.lower() in SUFFIXES else name for name in names]
-    if several := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        what = f"several files are called {printable(several[0])}, so their images would have one name in {folder}"
-        raise OnnxgenError(what, help="predict for one folder at a time")
-    targets = [folder / f"{stem}.png" for stem in stems]
-    refuse_overwriting(targets, _read(found), force)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing([folder]) as files:
-        for target, (_, image) in zip(targets, images):
-            with files.file(target) as file:
-                image().save(file, format="PNG")
 
 
 def _csv(found: Sequence[Prediction], top: int) -> bytes:

@@ -61,6 +61,10 @@ def drawn(one: Prediction, labels: Sequence[str], top: int) -> Image.Image:
     pen = ImageDraw.Draw(picture)
     for box in reversed(found_boxes(one, top) or ()):
         colour = COLOURS[labels.index(box.label) % len(COLOURS)]
-        pen.rectangle(box.corners, outline=colour, width=max(1, min(picture.size) // 200))
-        pen.text(box.corners[:2], f"{box.label} {box.score:.2f}", fill=colour)
+        width, text = max(2, min(picture.size) // 200), f"{box.label} {box.score:.2f}"
+        edges = (box.corners[0] - 1, box.corners[1] - 1, box.corners[2] + 1, box.corners[3] + 1)
+        pen.rectangle(edges, outline="white", width=width + 2)  # so that it is visible on its own colour, too
+        pen.rectangle(box.corners, outline=colour, width=width)
+        pen.rectangle(pen.textbbox(box.corners[:2], text), fill="white")
+        pen.text(box.corners[:2], text, fill=colour)
     return picture

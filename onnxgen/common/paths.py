@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, Problems
 
 RECORD = "run.json"  # in the folder of a run
 _HERE = Path(__file__).resolve().parents[1]
@@ -79,10 +79,12 @@ def lacking(error: ModuleNotFoundError) -> OnnxgenError | None:
 
 
 def need(modules: Iterable[str]) -> None:
-    """Raise `OnnxgenError` for the first of the modules that is not installed, without importing them."""
+    """Raise one `OnnxgenError` for all of the modules that are not installed, without importing them."""
+    problems = Problems()
     for module in modules:
         if find_spec(module) is None and (error := lacking(ModuleNotFoundError(name=module))) is not None:
-            raise error
+            problems.add(error.problems[0])
+    problems.raise_if_any()
 
 
 def refuse_hiding(path: Path) -> None:

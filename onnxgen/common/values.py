@@ -128,6 +128,27 @@ def _rate(value: object) -> float:
     return float(value)
 
 
+def _constant(value: object) -> float | tuple[float, ...]:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_finite, value))
+    return _finite(value)
+
+
+def _finite(value: object) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _number(text: str) -> float:
+    """Return the number that a text is: as an int if it is whole."""
+    words = {"true": True, "false": False}
+    text = text.strip().lower()
+    if text in words:
+        return words[text]
+    return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+
+
 def _limits(value: object) -> Limits:
     if isinstance(value, Limits):
         return value
@@ -188,6 +209,12 @@ AXES = Kind(
     lambda text: text if text == "none" else int(text),
     table=True,
     like="NAME=1 or NAME=none",
+)
+CONSTANTS = Kind(
+    _tables(_constant, "a table like {sr = 16000, mask = [1, 0, 1]}"),
+    lambda text: _number(text) if "," not in text else [_number(one) for one in text.split(",")],
+    table=True,
+    like="NAME=16000 or NAME=1,0,1",
 )
 RATES = Kind(_tables(_rate, 'a table like {"encoder.*" = 0.1}'), float, table=True, like="SCOPE=0.1")
 LIMITS = Kind(_limits, int, table=True, like=f"nodes=500000; there are {', '.join(LIMIT_NAMES)}")

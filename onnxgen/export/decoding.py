@@ -28,6 +28,7 @@ from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.reader.cut import cut_graph
 from onnxgen.reader.protos import uses
+from onnxgen.shapes.info import info
 
 SIZED = {"Reshape": 1, "Expand": 1, "Tile": 1, "ConstantOfShape": 0}  # by operator: the input that holds sizes
 COUNTED = ("Mod", "OneHot")  # may take the number of classes; with SIZED, sums and products
@@ -66,7 +67,8 @@ def need_decoding(source: Path, options: Options, tail: Tail, classes: int) -> N
     """
     model = onnx.load(source)
     try:
-        cut_graph(model.graph, (tail.maps, ()), _types(tail.of_classes(classes)))
+        before = Sizes(onnx.load(source), source.parent, tail.classes).graph({})
+        cut_graph(model.graph, (tail.maps, ()), _types(before, tail.of_classes(classes)))
         fit_decoding(model, source, options, tail, classes)
     except CannotWriteBack as reason:
         what = f"{source} can't decode {classes} classes in place of {tail.classes}: {reason}"
@@ -243,13 +245,15 @@ class _Fitting:
                 dim.dim_value = size
 
 
-def _types(tail: Tail) -> dict[str, onnx.TypeProto]:
-    """Return the types of the raw maps of one image."""
+def _types(before: ir.Graph, tail: Tail) -> dict[str, onnx.TypeProto]:
+    """Return the types of the raw maps of a head. Sizes are open that are open in the file: `before`."""
+    shapes = {value.name: info(value).shape for node in before for value in node.outputs}
     found = {}
     for level in tail.levels:
         for part in filter(None, (level.boxes, level.classes, level.objectness)):
-            dims = [1, part.step * len(level.anchors), level.height, level.width]
-            found[tail.maps[part.map]] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, dims)
+            batch, _, *size = shapes.get(name := tail.maps[part.map]) or ("", 0, "", "")
+            dims = [dim if isinstance(dim, int) else str(dim) for dim in (batch, part.step * len(level.anchors), *size)]
+            found[name] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, dims)
     return found
 
 

@@ -21,6 +21,7 @@ from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
 from onnxgen.export.shared import CannotWriteBack, same
 from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, state_of, tied
 from onnxgen.options import Options
+from onnxgen.output.asked import recorded_options
 from onnxgen.output.write import Output
 from onnxgen.reader.cut import recorded_cut
 from onnxgen.runtime.checkpoint import read_weights
@@ -57,7 +58,8 @@ class Verification:
     def compare(self, made: Path, network: nn.Module, origin: Origin, done: ExportReport) -> VerifyReport:
         """Compare the file at `made`, which reports call `done.out`. Raises `OnnxgenError` if no oracle can run it."""
         try:
-            check = Check(made, replace(_options(origin), plugins=self.plugins), rtol=self.rtol, atol=self.atol)
+            options = replace(_options(origin), plugins=self.plugins, const={})  # the module's are known
+            check = Check(made, options, rtol=self.rtol, atol=self.atol)
             how = {"is_rounded": bool(done.changed or done.below), "is_anew": done.method == ANEW}
             report = check.forward(network, origin.space, runs=self.runs, seed=self.seed, **how)
         except OnnxgenError as error:
@@ -229,5 +231,8 @@ def _options(origin: Origin) -> Options:
         for port in origin.signature.inputs
         if port.dims is not None and port.kind == "tensor"
     }
-    cut = recorded_cut(metadata_of(origin.space)) or ((), ())
-    return Options(input_shapes=shapes, inputs=cut[0], outputs=cut[1])
+    metadata = metadata_of(origin.space)
+    cut = recorded_cut(metadata) or ((), ())
+    given = recorded_options(metadata, origin.module.parent) or Options()
+    shapes = {name: dims for name, dims in given.input_shapes.items() if name in given.const} | shapes
+    return Options(input_shapes=shapes, const=given.const, inputs=cut[0], outputs=cut[1])

@@ -60,7 +60,15 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
     metadata = metadata_of(space)
     signature = recorded(metadata)
     found = {key: _recorded(metadata, key) for key in ("wayback", "uses", "functions", QUANTISED)}
-    if signature is None or "wayback" not in metadata:
+    path = source_of(module, signature if "wayback" in metadata else None, onnx)
+    assert signature is not None
+    record = Record(found["wayback"], found["uses"], found["functions"], found[QUANTISED], recorded_cut(metadata))
+    return Origin(module, space, path, signature, record)
+
+
+def source_of(module: Path, signature: Signature | None, onnx: Path | None = None) -> Path:
+    """Return the ONNX file that a module was generated from (`onnx`: named by the user). See `origin_of` for errors."""
+    if signature is None:
         what = f"the weights of {module} do not name the ONNX file that they came from"
         raise OnnxgenError(what, help=GENERATE_AGAIN)
     path = onnx or _found(module, signature.source)
@@ -70,8 +78,7 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
         what = f"{path} is not the file that {module} was generated from (the SHA-256 differs)"
         way_out = "generate the module from this file again, or name the original with --onnx"
         raise OnnxgenError(what, help=way_out)
-    record = Record(found["wayback"], found["uses"], found["functions"], found[QUANTISED], recorded_cut(metadata))
-    return Origin(module, space, path, signature, record)
+    return path
 
 
 def _recorded(metadata: Mapping[str, str], key: str) -> dict[str, Any]:

@@ -62,11 +62,19 @@ class Sizes:
         return graph
 
     def set(self, node: ir.Node, index: int, position: int, size: Dim) -> None:
-        """Write an element of an input: in the constant that it is, or that it is made of."""
+        """Write an element of an input: in the constant that it is, or that it is made of.
+
+        If other nodes use what such a constant becomes a part of, the node gets a copy of the node that makes it, and
+        the element is written in the next round.
+        """
         title, value = title_of(node), node.inputs[index]
-        while value is not None and len(value.uses()) == 1 and (maker := value.producer()) is not None:
-            if not is_a(maker, RESHAPE, SAME, JOINS):  # another order of the elements
-                break
+        while value is not None and (maker := value.producer()) is not None:
+            is_shared = len(value.uses()) > 1
+            if not is_a(maker, RESHAPE, SAME, JOINS) or (is_shared and info(value).constant is not None):
+                break  # another order of the elements; or the node gets a constant of its own
+            if is_shared:
+                self._copy_maker(node, index)
+                return
             node, index = maker, 0
             while is_a(maker, JOINS) and position >= (count := len(numbers_of(maker, index))):
                 index, position = index + 1, position - count
@@ -80,8 +88,7 @@ class Sizes:
 
     def replace(self, node: ir.Node, index: int, array: Array) -> None:
         """Replace a constant input. If other nodes use the constant too, the node gets a new one."""
-        outputs = {value.name for value in node.outputs if value.name}
-        user = next(n for n in self.model.graph.node if outputs & set(n.output))
+        user = self._proto(node)
         name = user.input[index]
         users = [i for other in with_inner(self.model.graph.node) for i in other.input if i == name]
         place = next((place for place in places(self.model) if place.name == name), None)
@@ -92,6 +99,22 @@ class Sizes:
             name = user.input[index] = self.names.take(name)
             declare(self.model, onnx.numpy_helper.from_array(array, name))
         self.changed.append(name)
+
+    def _proto(self, node: ir.Node) -> onnx.NodeProto:
+        outputs = {value.name for value in node.outputs if value.name}
+        found: onnx.NodeProto = next(n for n in self.model.graph.node if outputs & set(n.output))
+        return found
+
+    def _copy_maker(self, node: ir.Node, index: int) -> None:
+        """Give a node a copy of the node that makes an input."""
+        user, nodes = self._proto(node), self.model.graph.node
+        place, maker = next((n, found) for n, found in enumerate(nodes) if user.input[index] in found.output)
+        copy = onnx.NodeProto()
+        copy.CopyFrom(maker)
+        copy.ClearField("name")  # of nodes, no two may be equal
+        copy.output[0] = self.names.take(maker.output[0])
+        nodes.insert(place, copy)
+        user.input[index] = copy.output[0]
 
 
 def position_of(node: ir.Node, rank: int, axis: int, count: int) -> int | None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,12 @@ from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RE
 from onnxgen.graph.budget import past, writable
 from onnxgen.lowering.uses import uses
 from onnxgen.options import Options
+from onnxgen.output.asked import KEY as OPTIONS
+from onnxgen.output.asked import asked
 from onnxgen.output.merge import BASE, BUILD_LINE, packed
 from onnxgen.output.signature import KEY as SIGNATURE
 from onnxgen.output.signature import signature
-from onnxgen.passes.folded import Restored, folds
+from onnxgen.passes.folded import folds
 from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import add_used, stored_values
 from onnxgen.reader.cut import cut_metadata
@@ -140,14 +142,18 @@ def compose(
     options: Options,
     report: Report,
     build: Build | None = None,
+    given: Options | None = None,
 ) -> Generated:
-    """Make source, weights and report. `build`: what a build records."""
+    """Make source, weights and report.
+
+    Args:
+        build: what a build records.
+        given: the options before a task made others of them; default: `options`.
+    """
     key = build.key if build is not None else ""
-    tensors, record = _tensors(module, RESTORED.get(model) or [], model.graph.initializers.values())
+    tensors, record = _tensors(module, model, options)
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
-    origin |= cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
-    if (approximated := APPROXIMATED.get(model)) is not None:
-        origin[APPROXIMATION] = approximated.to_json()
+    origin |= {OPTIONS: asked(given or options, out.parent), **_of_options(model, options)}
     if build is not None and build.data and not options.embed:
         origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
@@ -172,6 +178,13 @@ def compose(
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
     tree = render(frame, classes, module.own, [])[1] if options.templates else tree
     return Generated(source, tensors, metadata, weights, report, frozenset({path, *DATA_FILES.get(model)}), key, tree)
+
+
+def _of_options(model: ir.Model, options: Options) -> dict[str, str]:
+    """Return the metadata of the part of the network, its type, and how far it differs from the file."""
+    found = cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
+    approximated = APPROXIMATED.get(model)
+    return found if approximated is None else found | {APPROXIMATION: approximated.to_json()}
 
 
 def _check_bytes(tensors: Tensors, model: ir.Model, options: Options) -> None:
@@ -208,8 +221,9 @@ def _freed_batch(model: ir.Model) -> dict[str, str]:
     return {"batch": json.dumps({"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs})}
 
 
-def _tensors(module: ModuleDef, restored: list[Restored], stored: Iterable[ir.Value]) -> tuple[Tensors, dict[str, Any]]:
-    """Return the sidecar's tensors, and how to rebuild the ONNX tensors (not those that a pass made)."""
+def _tensors(module: ModuleDef, model: ir.Model, options: Options) -> tuple[Tensors, dict[str, Any]]:
+    """Return the sidecar's tensors, and how to rebuild the ONNX tensors (not those that a pass made, or `--const`)."""
+    restored, stored = RESTORED.get(model) or [], model.graph.initializers.values()
     tied = {tie.names[1] for tie in module.ties}
     sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
     copies = [(tie.names[0], tie.copy) for tie in module.ties if tie.copy is not None]
@@ -218,7 +232,7 @@ def _tensors(module: ModuleDef, restored: list[Restored], stored: Iterable[ir.Va
     for member in module.members:
         tensors.update({member.state_key(key): array for key, array in member.extra.items()})
     tensors.update(module.constants)
-    made = frozenset(name for norm in restored for name in norm.made)
+    made = frozenset(options.const).union(name for norm in restored for name in norm.made)
     made |= {p.name for s in sources.values() for p in s.pieces if isinstance(p.tensor, UnpackedTensor)}
     known = {key: source for key, source in sources.items() if not made.issuperset(source.names)}
     return tensors, way_back(known, copies, folds(restored, sources))

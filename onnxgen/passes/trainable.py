@@ -191,10 +191,8 @@ def _decide(
     name = value.name or ""
     if tensor.size == 0:
         return False, "an empty tensor has no element to train"
-    if options.frozen and re.search(options.frozen, name):
-        return False, "--frozen says so"
-    if options.trainable and re.search(options.trainable, name):
-        return True, "--trainable says so"
+    if asked := _asked(name, options):
+        return asked
     if not reached:
         return False, STILL.get(value) or "no gradient reaches it from an output"
     kind = value.metadata_props.get(KIND)
@@ -225,6 +223,17 @@ def _decide(
     if is_computed:
         return False, "the exporter computed it, and not from a parameter"
     return _by_elements(value, tensor, inputs, graph)
+
+
+def _asked(name: str, options: Options) -> tuple[bool, str] | None:
+    """Return what options say of a tensor; None if they say nothing."""
+    if name in options.const:
+        return False, "--const gives it"
+    if options.frozen and re.search(options.frozen, name):
+        return False, "--frozen says so"
+    if options.trainable and re.search(options.trainable, name):
+        return True, "--trainable says so"
+    return None
 
 
 def _made_kernel(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> str:

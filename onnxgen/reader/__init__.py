@@ -21,6 +21,7 @@ from onnxgen.graph.sites import note_nodes
 from onnxgen.options import Options
 from onnxgen.reader.carried import settle_states
 from onnxgen.reader.check import check
+from onnxgen.reader.constants import fix_constants
 from onnxgen.reader.cut import cut_graph, cut_of, types_of
 from onnxgen.reader.distinct import distinct
 from onnxgen.reader.duplicates import drop_duplicates
@@ -44,8 +45,8 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
 
     Nodes are sorted, and local functions are inlined. A node of a function that imports another opset carries its own
     `version`. Inputs with an initializer are no longer inputs. Named dims get their sizes from `options.input_shapes`.
-    The graph is reduced to the part between `options.inputs` and `options.outputs`. `SCOPE` and `CLASSES` record the
-    origin of nodes.
+    The graph is reduced to the part between `options.inputs` and `options.outputs`.
+    Inputs in `options.const` are stored. `SCOPE` and `CLASSES` record the origin of nodes.
     No weight is read. Inline tensors stay in the protobuf; large ones stay in the file, which is held open. External
     ones are mapped when first used.
 
@@ -63,6 +64,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     check_functions(proto, options.limits)
     if (cut := cut_of(options)) is not None:
         cut_graph(proto.graph, cut, _input_types(path, options))
+    fix_constants(proto.graph, options.const, options.input_shapes)
     maps = map_types(proto.graph)
     normalize(proto)
     distinct(proto)
@@ -83,7 +85,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     DATA_FILES.set(model, _data_files(model.graph))
     note_read(model, path)
     _drop_default_inputs(model.graph)
-    fix_inputs(model, options.input_shapes)
+    fix_inputs(model, {name: dims for name, dims in options.input_shapes.items() if name not in options.const})
     settle_states(model)
     note_origin(model)
     note_parameter_names(model)
@@ -95,7 +97,7 @@ def _input_types(path: Path, options: Options) -> dict[str, onnx.TypeProto]:
     """Return the types of the values at which a part of the network begins."""
     from onnxgen.shapes import propagate  # imported here: `shapes` needs this package for the types of maps
 
-    whole = read(path, replace(options, inputs=(), outputs=(), input_shapes={}))
+    whole = read(path, replace(options, inputs=(), outputs=(), input_shapes={}, const={}))
     propagate(whole.graph, options)
     names = {value.name for value in (*whole.graph.inputs, *(v for node in whole.graph for v in node.outputs))}
     return types_of(whole.graph, [name for name in options.inputs if name in names])

@@ -48,6 +48,14 @@ def is_path(data: str) -> bool:
     return data != DIGITS and not FUNCTION.fullmatch(data)
 
 
+def parse_size(text: str) -> tuple[int, int]:
+    """Parse a size "HEIGHTxWIDTH". Raises `OnnxgenError` if it is anything else."""
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise OnnxgenError(f"size {text!r} is not HEIGHTxWIDTH", help="such as --size 224x224")
+    return int(height), int(width)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Return the values of a TOML file by name, converted to the types of their settings.
 

@@ -23,6 +23,7 @@ from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
+from onnxgen.training.data.glance import has_boxes
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import limit
@@ -35,6 +36,7 @@ from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.goals.choice import (
     DETECTION,
     Situation,
+    names_of_classes,
     output_names,
     refuse_for_task,
     task_kind,
@@ -99,9 +101,10 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     settings = launched(settings)
     device = choose(settings.device, settings.imports)
     file = None if isinstance(model, nn.Module) else Path(model)
-    model, said = _begun(model, settings)
+    file, notes = _to_train(file, data, settings)
+    model, said = _begun(model if file is None else file, settings)
     learned = has_learned(model) and not settings.from_scratch and settings.replace_head is None
-    notes = [said] if said else []
+    notes += [said] if said else []
     opened = open_data(data, model, settings)
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
@@ -132,6 +135,15 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned and not head)
 
 
+def _to_train(file: Path | None, data: Any, settings: Settings) -> tuple[Path | None, list[str]]:
+    """Return the file of the module to train, and notes: of a detector that of its raw maps."""
+    if file is None or file.is_dir() or not has_boxes(data, settings):
+        return file, []
+    from onnxgen.training.goals.detection.ready import part_to_train  # imported here: it imports the pipeline
+
+    return part_to_train(file, settings.size)
+
+
 def _told(objectives: Sequence[Goal], settings: Settings) -> list[str]:
     """Return notes of what is trained."""
     notes = [said for made in objectives for said in made.said]
@@ -152,7 +164,7 @@ def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
     Raises:
         OnnxgenError: the data has one class alone, so nothing can be learnt.
     """
-    if opened.train is None or opened.target not in opened.named:
+    if opened.train is None or opened.target not in opened.named or names_of_classes(settings.task) == "characters":
         return []
     names = opened.train.fields[opened.target].classes
     if len(names) == 1 and not settings.classes[1:]:
@@ -175,12 +187,12 @@ def _detector(
 ) -> tuple[nn.Module, Path | None, tuple[str, ...], list[str]]:
     """Return a detector up to its raw maps with a head for the classes of the data, its file, new layers and notes."""
     from onnxgen.training.goals.detection.head import fit_head  # imported here: it imports the whole pipeline
-    from onnxgen.training.goals.detection.part import trained_part
+    from onnxgen.training.goals.detection.part import detector_of
 
-    notes = []
-    if file is not None and (part := trained_part(model)) is not None:
-        file, said = part
-        model, notes = _begun(file, settings)[0], [said]
+    notes: list[str] = []
+    if file is not None and (part := detector_of(model, settings.size).part())[0] != file and not file.is_dir():
+        file, notes = part
+        model = _begun(file, settings)[0]
     head, more = fit_head(model, opened, settings.replace_head)
     return model, file, head, notes + more
 

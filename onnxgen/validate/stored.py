@@ -218,7 +218,7 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
             (trained if is_trained else frozen).update(source.names)
             several.update(piece.name for piece in source.pieces if is_uniform(piece.tensor))
     asked = {name for name in stored.floats if options.trainable and re.search(options.trainable, name)}
-    barred = {name for name in stored.floats if options.frozen and re.search(options.frozen, name)}
+    barred = {name for name in stored.floats if options.frozen and re.search(options.frozen, name)} | {*options.const}
     is_frozen = frozenset(frozen)
     frozen -= trained | barred
     weights = stored.weights if module.own == OwnCode() else frozenset[str]()  # a plugin may leave any weight untrained

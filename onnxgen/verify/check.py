@@ -17,6 +17,7 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, FREED
 from onnxgen.heads.trained import of_task
 from onnxgen.options import Options
+from onnxgen.output.asked import recorded_options
 from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import DTYPES
 from onnxgen.passes.retype import KEY as DTYPE
@@ -96,16 +97,25 @@ class Check:
         self.graph = examine(model, self.options)
         return model
 
-    def _cut(self, space: Mapping[str, Any]) -> None:
-        """Restrict the comparison to the part and the ranks of the file that the module was generated from."""
+    def _cut(self, space: Mapping[str, Any], is_anew: bool) -> None:
+        """Restrict the comparison to the part, the ranks and the `--const` that the module was generated for.
+
+        Args:
+            is_anew: the file was exported from the module, and has no input that is a constant.
+        """
         metadata = metadata_of(space)
         cut = recorded_cut(metadata) if cut_of(self.options) is None else None
         if cut is not None:
             self.options = replace(self.options, inputs=cut[0], outputs=cut[1])
         shapes = sizing.recorded_ranks(self.graph, metadata)
+        is_known = is_anew or self.options.const
+        given = (None if is_known else recorded_options(metadata, self.path.parent)) or Options()
+        if given.const:
+            shapes |= {name: dims for name, dims in given.input_shapes.items() if name in given.const}
+            self.options = replace(self.options, const=given.const)
         if shapes:
             self.options = replace(self.options, input_shapes={**shapes, **self.options.input_shapes})
-        if cut is not None or shapes:
+        if cut is not None or shapes or given.const:
             self._examined()
         sizing.need_named(self.sizes, self.graph, self.path)
 
@@ -116,7 +126,8 @@ class Check:
     def _part(self) -> ModelPart | None:
         """Return the part of the file that is compared, or None for all of it."""
         cut = cut_of(self.options)
-        return None if cut is None else ModelPart(cut, self.graph.argument_types)
+        const, shapes = self.options.const, self.options.input_shapes
+        return ModelPart(cut, self.graph.argument_types, const, shapes) if cut is not None or const else None
 
     def _free_batch(self, space: Mapping[str, Any]) -> None:
         """If only the module has a free batch, compare it with several runs of the file."""
@@ -196,7 +207,7 @@ class Check:
 
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str, is_anew: bool = False) -> VerifyReport:
         """Return the report before the first run, and decide what is compared and how."""
-        self._cut(space)
+        self._cut(space, is_anew)
         self.notes += [] if is_anew else other_file(self.path, self.graph, space, shown)
         self._approximate(space)
         self._free_batch(space)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.passes.standard.batchwise import time_first
+from onnxgen.reader.constants import Given, fix_constants
 from onnxgen.reader.cut import Cut, cut_graph
 from onnxgen.reader.protos import every_node, opset_of
 from onnxgen.verify.limits import TimedOut, limited
@@ -287,10 +288,17 @@ def _loaded(kind: Callable[..., Oracle], path: Path, changed: onnx.ModelProto | 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """A part of a network, with the types of its inputs."""
+    """A part of a network, with the types of its inputs; and inputs that have a value.
 
-    cut: Cut
+    Attributes:
+        cut: None for the whole network.
+        const, shapes: see `fix_constants`.
+    """
+
+    cut: Cut | None
     types: Mapping[str, onnx.TypeProto]
+    const: Given
+    shapes: Mapping[str, Sequence[int]]
 
 
 def proto(path: Path, *, without_dropout: bool, part: ModelPart | None = None) -> onnx.ModelProto:
@@ -300,7 +308,9 @@ def proto(path: Path, *, without_dropout: bool, part: ModelPart | None = None) -
     except Exception as error:
         raise OnnxgenError(f"{path}: {_line(error)}") from None
     if part is not None:
-        cut_graph(model.graph, part.cut, part.types)
+        if part.cut is not None:
+            cut_graph(model.graph, part.cut, part.types)
+        fix_constants(model.graph, part.const, part.shapes)
     for node in every_node(model):
         if node.op_type != "Dropout" or not without_dropout:
             continue

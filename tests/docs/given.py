@@ -95,6 +95,12 @@ def waves(path: Path) -> None:
     export(nn.Sequential(nn.Linear(64, 2)), path, ["scores"], wave=torch.rand(2, 64))
 
 
+def speech(path: Path) -> None:
+    """A network that is told the rate of its input."""
+    text = "net (float[n, 64] wave, int64 sr) => (float[n, 64] y) { rate = Cast<to = 1>(sr) y = Div(wave, rate) }"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), path)
+
+
 def people(path: Path) -> None:
     export(nn.Sequential(nn.Linear(4, 2)), path, ["scores"], x=torch.rand(2, 4))
 
@@ -276,6 +282,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "yolov8n.onnx": yolov8n,
     "shapes": shapes,
     "waves.onnx": waves,
+    "speech.onnx": speech,
     "people.onnx": people,
     "people.csv": people_csv,
     "shards": shards,

@@ -44,7 +44,7 @@ GIVEN = {
     "README.md": "samples",
     "docs/BUILDING.md": "project",
     "docs/CHECKPOINTS.md": "runs/digits",
-    "docs/CONVERT.md": "mnist.onnx bert.onnx",
+    "docs/CONVERT.md": "mnist.onnx bert.onnx speech.onnx",
     "docs/DATA.md": "model.py bert.py text.npz detector.py boxes.npz "
     "tokenizer.json reader.py tagger.py writer.py reviews.csv pairs.csv sentences.jsonl book.txt "
     "| model.py people.py people.csv waves.py shards",

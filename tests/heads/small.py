@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,10 @@ from tests.zoo.export import quiet
 IMAGE = (32, 48)  # height and width
 
 
-def export(net: nn.Module, path: Path, dynamo: bool = False, size: tuple[int, int] = IMAGE) -> Path:
-    """Write a detector as an ONNX file with a fixed size."""
-    given = {"external_data": False, "verbose": False} if dynamo else {}
+def export(net: nn.Module, path: Path, dynamo: bool = False, size: tuple[int, int] = IMAGE, free: bool = False) -> Path:
+    """Write a detector as an ONNX file with a fixed size; `free`: with an open batch, height and width."""
+    given: dict[str, Any] = {"external_data": False, "verbose": False} if dynamo else {}
+    given |= {"dynamic_axes": {"images": {0: "batch", 2: "height", 3: "width"}}} if free else {}
     with quiet():
         torch.onnx.export(
             net.eval(),

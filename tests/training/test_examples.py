@@ -10,7 +10,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+import torch.nn.functional as F
+from PIL import Image, ImageColor
 from torch import Tensor, nn
 
 from onnxgen.training.data.images import Frame, ToInput
@@ -84,7 +85,50 @@ def test_text_boxes_and_points_are_drawn() -> None:
     assert tile.getpixel((123, 30)) == blue, "the point"
     plain = examples._tile(image, Shown("a", "b", None))
     assert replace(Shown(), right=False) != Shown() and plain.size[1] == SIDE + 2 * 16 + 2
-    assert examples._grid([plain] * (COLUMNS + 1))[:4] == b"\x89PNG"
+    grid = picture(examples._grid([("first", [plain] * (COLUMNS + 1)), ("", [plain])]))
+    assert grid.size == (COLUMNS * (plain.width + GAP) + GAP, 3 * (plain.height + GAP) + GAP + 16 + GAP)
+
+
+@pytest.mark.parametrize("colour", ["white", "black", examples.TRUTH, examples.WRONG, "#808080"])
+def test_boxes_are_visible_on_any_picture(colour: str) -> None:
+    """Their line differs from what is beside it by a third of the range of a channel at least."""
+    image = np.array(Image.new("RGB", (60, 60), colour))
+    tile = examples._tile(image, Shown(boxes=(torch.tensor([[0.2, 0.2, 0.8, 0.8]]), torch.zeros(0, 4))))
+    row = np.asarray(tile)[SIDE // 2, : SIDE // 2].astype(int)
+    assert np.abs(np.diff(row, axis=0)).max() > 85
+    line = row[np.abs(row - np.array(ImageColor.getrgb(examples.TRUTH))).sum(1) == 0]
+    assert len(line) >= 2 and np.abs(row - 255).sum(1).min() == 0, "its colour, and white beside it"
+
+
+class Bright(nn.Module):
+    """Scores of two classes: the second one the higher, the brighter the image is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(8.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.scale * (x.mean((1, 2, 3)) - 0.5)
+        return torch.stack((-found, found), 1)
+
+
+def test_the_largest_losses_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 60 images, brighter from each to the next, those that are labelled in a wrong way are the worst mistakes."""
+    x = np.broadcast_to(np.arange(0, 240, 4, dtype=np.uint8)[:, None, None, None], (60, 1, 6, 6)).copy()
+    y = (x[:, 0, 0, 0] > 120).astype(np.int64)
+    wrong = [3, 10, 50]
+    y[wrong] = 1 - y[wrong]
+    groups = list[tuple[str, list[tuple[int, bool | None]]]]()
+    monkeypatch.setattr(examples, "_tile", lambda image, shown: (round(int(image[0, 0, 0]) / 4), shown.right))
+    monkeypatch.setattr(examples, "_grid", lambda found: groups.extend(found))
+    given = {"epochs": 1, "lr": 1e-9, "val": 0, "workers": 0, "show": "nothing", "normalize": "0,1"}
+    fit(Bright(), {"x": x, "y": y}, out=tmp_path / "run", **given)
+    (worst, first), (right, others) = groups
+    losses = F.cross_entropy(Bright()(torch.from_numpy(x) / 255), torch.from_numpy(y), reduction="none")
+    assert [place for place, _ in first] == losses.argsort(descending=True)[:8].tolist()
+    assert {place for place, _ in first[:3]} == {*wrong} and not any(good for _, good in first[:3])
+    assert (worst, right) == ("the largest losses of 60 samples", "right ones")
+    assert len(others) == 8 and all(good for _, good in others)
 
 
 def test_without_transformers_there_are_no_texts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,10 @@ from onnxgen.training.data.images import (
     parse_scale,
     scale_text,
 )
+from onnxgen.training.data.layout import PARTS
 from onnxgen.training.data.placed import OnImage, lies_on, on_image
 from onnxgen.training.data.prepared import PAIR, ROLE, Prepared, Tuples
-from onnxgen.training.data.samples import PARTS, Data, Feeding, Field, Samples
+from onnxgen.training.data.samples import Data, Feeding, Field, Samples
 from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split

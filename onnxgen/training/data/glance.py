@@ -6,12 +6,12 @@ All of it is checked again, and more, where the data is opened.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from onnxgen.common.paths import need
-from onnxgen.errors import OnnxgenError, counted
+from onnxgen.errors import EditedError, OnnxgenError, Problems, counted
 from onnxgen.training.config import DIGITS
 from onnxgen.training.data.layout import SOUNDS, SUFFIXES, Layout, layout
 from onnxgen.training.settings import Settings
@@ -30,19 +30,62 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     Raises:
         OnnxgenError: a package is missing, a folder has no images, or has more classes than the model.
     """
-    need(ALWAYS)
-    need(name for name in settings.loggers if name in ("wandb", "mlflow"))
-    need(["peft"] if settings.lora else [])
-    need(["sklearn"] if data == DIGITS else [])
-    path = Path(data)
-    if data == DIGITS or not path.is_dir():
-        need(["soundfile"] if path.suffix.lower() in SOUNDS else [])
+    path, boxes = Path(data), has_boxes(data, settings)
+    is_folder = data != DIGITS and path.is_dir()
+    kinds = {file.suffix.lower() for file in _files(path)} if is_folder else set[str]()
+    need(
+        (
+            *ALWAYS,
+            *(name for name in settings.loggers if name in ("wandb", "mlflow")),
+            *(["peft"] if settings.lora else []),
+            *(["sklearn"] if data == DIGITS else []),
+            *(["soundfile"] if path.suffix.lower() in SOUNDS else []),
+            *(["PIL"] if kinds & {*SUFFIXES} or boxes else []),
+            *(["yaml", "faster_coco_eval"] if boxes else []),
+        )
+    )
+    if boxes:
+        _refuse_boxes(path, model, settings)
         return
-    kinds = {file.suffix.lower() for file in _files(path)}
-    need(["PIL"] if kinds & {*SUFFIXES} else [])
     plain = settings.teacher is None and settings.noise is None and settings.task in _AUTO
-    if kinds <= {*SUFFIXES} and plain:
+    if is_folder and kinds <= {*SUFFIXES} and plain:
         _refuse_classes(layout(path), path, model, settings)
+
+
+def has_boxes(data: Any, settings: Settings) -> bool:
+    """Return True if the data is boxes, which are trained with their task unless another one is asked for."""
+    if settings.task not in ("auto", "detection") or not isinstance(data, (str, Path)) or str(data) == DIGITS:
+        return False
+    from onnxgen.training.data.boxes.there import is_boxes
+
+    return is_boxes(Path(data))
+
+
+def _refuse_boxes(path: Path, model: Path, settings: Settings) -> None:
+    """Refuse a `data.yaml` or a detector that can't be used: both at once. What is trained of the detector is written.
+
+    The same is done again before training, where it costs little then.
+    """
+    from onnxgen.training.data.boxes.there import described, is_coco, yolo_file
+    from onnxgen.training.goals.detection.ready import part_to_train
+
+    problems = Problems()
+
+    def add(found: Callable[[], object]) -> None:
+        try:
+            found()
+        except EditedError:
+            raise
+        except OnnxgenError as error:
+            for problem in error.problems:
+                problems.add(problem)
+
+    file = None if is_coco(path) else yolo_file(path)
+    if file is not None:
+        add(lambda: described(file))
+    if not model.is_dir():
+        add(lambda: part_to_train(model, settings.size))
+    problems.raise_if_any()
 
 
 def _files(folder: Path) -> Iterator[Path]:

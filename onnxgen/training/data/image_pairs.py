@@ -89,7 +89,7 @@ def open_pairs(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
         for image in (image for image, target in pairs.items() if target is None):
             faults.add(faults.place(image), "the image has no target")
         lost += shared + len(pairs) - len(parts[part])
-    found = _opened(path, parts, faults, strict, lost)
+    found = opened(path, parts, faults, strict, lost)
     inputs, targets = next(iter(_folders(path).values()))
     both = " and ".join(faults.place(folder) for folder in (inputs, targets))
     found.notes.append(f"{both} have pairs of images: trained with --task {TASK}; for classes, --task outputs")
@@ -101,9 +101,7 @@ def open_pairs(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
     return found
 
 
-def _opened(
-    root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int
-) -> DataSource:
+def opened(root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int) -> DataSource:
     pairs = [pair for found in parts.values() for pair in found.items()]
     seen = looked(root, [path for pair in pairs for path in pair])
     deep = looked(root, [path for _, path in pairs if not isinstance(seen[path], str)], _depth, "depths")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
+from onnxgen.training.config import parse_size
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.draw import normal
@@ -239,14 +240,6 @@ def parse_scale(text: str, channels: int) -> Scale:
     if not all(s > 0 for s in std) or not all(map(math.isfinite, mean + std)):
         raise OnnxgenError(f"normalize {text!r}: a standard deviation must be positive", help=way)
     return (mean * channels)[:channels], (std * channels)[:channels]
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """Parse a size "HEIGHTxWIDTH". Raises `OnnxgenError` if it is anything else."""
-    height, _, width = text.partition("x")
-    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise OnnxgenError(f"size {text!r} is not HEIGHTxWIDTH", help="such as --size 224x224")
-    return int(height), int(width)
 
 
 def scale_text(scale: Scale) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from onnxgen.errors import OnnxgenError
 
+PARTS = ("train", "val", "test")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 _SPELLED = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}

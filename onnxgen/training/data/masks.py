@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.data.boxes.voc import IMAGES as VOC_IMAGES
+from onnxgen.training.data.boxes.there import VOC_IMAGES
 from onnxgen.training.data.boxes.voc import images_by_stem, listed_parts
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files, Seen, looked, told
@@ -145,7 +145,7 @@ def open_masks(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
         for image in (image for image, mask in pairs[0].items() if mask is None):
             faults.add(faults.place(image), "the image has no mask")
             lost += 1
-    found = _opened(root, parts, faults, strict, lost)
+    found = opened(root, parts, faults, strict, lost)
     found.notes += [] if _is_voc(root) else unread(_beside(root, path))
     if not labelled:
         found.parts = {
@@ -179,9 +179,7 @@ def _of_voc(root: Path, faults: Faults) -> dict[str, Pairs]:
     return parts
 
 
-def _opened(
-    root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int
-) -> DataSource:
+def opened(root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int) -> DataSource:
     pairs = [pair for found in parts.values() for pair in found.items()]
     seen = looked(root, [image for image, _ in pairs])
     facts = looked(root, [mask for _, mask in pairs], _look, "masks")

@@ -13,8 +13,8 @@ from onnxgen.errors import OnnxgenError, typed
 from onnxgen.training.byname import imported
 from onnxgen.training.data.columns import from_columns, from_parts
 from onnxgen.training.data.items import by_position, items
-from onnxgen.training.data.layout import part_called
-from onnxgen.training.data.samples import PARTS, Data, Samples
+from onnxgen.training.data.layout import PARTS, part_called
+from onnxgen.training.data.samples import Data, Samples
 from onnxgen.training.data.source import DataSource, one_table, target_called
 
 

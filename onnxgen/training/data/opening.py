@@ -11,15 +11,17 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import DIGITS, FUNCTION, SHARDS
-from onnxgen.training.data.boxes.coco import is_coco, open_coco
-from onnxgen.training.data.boxes.voc import is_voc, open_voc
-from onnxgen.training.data.boxes.yolo import is_yolo, open_yolo
+from onnxgen.training.data.boxes.coco import open_coco
+from onnxgen.training.data.boxes.there import is_coco, is_voc, is_yolo
+from onnxgen.training.data.boxes.voc import open_voc
+from onnxgen.training.data.boxes.yolo import open_yolo
 from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_npz, read_safetensors
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.idx import is_idx, open_idx
 from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
 from onnxgen.training.data.layout import part_called
+from onnxgen.training.data.lists import IMAGE, is_list, lists_in, read_list, with_images, without_targets
 from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.preprocessing import texts_of
@@ -50,7 +52,7 @@ _LABELLED = {
     PAIRS: (is_pairs, open_pairs),
 }
 KINDS = "data is a folder of images, of sounds or of shards (.tar, .parquet, .bin), boxes of COCO, YOLO or VOC, "
-KINDS += "masks, pairs of images, idx files, "
+KINDS += "masks, pairs or lists of images, idx files, "
 KINDS += f"{', '.join(_FILES)}, the word digits, or module:function"
 
 
@@ -96,26 +98,31 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
         return open_idx(path)
     if shards := shards_of(path) if targets or path.suffix.lower() != ".npy" else []:
         return open_stream(shards, path.name, settings)
-    files = _parts(path) if path.is_dir() else {"": path}
+    lists = lists_in(path) if path.is_dir() else {}
+    files = lists or (_parts(path) if path.is_dir() else {"": path})
     kind = next(iter(files.values())).suffix.lower() if files else ""
     if kind in _FILES:
         known, table = {*texts, *texts_of(settings.table)}, kind in _TABLES
         read_file = partial(read_csv, texts=known) if _FILES[kind] is read_csv else _FILES[kind]
-        columns = {part: read_file(file) for part, file in files.items()}
+        columns = {part: (read_list if is_list(file) else read_file)(file) for part, file in files.items()}
         read = from_columns(columns[""], path.name, table) if "" in columns else from_parts(columns, path.name, table)
         read.running = kind == ".txt"
+        root = path if path.is_dir() else path.parent
         if table:
-            with_sounds(read, path if path.is_dir() else path.parent, settings)
-        return read
+            with_sounds(read, root, settings)
+        if table and (found := with_images(read, root, files, settings.strict)) is not None:
+            return found if targets or IMAGE in read.whites else without_targets(found)
+        if not lists:  # else the file in the folder lists no images, and there may be some in another way
+            return read
     if is_sounds(path):
         return open_sounds(path, settings, targets and settings.teacher is None)
-    found = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
+    kinds = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
     if settings.task != AUTO:  # folders of classes, unless it is this task
-        found = [what for what in found if _OF_TASKS.get(what, settings.task) == settings.task]
-    if len(found) > 1:
-        raise OnnxgenError(f"{path} has {' and '.join(found)}", help="name the one to train with")
-    if found:
-        return _LABELLED[found[0]][1](path, strict=settings.strict, labelled=targets)
+        kinds = [what for what in kinds if _OF_TASKS.get(what, settings.task) == settings.task]
+    if len(kinds) > 1:
+        raise OnnxgenError(f"{path} has {' and '.join(kinds)}", help="name the one to train with")
+    if kinds:
+        return _LABELLED[kinds[0]][1](path, strict=settings.strict, labelled=targets)
     if path.is_dir():
         return open_folder(
             path, strict=settings.strict, labelled=targets and settings.teacher is None and settings.noise is None

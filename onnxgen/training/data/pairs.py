@@ -9,7 +9,6 @@ from pathlib import Path
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.layout import SUFFIXES, images_in, part_called
-from onnxgen.training.data.source import listed
 
 IMAGES = "images"
 
@@ -45,6 +44,8 @@ def unread(pairs: Mapping[str, tuple[Path, Path]]) -> list[str]:
     used = {images for images, _ in pairs.values() if part_called(images.name)}
     beside = sorted({path for images in used for path in images.parent.iterdir()} - used)
     left = [path.name for path in beside if path.is_dir() or path.suffix.lower() in SUFFIXES]
+    from onnxgen.training.data.source import listed  # imported here: it imports torch
+
     inner = {images.parent.name for images in used}
     return [f"not part of the data, ignored: {listed(left)} in {listed(sorted(inner))}"] if left else []
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from onnxgen.training.data.layout import PARTS
 from onnxgen.training.data.preprocessing import Table
 
 if TYPE_CHECKING:
     from onnxgen.training.data.fed import Arrangement
     from onnxgen.training.data.text.columns import Text
-
-PARTS = ("train", "val", "test")
 
 Batch = dict[str, Tensor]  # by column, the stacked samples [batch, *shape]
 

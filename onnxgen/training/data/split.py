@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import column_of, subset
 from onnxgen.training.data.draw import bits
-from onnxgen.training.data.samples import PARTS
+from onnxgen.training.data.layout import PARTS
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.settings import Settings

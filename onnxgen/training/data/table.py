@@ -17,6 +17,7 @@ from onnxgen.errors import OnnxgenError, Problem, counted, one_line
 from onnxgen.training.data.source import Gaps, Lists, Rows, listed
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
+TEXT = "text"  # a column of this name is text, also if all of it looks like numbers: 007
 _DELIMITERS = ",;\t|"
 _COMMA = re.compile(r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?")
 _DECIMAL = re.compile(r"[-+]?(0*,\d+|\d{4,},\d*|\d+,(\d{0,2}|\d{4,}))([eE][-+]?\d+)?")  # not thousands: 1,234
@@ -47,7 +48,7 @@ def read_csv(path: Path, texts: Collection[str] = ()) -> Rows:
         if len(row) != len(names):
             what = f"{counted(len(row), 'value')}, but {counted(len(names), 'column')}"
             raise OnnxgenError(f"{path}, line {line}: {what}")
-    lines = [line for line, _ in rows[1:]]
+    lines, texts = [line for line, _ in rows[1:]], {*texts, TEXT}
     cells = {name: [cell.strip() for cell in of] for name, of in zip(names, zip(*(row for _, row in rows[1:])))}
     commas = [name for name, of in cells.items() if name not in texts and _has_commas(of)]
     certain = any(_DECIMAL.fullmatch(cell) for name in commas for cell in cells[name])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import colorsys
 import io
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +20,8 @@ from onnxgen.surgery.example import evaluating
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
-from onnxgen.training.data.samples import Samples
-from onnxgen.training.goals.goal import Shown
+from onnxgen.training.data.samples import Batch, Samples
+from onnxgen.training.goals.goal import Goal, Shown
 from onnxgen.training.goals.language import LABELS, Tokens
 from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.model import fixed_batch
@@ -26,7 +29,8 @@ from onnxgen.training.model import fixed_batch
 if TYPE_CHECKING:
     from onnxgen.training.prepare import Plan
 
-MOST, COLUMNS = 12, 4  # samples, and those in a row
+MOST, COLUMNS = 16, 4  # samples, and those in a row
+POOL, SECONDS = 240, 5.0  # samples among which the largest losses are looked for, and how long
 TEXTS, NEW = 3, 20  # texts, and tokens that a model writes
 SIDE, LINE, GAP = 150, 16, 10  # pixels: of an image, of a line of text, between samples
 RIGHT, WRONG, PLAIN, TRUTH = "#1a7f37", "#c4372c", "#222222", "#2b6cb0"
@@ -35,6 +39,9 @@ RIGHT, WRONG, PLAIN, TRUTH = "#1a7f37", "#c4372c", "#222222", "#2b6cb0"
 def examples(plan: Plan, model: nn.Module) -> bytes | None:
     """Return a PNG; None if the model takes no images, or its goals show nothing.
 
+    Of a few hundred samples, those with the largest losses come first, and others below them: right ones, if the goal
+    tells right from wrong.
+
     Args:
         model: on the CPU.
     """
@@ -42,19 +49,63 @@ def examples(plan: Plan, model: nn.Module) -> bytes | None:
     column = next((c for c in plan.feeding.inputs if isinstance(_step(samples, c), ToInput)), None)
     if samples is None or column is None:
         return None
-    count = fixed_batch(model) or min(MOST, len(samples))
-    batch = samples.take(spread(samples, count), plan.settings.seed)
-    with evaluating(model), torch.inference_mode():
-        made = model(*plan.feeding.arguments(batch))
-    outputs = made if isinstance(made, tuple) else (made,)
-    goal, names, tiles = plan.objectives[0], plan.settings.classes or _classes(samples, plan), []
-    images = pixels(batch[column][:MOST], _step(samples, column))
-    for place, image in enumerate(images):
-        shown = goal.shown(outputs, batch, place, names)
-        if shown is None:
-            return None
-        tiles.append(_tile(image, shown))
-    return _grid(tiles)
+    found = list(_asked(plan, model, samples, column))
+    if len(found) <= 1 or all(one.loss == found[0].loss for one in found):  # there is no order among them
+        return _grid([("", [_tile(one.image, one.shown) for one in _few(found, MOST)])]) if found else None
+    ordered = sorted(found, key=lambda one: -one.loss)
+    half = min(MOST // 2, len(ordered) // 2)
+    rest = ordered[half:][::-1]
+    right = [one for one in rest if one.shown.right]
+    groups = {f"the largest losses of {len(found)} samples": ordered[:half]}
+    groups["right ones" if right else "others"] = _few(right or rest, MOST - half)
+    return _grid([(title, [_tile(one.image, one.shown) for one in some]) for title, some in groups.items()])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A sample: uint8 [H, W, 1, 3 or 4], what is shown of it, and its loss."""
+
+    image: np.ndarray
+    shown: Shown
+    loss: float
+
+
+def _asked(plan: Plan, model: nn.Module, samples: Samples, column: str) -> Iterator[_Asked]:
+    """Yield samples that are spread over a part, as many as are asked within some seconds; none if nothing is shown."""
+    goal, names = plan.objectives[0], plan.settings.classes or _classes(samples, plan)
+    count, begun = fixed_batch(model) or MOST, time.monotonic()
+    indices = spread(samples, max(count, min(POOL, len(samples))))
+    whole = len(indices) // count * count if fixed_batch(model) else len(indices)
+    for start in range(0, whole, count):
+        if start >= MOST and time.monotonic() - begun > SECONDS:
+            return
+        batch = samples.take(indices[start : start + count], plan.settings.seed)
+        with evaluating(model), torch.inference_mode():
+            made = model(*plan.feeding.arguments(batch))
+            outputs = made if isinstance(made, tuple) else (made,)
+            for place, image in enumerate(pixels(batch[column], _step(samples, column))):
+                shown = goal.shown(outputs, batch, place, names)
+                if shown is None:
+                    return
+                yield _Asked(image, shown, _loss(goal, outputs, batch, place))
+
+
+def _loss(goal: Goal, outputs: Sequence[Any], batch: Batch, place: int) -> float:
+    """Return the loss of one sample of a batch; 0 if it can't be told alone."""
+    count = len(next(iter(batch.values())))
+    if not goal.splits or any(not isinstance(y, Tensor) or y.ndim == 0 or len(y) != count for y in outputs):
+        return 0.0
+    one = slice(place, place + 1)
+    try:
+        loss = float(goal.compute(tuple(y[one] for y in outputs), {name: x[one] for name, x in batch.items()})[0])
+    except RuntimeError:  # a loss with parameters of its own is still where it was trained
+        return 0.0
+    return loss if math.isfinite(loss) else 0.0
+
+
+def _few(found: Sequence[_Asked], most: int) -> list[_Asked]:
+    """Return at most so many, spread over all."""
+    return [found[n] for n in np.linspace(0, len(found) - 1, min(most, len(found))).round().astype(int)]
 
 
 def texts(plan: Plan, model: nn.Module) -> list[tuple[str, str, str]]:
@@ -120,7 +171,7 @@ def _tile(image: np.ndarray, shown: Shown) -> Any:
     panels += [coloured(found).resize(size, Image.Resampling.NEAREST) for found in shown.maps or ()]
     for found, colour in zip(shown.boxes or (), (TRUTH, WRONG)):
         for x1, y1, x2, y2 in (found.clamp(0, 1) * torch.tensor([*size, *size])).tolist():
-            ImageDraw.Draw(panels[0]).rectangle((x1, y1, x2, y2), outline=colour, width=2)
+            _outlined(panels[0], (x1, y1, x2, y2), colour)
     for found, colour in zip(shown.points or (), (TRUTH, WRONG)):
         for x, y in (found.clamp(0, 1) * torch.tensor(size)).tolist():
             ImageDraw.Draw(panels[0]).ellipse((x - 3, y - 3, x + 3, y + 3), outline=colour, width=2)
@@ -135,6 +186,15 @@ def _tile(image: np.ndarray, shown: Shown) -> Any:
         text = short.encode("latin-1", "replace").decode("latin-1")  # Pillow's own font has no other letters
         ImageDraw.Draw(tile).text((1, size[1] + 2 + number * LINE), text, fill=colour)
     return tile
+
+
+def _outlined(panel: Any, box: tuple[float, ...], colour: str) -> None:
+    """Draw a box with a light and a dark edge beside its line, so that it is visible on any picture."""
+    from PIL import ImageDraw
+
+    x1, y1, x2, y2 = box
+    for wider, width, line in ((2, 1, "black"), (1, 4, "white"), (0, 2, colour)):
+        ImageDraw.Draw(panel).rectangle((x1 - wider, y1 - wider, x2 + wider, y2 + wider), outline=line, width=width)
 
 
 def _picture(image: np.ndarray) -> Any:
@@ -156,15 +216,22 @@ def coloured(classes: Tensor) -> Any:
     return Image.fromarray(picture)
 
 
-def _grid(tiles: Sequence[Any]) -> bytes:
-    """Return tiles in rows, as PNG."""
-    from PIL import Image
+def _grid(groups: Sequence[tuple[str, Sequence[Any]]]) -> bytes:
+    """Return tiles in rows, as PNG; each group of them below its title."""
+    from PIL import Image, ImageDraw
 
+    tiles = [tile for _, some in groups for tile in some]
     width, height = max(tile.width for tile in tiles) + GAP, max(tile.height for tile in tiles) + GAP
-    columns = min(len(tiles), max(1, COLUMNS * (SIDE + GAP) // width))
-    whole = Image.new("RGB", (columns * width + GAP, -(-len(tiles) // columns) * height + GAP), "white")
-    for number, tile in enumerate(tiles):
-        whole.paste(tile, (GAP + number % columns * width, GAP + number // columns * height))
+    columns = min(COLUMNS, max(len(some) for _, some in groups))
+    titled = [LINE + GAP if title else 0 for title, _ in groups]
+    rows = [-(-len(some) // columns) for _, some in groups]
+    whole = Image.new("RGB", (columns * width + GAP, sum(titled) + sum(rows) * height + GAP), "white")
+    top = GAP
+    for (title, some), above, count in zip(groups, titled, rows):
+        ImageDraw.Draw(whole).text((GAP, top), title, fill=PLAIN)
+        for number, tile in enumerate(some):
+            whole.paste(tile, (GAP + number % columns * width, top + above + number // columns * height))
+        top += above + count * height
     file = io.BytesIO()
     whole.save(file, format="PNG")
     return file.getvalue()

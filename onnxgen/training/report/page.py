@@ -18,6 +18,7 @@ from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from torch import Tensor
 
 
 def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
@@ -30,7 +31,12 @@ def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row]
         facts=facts,
         outcome=outcome,
         out=settings.out,
-        settings=[(n.replace("_", "-"), _text(value), value != getattr(default, n)) for n, value in values.items()],
+        settings=[
+            (n.replace("_", "-"), text, value != getattr(default, n))
+            for n, value in values.items()
+            if (text := _text(value))
+        ],
+        classes=[] if outcome.confusion is None else by_class(outcome.confusion, facts.classes),
         columns=list(dict.fromkeys(name for row in rows for name in row)),
         rows=[{name: cell(name, v) for name, v in row.items()} for row in rows],
         best=None if best is None else f"{best['epoch']:.0f}",
@@ -41,6 +47,22 @@ def page(settings: Settings, facts: Facts, outcome: Outcome, rows: Sequence[Row]
         widths={name: int(int.from_bytes(png[16:20], "big") / DPI * 90) for name, png in pictures.items()},
         versions=f"onnxgen {__version__}, torch {torch.__version__}",
     )
+
+
+def by_class(counts: Tensor, names: Sequence[str]) -> list[tuple[str, int, str, str, str]]:
+    """Return name, number of samples, precision, recall and F1 of each class that occurs, that with the least F1 first.
+
+    Args:
+        counts: the confusion matrix [classes, classes], whose rows are the true classes.
+    """
+    known = names if len(names) == len(counts) else list(map(str, range(len(counts))))
+    right, true, said = (x.tolist() for x in (counts.diagonal(), counts.sum(1), counts.sum(0)))
+    found = []
+    for name, hits, of, answers in zip(known, right, true, said):
+        shares = [hits / whole if whole else 0.0 for whole in (answers, of, (of + answers) / 2)]
+        if of or answers:
+            found.append((shares[2], (name, int(of), *(f"{share:.1%}" for share in shares))))
+    return [row for _, row in sorted(found, key=lambda pair: pair[0])]  # type: ignore[misc]
 
 
 @cache

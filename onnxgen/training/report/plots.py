@@ -14,6 +14,7 @@ from onnxgen.training.runs.rows import Row, best_row
 COLORS = {"train": "#4c72b0", "val": "#dd8452"}
 LABELS = {"train": "training", "val": "validation"}
 DPI = 130  # of the files
+WIDTH = 9.3  # inches: as wide as the page
 MAX_CLASSES_WITH_COUNTS = 20  # in the cells of the confusion matrix
 MAX_CLASSES_WITH_NAMES = 60  # at its axes
 
@@ -26,7 +27,7 @@ def curves(rows: Sequence[Row], metric: str, monitor: str) -> bytes | None:
     found = {part: [row for row in rows if f"{part}_{metric}" in row] for part in LABELS}
     if not any(found.values()):
         return None
-    figure, axes = _figure(6.4, 4.0)
+    figure, axes = _figure(WIDTH, 4.0)
     percent = 100.0 if metric == "accuracy" else 1.0
     for part, of_part in found.items():
         if of_part:
@@ -45,7 +46,7 @@ def overlaid(runs: Mapping[str, Sequence[Row]], metric: str) -> bytes | None:
     found = {name: [row for row in rows if metric in row] for name, rows in runs.items()}
     if not any(found.values()):
         return None
-    figure, axes = _figure(7.0, 4.0)
+    figure, axes = _figure(WIDTH, 4.0)
     for name, rows in found.items():
         if rows:
             axes.plot([row["epoch"] for row in rows], [row[metric] for row in rows], marker=".", label=name)
@@ -55,7 +56,7 @@ def overlaid(runs: Mapping[str, Sequence[Row]], metric: str) -> bytes | None:
 
 def rates_tried(rates: Sequence[float], losses: Sequence[float], chosen: float | None) -> bytes:
     """Draw the mean losses of a learning-rate range test over the rates; the chosen rate is marked."""
-    figure, axes = _figure(6.4, 4.0)
+    figure, axes = _figure(WIDTH, 4.0)
     axes.plot(rates, losses, color=COLORS["train"])
     axes.set_xscale("log")
     if chosen is not None:

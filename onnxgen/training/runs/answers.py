@@ -42,12 +42,14 @@ class Answer:
             height) and the peak of each keypoint [K, 3]; for an image, bytes [H, W] or [H, W, C]; for boxes, class
             index, score, x1, y1, x2, y2 [n, 6]; else the output as it is.
         boxes: the objects in an image, the surest first; None for other answers.
+        soft: True if the value has the probability of each class at each position instead, float32 [C, ...].
     """
 
     label: str | tuple[str, ...] | None
     probabilities: Probabilities
     value: NDArray[Any]
     boxes: tuple[Box, ...] | None = None
+    soft: bool = False
 
     @property
     def is_image(self) -> bool:
@@ -100,12 +102,13 @@ def _shown(answer: Answer) -> str:
     return f"{value.item():.6g}" if value.size == 1 else f"{value.dtype} {list(value.shape)}"
 
 
-def answer(output: Tensor, target: Target | None) -> Answer:
+def answer(output: Tensor, target: Target | None, soft: bool = False) -> Answer:
     """Return what one output says about one sample.
 
     Args:
         output: for one sample, with a batch axis of 1 (at `target.batch`).
         target: what the output was trained for; None if it was not trained.
+        soft: of a map of classes, return probabilities (see `Answer.soft`).
     """
     output = output.float() if output.dtype in _HALF else output
     if target is not None and target.loss in READERS:
@@ -113,6 +116,10 @@ def answer(output: Tensor, target: Target | None) -> Answer:
     value = output[0].numpy()
     if target is None or not target.classes:
         return Answer(None, {}, value)
+    if soft and is_map(output, target):
+        soft_map = _probabilities(output, target)[0]
+        bare = soft_map.ndim == 2 and target.loss in BINARY_LOSSES  # one number at each place of an image
+        return Answer(None, {}, (soft_map[None] if bare else soft_map.movedim(target.axis - 1, 0)).numpy(), soft=True)
     if target.loss in BINARY_LOSSES:
         return _labels(output, target)
     if output.ndim > 2:
@@ -125,6 +132,12 @@ def answer(output: Tensor, target: Target | None) -> Answer:
         return Answer(label, {}, value)
     found = _probabilities(output, target)[0].tolist()
     return Answer(label, dict(zip(names, found, strict=True)), value)
+
+
+def is_map(output: Tensor, target: Target | None) -> bool:
+    """Return True for probabilities, or scores that stand for them, of classes at several positions."""
+    is_of_classes = target is not None and target.classes > 0 and target.loss not in (*READERS, "multi_margin_loss")
+    return is_of_classes and output.ndim > 2
 
 
 def _probabilities(output: Tensor, target: Target) -> Tensor:

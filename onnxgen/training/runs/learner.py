@@ -31,7 +31,7 @@ from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes, with_white_of_training
-from onnxgen.training.runs.answers import Prediction, answer
+from onnxgen.training.runs.answers import Prediction, answer, is_map
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
@@ -114,6 +114,7 @@ class Learner:
         min_score: float = LIKELY_BOX,
         max_new_tokens: int = 50,
         temperature: float | None = None,
+        soft: bool = False,
         skip: bool = False,
     ) -> list[Prediction]:
         """Return a prediction for each sample, in order. Images and tables are prepared as in training.
@@ -128,6 +129,7 @@ class Learner:
             min_score: boxes with a lower score are left out.
             max_new_tokens: the most tokens with which a language model continues a text.
             temperature: None takes the most probable token each time. Else tokens are drawn, with the run's seed.
+            soft: of maps of classes, return the probability of each class (see `Answer.soft`).
             skip: leave out images and sounds that can't be read; `skipped` says which, and why.
 
         Raises:
@@ -136,7 +138,8 @@ class Learner:
         with run_words(self._takes):
             if self.record.writes:
                 return self._continued(data, max_new_tokens, temperature)
-            return [one for made, names in self._opened(data, skip) for one in self._predicted(made, names, min_score)]
+            opened = self._opened(data, skip)
+            return [one for made, names in opened for one in self._predicted(made, names, min_score, soft)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
         """Return losses and metrics.
@@ -223,7 +226,7 @@ class Learner:
             raise OnnxgenError(what, help="evaluate other data by naming it")
         return found
 
-    def _predicted(self, data: Data, names: Sequence[str], min_score: float) -> Iterator[Prediction]:
+    def _predicted(self, data: Data, names: Sequence[str], min_score: float, soft: bool) -> Iterator[Prediction]:
         outputs = predict(self.model, data, settings=self.settings)
         made = outputs if isinstance(outputs, tuple) else (outputs,)
         if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None:
@@ -231,13 +234,15 @@ class Learner:
             return
         ports = output_names(self.model, len(made))
         by_output = {target.output: target for target in self.record.targets}
+        if soft and not any(is_map(made[n], target) for n, target in by_output.items()):
+            raise OnnxgenError(f"soft masks are of maps of classes, and {self.run} makes none", help="leave out --soft")
         tensors = [n for n, output in enumerate(made) if isinstance(output, Tensor)]
         shown = [n for n in tensors if n in by_output] or tensors
         for n, of_output in by_output.items():
             need_classes(made[n], of_output)
         for row, name in enumerate(names):
             of_row = {n: made[n].narrow(by_output[n].batch if n in by_output else 0, row, 1) for n in shown}
-            yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n)) for n in shown})
+            yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n), soft) for n in shown})
 
     def _boxes(
         self, data: Data, names: Sequence[str], target: Target, outputs: Sequence[Tensor], min_score: float

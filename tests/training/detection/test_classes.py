@@ -21,11 +21,13 @@ from onnxgen.heads.labels import labels_of
 from onnxgen.heads.reading import find_tail
 from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
+from onnxgen.output.asked import recorded_options
 from onnxgen.reader import read
 from onnxgen.training import fit, load
 from onnxgen.training.goals.detection.boxes import to_corners
 from onnxgen.training.goals.detection.decoder import Decoder
 from onnxgen.training.goals.detection.head import PRIOR, replace_classes, tail_of_model
+from onnxgen.training.goals.detection.ready import metadata_beside
 from onnxgen.training.model import open_model
 from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.heads import small
@@ -130,6 +132,31 @@ def test_the_whole_graph_decodes_the_new_classes(folder: Path, tmp_path: Path, n
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
+def test_a_file_with_a_free_size_decodes_the_new_classes(tmp_path: Path) -> None:
+    """Its decoding asks the maps for their sizes: two nodes take one shape, whose part is the number of channels."""
+    height, width = small.IMAGE
+    path = small.export(nets()["yolov8"], tmp_path / "net.onnx", free=True)
+    graph = onnx.load(path)
+    maker = {output: node.op_type for node in graph.graph.node for output in node.output}
+    joined = [n for n in graph.graph.node if [maker.get(name) for name in n.input] == ["Concat", "Concat"]]
+    first, second, *_ = [node for node in joined if node.op_type == "Reshape"]
+    second.input[1] = first.input[1]  # as a simplifier merges them
+    onnx.save(graph, path)
+    shape = Options(task="detection", input_shapes={"images": (-1, 3, height, width)})
+    onnxgen.generate(path, tmp_path / "net.py", shape)
+    model = open_model(tmp_path / "net.py")
+    fixed = Options(input_shapes=shape.input_shapes)
+    before = find_tail(read(path, fixed))
+    need_decoding(path, fixed, before, 5)
+    replace_classes(model, before, range(len(before.maps)), 5)
+    report = onnxgen.export(tmp_path / "net.py", weights=model, out=tmp_path / "new.onnx", same_graph=True)
+    assert report.method == "written back" and not report.verified.differs  # type: ignore[union-attr]
+    x = np.random.default_rng(0).random((2, 3, height, 2 * width), np.float32)
+    (whole,) = run(tmp_path / "new.onnx", x)
+    made = Decoder(before.of_classes(5))(model(torch.from_numpy(x)))
+    torch.testing.assert_close(torch.from_numpy(whole[:, 4:]).transpose(1, 2), made.scores.detach())
+
+
 @pytest.mark.parametrize("name", ["yolov8", "yolov5", "ssd"])
 def test_boxes_keep_their_weights_and_classes_begin_rare(folder: Path, name: str) -> None:
     model, tail = generated(folder, name)
@@ -218,14 +245,10 @@ def test_a_number_of_classes_is_named(place: Path, tmp_path: Path) -> None:
     assert found.model(torch.zeros(1, 3, *small.IMAGE))[2].shape[1] == 7
 
 
-def test_a_module_of_other_options_is_not_cut(place: Path, tmp_path: Path) -> None:
-    """What the user's module has and a plain generation has not would be lost."""
-    text = (place / "net.py").read_text()
+def test_the_options_of_a_module_are_kept(place: Path, tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes((place / "net.onnx").read_bytes())
     onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py", Options(annotate=True, dtype="float64"))
-    assert (tmp_path / "net.py").read_text() != text
-    with pytest.raises(
-        OnnxgenError, match=r"does not end in the raw maps .* -> onnxgen .*net.onnx -o .*net.py --task det"
-    ):
-        fit(tmp_path / "net.py", place / "data", out=tmp_path / "run", **GIVEN)
-    assert not (tmp_path / "net_maps.py").exists()
+    found = fit(tmp_path / "net.py", place / "data", out=tmp_path / "run", **GIVEN)
+    assert {parameter.dtype for parameter in found.model.parameters()} == {torch.float64}
+    given = recorded_options(metadata_beside(tmp_path / "net_maps.py"), tmp_path)
+    assert given == Options(annotate=True, dtype="float64", task="detection")

@@ -77,9 +77,7 @@ def test_scores_do_not_depend_on_the_batches(place: Path) -> None:
 
 def test_a_model_with_the_decoding_inside_is_refused(place: Path, tmp_path: Path) -> None:
     """A model in memory can't be cut; the path of its file can (see test_classes.py)."""
-    with pytest.raises(
-        OnnxgenError, match=r"is no output -> onnxgen .*net.onnx -o .*whole.py --task detection --force"
-    ):
+    with pytest.raises(OnnxgenError, match=r"is no output -> onnxgen .*net.onnx -o .*whole_maps.py --task detection"):
         fit(open_model(place / "whole.py"), place / "data", out=tmp_path / "run", show="nothing", batch_size=1)
 
 

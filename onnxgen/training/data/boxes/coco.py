@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -13,19 +12,11 @@ from typing import Any
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
+from onnxgen.training.data.boxes.there import FOLDER, coco_files
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.layout import part_called
 from onnxgen.training.data.source import DataSource, listed
 
-ROBOFLOW = "_annotations.coco.json"
-FOLDER = "annotations"
 _TRIED = 100  # images that are looked for to find their folder
-_INSTANCES = re.compile(r"(?:instances_)?(?P<part>[A-Za-z]+)\d*")
-
-
-def is_coco(path: Path) -> bool:
-    """Return True for a .json file, a folder with files of COCO, and its folder `annotations`."""
-    return path.suffix.lower() == ".json" if path.is_file() else bool(_files(path))
 
 
 def open_coco(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
@@ -36,7 +27,7 @@ def open_coco(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     Raises:
         OnnxgenError: a file is not COCO's, or no image can be used.
     """
-    files = {"train": path} if path.is_file() else _files(path)
+    files = {"train": path} if path.is_file() else coco_files(path)
     folder = path.parent if path.is_file() or path.name == FOLDER else path
     faults, read = Faults(folder), {part: _read(file) for part, file in files.items()}
     names = {part: _categories(files[part], found) for part, found in read.items()}
@@ -51,28 +42,6 @@ def open_coco(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     if crowds:
         notes.append(f"{counted(crowds, 'annotation')} of crowds (iscrowd) left out")
     return opened(parts, tuple(classes), faults, pixels=True, strict=strict, labelled=labelled, lost=lost, notes=notes)
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by part; {} if there are none."""
-    inner = folder if folder.name == FOLDER else folder / FOLDER
-    paths = [(path, _INSTANCES.fullmatch(path.stem)) for path in sorted(inner.glob("*.json")) if path.is_file()]
-    found = [(path, part_called(match["part"])) for path, match in paths if match]
-    found += [(path / ROBOFLOW, part_called(path.name)) for path in sorted(folder.iterdir()) if path.is_dir()]
-    parts: dict[str, Path] = {}
-    for path, part in found:
-        if part is None or not path.is_file():
-            continue
-        if part in parts:
-            raise OnnxgenError(f"{folder} has two files for {part}: {parts[part]} and {path}", help="name one of them")
-        parts[part] = path
-    if "train" in parts:
-        return parts
-    single = [path for path, match in paths if match and path.stem.startswith("instances_")]
-    single += [folder / ROBOFLOW] if (folder / ROBOFLOW).is_file() else []
-    if len(single) > 1:
-        raise OnnxgenError(f"{folder} has {listed(p.name for p in single)}, but none is of train", help="name one")
-    return {"train": single[0]} if single else {}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,18 +13,13 @@ from xml.etree import ElementTree
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
+from onnxgen.training.data.boxes.there import ANNOTATIONS, VOC_IMAGES
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.layout import images_in
 from onnxgen.training.data.source import DataSource
 
-ANNOTATIONS, IMAGES, SETS = "Annotations", "JPEGImages", "ImageSets"
+SETS = "ImageSets"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-
-
-def is_voc(path: Path) -> bool:
-    """Return True for a folder with `Annotations` and `JPEGImages`, and for that `Annotations`."""
-    root = path.parent if path.name == ANNOTATIONS else path
-    return path.is_dir() and (root / ANNOTATIONS).is_dir() and (root / IMAGES).is_dir()
 
 
 def open_voc(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
@@ -52,7 +47,7 @@ def open_voc(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
 def images_by_stem(folder: Path) -> dict[str, list[Path]]:
     """Return the images of `JPEGImages` by their names without ending."""
     found: dict[str, list[Path]] = {}
-    for path in images_in(folder / IMAGES):
+    for path in images_in(folder / VOC_IMAGES):
         found.setdefault(path.stem, []).append(path)
     return found
 
@@ -90,7 +85,7 @@ def _once(names: Sequence[tuple[str, str]], faults: Faults) -> list[tuple[str, s
         if name in found:
             faults.add(where, f"{printable(name)} is listed twice")
         elif "/" in name or "\\" in name or "\0" in name:
-            faults.add(where, f"{printable(name)} is not the name of an image in {IMAGES}")
+            faults.add(where, f"{printable(name)} is not the name of an image in {VOC_IMAGES}")
         else:
             found[name] = where
     return [(where, name) for name, where in found.items()]
@@ -121,7 +116,9 @@ class _Read:
         self._sound = True
         found = images.get(stem, [])
         if len(found) != 1:
-            several = f"{IMAGES} has {len(found)} images of this name" if found else f"{IMAGES} has no such image"
+            several = (
+                f"{VOC_IMAGES} has {len(found)} images of this name" if found else f"{VOC_IMAGES} has no such image"
+            )
             self._wrong(several if where.endswith(".xml") else f"{printable(stem)}: {several}")
             return
         self.image = found[0]

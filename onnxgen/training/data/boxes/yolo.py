@@ -6,39 +6,22 @@ line with more numbers is a polygon, "class x1 y1 x2 y2 ...": its box is the one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnxgen.common.names import printable
-from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
+from onnxgen.training.data.boxes.there import LABELS, described, yolo_file, yolo_root
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.layout import SUFFIXES
-from onnxgen.training.data.pairs import IMAGES, holds, laid_out, paired, unread
-from onnxgen.training.data.samples import PARTS
+from onnxgen.training.data.pairs import IMAGES, laid_out, paired, unread
 from onnxgen.training.data.source import DataSource
 
-LABELS = "labels"
-_YAML = ("data.yaml", "data.yml")
 _NAMES = "classes.txt"  # labelImg and Label Studio write the names of the classes, one for each line
 _LEAST = 7  # numbers of a polygon of three corners
-
-
-def is_yolo(path: Path) -> bool:
-    """Return True for a .yaml file, a folder with `data.yaml`, and one with images beside labels in text files."""
-    if path.is_file():
-        return path.suffix.lower() in (".yaml", ".yml")
-    if any((path / name).is_file() for name in _YAML):
-        return True
-    pairs = laid_out(_root(path), LABELS).values()
-    return bool(pairs) and all(holds(labels, [".txt"]) or not holds(labels, SUFFIXES) for _, labels in pairs)
-
-
-def _root(path: Path) -> Path:
-    return path.parent if path.name == LABELS else path
 
 
 def open_yolo(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
@@ -49,16 +32,14 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     Raises:
         OnnxgenError: `data.yaml` can't be read or has no names, or no image can be used.
     """
-    file = path if path.is_file() else next((path / name for name in _YAML if (path / name).is_file()), None)
-    folder = path.parent if path.is_file() else _root(path)
+    file = yolo_file(path)
+    folder = path.parent if path.is_file() else yolo_root(path)
     faults = Faults(folder)
     notes: list[str] = []
     if file is not None:
-        given = _read(file)
-        classes = _names(file, given)
-        found = {part: _listed(file, given, part, faults) for part in PARTS if given.get(part)}
-        if "train" not in found:
-            raise OnnxgenError(f"{file} has no train", help="say where the images are: train: images/train")
+        said = described(file)
+        classes = said.names
+        found = {part: _listed(places, said.root, faults) for part, places in said.parts.items()}
     else:
         classes, pairs = _class_file(folder), laid_out(folder, LABELS)
         found = {part: _of_folder(images, labels, faults) for part, (images, labels) in pairs.items()}
@@ -84,60 +65,11 @@ class _Files:
     lost: int = 0
 
 
-# ---- data.yaml -------------------------------------------------------------------------------------------------------
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """Read the file; every scalar is text, so that a class may be called "no" or "01"."""
-    need(["yaml"])
-    import yaml
-
-    try:
-        found = yaml.load(file.read_bytes(), Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        raise OnnxgenError(f"{file} can't be read: {one_line(error, 200)}", help="it must be YAML in UTF-8") from None
-    if not isinstance(found, dict):
-        raise OnnxgenError(f"{file} is not a data.yaml of YOLO", help=_FORM)
-    return found
-
-
-_FORM = "it has lines such as train: images/train, and names: [cat, dog]"
-
-
-def _names(file: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
-    names = given.get("names")
-    if not names:
-        raise OnnxgenError(
-            f"{file} has no names of the classes", help="names: [cat, dog], in the order of their numbers"
-        )
-    if isinstance(names, dict):
-        numbers = [str(number) for number in range(len(names))]
-        if {*names} != {*numbers}:
-            what = f"{file}: names has the keys {printable(', '.join(map(str, names)))}"
-            raise OnnxgenError(what, help=f"number the classes 0 to {len(names) - 1}")
-        names = [names[number] for number in numbers]
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise OnnxgenError(f"{file}: names is not a list of names", help="names: [cat, dog]")
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise OnnxgenError(f"{file}: two classes are called {printable(twice[0])!r}", help="give each its own name")
-    if (count := given.get("nc", str(len(names)))) != str(len(names)):
-        raise OnnxgenError(f"{file}: nc is {printable(str(count))}, but there are {len(names)} names", help="remove nc")
-    return tuple(names)
-
-
-def _listed(file: Path, given: Mapping[str, Any], part: str, faults: Faults) -> _Files:
-    """Return the images of a part: of folders, of text files with a path in each line, or one of these alone."""
-    said = given[part] if isinstance(given[part], list) else [given[part]]
-    base = given.get("path", "")
-    root = file.parent / base if isinstance(base, str) else file.parent
-    root = root if root.is_dir() else file.parent  # written for another machine
+def _listed(places: Iterable[Path], root: Path, faults: Faults) -> _Files:
+    """Return the images of a part: of folders, and of text files with a path in each line."""
     pairs: dict[Path, Path | None] = {}
     lost = 0
-    for entry in said:
-        place = _place(root, entry)
-        if place is None:
-            way = "it is a folder of images, or a .txt with the path of an image in each line"
-            raise OnnxgenError(f"{file}: {part} is {printable(str(entry))}, and there is no such place", help=way)
+    for place in places:
         if place.is_dir():
             found, number = paired(place, _labels_of(place), [".txt"], faults, "label file", _NAMES)
             lost += number
@@ -145,14 +77,6 @@ def _listed(file: Path, given: Mapping[str, Any], part: str, faults: Faults) -> 
         else:
             pairs |= _of_list(place, root, faults)
     return _Files(pairs, lost)
-
-
-def _place(root: Path, entry: Any) -> Path | None:
-    """Return the folder or list that an entry means. Roboflow writes `../train/images` for `train/images`."""
-    if not isinstance(entry, str) or "\0" in entry:
-        return None
-    tried = [root / entry, root / entry.removeprefix("../")]
-    return next((path for path in tried if path.is_dir() or (path.is_file() and path.suffix == ".txt")), None)
 
 
 def _of_list(file: Path, root: Path, faults: Faults) -> dict[Path, Path | None]:

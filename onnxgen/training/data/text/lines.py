@@ -13,9 +13,8 @@ from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.source import Lists, Rows
-from onnxgen.training.data.table import missing
+from onnxgen.training.data.table import TEXT, missing
 
-TEXT = "text"  # the column of a .txt file
 _UTF8 = "save it in UTF-8"
 _FORM = 'an object in each line: {"text": "...", "label": "..."}'
 
@@ -26,7 +25,7 @@ def read_txt(path: Path) -> Rows:
     Raises:
         OnnxgenError: the file is not UTF-8, or has no text.
     """
-    lines = _lines(path)
+    lines = lines_of(path)
     if not any(line.strip() for line in lines):
         raise OnnxgenError(f"{path} has no text", help="a sample in each line, or a whole text")
     return Rows({TEXT: np.array(lines, dtype=object)}, path, range(1, len(lines) + 1))
@@ -42,7 +41,7 @@ def read_jsonl(path: Path) -> Rows:
         OnnxgenError: the file is not UTF-8, a line is no object, or there are none.
     """
     rows, lines = [], []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
         try:
@@ -56,7 +55,8 @@ def read_jsonl(path: Path) -> Rows:
     return Rows({name: _column(path, name, [row.get(name) for row in rows], lines) for name in names}, path, lines)
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a file in UTF-8. Raises `OnnxgenError` for any other file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,0 +1,173 @@
+"""Which labels of boxes are there, and what a `data.yaml` of YOLO says. It imports no torch: errors come at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxgen.common.names import printable
+from onnxgen.common.paths import need
+from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.training.data.layout import PARTS, SUFFIXES, part_called
+from onnxgen.training.data.pairs import holds, laid_out
+
+ROBOFLOW = "_annotations.coco.json"
+FOLDER = "annotations"  # of COCO
+ANNOTATIONS, VOC_IMAGES = "Annotations", "JPEGImages"
+LABELS = "labels"  # of YOLO
+_YAML = ("data.yaml", "data.yml")
+_INSTANCES = re.compile(r"(?:instances_)?(?P<part>[A-Za-z]+)\d*")
+
+
+def is_boxes(path: Path) -> bool:
+    """Return True if there are boxes of COCO, YOLO or Pascal VOC."""
+    return path.exists() and (is_coco(path) or is_yolo(path) or is_voc(path))
+
+
+def is_coco(path: Path) -> bool:
+    """Return True for a .json file, a folder with files of COCO, and its folder `annotations`."""
+    return path.suffix.lower() == ".json" if path.is_file() else bool(coco_files(path))
+
+
+def coco_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder by part; {} if there are none."""
+    inner = folder if folder.name == FOLDER else folder / FOLDER
+    paths = [(path, _INSTANCES.fullmatch(path.stem)) for path in sorted(inner.glob("*.json")) if path.is_file()]
+    found = [(path, part_called(match["part"])) for path, match in paths if match]
+    found += [(path / ROBOFLOW, part_called(path.name)) for path in sorted(folder.iterdir()) if path.is_dir()]
+    parts: dict[str, Path] = {}
+    for path, part in found:
+        if part is None or not path.is_file():
+            continue
+        if part in parts:
+            raise OnnxgenError(f"{folder} has two files for {part}: {parts[part]} and {path}", help="name one of them")
+        parts[part] = path
+    if "train" in parts:
+        return parts
+    single = [path for path, match in paths if match and path.stem.startswith("instances_")]
+    single += [folder / ROBOFLOW] if (folder / ROBOFLOW).is_file() else []
+    if len(single) > 1:
+        raise OnnxgenError(
+            f"{folder} has {', '.join(printable(p.name) for p in single)}, but none is of train", help="name one"
+        )
+    return {"train": single[0]} if single else {}
+
+
+def is_voc(path: Path) -> bool:
+    """Return True for a folder with `Annotations` and `JPEGImages`, and for that `Annotations`."""
+    root = path.parent if path.name == ANNOTATIONS else path
+    return path.is_dir() and (root / ANNOTATIONS).is_dir() and (root / VOC_IMAGES).is_dir()
+
+
+def is_yolo(path: Path) -> bool:
+    """Return True for a .yaml file, a folder with `data.yaml`, and one with images beside labels in text files."""
+    if path.is_file():
+        return path.suffix.lower() in (".yaml", ".yml")
+    if yolo_file(path) is not None:
+        return True
+    pairs = laid_out(yolo_root(path), LABELS).values()
+    return bool(pairs) and all(holds(labels, [".txt"]) or not holds(labels, SUFFIXES) for _, labels in pairs)
+
+
+def yolo_root(path: Path) -> Path:
+    return path.parent if path.name == LABELS else path
+
+
+# ---- data.yaml -------------------------------------------------------------------------------------------------------
+
+
+def yolo_file(path: Path) -> Path | None:
+    """Return the `data.yaml` that a path is or has."""
+    return path if path.is_file() else next((path / name for name in _YAML if (path / name).is_file()), None)
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a `data.yaml` says.
+
+    Attributes:
+        names: of the classes.
+        root: the folder that entries of lists are seen from.
+        parts: the folders of images and the lists of them, by part.
+    """
+
+    names: tuple[str, ...]
+    root: Path
+    parts: Mapping[str, tuple[Path, ...]]
+
+
+def described(file: Path) -> Described:
+    """Read a `data.yaml`.
+
+    Raises:
+        OnnxgenError: it can't be read, or has no names or no train, or names a place that is not there.
+    """
+    given = _read(file)
+    names = _names(file, given)
+    base = given.get("path", "")
+    root = file.parent / base if isinstance(base, str) else file.parent
+    root = root if root.is_dir() else file.parent  # written for another machine
+    parts = {part: _places(file, root, part, given[part]) for part in PARTS if given.get(part)}
+    if "train" not in parts:
+        raise OnnxgenError(f"{file} has no train", help="say where the images are: train: images/train")
+    return Described(names, root, parts)
+
+
+def _places(file: Path, root: Path, part: str, said: Any) -> tuple[Path, ...]:
+    found = []
+    for entry in said if isinstance(said, list) else [said]:
+        place = _place(root, entry)
+        if place is None:
+            way = "it is a folder of images, or a .txt with the path of an image in each line"
+            raise OnnxgenError(f"{file}: {part} is {printable(str(entry))}, and there is no such place", help=way)
+        found.append(place)
+    return tuple(found)
+
+
+def _place(root: Path, entry: Any) -> Path | None:
+    """Return the folder or list that an entry means. Roboflow writes `../train/images` for `train/images`."""
+    if not isinstance(entry, str) or "\0" in entry:
+        return None
+    tried = [root / entry, root / entry.removeprefix("../")]
+    return next((path for path in tried if path.is_dir() or (path.is_file() and path.suffix == ".txt")), None)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read the file; every scalar is text, so that a class may be called "no" or "01"."""
+    need(["yaml"])
+    import yaml
+
+    try:
+        found = yaml.load(file.read_bytes(), Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        raise OnnxgenError(f"{file} can't be read: {one_line(error, 200)}", help="it must be YAML in UTF-8") from None
+    if not isinstance(found, dict):
+        raise OnnxgenError(f"{file} is not a data.yaml of YOLO", help=_FORM)
+    return found
+
+
+_FORM = "it has lines such as train: images/train, and names: [cat, dog]"
+
+
+def _names(file: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
+    names = given.get("names")
+    if not names:
+        raise OnnxgenError(
+            f"{file} has no names of the classes", help="names: [cat, dog], in the order of their numbers"
+        )
+    if isinstance(names, dict):
+        numbers = [str(number) for number in range(len(names))]
+        if {*names} != {*numbers}:
+            what = f"{file}: names has the keys {printable(', '.join(map(str, names)))}"
+            raise OnnxgenError(what, help=f"number the classes 0 to {len(names) - 1}")
+        names = [names[number] for number in numbers]
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise OnnxgenError(f"{file}: names is not a list of names", help="names: [cat, dog]")
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise OnnxgenError(f"{file}: two classes are called {printable(twice[0])!r}", help="give each its own name")
+    if (count := given.get("nc", str(len(names)))) != str(len(names)):
+        raise OnnxgenError(f"{file}: nc is {printable(str(count))}, but there are {len(names)} names", help="remove nc")
+    return tuple(names)

@@ -1,0 +1,245 @@
+"""Lists of image files: tables with a column of paths, as `labels.csv`, `metadata.csv` or PaddleOCR's lists have them.
+
+The other columns are as in any table. A second column of paths has masks, or images as targets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.data import image_pairs, masks
+from onnxgen.training.data.arrays import Arrays, subset
+from onnxgen.training.data.faults import Faults
+from onnxgen.training.data.folder import Files, Seen, looked
+from onnxgen.training.data.layout import PARTS, SUFFIXES, part_called
+from onnxgen.training.data.samples import Batch, Field, Samples
+from onnxgen.training.data.source import DataSource, Rows, listed
+from onnxgen.training.data.table import TEXT
+from onnxgen.training.data.text.lines import lines_of
+
+IMAGE = "image"
+TABLES = (".csv", ".tsv", ".jsonl")
+_NAMED = ("metadata", "labels")  # the list of a folder
+_WORDS = re.compile(r"[^a-z0-9]+")  # between the words of a name: rec_gt_train
+_OF_LISTS = {"rec", "det", "gt", "list", "label", "labels"}  # words of such a name beside that of the part
+_TARGETS = {name for pair in image_pairs.FOLDERS for name in pair[1:]}
+_UP = 4  # folders above a list that its paths may begin at
+
+
+@dataclass(frozen=True)
+class Listed(Files):
+    """The image files of a list, and its other columns."""
+
+    others: Arrays = field(default_factory=lambda: Arrays({}, {}))
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return {**super().fields, **self.others.fields}
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        return {**super().take(indices, seed), **self.others.take(indices, seed)}
+
+    def column(self, name: str) -> Tensor | None:
+        return self.others.columns.get(name)
+
+    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Listed:
+        """See `Arrays.renumbered`."""
+        return replace(self, others=self.others.renumbered(column, places, classes))
+
+
+# ---- which files are lists -------------------------------------------------------------------------------------------
+
+
+def lists_in(folder: Path) -> dict[str, Path]:
+    """Return the lists of a folder by part; {} if there are none.
+
+    They are `metadata.csv` or `labels.csv` in it or in the folders of its parts; or PaddleOCR's, in text files.
+    """
+    found = {"train": file} if (file := _table_in(folder)) is not None else {}
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()) if not found else []:
+        if (part := part_called(inner.name)) and (file := _table_in(inner)) is not None:
+            found[part] = file
+    return found if "train" in found else _texts_in(folder)
+
+
+def _table_in(folder: Path) -> Path | None:
+    files = [folder / f"{name}{suffix}" for name in _NAMED for suffix in TABLES]
+    there = [file for file in files if file.is_file()]
+    if len(there) > 1:
+        raise OnnxgenError(f"{folder} has several lists: {listed(f.name for f in there)}", help="name one of them")
+    return there[0] if there else None
+
+
+def _texts_in(folder: Path) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.txt")):
+        part = _part_of(file.stem)
+        if part is None or not is_list(file):
+            continue
+        if part in found:
+            raise OnnxgenError(f"{folder} has two lists of {part}: {found[part].name} and {file.name}")
+        found[part] = file
+    return found if "train" in found else {}
+
+
+def _part_of(stem: str) -> str | None:
+    """Return the part of a list's name: `train_list`, `rec_gt_test`, `train`; of `gt` and `labels` train."""
+    rest = [word for word in _WORDS.split(stem.lower()) if word and word not in _OF_LISTS]
+    part = "val" if rest == ["eval"] else part_called(rest[0] if len(rest) == 1 else "")
+    return part or (None if rest else PARTS[0])
+
+
+def is_list(file: Path) -> bool:
+    """Return True for a text file whose first line is the path of an image, a tab or space, and something else."""
+    if file.suffix.lower() != ".txt" or not file.is_file():
+        return False
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            first = next((line for line in islice(lines, 100) if line.strip()), "")
+    except (UnicodeDecodeError, OSError):
+        return False
+    return _divided(first) is not None
+
+
+def _divided(line: str) -> tuple[str, str] | None:
+    """Return the path of a line, and what stands behind it; None if it is no line of a list."""
+    line = line.rstrip("\r\n")
+    path, tab, rest = line.partition("\t") if "\t" in line else line.partition(" ")
+    return (path.strip(), rest.strip()) if tab and is_image(path.strip()) else None
+
+
+def is_image(text: Any) -> bool:
+    """Return True for the name of an image."""
+    return isinstance(text, str) and text.lower().endswith(SUFFIXES)
+
+
+def read_list(file: Path) -> Rows:
+    """Return the columns "image", and "text" or "mask", of a text file with a path and something else in each line.
+
+    Raises:
+        OnnxgenError: it is not UTF-8, or a line is none of a list.
+    """
+    rows, lines = [], []
+    for number, line in enumerate(lines_of(file), 1):
+        if not line.strip():
+            continue
+        found = _divided(line)
+        if found is None:
+            what = f"{file}, line {number} is not the path of an image, a tab and a text"
+            raise OnnxgenError(what, help="images/1.png<TAB>what is on it")
+        rows.append(found)
+        lines.append(number)
+    images, texts = (np.array(column, dtype=object) for column in zip(*rows))
+    return Rows({IMAGE: images, masks.MASK if all(map(is_image, texts)) else TEXT: texts}, file, lines)
+
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+
+
+def with_images(source: DataSource, root: Path, files: Mapping[str, Path], strict: bool) -> DataSource | None:
+    """Return a table with images in place of the names of image files; None if it has no such names.
+
+    Args:
+        root: the folder of all parts, for messages.
+        files: by part, the file of the table, from whose folder names are seen.
+
+    Raises:
+        OnnxgenError: there are more than two columns of names, or no image can be used.
+    """
+    first = next(iter(source.raw.values()), {})
+    named = [name for name in first if name in source.text and all(map(is_image, first[name]))]
+    if not named:
+        return None
+    if len(named) > 2:
+        raise OnnxgenError(f"{source.name} has several columns of images: {listed(named)}", help="leave two of them")
+    faults = Faults(root)
+    whole = files.get("", root)
+    paths = {part: {n: _paths(source, part, n, files.get(part, whole)) for n in named} for part in source.parts}
+    return _single(source, named[0], paths, faults, strict) if len(named) == 1 else _pairs(named, paths, faults, strict)
+
+
+_Paths = Mapping[str, Mapping[str, list[tuple[Path, str]]]]  # by part and column: each file, and the place of its name
+
+
+def _paths(source: DataSource, part: str, name: str, file: Path) -> list[tuple[Path, str]]:
+    """Return the file of each row, and the line for messages. Names may begin at a folder above the list's, too."""
+    rows, texts = source.files.get(part), source.raw[part][name]
+    lines = [f"{rows.path.name}, line {line}: " for line in rows.lines] if rows is not None else [""] * len(texts)
+    roots = list(islice(file.absolute().parents, _UP))
+    root = next((root for root in roots if (root / texts[0]).is_file()), file.parent)
+    return [(root / text, line) for text, line in zip(texts, lines)]
+
+
+def _single(source: DataSource, name: str, paths: _Paths, faults: Faults, strict: bool) -> DataSource:
+    """Return the table with the column "image" in place of a column of names."""
+    seen = looked(faults.folder, [p for found in paths.values() for p, _ in found[name] if p.is_file()])
+    kept, skipped = dict[str, list[int]](), 0
+    for part, found in paths.items():
+        kept[part] = [i for i, (path, line) in enumerate(found[name]) if _is_sound(path, line, seen, faults)]
+        skipped += len(found[name]) - len(kept[part])
+    source.notes += faults.notes({part: len(rows) for part, rows in kept.items()}, strict, skipped)
+    sizes = {seen[paths[part][name][i][0]] for part, rows in kept.items() for i in rows}
+    size: Any = next(iter(sizes)) if len(sizes) == 1 else None
+    raw = dict(source.raw)
+    for part, samples in source.parts.items():
+        assert isinstance(samples, Arrays)
+        columns = {n: column for n, column in samples.columns.items() if n != name}
+        classes = {n: names for n, names in samples.classes.items() if n != name}
+        others = Arrays(columns, classes, samples.rows if samples.rows is not None else torch.arange(len(samples)))
+        some, rows = subset(others, kept[part]), kept[part]
+        assert isinstance(some, Arrays)
+        source.parts[part] = Listed(tuple(paths[part][name][i][0] for i in rows), None, (), size, others=some)
+        raw[part] = {n: np.asarray(v, dtype=object)[rows] for n, v in raw[part].items() if n != name}
+    source.raw, source.text, source.table = raw, source.text - {name}, False
+    source.whites, source.sizes = {IMAGE: 255.0}, frozenset(s for s in sizes if not isinstance(s, str))
+    left = [n for n in source.parts["train"].fields if n != IMAGE]
+    source.target = source.target or (left[0] if len(left) == 1 else "")
+    return source
+
+
+def _is_sound(path: Path, line: str, seen: Mapping[Path, Seen], faults: Faults) -> bool:
+    """Return False and add a fault if an image can't be used."""
+    facts = seen.get(path, "")
+    if isinstance(facts, str):
+        faults.add(f"{line}{faults.place(path)}", f"can't be read: {facts}" if facts else "there is no such file")
+    return not isinstance(facts, str)
+
+
+def _pairs(named: Sequence[str], paths: _Paths, faults: Faults, strict: bool) -> DataSource:
+    """Return the images of one column with those of another: masks, or images as targets."""
+    usual = [n for n in named if n.lower() in _TARGETS or n.lower().startswith(("mask", "label", "segment", "annot"))]
+    target = usual[0] if len(usual) == 1 else named[1]
+    image = next(name for name in named if name != target)
+    parts: dict[str, dict[Path, Path]] = {}
+    lost = 0
+    for part, found in paths.items():
+        pairs = parts.setdefault(part, {})
+        for (path, line), (other, _) in zip(found[image], found[target]):
+            missing = next((p for p in (path, other) if not p.is_file()), None)
+            if missing is not None or path in pairs:
+                why = "is listed twice" if missing is None else "is no file"
+                faults.add(f"{line}{faults.place(missing or path)}", why)
+                lost += 1
+            else:
+                pairs[path] = other
+    opened = image_pairs.opened if target.lower() in _TARGETS else masks.opened
+    return opened(faults.folder, parts, faults, strict, lost)
+
+
+def without_targets(source: DataSource) -> DataSource:
+    """Return the images of a list alone, to predict."""
+    found: dict[str, Samples] = {}
+    for part, samples in source.parts.items():
+        assert isinstance(samples, Files)
+        found[part] = Files(samples.paths, None, (), samples.size)
+    return replace(source, parts=found, target="", text=frozenset(), raw={}, placed=frozenset())

@@ -1,0 +1,216 @@
+"""The module of a detector that is trained: the user's, or that of the raw maps beside it. Nothing here imports torch.
+
+Behind its raw maps a detector decodes boxes, without weights. So what is trained is the part before, at one size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import onnx
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.export.origin import source_of
+from onnxgen.heads.reading import find_tail
+from onnxgen.heads.tail import Tail
+from onnxgen.options import Options
+from onnxgen.output.asked import command, recorded_options
+from onnxgen.output.merge import fingerprint
+from onnxgen.output.signature import Signature, recorded
+from onnxgen.output.write import Output
+from onnxgen.pipeline import check, generate
+from onnxgen.reader import read
+from onnxgen.training.config import parse_size
+from onnxgen.weights.sidecar import sidecar_files
+from onnxgen.weights.streamed import read_header
+
+USUAL = (640, 640)  # height and width of a file that takes any size and does not tell that of its training
+_IMGSZ = re.compile(r"\[(\d+), *(\d+)\]")  # as Ultralytics writes it to the file's metadata
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A generated module of a detector.
+
+    Attributes:
+        module: its file.
+        onnx: the whole network.
+        tail: what the raw maps of the ONNX file mean.
+        options: the sizes of the inputs that the module is trained for.
+        given: the options that it was generated with; None if that is not known.
+        missing: raw maps that are no outputs of the module.
+        said: why it is of this size, if the module has another one, or takes any.
+        sha256: of the ONNX file.
+    """
+
+    module: Path
+    onnx: Path
+    tail: Tail
+    options: Options
+    given: Options | None
+    missing: tuple[str, ...]
+    said: str = ""
+    sha256: str = ""
+
+    @property
+    def wanted(self) -> Options:
+        """The options of the module of the raw maps: as the given ones, otherwise."""
+        given = self.given or Options()
+        shapes = {**given.input_shapes, **(self._images if self.said else {})}
+        return replace(given, task="detection", inputs=(), outputs=(), weights=None, input_shapes=shapes)
+
+    @property
+    def _images(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, shape in self.options.input_shapes.items() if len(shape) == 4}
+
+    @property
+    def way_out(self) -> str:
+        """The command that generates the module to train, with the options that this one has."""
+        return command(self.onnx, self.place, self.wanted)
+
+    @property
+    def place(self) -> Path:
+        """The module of the raw maps that is written beside this one."""
+        end = "maps"
+        if self.said and not self.missing:  # of raw maps already
+            end = "x".join(str(dim) for shape in self._images.values() for dim in shape[2:])
+        return self.module.with_name(f"{self.module.stem}_{end}.py")
+
+    def refuse_whole(self) -> None:
+        """Raise `OnnxgenError` if the module has the decoding of boxes inside, or is of no size."""
+        if self.missing:
+            what = f"{self.module} does not end in the raw maps of the detector: {self.missing[0]} is no output"
+            raise OnnxgenError(what, help=self.way_out)
+        if self.said:
+            raise OnnxgenError(self.said, help=self.way_out)
+
+    def part(self) -> tuple[Path, list[str]]:
+        """Return the module to train, and notes: this one, or that of the raw maps, which is written beside it.
+
+        It is generated with the same options from the same file. So it is what the user has, as long as nothing was
+        edited or trained.
+
+        Raises:
+            OnnxgenError: the module is not what a generation with its options writes.
+        """
+        if not self.missing and not self.said:
+            return self.module, []
+        part = self.place
+        is_written = self._is_written(part)
+        if not self._may_be_cut() or not (is_written or check(self.onnx, self.module, self.given or Options())):
+            what = f"{self.module} does not end in the raw maps of the detector, at one size"
+            way = f"it was edited, trained or cut, so generate it yourself, and train {part}: {self.way_out}"
+            raise OnnxgenError(what, help=way)
+        if not is_written:
+            generate(self.onnx, part, self.wanted)
+        if not self.missing:
+            return part, [f"{self.said}: {part} is trained"]
+        what = f"{self.module} goes on behind the raw maps, where no weights are: {part} is trained, which ends in them"
+        return part, [what, *([self.said] if self.said else [])]
+
+    def _may_be_cut(self) -> bool:
+        """Return True if the options of the module are known, run no code of others, and leave the end open."""
+        given = self.given
+        if given is None or given.plugins or given.templates or given.inputs:
+            return False
+        return set(given.outputs) <= {*self.tail.maps} and not _is_edited(self.module)
+
+    def _is_written(self, part: Path) -> bool:
+        """Return True if the part was generated before, from this file with these options, and was not edited."""
+        metadata = metadata_beside(part)
+        of = recorded(metadata)
+        same = of is not None and of.sha256 == self.sha256 and recorded_options(metadata, part.parent) == self.wanted
+        if not same or not part.is_file() or _is_edited(part):
+            return False
+        return fingerprint(part.read_text(encoding="utf-8")) == metadata.get("fingerprint")
+
+
+def detector_at(module: Path, metadata: Mapping[str, str], size: str = "auto") -> Detector:
+    """Return what is known of a detector.
+
+    Args:
+        module: the generated file.
+        metadata: of its weights.
+        size: "HxW", for a network that takes any size; "auto": that of its training, if the file tells it.
+
+    Raises:
+        OnnxgenError: its ONNX file is not there, or it is no detector that can be read.
+    """
+    signature = recorded(metadata)
+    onnx_file = source_of(module, signature)
+    assert signature is not None
+    shapes, said = _fixed(signature, onnx_file, size)
+    tail = _tail(onnx_file.resolve(), signature.sha256, shapes)
+    names = [port.name for port in signature.outputs]
+    missing = tuple(name for name in tail.maps if name not in names)
+    given = recorded_options(metadata, module.parent)
+    options = Options(input_shapes=dict(shapes))
+    return Detector(module, onnx_file, tail, options, given, missing, said, signature.sha256)
+
+
+def part_to_train(module: Path, size: str = "auto") -> tuple[Path, list[str]]:
+    """Return the module to train with boxes, and notes: see `Detector.part`. What is no generated file stays.
+
+    Raises:
+        OnnxgenError: see `detector_at` and `Detector.part`.
+    """
+    metadata = metadata_beside(module)
+    return (module, []) if recorded(metadata) is None else detector_at(module, metadata, size).part()
+
+
+def metadata_beside(module: Path) -> dict[str, str]:
+    """Return the metadata of the weights beside a module; {} if there are none."""
+    try:
+        return read_header(sidecar_files(module.with_suffix(".safetensors"))[0])[0]
+    except OnnxgenError:
+        return {}
+
+
+def _is_edited(module: Path) -> bool:
+    text = Output(module, Options()).text()
+    return text is None or Output(module, Options()).is_edited(text)
+
+
+def _fixed(signature: Signature, file: Path, size: str) -> tuple[_Shapes, str]:
+    """Return the sizes to train with, -1 for an open batch; and a note if the module leaves that of images open."""
+    found, said = [], ""
+    model = onnx.load(file, load_external_data=False)
+    free = {value.name for value in model.graph.input if _is_free(value)}
+    for port in signature.inputs:
+        if port.dims is None or port.kind != "tensor":
+            continue
+        dims = tuple(d if isinstance(d, int) else -1 for d in port.dims)
+        if port.name in free and (-1 in dims[2:] or size != "auto"):
+            wanted, why = _size_of(model, file, size)
+            if dims[2:] != wanted:
+                dims = (*dims[:2], *wanted)
+                said = f"{port.name} takes images of any size, and is trained with {wanted[0]}x{wanted[1]}, {why}"
+        found.append((port.name, dims))
+    return tuple(found), said
+
+
+def _is_free(value: onnx.ValueInfoProto) -> bool:
+    """Return True for an input of images [N, C, H, W] of any height and width."""
+    dims = value.type.tensor_type.shape.dim
+    return len(dims) == 4 and not any(dim.HasField("dim_value") for dim in dims[2:])
+
+
+def _size_of(model: onnx.ModelProto, file: Path, size: str) -> tuple[tuple[int, int], str]:
+    """Return the height and width to train with, and where they are from."""
+    if size != "auto":
+        return parse_size(size.rpartition("=")[2]), "as asked"
+    told = {entry.key: entry.value for entry in model.metadata_props}
+    if match := _IMGSZ.fullmatch(told.get("imgsz", "")):
+        return (int(match[1]), int(match[2])), f"which {file.name} tells (imgsz); --size HxW names another one"
+    return USUAL, "the usual size; --size HxW names another one"
+
+
+@lru_cache(maxsize=8)
+def _tail(onnx_file: Path, sha256: str, shapes: _Shapes) -> Tail:
+    """Return the tail of a file of this content. It takes seconds, and a run asks several times."""
+    return find_tail(read(onnx_file, Options(input_shapes=dict(shapes))))

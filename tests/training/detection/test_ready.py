@@ -1,0 +1,152 @@
+"""A detector is trained with one command: size, task and module are found, and all that is wrong is told at once."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import onnxgen
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import Options
+from onnxgen.output.asked import recorded_options
+from onnxgen.training import fit
+from onnxgen.training.data.glance import glance
+from onnxgen.training.goals.detection import ready
+from onnxgen.training.goals.detection.ready import metadata_beside, part_to_train
+from onnxgen.training.settings import Settings
+from onnxgen.weights.streamed import read_header
+from samples.tasks.scenes import draw_scenes, write_coco, write_yolo
+from tests.heads import small
+from tests.training.test_early import ran
+from tests.zoo import detectors
+
+PARTS = {"train": draw_scenes(6, seed=0), "val": draw_scenes(3, seed=1, height=40)}  # of several sizes
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a detector that takes any size, and with one of a fixed size."""
+    folder = tmp_path_factory.mktemp("detector")
+    torch.manual_seed(0)
+    small.export(small.Thin(detectors.yolov8()), folder / "free.onnx", free=True)
+    small.export(small.Small((4, 1, 3), small.yolox), folder / "fixed.onnx")
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    for name in ("free.onnx", "fixed.onnx"):
+        (tmp_path / name).write_bytes((made / name).read_bytes())
+    return tmp_path
+
+
+def sizes_of(module: Path) -> str:
+    """Return the dims of the first input, as the module's first lines tell them."""
+    return re.findall(r"Inputs .*(\[.*\])", module.read_text())[0]
+
+
+def test_a_free_size_is_that_of_the_training(place: Path) -> None:
+    model = onnx.load(place / "free.onnx")
+    model.metadata_props.add(key="imgsz", value="[32, 48]")  # as Ultralytics records it
+    onnx.save(model, place / "free.onnx")
+    onnxgen.generate(place / "free.onnx", place / "free.py", Options(annotate=True, frozen="fine.bias"))
+    part, notes = part_to_train(place / "free.py")
+    assert part == place / "free_maps.py" and sizes_of(part) == "[batch, 3, 32, 48]"
+    assert "trained with 32x48, which free.onnx tells (imgsz)" in notes[1]
+    given = recorded_options(metadata_beside(part), place)
+    shape = {"images": (-1, 3, 32, 48)}
+    assert given == Options(annotate=True, frozen="fine.bias", task="detection", input_shapes=shape)
+
+
+def test_another_size_is_asked_for(place: Path) -> None:
+    onnxgen.generate(place / "free.onnx", place / "free.py")
+    part, _ = part_to_train(place / "free.py", "40x64")
+    assert sizes_of(part) == "[batch, 3, 40, 64]"
+    again, notes = part_to_train(part, "32x32")  # of a module of raw maps, too
+    assert again == place / "free_maps_32x32.py" and sizes_of(again) == "[batch, 3, 32, 32]"
+    assert notes == [f"images takes images of any size, and is trained with 32x32, as asked: {again} is trained"]
+    assert part_to_train(part, "40x64") == (part, []) == part_to_train(part)
+
+
+def test_what_was_written_before_is_not_written_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnxgen.generate(place / "fixed.onnx", place / "fixed.py")
+    first = part_to_train(place / "fixed.py")
+    for name in ("generate", "check"):
+        monkeypatch.setattr(ready, name, lambda *_: pytest.fail("generated again"))
+    assert part_to_train(place / "fixed.py") == first
+    edited(first[0])
+    with pytest.raises(pytest.fail.Exception):
+        part_to_train(place / "fixed.py")
+
+
+def edited(module: Path) -> None:
+    text = module.read_text()
+    module.write_text(text.replace("F.relu(", "F.gelu("))
+    assert module.read_text() != text
+
+
+def trained(module: Path) -> None:
+    path = module.with_suffix(".safetensors")
+    save_file({key: tensor + 1 for key, tensor in load_file(path).items()}, path, read_header(path)[0])
+
+
+@pytest.mark.parametrize("change", [edited, trained])
+def test_what_would_be_lost_is_refused_with_the_whole_command(place: Path, change: Any) -> None:
+    onnxgen.generate(place / "fixed.onnx", place / "net.py", Options(dtype="float64", frozen="fine.bias|a b"))
+    change(place / "net.py")
+    command = f"onnxgen {place / 'fixed.onnx'} -o {place / 'net_maps.py'} --dtype float64"
+    wanted = f"train {place / 'net_maps.py'}: {command} --task detection --frozen 'fine.bias|a b'"
+    with pytest.raises(OnnxgenError, match=re.escape(wanted)):
+        part_to_train(place / "net.py")
+    assert not (place / "net_maps.py").exists()
+
+
+def test_one_command_trains_a_free_detector_with_other_classes(place: Path) -> None:
+    write_coco(place / "data", PARTS)
+    onnxgen.generate(place / "free.onnx", place / "free.py")
+    data = place / "data" / "annotations" / "instances_train.json"
+    given: dict[str, Any] = {"epochs": 1, "show": "nothing", "normalize": "0,1", "workers": 0, "replace_head": 5}
+    found = fit(place / "free.py", data, size="32x48", out=place / "run", **given)
+    assert found.model(torch.zeros(1, 3, 32, 48))[1].shape[1] == 5
+    weights = place / "run" / "best.safetensors"
+    report = onnxgen.export(place / "free_maps.py", weights=weights, out=place / "new.onnx")
+    assert report.method == "written back"
+
+
+def test_all_is_told_at_once_and_before_torch_is_imported(place: Path) -> None:
+    write_yolo(place / "data", PARTS)
+    yaml = place / "data" / "data.yaml"
+    yaml.write_text(yaml.read_text().replace("names", "labels"))
+    onnxgen.generate(place / "fixed.onnx", place / "net.py")
+    edited(place / "net.py")
+    ((code, imported, said),) = ran((place, ["train", "net.py", "--data", "data/data.yaml"]))
+    assert (code, imported) == (2, [])
+    assert re.findall("error: (.*?) ->", said) == [
+        "data/data.yaml has no names of the classes",
+        "net.py does not end in the raw maps of the detector, at one size",
+    ]
+
+
+def test_every_missing_package_is_named_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_yolo(place / "data", PARTS)
+    lacking = ("faster_coco_eval", "peft")
+    monkeypatch.setattr("onnxgen.common.paths.find_spec", lambda name: None if name in lacking else find_spec(name))
+    monkeypatch.setattr(ready, "part_to_train", lambda *_: pytest.fail("too late"))
+    with pytest.raises(OnnxgenError) as error:
+        glance(place / "net.py", str(place / "data" / "data.yaml"), Settings(lora=4))
+    said = [problem.what for problem in error.value.problems]
+    assert said == ["the module peft is not installed", "the module faster_coco_eval is not installed"]
+
+
+@pytest.mark.parametrize("task", ["outputs", "embedding"])
+def test_boxes_of_another_task_leave_the_module(place: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    write_yolo(place / "data", PARTS)
+    monkeypatch.setattr(ready, "part_to_train", lambda *_: pytest.fail("cut"))
+    glance(place / "net.py", str(place / "data" / "data.yaml"), Settings(task=task))
