@@ -20,7 +20,7 @@ from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.losses import BINARY_LOSSES
 from onnxgen.training.runs.folder import RECORD
-from onnxgen.training.runs.record import BOXES, Record, Target
+from onnxgen.training.runs.record import BOXES, Input, Record, Target
 
 
 def as_in_training(source: DataSource, record: Record) -> None:
@@ -136,3 +136,12 @@ def need_classes(output: Tensor, target: Target) -> None:
         return
     what = f"output {target.name!r} is {sizes}, and the record of the run says {wrong}"
     raise OnnxgenError(what, help="restore run.json: it is not the record of this model")
+
+
+def batched(array: Tensor, entry: Input) -> Tensor:
+    """Return an array with a batch axis. One sample is recognised by its rank."""
+    rank = len(entry.shape)
+    if entry.image is not None:
+        colours = array.ndim == 3 and {array.shape[0], array.shape[-1]} & {1, 3, 4}
+        return array[None] if array.ndim == 2 or colours else array
+    return array[None] if array.ndim == rank else array

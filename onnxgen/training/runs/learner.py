@@ -30,12 +30,12 @@ from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
-from onnxgen.training.runs.alike import as_in_training, fits, need_alike, need_classes, with_white_of_training
+from onnxgen.training.runs.alike import as_in_training, batched, fits, need_alike, need_classes, with_white_of_training
 from onnxgen.training.runs.answers import Prediction, answer, is_map
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
-from onnxgen.training.runs.record import BOXES, Input, Part, Target, going_on, is_same, read_record
+from onnxgen.training.runs.record import BOXES, Part, Target, going_on, is_same, read_record
 from onnxgen.training.runs.seen import count_seen
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import run_words
@@ -341,7 +341,7 @@ class Learner:
             return self._fitted(open_images(images)), list(map(str, range(len(images))))
         if isinstance(data, (Tensor, np.ndarray, list, tuple)):
             entry = self.record.inputs[0]
-            data = {entry.column: _batch(tensor_of(data, "the data"), entry)}
+            data = {entry.column: batched(tensor_of(data, "the data"), entry)}
         if data is None or isinstance(data, (bool, int, float)):
             raise OnnxgenError(f"the data is {data}", help="give files, images, an array, a table or a dict of columns")
         if isinstance(data, Mapping):
@@ -394,12 +394,3 @@ def _parts_of(data: Data) -> dict[str, Part]:
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, Path))
-
-
-def _batch(array: Tensor, entry: Input) -> Tensor:
-    """Return an array with a batch axis. One sample is recognised by its rank."""
-    rank = len(entry.shape)
-    if entry.image is not None:
-        colours = array.ndim == 3 and {array.shape[0], array.shape[-1]} & {1, 3, 4}
-        return array[None] if array.ndim == 2 or colours else array
-    return array[None] if array.ndim == rank else array
