@@ -153,7 +153,9 @@ def test_a_classifier_is_trained_evaluated_and_asked(tmp_path: Path, listener: P
             sound = soundfile.read(tmp_path / f"data/val/{name}/{number}.wav", dtype="float32")[0][:LENGTH]
             x[0, 0, : len(sound)] = sound
             right.append(int(result.model(torch.from_numpy(x)).argmax()) == place)
-    assert learner.evaluate()["accuracy"] == pytest.approx(np.mean(right))  # of the best weights: perhaps the first ones
+    assert learner.evaluate()["accuracy"] == pytest.approx(
+        np.mean(right)
+    )  # of the best weights: perhaps the first ones
     file = tmp_path / "data/val/up/2.wav"
     (made,) = learner.predict(file)
     x = np.zeros((1, 1, LENGTH), np.float32)
