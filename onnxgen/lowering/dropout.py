@@ -72,7 +72,7 @@ class _Adding:
     def __init__(self, module: ModuleDef) -> None:
         self.module, self.problems = module, Problems()
         self.leaves = {m.path: m for m in module.members if m.kind == "module"}
-        self.taken = dict.fromkeys(m.path[:n] for m in module.members for n in range(1, len(m.path) + 1))
+        self.taken = dict.fromkeys(m.path[: n + 1] for m in module.members for n in range(len(m.path)))
         tensors = {m.path for m in module.members if m.kind != "module"}
         self.paths = [path for path in self.taken if path not in tensors]
         named = {path[:-1] for path in self.taken if not path[-1].isdigit()}

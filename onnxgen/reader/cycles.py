@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 
 from onnxgen.common.names import printable
-from onnxgen.reader.protos import inner_graphs
+from onnxgen.reader.protos import inner_graphs, outer_uses
 
 _MAX_NODES_SHOWN = 6  # nodes of a cycle that a message names
 
@@ -19,7 +19,9 @@ def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
     A node depends on the outer values that its subgraphs use, too.
     """
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    sorter = TopologicalSorter({i: {maker[n] for n in uses(node) if n in maker} for i, node in enumerate(nodes)})
+    sorter = TopologicalSorter(
+        {i: sorted({maker[n] for n in uses(node) if n in maker}) for i, node in enumerate(nodes)}
+    )
     try:
         sorter.prepare()
     except CycleError as error:
@@ -32,11 +34,7 @@ def uses(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node takes from its graph: its inputs, and outer values that its subgraphs use."""
     yield from node.input
     for graph in inner_graphs(node):
-        own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-        own |= {sparse.values.name for sparse in graph.sparse_initializer}
-        own.update(name for inner in graph.node for name in inner.output)
-        yield from (info.name for info in graph.output if info.name not in own)
-        yield from (name for inner in graph.node for name in uses(inner) if name not in own)
+        yield from outer_uses(graph)
 
 
 def _name(node: onnx.NodeProto) -> str:

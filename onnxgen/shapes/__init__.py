@@ -155,7 +155,7 @@ def _constant(node: ir.Node) -> Info:
     attribute = next((a for a in node.attributes.values() if a.name.startswith("value")), None)
     if attribute is None:  # or "sparse_value"
         return UNKNOWN
-    value = node.outputs[0]
+    (value,) = node.outputs
     if attribute.type == ir.AttributeType.TENSOR:
         tensor: ir.TensorProtocol = attribute.value  # `as_tensor` checks the protocol, which is slow
         return _stored(value, tensor)

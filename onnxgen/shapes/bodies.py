@@ -243,10 +243,10 @@ def _gradient(walker: Walker, n: NodeFacts) -> list[Info]:
 
 
 def unknown_bodies(walker: Walker, n: NodeFacts) -> list[Info]:
-    """Infer an unknown operator. The values of its subgraphs get the facts that do not depend on the operator."""
+    """Infer an unknown operator: nothing. The values of its subgraphs get the facts that do not depend on it."""
     for graph in subgraphs(n.node):
         _walk(walker, graph, [UNKNOWN] * len(graph.inputs))
-    return [UNKNOWN] * len(n.node.outputs)
+    return []
 
 
 RULES: dict[str, Callable[[Walker, NodeFacts], list[Info]]] = {

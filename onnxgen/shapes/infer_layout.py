@@ -55,7 +55,7 @@ def _quotient(total: Dim, known: Dim) -> Dim:
 def _flatten(n: NodeFacts) -> list[Info]:
     shape = n.input(0).shape
     if shape is None:
-        return [tensor(n.dtype(0), n.fresh_shape(2))]
+        return [tensor(n.dtype(), n.fresh_shape(2))]
     axis = n.int_("axis", 1)
     axis += len(shape) if axis < 0 else 0
     return [tensor(n.dtype(0), [product(shape[:axis]), product(shape[axis:])])]

@@ -67,9 +67,8 @@ def _unsliced(n: NodeFacts) -> list[Dim]:
 def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     """Return the number of elements of `range(dim)[start:end:step]`, or None if a dim cannot express it."""
     if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int):
-        if step < 0:  # Slice-13 clamps the start to the first element, where a Python slice is empty
-            start = max(start, -dim)
-        return len(range(dim)[start:end:step])
+        # Slice-13 clamps the start to the first element, where a backward slice of Python is empty
+        return len(range(dim)[max(start, -dim) : end : step])
     if step < 0:
         return _backward(dim, start, end, -step)
     last = _bound(end, dim)
@@ -157,7 +156,7 @@ def _resize(n: NodeFacts) -> list[Info]:
 
 def _resized(n: NodeFacts) -> list[Dim]:
     shape = list(n.shape(0))
-    axes = n.axes(found, len(shape)) if (found := n.ints("axes")) is not None else list(range(len(shape)))
+    axes = n.axes(found, len(shape)) if (found := n.ints("axes")) is not None else range(len(shape))
     if n.op == "Resize" and n.opset >= 11 and n.has(3) and n.input(3).shape != (0,):
         sizes = n.dims(3)
         if len(sizes) != len(axes):

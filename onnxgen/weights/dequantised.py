@@ -128,7 +128,7 @@ class Dequantised:
         if self.form != BITS:
             return stored
         _, digits = self._digits(stored)
-        numbers: Array = (digits << np.arange(self.bits, dtype=np.uint8)).sum(-1, dtype=np.uint8)
+        numbers: Array = np.packbits(digits, axis=-1, bitorder="little")[..., 0]
         return numbers[:, : self.shape[1]]
 
     def _digits(self, stored: Array) -> tuple[Array, Array]:

@@ -201,8 +201,8 @@ def concat(sources: Sequence[Source], axis: int) -> Source:
     pieces: list[Piece] = []
     end = 0
     for source in sources:
-        if source.dtype != first.dtype or len(source.shape) != len(first.shape):
-            raise ValueError(f"cannot concatenate {source.shape} {source.dtype} to {first.shape} {first.dtype}")
+        if source.dtype != first.dtype:
+            raise ValueError(f"cannot concatenate {source.dtype} to {first.dtype}")
         if any(a != b for i, (a, b) in enumerate(zip(source.shape, first.shape, strict=True)) if i != axis):
             raise ValueError(f"cannot concatenate {source.shape} to {first.shape} on axis {axis}")
         for piece in source.pieces:

@@ -232,7 +232,7 @@ def _joined(a: Piece, b: Piece, axis: int) -> Piece | None:
     if any((a.at[i], a.axes[i]) != (b.at[i], b.axes[i]) for i in range(len(a.at)) if i != axis):
         return None
     x, y, step = a.axes[axis], b.axes[axis], b.offset - a.offset
-    for rest in {x[1:], x} if x else {x}:
+    for rest in {x[1:], x}:
         leads = [lead for lead in (_lead(x, rest), _lead(y, rest)) if lead is not None]
         if len(leads) < 2 or step % leads[0][0]:
             continue

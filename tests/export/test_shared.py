@@ -135,3 +135,15 @@ def test_slices_that_overlap(case: str, tmp_path: Path) -> None:
     proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
     report, _ = back(proto, tmp_path, [RANDOM.standard_normal((3, 8)).astype(np.float32)])
     assert report.method == BACK
+
+
+def test_a_norms_bias_and_mean_that_are_views_of_one_tensor(tmp_path: Path) -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4, 5] x) => (float[n, 4, 5] y)
+        <float[1, 4] w = {0, 0, 0, 0}, float[4] s = {1, 2, 3, 4}, float[4] v = {4, 3, 2, 1}, int64[1] four = {4},
+         int64[1] first = {0}> {
+            b = Reshape (w, four)  m = Squeeze (w, first)  y = BatchNormalization (x, s, b, m, v) }"""
+    )
+    report, _ = back(proto, tmp_path, [RANDOM.standard_normal((2, 4, 5)).astype(np.float32)])
+    assert report.method == BACK and report.added == ["w_2"]
+    assert [users(tmp_path / "out.onnx", name) for name in ("w", "w_2")] == [[("Reshape", 0)], [("Squeeze", 0)]]

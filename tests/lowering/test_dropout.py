@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 import torch
@@ -107,14 +108,45 @@ def test_a_pattern_that_matches_nothing(
     assert all(text in str(caught.value) for text in says) and not list(tmp_path.iterdir())
 
 
-def test_a_module_with_two_results(tmp_path: Path) -> None:
-    """Nothing says which of the two is meant."""
-    stored = [onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), f"heads.{x}.weight") for x in "ab"]
-    nodes = [h.make_node("MatMul", ["x", f"heads.{x}.weight"], [x], f"/heads/{x}/MatMul") for x in "ab"]
-    ports = [[h.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", 4]) for n in names] for names in ("x", "ab")]
-    onnx.save(h.make_model(h.make_graph(nodes, "g", *ports, stored), ir_version=8), tmp_path / "m.onnx")
-    with pytest.raises(OnnxgenError, match="heads returns 2 values .*name a module inside it"):
-        build(tmp_path / "m.onnx", Options(dropout={"heads": 0.1}), tmp_path / "model.py")
+def refusal(dropout: dict[str, float], names: str, folder: Path, head: str = "heads") -> str:
+    """What is said of dropout in a network of one layer for each name, each of which makes an output."""
+    stored = [onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), f"{head}.{x}.weight") for x in names]
+    nodes = [h.make_node("MatMul", ["x", f"{head}.{x}.weight"], [x], f"/{head}/{x}/MatMul") for x in names]
+    ports = [[h.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", 4]) for n in each] for each in ("x", names)]
+    onnx.save(h.make_model(h.make_graph(nodes, "g", *ports, stored), ir_version=8), folder / "m.onnx")
+    with pytest.raises(OnnxgenError) as caught:
+        build(folder / "m.onnx", Options(dropout=dropout), folder / "model.py")
+    return str(caught.value)
+
+
+def test_a_module_with_several_results(tmp_path: Path) -> None:
+    """Nothing says which of them is meant; eight are named."""
+    for names, shown in (("ab", "2 values (a, b)"), ("abcdefghij", "10 values (a, b, c, d, e, f, g, h)")):
+        said = refusal({"heads": 0.1}, names, tmp_path)
+        assert said == f"--dropout: heads returns {shown}, but Dropout needs one -> name a module inside it"
+
+
+def test_eight_modules_are_named_where_none_is_similar(tmp_path: Path) -> None:
+    said = refusal({"?\n": 0.1}, "abcdefgh", tmp_path)
+    listed = ", ".join(f"heads.{name}" for name in "abcdefg")
+    assert said == f"--dropout: no module is called ?? -> similar modules: heads, {listed}, ..."
+
+
+def test_a_dropout_whose_rate_alone_is_used(tmp_path: Path) -> None:
+    """That of attention, which torch drops itself. A long path is cut."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3, 4] q, float[2, 3, 4] k, float[2, 3, 4] v)
+        => (float[2, 3, 4] y) <float ratio = {0.25}, bool train = {1}, float half = {0.5}> {
+        t = Transpose <perm = [0, 2, 1]> (k)  s = MatMul (q, t)  h = Mul (s, half)  a = Softmax <axis = -1> (h)
+        d = Dropout (a, ratio, train)  y = MatMul (d, v) }"""
+    )
+    for node in proto.graph.node:
+        node.name = f"/{'a' * 90}/{'drop/' * (node.op_type == 'Dropout')}{node.op_type}"
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(OnnxgenError) as caught:
+        build(tmp_path / "m.onnx", Options(dropout={"**.drop": 0.1}), tmp_path / "model.py")
+    cut = "a" * 77 + "..."
+    assert str(caught.value) == f"--dropout: {cut} is never called for a value -> name another module"
 
 
 @pytest.mark.parametrize(

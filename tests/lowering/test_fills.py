@@ -5,9 +5,12 @@ What is called after both the sine and the cosine of an angle is in here, too.
 
 from __future__ import annotations
 
+import onnx
+import onnx.parser
 import torch
 from torch import Tensor, nn
 
+from tests.ops.harness import run_model
 from tests.support.exported import held
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
@@ -38,6 +41,15 @@ def test_constants_of_one_number_are_made_of_what_is_beside_them() -> None:
         assert [one.dtype for one in made] == [torch.float64] * 3 + [torch.int64]
         made = ran.model.to("meta")(X.double().to("meta"))
         assert all(one.is_meta for one in made)
+
+
+def test_equal_constants_of_one_number_are_made_once() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[2, 4] x) => (float[2, 7] y, float[2, 7] z)
+        <int64[2] k = {2, 3}> { zeros = ConstantOfShape (k)  zeros_1 = ConstantOfShape (k)
+        r = Relu (x)  t = Tanh (x)  y = Concat <axis = 1> (r, zeros)  z = Concat <axis = 1> (t, zeros_1) }"""
+    )
+    assert run_model(model, {"x": X.numpy()}).source.count("new_zeros") == 1
 
 
 class Angles(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -248,19 +249,31 @@ def test_equal_tensors_of_siblings_are_one_by_what_the_modules_around_say() -> N
 
 
 def test_rows_are_those_of_values_and_not_of_what_is_made_of_numbers() -> None:
-    """`a` and `b` have 2 rows in the file; only what is joined with a value has as many as that."""
-    info = Info(ir.DataType.FLOAT, (2, 4))
-    for end, left, right, wanted in (
-        ("l + r", "a", "b", "torch.zeros(2, 4)"),
-        ("l + r", "b", "x", "torch.zeros_like(x)"),
-        ("torch.cat([l, r], dim=1)", "b", "x", "torch.zeros_like(x)"),
-        ("torch.cat([l, r], dim=0)", "b", "x", "torch.zeros(2, 4)"),
+    """`a` and `b` have 2 rows in the file; only what is joined with a value has as many as that.
+
+    The values `x` and `v` exist before, as do the stored tensors `s`; `v` has one axis.
+    """
+    info, zeros = Info(ir.DataType.FLOAT, (2, 2)), "torch.zeros(2, 2)"
+    infos = dict.fromkeys("abcsxy", info) | {"v": Info(ir.DataType.FLOAT, (2,))}
+    for made, middle, end, wanted in (
+        (zeros, "s", "a + b", zeros),
+        (zeros, "s", "b + x", "torch.zeros_like(x)"),
+        (zeros, "s", "torch.cat([b, x], dim=1)", "torch.zeros_like(x)"),
+        (zeros, "s", "torch.cat([b, x], dim=0)", zeros),
+        (zeros, "s + x", "b + c", "torch.zeros_like(x)"),
+        (zeros, "v + s", "b + c", zeros),
+        ("s.expand(2, -1)", "s", "b + x", "s.expand_as(x)"),
+        ("s.expand(2, 2)", "s", "b + x", "s.expand(x.shape[0], 2)"),
     ):
-        block: list[Statement] = [Assign(("a",), quote("torch.ones(2, 4)")), Assign(("b",), quote("torch.zeros(2, 4)"))]
-        block.append(Assign(("y",), quote(end, l=Ref(left), r=Ref(right))))
-        free_rows(block, dict.fromkeys("abxy", info), ["x"], ["y"])
-        first, second, _ = (ast.unparse(_named(tree)) for statement in block for tree in expressions(statement))
-        assert (first, second) == ("torch.ones(2, 4)", wanted), (end, left, right)
+        texts = {"a": "torch.ones(2, 2)", "b": made, "c": middle, "y": end}
+        block: list[Statement] = [Assign((name,), _parsed(text)) for name, text in texts.items()]
+        free_rows(block, infos, ["x", "v"], ["y"])
+        found = [ast.unparse(_named(tree)) for statement in block for tree in expressions(statement)]
+        assert found == ["torch.ones(2, 2)", wanted, middle, end], (made, middle, end)
+
+
+def _parsed(text: str) -> ast.expr:
+    return quote(text, **{name: Ref(name) for name in "abcsvxy" if re.search(rf"\b{name}\b", text)})
 
 
 def _named(tree: ast.expr) -> ast.expr:
@@ -288,6 +301,32 @@ def test_statistics_of_two_norms_are_two_also_where_the_file_has_them_once() -> 
     assert len(norms) == 2 and norms[0].weight is not norms[1].weight
     assert norms[0].running_mean is not norms[1].running_mean and norms[0].running_var is not norms[1].running_var
     assert "running" not in source.partition("def from_pretrained")[0]
+
+
+def test_norms_of_siblings_that_are_untrained_are_two() -> None:
+    """Their ones and zeros are equal by chance, whatever else the file stores once."""
+    model = model_of(
+        "(float[2, 4] x) => (float[2, 4] y) "
+        "{ a = LayerNormalization (x, s, b)  r = Relu (a)  y = LayerNormalization (r, s, b) }",
+        s=np.ones(4, np.float32),
+        b=np.zeros(4, np.float32),
+    )
+    for node, scope in zip(model.graph.node, ("blocks/0/norm", "blocks/0/act", "blocks/1/norm"), strict=True):
+        node.name = f"/{scope}/{node.op_type}"
+    names = [name for name, _ in unloaded(written(model).source).named_parameters()]  # each parameter once
+    assert names == [f"blocks.{i}.norm.{key}" for i in range(2) for key in ("weight", "bias")]
+
+
+def test_layers_bear_the_names_of_their_biases_where_the_weights_have_none() -> None:
+    """PyTorch's exporter calls a weight that it has computed `onnx::Conv_12`. Both are called in another module."""
+    model = model_of("(float[2, 3, 8] x) => (float[2, 3, 8] y) { a = Conv (x, w, b)  y = Conv (a, w, b) }")
+    for node, weight, bias in zip(model.graph.node, ("onnx::Conv_12", "onnx::Conv_15"), ("up", "down")):
+        node.name, node.input[1:] = "/body/Conv", (weight, f"{bias}.bias")
+        for name, shape in (weight, (3, 3, 1)), (f"{bias}.bias", (3,)):
+            numbers = np.random.default_rng(len(bias)).random(shape, np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(numbers, name))
+    keys = unloaded(written(model).source).state_dict().keys()
+    assert keys == {f"{name}.{key}" for name in ("up", "down") for key in ("weight", "bias")}
 
 
 def test_a_bias_with_a_norm_that_is_put_back_is_another_than_that_of_a_layer() -> None:
@@ -379,6 +418,15 @@ def test_what_lies_in_a_layer_moves_out() -> None:
         ]
         settle(members)
         assert [".".join(member.path) for member in members] == wanted, paths
+
+
+def test_a_tensor_with_the_name_of_a_module_is_called_otherwise() -> None:
+    """Where the file gives both names. No attribute begins with a digit."""
+    for name, other in (("b", "b_"), ("0", "part_0"), ("b_", "b__")):
+        tensor = Member(("a", name), ast.Constant(None), "parameter", named=True)
+        layer = Member(("a", name, "conv"), quote("nn.Conv1d(1, 1, 1)"), "module", named=True)
+        settle([tensor, layer])
+        assert (tensor.path, layer.path) == (("a", other), ("a", name, "conv"))
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,16 @@ def test_a_text_may_name_what_every_generated_file_knows() -> None:
     }
 
 
+def test_a_plugin_writes_what_no_other_code_may_have(here: Path) -> None:
+    """A person may write what they like; what onnxgen writes is held to a list."""
+    text = "torch.ops.aten.relu(x0)"
+    written(
+        here / "ops.py",
+        f'import onnxgen\n@onnxgen.op("Mine", domain="com.acme")\ndef mine(b, x0): return b("{text}", x0=x0)',
+    )
+    assert text in made(one("Mine"), "ops.py")
+
+
 def test_a_plugin_wins(here: Path) -> None:
     """Over onnxgen's own function, and over a local function in the file."""
     text = SWISH + '\n@onnxgen.op("Relu")\ndef relu(b, X):\n    return b("X.clamp(min=0)", X=X)\n'

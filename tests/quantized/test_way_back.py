@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from onnxgen import OnnxgenError, Options, export, generate
 from onnxgen.cli import run as command
 from onnxgen.weights.dequantised import Dequantised
+from onnxgen.weights.streamed import read_header
 from tests.quantized.nets import CASES, example, generated, pretrained, quantised, rms, run
 
 FLOAT = Options(quantized="float")
@@ -29,6 +30,7 @@ def test_untrained_it_is_the_same_file(case: str, files: Path, tmp_path: Path) -
     report = export(module, path, out=tmp_path / "back.onnx", verify=False)
     assert report.method == "written back" and not report.changed and report.tensors
     assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
+    assert "quantised" in read_header(module.with_suffix(".safetensors"))[0]  # a name in files of users
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -359,6 +359,8 @@ def test_names_are_shown_safely(write: Write) -> None:
 def test_invalid_utf8(write: Write) -> None:
     data = model([node("Add", ["x", "ghost"])]).SerializeToString()
     assert refusal(write(data.replace(b"ghost", b"gh\xff\xfet")))
+    data = model([node("Softmax", axis=1)]).SerializeToString()
+    assert "the name of attribute ax?? is not valid UTF-8" in refusal(write(data.replace(b"axis", b"ax\xff\xfe")))
 
 
 LIMITS: dict[str, tuple[Limits, onnx.ModelProto]] = {

@@ -67,6 +67,12 @@ def test_functions_in_branches_and_with_branches(write: Write) -> None:
     same_as_before(proto, read(write(proto), Options()))
 
 
+def test_a_function_with_nodes_out_of_order(write: Write) -> None:
+    """onnxruntime refuses these."""
+    proto = calling([call("F")], [function("F", [node("Neg", ["t"], ["b"]), node("Abs", ["a"], ["t"])])])
+    np.testing.assert_array_equal(run(ir.to_proto(read(write(proto), Options())))[0], -np.abs(X))
+
+
 def test_function_of_another_opset(write: Write) -> None:
     """Softmax flattened before opset 13: a node must keep the version of the function that it came from."""
     old = function("Old", [node("Softmax", ["a"], ["b"])], opset=11)
@@ -81,6 +87,8 @@ def test_function_refusals(write: Write) -> None:
     assert "call themselves: A, A" in refusal(write(calling([call("A")], [function("A", [call("A", ["a"], ["b"])])])))
     twice = [function("A", [node("Neg", ["a"], ["b"])])] * 2
     assert "defined twice" in refusal(write(calling([call("A")], twice)))
+    twice = [function("A\n", [node("Neg", ["a"], ["b"])])] * 2
+    assert "the local function A? is defined twice" in refusal(write(calling([call("A\n")], twice)))
     ghost = function("A", [node("Neg", ["ghost"], ["b"])])
     assert "ghost" in refusal(write(calling([call("A")], [ghost])))
     nothing = function("A", [node("Neg", ["a"], ["q"])])

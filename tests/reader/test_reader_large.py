@@ -91,7 +91,8 @@ def test_in_attributes_and_branches(write: Write) -> None:
 
 @pytest.mark.usefixtures("large")
 def test_wire_format(tmp_path: Path) -> None:
-    """Protobuf joins a graph that comes in two, takes the last of two fields, and lengths in more bytes than needed."""
+    """Protobuf joins a graph that comes in two, takes the last of two fields, lengths in more bytes than needed, and
+    numbers that are not packed."""
     first, second = (np.arange(40, dtype=np.float32) + i for i in range(2))
     net = model([ADD], [numpy_helper.from_array(first, "w")])
     rest = onnx.ModelProto(graph=onnx.GraphProto(initializer=[numpy_helper.from_array(second, "v")]))
@@ -99,12 +100,21 @@ def test_wire_format(tmp_path: Path) -> None:
     twice += TensorProto(raw_data=second.tobytes()).SerializeToString()
     initializer = b"\x2a" + bytes([len(twice) & 127 | 128, len(twice) >> 7 | 128, 128, 0]) + twice
     graph = b"\x3a" + bytes([len(initializer) & 127 | 128, len(initializer) >> 7 | 128, 0]) + initializer
+    apart = [
+        (b"\x25", "<f4", "s", TensorProto.FLOAT),
+        (b"\x51", "<f8", "t", TensorProto.DOUBLE),
+    ]  # not packed: a tag each
+    for tag, dtype, name, kind in apart:
+        tensor = TensorProto(name=name, data_type=kind, dims=[40]).SerializeToString()
+        tensor += b"".join(tag + number.tobytes() for number in first.astype(dtype))
+        initializer = b"\x2a" + bytes([len(tensor) & 127 | 128, len(tensor) >> 7]) + tensor
+        graph += b"\x3a" + bytes([len(initializer) & 127 | 128, len(initializer) >> 7]) + initializer
     path = tmp_path / "net.onnx"
     path.write_bytes(net.SerializeToString() + rest.SerializeToString() + graph)
-    assert [t.name for t in onnx.load(path).graph.initializer] == ["w", "v", "u"]
+    assert [t.name for t in onnx.load(path).graph.initializer] == ["w", "v", "u", "s", "t"]
     tensors = tensors_of(path)
-    assert [isinstance(tensors[name], FileTensor) for name in "wvu"] == [True, True, False]
-    for name, expected in zip("wvu", (first, second, second)):
+    assert [isinstance(tensors[name], FileTensor) for name in "wvust"] == [True, True, False, False, False]
+    for name, expected in zip("wvust", (first, second, second, first, first)):
         np.testing.assert_array_equal(tensors[name].numpy(), expected)
 
 

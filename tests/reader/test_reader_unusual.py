@@ -66,6 +66,12 @@ UNUSUAL: dict[str, onnx.ModelProto] = {
     "optional inputs": model([node("Clip", ["x", "", "w"])], [weight("w")]),
     "sparse": model([ADD]),
 }
+UNUSUAL["inner sparse initializer hides a later name"] = conditional(
+    branch([node("Add", ["x", "z"], ["q"])], "q"), [node("Abs", ["y"], ["z"])]
+)
+UNUSUAL["inner sparse initializer hides a later name"].graph.node[1].attribute[1].g.sparse_initializer.append(
+    oh.make_sparse_tensor(from_array(np.float32([5, 7]), "z"), from_array(np.int64([1, 3])), [4])
+)
 UNUSUAL["sparse"].graph.sparse_initializer.append(
     oh.make_sparse_tensor(from_array(np.float32([5, 7]), "w"), from_array(np.int64([1, 3])), [4])
 )
@@ -183,15 +189,17 @@ def test_a_type_that_was_text_is_only_a_number_then() -> None:
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
-        ({"z": (1,)}, "no input z -> its inputs are: x, m"),
-        ({"x": (1, 3)}, "the input has 3 dims, not 2"),
+        ({"z\n": (1,)}, "no input z? -> its inputs are: x, m, q?"),
+        ({"x": (1, 3)}, "--input-shape of x: the input has 3 dims, not 2"),
+        ({"q'": (2, 1)}, "--input-shape of q?: the input has 1 dims, not 2"),
         ({"x": (1, 4, 4)}, "the file fixes dim 1 at 3, not 4"),
         ({"x": (1, 3, -2)}, "a negative dim"),
         ({"x": (1, 3, 4), "m": (2, 1, 1)}, "dim 0 is n, which is 1 elsewhere, not 2"),
     ],
 )
 def test_wrong_input_shapes(write: Write, shapes: dict[str, tuple[int, ...]], says: str) -> None:
-    path = write(model([node("Add", ["x", "m"])], inputs=[value("x", ["n", 3, None]), value("m", ["n", 1, 1])]))
+    inputs = [value("x", ["n", 3, None]), value("m", ["n", 1, 1]), value("q'", [1])]
+    path = write(model([node("Add", ["x", "m"])], inputs=inputs))
     assert says in refusal(path, Options(input_shapes=shapes))
 
 

@@ -229,6 +229,7 @@ OF_SIZES: list[tuple[int, str, str]] = [
     (13, "d = Neg(s) t = Abs(d)", "n, m"),
     (13, "d = Add(s, {1}) t = Sign(d)", "1, 1"),
     (13, "d = Add(s, {1}) l = Greater(d, s) t = Where(l, s, d)", "n, m"),
+    (13, "d = Add(s, {1}) l = Greater(d, s) a = And(l, l) t = Where(a, s, d)", "n, m"),
     (13, "d = Add(s, {1}) l = LessOrEqual(d, s) t = Where(l, s, d)", "n + 1, m + 1"),
     (13, "l = GreaterOrEqual(s, s) t = Where(l, s, {1, 1})", "n, m"),
 ]  # fmt: skip

@@ -39,7 +39,8 @@ VIEWS = [  # opset, nodes
     (13, "y, b = Split(w)"),
     (13, "t = Transpose(w) a, b = Split(t, parts) c = Concat<axis=0>(b, a) y = Transpose(c)"),
 ]
-NONE = ["y = Relu(w)", "y = Slice(w, one, last, last, last)", "y = Squeeze(w, last)"]  # the last is invalid
+NONE = ["y = Relu(w)", "y = Slice(w, one, last, last, last)", "t = Slice(w, one, last, last, last) y = Transpose(t)"]
+NONE += ["y = Squeeze(w, last)"]  # invalid
 
 
 def parse(opset: int, body: str) -> onnx.ModelProto:
@@ -78,6 +79,13 @@ def test_very_many_pieces_are_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
     for most, known in ((5, True), (4, False)):
         monkeypatch.setattr(stored, "MAX_CONCATENATED_PIECES", most)
         assert (seen(twice) is not None) == known, most
+
+
+def test_how_many_pieces_are_a_view() -> None:
+    proto = parse(13, "y = Identity(w)")
+    for count in (32_768, 32_769):
+        proto.graph.node[0].CopyFrom(onnx.helper.make_node("Concat", ["w"] * count, ["y"], axis=0))
+        assert (seen(proto) is not None) == (count == 32_768)
 
 
 def test_equal_numbers() -> None:

@@ -299,6 +299,7 @@ def test_shredding_is_refused_and_not_endless() -> None:
         lambda s: s.slice(2, 0, 1),
         lambda s: concat([s, s.transpose()], 0),
         lambda s: concat([s, s.cast(F64)], 0),
+        lambda s: concat([s, s.unsqueeze(2)], 0),
     ],
 )
 def test_steps_that_do_not_fit_are_errors(wrong: Any) -> None:

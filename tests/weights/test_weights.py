@@ -53,6 +53,8 @@ ODD = {
     "bf16": np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16),
     "f8": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).reshape(16, 16),
     "f8_5": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e5m2),
+    "f8_z": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fnuz),
+    "f8_5_z": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e5m2fnuz),
 }
 
 
@@ -351,6 +353,16 @@ def test_broken_headers_are_errors(tmp_path: Path) -> None:
             read_header(tmp_path / "m")
         with pytest.raises(SafetensorError):
             safe_open(tmp_path / "m", "np")
+
+
+def test_longer_headers_than_the_library_reads_are_errors(tmp_path: Path) -> None:
+    with open(tmp_path / "m", "wb") as file:  # sparse: it takes no place
+        file.write((100_000_001).to_bytes(8, "little"))
+        file.truncate(100_000_100)
+    with pytest.raises(OnnxgenError, match="the header is cut short"):
+        read_header(tmp_path / "m")
+    with pytest.raises(SafetensorError, match="header too large"):
+        safe_open(tmp_path / "m", "np")
 
 
 def test_an_index_cannot_lead_elsewhere(tmp_path: Path) -> None:
