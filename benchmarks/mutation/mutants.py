@@ -96,6 +96,19 @@ def at(package: Path, place: str) -> Iterator[tuple[Mutant, range]]:
         yield from ((mutant, lines) for mutant in group if mutant.line == int(line))
 
 
+def function_at(text: str, line: int) -> str:
+    """The functions and classes around a line of a module, `Class.method`; "" for the module itself."""
+    around = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        and min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        <= line
+        <= (node.end_lineno or 0)
+    ]
+    return ".".join(node.name for node in sorted(around, key=lambda node: node.lineno))
+
+
 def by_statement(file: str, text: str) -> list[tuple[range, list[Mutant]]]:
     """The mutants of each statement that has any, with its lines (of a compound statement those of its head)."""
     tree = ast.parse(text)

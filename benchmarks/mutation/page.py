@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 TITLE = "## Every room, judged by the tests"
-# Mutants that mean the same to everybody, each with its reason, as `Mutant` prints them.
-REASONS = json.loads(Path(__file__).with_name("reasons.json").read_text(encoding="utf-8"))
-PLACE = re.compile(r":\d+ ")  # the line may have moved since
-SAME = {PLACE.sub(" ", name, count=1): reason for name, reason in REASONS.items()}
+# Mutants that mean the same to everybody, each with its reason: file, function, and what `Mutant` prints of the change.
+SAME: dict[str, str] = json.loads(Path(__file__).with_name("reasons.json").read_text(encoding="utf-8"))
 OUTCOMES = {
     "equal": "it means the same to everybody",
     "survived": "all tests pass that run the line",
@@ -61,7 +58,7 @@ def _class(row: Mapping[str, Any]) -> str:
 
 def _reason(row: Mapping[str, Any]) -> str:
     """Why a mutant means the same to everybody; empty if it does not, or nobody has said so."""
-    return str(SAME.get(f"{row['file']} {row['kind']}: `{row['before']}` -> `{row['after']}`", ""))
+    return SAME.get(f"{row['file']} {row['function']} {row['kind']}: `{row['before']}` -> `{row['after']}`", "")
 
 
 def _listed(rooms: Mapping[str, Sequence[Mapping[str, Any]]], outcome: str) -> list[str]:

@@ -29,6 +29,7 @@ from typing import Any
 
 from benchmarks.mutation.covermap import Map, Suite, digests, mapped
 from benchmarks.mutation.forks import forked
+from benchmarks.mutation.mutants import function_at
 from benchmarks.mutation.page import section, with_section
 from benchmarks.mutation.rooms import ROOMS, ROOT, Wrong, spread
 from benchmarks.mutation.started import told
@@ -52,7 +53,8 @@ class Results:
     def add(self, room: str, wrong: Wrong, verdict: Verdict, tier: str, tests: int) -> None:
         rows, name = self.rows(room), str(wrong.mutant)
         found = {"outcome": verdict.outcome, "test": verdict.test, "why": verdict.why, "tier": tier, "tests": tests}
-        rows[name] = asdict(wrong.mutant) | found
+        text = (ROOT / wrong.mutant.file).read_text(encoding="utf-8")
+        rows[name] = asdict(wrong.mutant) | {"function": function_at(text, wrong.mutant.line)} | found
         (self.folder / f"{room}.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ from types import FunctionType
 import pytest
 
 from benchmarks.mutation import started
-from benchmarks.mutation.mutants import Mutant, by_statement
+from benchmarks.mutation.mutants import Mutant, by_statement, function_at
 from benchmarks.mutation.page import SAME, TITLE, section, with_section
 from benchmarks.mutation.rooms import ROOMS, ROOT, Wrong, files, for_type_checkers, same, spread, wrong
 
@@ -46,6 +46,11 @@ def test_one_of_each_line() -> None:
 
 def test_what_only_type_checkers_read() -> None:
     assert for_type_checkers("import a\nif TYPE_CHECKING:\n    from b import c\n    d = 1\ne = 2\n") == {2, 3, 4}
+
+
+def test_the_function_around_a_line() -> None:
+    text = "x = 1\n\n\nclass C:\n    @a\n    def f(self):\n        return 1\n\n    y = 2\n"
+    assert [function_at(text, line) for line in (1, 5, 7, 9)] == ["", "C.f", "C.f", "C"]
 
 
 def test_where_a_mistake_is_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +120,14 @@ def test_processes_have_the_mistake(tmp_path: Path) -> None:
 def test_the_page() -> None:
     """The second part is written anew, and the first one stays."""
     mutant = Mutant("onnxgen/ops/a.py", 7, "off by one", "1", "2", 0, 0)
-    row = {**vars(mutant), "test": "", "why": "", "tests": 3}
+    row = {**vars(mutant), "function": "f", "test": "", "why": "", "tests": 3}
     rows = [{**row, "outcome": "stopped", "tier": "quick"}, {**row, "outcome": "survived", "tier": "all"}]
     name, reason = next(iter(SAME.items()))
-    file, kind, before, after = re.fullmatch(r"(\S+) (.*): `(.*)` -> `(.*)`", name).groups()
-    equal = {"file": file, "kind": kind, "before": before, "after": after, "outcome": "undecided", "tier": "quick"}
-    text = section({"ops": [*rows, {**row, **equal}], "code": []}, 1, "quick")
-    assert "**1 of 3 mutants are stopped by a test: 33.3%**" in text and "| ops | 3 | 1 | 0 | 1 | 0 | 0 | 1 |" in text
+    parts = re.fullmatch(r"(?P<file>\S+) (?P<function>\S*) (?P<kind>.*?): `(?P<before>.*)` -> `(?P<after>.*)`", name)
+    equal = {**row, **parts.groupdict(), "outcome": "undecided", "tier": "quick"}
+    elsewhere = {**equal, "function": "another"}
+    text = section({"ops": [*rows, equal, elsewhere], "code": []}, 1, "quick")
+    assert "**1 of 4 mutants are stopped by a test: 25.0%**" in text and "| ops | 4 | 1 | 0 | 1 | 1 | 0 | 1 |" in text
     assert text.count(reason) == 1
     assert "- `onnxgen/ops/a.py:7` off by one: `1` becomes `2`; 3 tests run it" in text
     page = with_section("# First\n\nThis.\n", text)
