@@ -23,7 +23,8 @@ MAX_ARGUMENTS = 6
 LAYERS = 3  # of a network with arguments
 MOST = 0.5  # what part of the widths an argument must give
 LEAST = 4  # a smaller size is hardly one that somebody would choose
-PLAIN = frozenset("vocab_size in_channels num_classes num_heads".split())  # worth an argument even if used once
+ENDS = frozenset("in_channels in_features input_size out_channels out_features num_classes".split())
+PLAIN = ENDS | {"vocab_size", "num_heads"}  # worth an argument even if used once
 WIDTHS = ("hidden_dim", "channels", "dim", "hidden_size")
 ORDER = "vocab_size in_channels in_features input_size num_classes out_channels out_features".split() + [*WIDTHS]
 FACTORS = (1, 2, 3, 4, 6, 8, 16)  # of a width that follows from another
@@ -160,7 +161,8 @@ def choose(found: list[Argument], written: Mapping[int, int]) -> list[Argument]:
             same = {key: argument for key, argument in same.items() if argument.name not in WIDTHS}
     made: dict[str, Argument] = {}
     for argument in sorted(same.values(), key=lambda a: -len(a.spots)):  # the commonest of a name has it
-        if argument.name in PLAIN or (argument.is_shared and argument.number >= LEAST):
+        is_one = argument.number == 1 and argument.name.startswith("out_")  # what the network tells is one number
+        if (argument.name in PLAIN and not is_one) or (argument.is_shared and argument.number >= LEAST):
             made.setdefault(argument.name, argument)
     return sorted(made.values(), key=lambda argument: argument.rank)[:MAX_ARGUMENTS]
 

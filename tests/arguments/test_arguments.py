@@ -52,6 +52,19 @@ class Image(nn.Module):
         return self.head(self.norm(self.conv2(torch.relu(self.depthwise(self.conv1(x))))).flatten(1))
 
 
+class Table(nn.Module):
+    """Widths of what it is given and of what it returns are arguments; that it returns one number more is none."""
+
+    def __init__(self, columns: int = 3, values: int = 2) -> None:
+        super().__init__()
+        self.enc, self.mid = nn.Linear(columns, 16), nn.Linear(16, 16)
+        self.mean, self.spread = nn.Linear(16, values), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.relu(self.mid(torch.relu(self.enc(x))))
+        return self.mean(x), self.spread(x)
+
+
 class Fixed(nn.Module):
     """Sizes that `forward` has numbers for."""
 
@@ -71,7 +84,12 @@ def defaults(ran: Ran) -> dict[str, int]:
 CASES = ["legacy-17", "dynamo-18"]
 
 
-WORDS, IMAGES = torch.randint(0, 30, (2, 7)), torch.rand(2, 3, 16, 16)
+WORDS, IMAGES, ROWS = torch.randint(0, 30, (2, 7)), torch.rand(2, 3, 16, 16), torch.rand(2, 3)
+THEIRS = {
+    Text: ("words", "classes", "dim", "heads"),
+    Image: ("colours", "classes", "width"),
+    Table: ("columns", "values"),
+}
 
 
 @pytest.mark.parametrize(
@@ -79,20 +97,20 @@ WORDS, IMAGES = torch.randint(0, 30, (2, 7)), torch.rand(2, 3, 16, 16)
     [
         (Text, WORDS, {"vocab_size": 30, "num_classes": 5, "dim": 16, "num_heads": 2}, "legacy-17"),
         *((Image, IMAGES, {"in_channels": 3, "num_classes": 5, "channels": 8}, case) for case in CASES),
+        *((Table, ROWS, {"in_features": 3, "out_features": 2}, case) for case in CASES),
     ],
 )
 def test_what_an_argument_gives(network: Any, given: Tensor, wanted: dict[str, int], case: str) -> None:
     ran = held(network().eval(), [given], case)
-    assert defaults(ran) == wanted
-    theirs = dict(
-        zip(wanted, ("words", "classes", "dim", "heads") if network is Text else ("colours", "classes", "width"))
-    )
+    assert {name: defaults(ran)[name] for name in wanted} == wanted
+    assert {*defaults(ran)} - {*wanted} <= {"hidden_dim"}
+    theirs = dict(zip(wanted, THEIRS[network]))
     for name, number in wanted.items():
         changed, original = type(ran.model)(**{name: 2 * number}), network(**{theirs[name]: 2 * number})
         shapes = {key: tensor.shape for key, tensor in original.state_dict().items()}
         assert {key: tensor.shape for key, tensor in changed.state_dict().items()} == shapes
         changed.load_state_dict(original.state_dict())
-        x = given.repeat(1, 2, 1, 1) if name == "in_channels" else given
+        x = torch.cat([given, given], 1) if name in ("in_channels", "in_features") else given
         torch.testing.assert_close(changed.eval()(x), original.eval()(x))
 
 
@@ -145,14 +163,15 @@ class Carried(nn.Module):
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_input_keeps_its_width(case: str) -> None:
-    """An argument of an equal number is another size, and a state that a caller gives keeps that of the file."""
+    """An argument of an equal number is another size than the input's, and a given state keeps that of the file."""
     for network, given in (
         (Square(), [torch.rand(2, 6)]),
         (Carried(), [WORDS, torch.rand(1, 7, 8), torch.rand(1, 7, 8)]),
     ):
         ran = held(network.eval(), given, case)
         for name, number in defaults(ran).items():
-            type(ran.model)(**{name: 2 * number}).eval()(*given)
+            wider = [torch.cat([given[0], given[0]], 1)] if name == "in_features" else given
+            type(ran.model)(**{name: 2 * number}).eval()(*wider)
 
 
 class Gate(nn.Module):
