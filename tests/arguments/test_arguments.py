@@ -29,9 +29,9 @@ class Block(nn.Module):
 class Text(nn.Module):
     """A transformer: the sizes of its blocks are passed down to them."""
 
-    def __init__(self, words: int = 30, dim: int = 16, heads: int = 2, classes: int = 5) -> None:
+    def __init__(self, words: int = 30, dim: int = 16, heads: int = 2, depth: int = 3, classes: int = 5) -> None:
         super().__init__()
-        self.embed, self.blocks = nn.Embedding(words, dim), nn.Sequential(*[Block(dim, heads) for _ in range(3)])
+        self.embed, self.blocks = nn.Embedding(words, dim), nn.Sequential(*[Block(dim, heads) for _ in range(depth)])
         self.head = nn.Linear(dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ CASES = ["legacy-17", "dynamo-18"]
 
 WORDS, IMAGES, ROWS = torch.randint(0, 30, (2, 7)), torch.rand(2, 3, 16, 16), torch.rand(2, 3)
 THEIRS = {
-    Text: ("words", "classes", "dim", "heads"),
+    Text: ("words", "classes", "dim", "heads", "depth"),
     Image: ("colours", "classes", "width"),
     Table: ("columns", "values"),
 }
@@ -95,7 +95,7 @@ THEIRS = {
 @pytest.mark.parametrize(
     ("network", "given", "wanted", "case"),
     [
-        (Text, WORDS, {"vocab_size": 30, "num_classes": 5, "dim": 16, "num_heads": 2}, "legacy-17"),
+        (Text, WORDS, {"vocab_size": 30, "num_classes": 5, "dim": 16, "num_heads": 2, "num_blocks": 3}, "legacy-17"),
         *((Image, IMAGES, {"in_channels": 3, "num_classes": 5, "channels": 8}, case) for case in CASES),
         *((Table, ROWS, {"in_features": 3, "out_features": 2}, case) for case in CASES),
     ],
@@ -136,6 +136,55 @@ class Half(nn.Module):
 @pytest.mark.parametrize("case", CASES)
 def test_a_width_that_reaches_half_of_the_network_is_no_argument(case: str) -> None:
     assert "channels" not in defaults(held(Half(), [IMAGES], case))
+
+
+class Step(nn.Module):
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, stride, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv1(x))
+        return x + torch.sigmoid(self.conv2(x))
+
+
+class Row(nn.Module):
+    """Two equal blocks in a row, a layer before them, and what stands behind them."""
+
+    def __init__(self, stride: int = 1, count: int = 2, kind: str = "") -> None:
+        super().__init__()
+        self.stem, self.kind, self.head = nn.Conv2d(3, 8, 1), kind, nn.Linear(8, 5)
+        self.blocks = nn.ModuleList([Step(stride) for _ in range(count)])
+        if kind == "one more":
+            self.last = Step(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, found = self.stem(x), []
+        for block in self.blocks:
+            x = block(x)
+            found.append(x)
+        x = torch.cat(found, 3) if self.kind == "collected" else self.last(x) if self.kind == "one more" else x
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_of_two_blocks_may_have_more(case: str) -> None:
+    ran = held(Row().eval(), [IMAGES], case)
+    longer, original = type(ran.model)(num_blocks=4), Row(count=4)
+    longer.load_state_dict(original.state_dict())
+    torch.testing.assert_close(longer.eval()(IMAGES), original.eval()(IMAGES))
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        (Row(stride=2), "each block halves the map: a head behind more of them might get none"),
+        (Row(kind="collected"), "what the blocks return is collected"),
+        (Row(kind="one more"), "a block of the class stands behind the row"),
+    ],
+)
+def test_a_row_of_a_set_length(network: nn.Module, why: str) -> None:
+    assert not {"num_blocks", "num_layers"} & {*defaults(held(network.eval(), [IMAGES], "legacy-17"))}, why
 
 
 class Square(nn.Module):

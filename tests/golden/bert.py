@@ -113,9 +113,9 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Two Layers."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, num_layers):
         super().__init__()
-        self.layer = nn.ModuleList([Layer(dim), Layer(dim)])
+        self.layer = nn.ModuleList([Layer(dim) for _ in range(num_layers)])
 
     def forward(self, x, mask):
         for layer in self.layer:
@@ -135,10 +135,10 @@ class Pooler(nn.Module):
 
 
 class Bert(nn.Module):
-    def __init__(self, vocab_size=60, dim=24):
+    def __init__(self, vocab_size=60, dim=24, num_layers=2):
         super().__init__()
         self.embeddings = Embeddings(vocab_size, dim)
-        self.encoder = Encoder(dim)
+        self.encoder = Encoder(dim, num_layers)
         self.pooler = Pooler(dim)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,7 @@ class Bert(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "73ad2ae50752d2e144f5575a6d0b09f7"
+FINGERPRINT = "7bc5cdd42f4cfe0d44f5575a6d0b09f7"
 
 
 def bert(pretrained=True, **kwargs):
