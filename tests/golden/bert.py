@@ -55,8 +55,7 @@ class SelfAttention(nn.Module):
         k = self.key(x).unflatten(-1, (4, -1)).transpose(1, 2)
         v = self.value(x).unflatten(-1, (4, -1)).transpose(1, 2)
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.dropout.p if self.training else 0.0)
-        x = x.transpose(1, 2).flatten(2)
-        return x
+        return x.transpose(1, 2).flatten(2)
 
 
 class Output(nn.Module):
@@ -151,7 +150,7 @@ class Bert(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "7bc5cdd42f4cfe0d44f5575a6d0b09f7"
+FINGERPRINT = "6feaec6b0b40227544f5575a6d0b09f7"
 
 
 def bert(pretrained=True, **kwargs):
