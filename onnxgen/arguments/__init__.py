@@ -2,7 +2,8 @@
 
 Goes in: the classes, in which all sizes are numbers. Comes out: the classes with arguments whose defaults are these
 numbers. `rules.py` says which sizes may change and which change together, `written.py` where they are written,
-`names.py` which of them are worth an argument, `depths.py` which rows may have more blocks, and `writing.py` writes it.
+`names.py` which of them are worth an argument, and `writing.py` writes it. `depths.py` finds numbers of blocks,
+`heads.py` those of heads.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from onnxgen.arguments.depths import with_depths
+from onnxgen.arguments.heads import with_heads
 from onnxgen.arguments.names import ATTENDING, LAYERS, MAKING, Argument, Roles, choose, number_of
 from onnxgen.arguments.rules import relate
 from onnxgen.arguments.sizes import Related, is_slot
@@ -26,15 +28,16 @@ def with_arguments(classes: list[ClassTree], module: ModuleDef, specification: S
     if sum(member.layer in MAKING | ATTENDING for member in module.members) < LAYERS:
         return classes
     spotted, numbers = with_depths(spots_of(classes), module)
+    spotted, heads = with_heads(spotted, module)
     try:
         reader = Reader(spotted, specification)
     except Unreadable:  # the checker will say so
         return classes
-    return write(spotted, _arguments(relate(module), reader, module, numbers), module.reserved)
+    return write(spotted, _arguments(relate(module), reader, module, [*numbers, *heads]), module.reserved)
 
 
 def _arguments(related: Related, reader: Reader, module: ModuleDef, made: list[Argument]) -> list[Argument]:
-    """Return the arguments that the network can have. `made`: those for numbers of blocks."""
+    """Return the arguments that the network can have. `made`: those for numbers of blocks and heads."""
     places = defaultdict(list)
     for place, spot in reader.reached():
         places[spot].append(place)

@@ -20,11 +20,12 @@ from onnxgen.code.torch_api import CONVOLUTIONS, NORMS, RECURRENT, TRANSPOSED
 from onnxgen.lowering.roles import called
 
 MAX_ARGUMENTS = 6
+HEADS = "num_heads"
 LAYERS = 3  # of a network with arguments
 MOST = 0.5  # what part of the widths an argument must give
 LEAST = 4  # a smaller size is hardly one that somebody would choose
 ENDS = frozenset("in_channels in_features input_size out_channels out_features num_classes".split())
-PLAIN = ENDS | {"vocab_size", "num_heads", "num_layers", "num_blocks"}  # worth an argument even if used once
+PLAIN = ENDS | {"vocab_size", HEADS, "num_layers", "num_blocks"}  # worth an argument even if used once
 WIDTHS = ("hidden_dim", "channels", "dim", "hidden_size")
 ORDER = "vocab_size in_channels in_features input_size num_classes out_channels out_features".split()
 ORDER += [*WIDTHS, "num_layers", "num_blocks"]
@@ -82,7 +83,7 @@ class Roles:
         if rows:
             return "" if self._is_one_of_several(rows[0]) else _of_rows(rows[0])
         if all(layer == "nn.MultiheadAttention" and place == (1,) for layer, place, _ in made):
-            return "num_heads"
+            return HEADS
         comes = any(size[0] in self.given for size in sizes if not is_slot(size))
         goes = any(size[0] in self.returned for size in sizes if not is_slot(size))
         outs = [(layer, path) for layer, place, path in made if place == (1,) and layer in MAKING]

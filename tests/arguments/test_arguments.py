@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.ops.harness import Ran
@@ -185,6 +186,47 @@ def test_a_row_of_two_blocks_may_have_more(case: str) -> None:
 )
 def test_a_row_of_a_set_length(network: nn.Module, why: str) -> None:
     assert not {"num_blocks", "num_layers"} & {*defaults(held(network.eval(), [IMAGES], "legacy-17"))}, why
+
+
+class Attention(nn.Module):
+    """Attention written out. `kind`: how q, k and v are made, or what else depends on the number of heads."""
+
+    def __init__(self, kind: str, heads: int = 2) -> None:
+        super().__init__()
+        self.kind, self.heads = kind, heads
+        self.inp, self.qkv, self.out, self.head = (nn.Linear(a, b) for a, b in ((6, 16), (16, 48), (16, 16), (16, 5)))
+        if kind == "biased":
+            self.bias = nn.Parameter(torch.randn(heads, 4, 4))
+        if kind == "normed":
+            self.norm = nn.LayerNorm(16 // heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.qkv(self.inp(x))
+        if self.kind == "packed":
+            q, k, v = x.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in x.chunk(3, dim=-1))
+        q = self.norm(q) if self.kind == "normed" else q
+        mask = self.bias if self.kind == "biased" else None
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.kind == "causal")
+        return self.head(self.out(y.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["packed", "separate", "causal"])
+def test_the_number_of_heads_is_stored(kind: str, case: str) -> None:
+    ran = held(Attention(kind).eval(), [x := torch.randn(2, 4, 6)], case)
+    assert "self.num_heads = num_heads" in ran.source and defaults(ran)["num_heads"] == 2
+    changed, original = type(ran.model)(num_heads=4), Attention(kind, 4)
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(x), original.eval()(x))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["biased", "normed"])
+def test_heads_that_something_else_sees(kind: str, case: str) -> None:
+    """A bias with an axis of heads, or a norm over the width of one: the number can't change alone."""
+    assert "num_heads" not in defaults(held(Attention(kind).eval(), [torch.randn(2, 4, 6)], case))
 
 
 class Square(nn.Module):
