@@ -4,6 +4,7 @@
     python -m benchmarks.authors --networks unet --show          # both sources, stripped
     python -m benchmarks.authors --pairs FOLDER --seed 1         # each pair in random order, and key.json
     python -m benchmarks.authors --tells                         # how many files have what authors do not write
+    python -m benchmarks.authors --classifier                    # can a classifier tell them apart, and by what?
 
 Lines: the network's classes and the functions that they use, without comments, docstrings and the code that loads
 weights, formatted alike by black's default settings. `missing` counts keys of the original's `state_dict` that the
@@ -30,7 +31,7 @@ import black
 import torch
 from torch import Tensor, nn
 
-from benchmarks.authors import language, science, vision
+from benchmarks.authors import classifier, language, science, vision
 from benchmarks.common import arguments, finish
 from benchmarks.structure import classes
 from onnxgen.pipeline import generate
@@ -97,19 +98,32 @@ def names(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
-def stripped(model: nn.Module) -> str:
-    """The classes of a network, and the functions, classes and constants of their file that these use."""
+def used(model: nn.Module) -> tuple[str, list[ast.stmt]]:
+    """The file of a network; its classes there, and the functions, classes and constants that these use."""
     source = inspect.getsource(sys.modules[type(model).__module__])
-    tree = _Stripped().visit(ast.parse(source))
     wanted = {kind.__name__ for kind in classes(model)}
     kept: list[ast.stmt] = []
-    for node in reversed(tree.body):  # what is used stands above
+    for node in reversed(ast.parse(source).body):  # what is used stands above
         targets = names(node) if isinstance(node, ast.Assign) else {getattr(node, "name", "")}
         defines = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Assign)
         if defines and targets & wanted and not {"WEIGHTS", "FINGERPRINT", "Model"} & targets:
             kept.insert(0, node)
             wanted |= names(node)
-    return black.format_str(ast.unparse(ast.Module(kept, [])), mode=black.Mode())
+    return source, kept
+
+
+def stripped(model: nn.Module) -> str:
+    """What a network uses of its file, without comments and docstrings."""
+    tree = _Stripped().visit(ast.Module(used(model)[1], []))
+    return black.format_str(ast.unparse(tree), mode=black.Mode())
+
+
+def commented(model: nn.Module) -> str:
+    """What a network uses of its file, as it stands there."""
+    source, kept = used(model)
+    rows = source.splitlines()
+    starts = [min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))]) for node in kept]
+    return "\n\n\n".join("\n".join(rows[start - 1 : node.end_lineno]) for start, node in zip(starts, kept)) + "\n"
 
 
 def lines(text: str) -> int:
@@ -171,12 +185,14 @@ def main() -> None:
     parser.add_argument("--exporters", default="legacy,dynamo", help="legacy, dynamo or both (default: both)")
     parser.add_argument("--fresh", action="store_true", help="leave initial values as they are")
     parser.add_argument("--tells", action="store_true", help="count what authors do not write")
+    parser.add_argument("--classifier", action="store_true", help="let a classifier tell them apart (classifier.py)")
     parser.add_argument("--show", action="store_true", help="print both sources")
     parser.add_argument("--pairs", metavar="FOLDER", type=Path, help="write pairs of sources for a reader")
-    parser.add_argument("--seed", type=int, default=0, help="of the pairs' order (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the pairs' order and the classifier (default: 0)")
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows, pairs = [], []
+    examples: dict[tuple[str, str], classifier.Example] = {}
     made = {name: (author, of) for author in AUTHORS for name, of in author.networks().items()}
     with TemporaryDirectory() as folder:
         for name in given.networks.split(",") if given.networks else made:
@@ -187,6 +203,8 @@ def main() -> None:
                 ours = module.Model.from_pretrained().eval()
                 rows.append(measure(name, exporter, network, ours))
                 print(*rows[-1].values(), file=sys.stderr, flush=True)
+                examples[name, ""] = (name, commented(original), False)
+                examples[name, exporter] = (name, commented(ours), True)
                 pairs.append((f"{name} {exporter}", stripped(original), stripped(ours)))
                 if given.show:
                     print(f"# ---- {name}: original\n\n{pairs[-1][1]}\n# ---- {name}: {exporter}\n\n{pairs[-1][2]}")
@@ -196,6 +214,8 @@ def main() -> None:
     print(f"every key: {sum(row['missing'] + row['more'] == 0 for row in rows)} of {len(rows)}")
     if given.tells:
         print_tells(pairs)
+    if given.classifier:
+        classifier.judge([*examples.values()], given.seed)
     if given.pairs:
         write_pairs(pairs, given.pairs, given.seed)
 

@@ -2,13 +2,16 @@
 
 Goes in: the classes, in which all sizes are numbers. Comes out: the classes with arguments whose defaults are these
 numbers. `rules.py` says which sizes may change and which change together, `written.py` where they are written,
-`names.py` which of them are worth an argument, and `writing.py` writes it.
+`names.py` which of them are worth an argument, and `writing.py` writes it. `depths.py` finds numbers of blocks,
+`heads.py` those of heads.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 
+from onnxgen.arguments.depths import with_depths
+from onnxgen.arguments.heads import with_heads
 from onnxgen.arguments.names import ATTENDING, LAYERS, MAKING, Argument, Roles, choose, number_of
 from onnxgen.arguments.rules import relate
 from onnxgen.arguments.sizes import Related, is_slot
@@ -24,16 +27,17 @@ def with_arguments(classes: list[ClassTree], module: ModuleDef, specification: S
     """Return the classes with arguments for sizes that may change. A network of a layer or two needs none."""
     if sum(member.layer in MAKING | ATTENDING for member in module.members) < LAYERS:
         return classes
-    spotted = spots_of(classes)
+    spotted, numbers = with_depths(spots_of(classes), module)
+    spotted, heads = with_heads(spotted, module)
     try:
         reader = Reader(spotted, specification)
     except Unreadable:  # the checker will say so
         return classes
-    return write(spotted, _arguments(relate(module), reader, module), module.reserved)
+    return write(spotted, _arguments(relate(module), reader, module, [*numbers, *heads]), module.reserved)
 
 
-def _arguments(related: Related, reader: Reader, module: ModuleDef) -> list[Argument]:
-    """Return the arguments that the network can have."""
+def _arguments(related: Related, reader: Reader, module: ModuleDef, made: list[Argument]) -> list[Argument]:
+    """Return the arguments that the network can have. `made`: those for numbers of blocks and heads."""
     places = defaultdict(list)
     for place, spot in reader.reached():
         places[spot].append(place)
@@ -45,7 +49,7 @@ def _arguments(related: Related, reader: Reader, module: ModuleDef) -> list[Argu
         if len(known) < len(found) or spot in reader.spoilt:
             related.fix(known)
     roles = Roles(module, related)
-    made = []
+    made = [*made]
     for sizes in related.classes():
         slots = [size for size in sizes if is_slot(size)]
         spots = {spot_of.get(slot, 0) for slot in slots}

@@ -20,12 +20,15 @@ from onnxgen.code.torch_api import CONVOLUTIONS, NORMS, RECURRENT, TRANSPOSED
 from onnxgen.lowering.roles import called
 
 MAX_ARGUMENTS = 6
+HEADS = "num_heads"
 LAYERS = 3  # of a network with arguments
 MOST = 0.5  # what part of the widths an argument must give
 LEAST = 4  # a smaller size is hardly one that somebody would choose
-PLAIN = frozenset("vocab_size in_channels num_classes num_heads".split())  # worth an argument even if used once
+ENDS = frozenset("in_channels in_features input_size out_channels out_features num_classes".split())
+PLAIN = ENDS | {"vocab_size", HEADS, "num_layers", "num_blocks"}  # worth an argument even if used once
 WIDTHS = ("hidden_dim", "channels", "dim", "hidden_size")
-ORDER = "vocab_size in_channels in_features input_size num_classes out_channels out_features".split() + [*WIDTHS]
+ORDER = "vocab_size in_channels in_features input_size num_classes out_channels out_features".split()
+ORDER += [*WIDTHS, "num_layers", "num_blocks"]
 FACTORS = (1, 2, 3, 4, 6, 8, 16)  # of a width that follows from another
 CLASSES = re.compile("head|class|logit|cls|^fc|^outc?$|^linear$|tag|label")
 VOCABULARY = re.compile("^(word|tok|char|wte|emb|encoder|text|src|input)")
@@ -80,7 +83,7 @@ class Roles:
         if rows:
             return "" if self._is_one_of_several(rows[0]) else _of_rows(rows[0])
         if all(layer == "nn.MultiheadAttention" and place == (1,) for layer, place, _ in made):
-            return "num_heads"
+            return HEADS
         comes = any(size[0] in self.given for size in sizes if not is_slot(size))
         goes = any(size[0] in self.returned for size in sizes if not is_slot(size))
         outs = [(layer, path) for layer, place, path in made if place == (1,) and layer in MAKING]
@@ -160,7 +163,8 @@ def choose(found: list[Argument], written: Mapping[int, int]) -> list[Argument]:
             same = {key: argument for key, argument in same.items() if argument.name not in WIDTHS}
     made: dict[str, Argument] = {}
     for argument in sorted(same.values(), key=lambda a: -len(a.spots)):  # the commonest of a name has it
-        if argument.name in PLAIN or (argument.is_shared and argument.number >= LEAST):
+        is_one = argument.number == 1 and argument.name.startswith("out_")  # what the network tells is one number
+        if (argument.name in PLAIN and not is_one) or (argument.is_shared and argument.number >= LEAST):
             made.setdefault(argument.name, argument)
     return sorted(made.values(), key=lambda argument: argument.rank)[:MAX_ARGUMENTS]
 

@@ -38,7 +38,8 @@ class _Writer:
 
     def write(self, tree: ClassTree, is_root: bool) -> ClassTree:
         needed: dict[int, Argument] = {}
-        for node in (node for part in (*tree.setup, *tree.items) for node in walk(part)):
+        parts = sorted((*tree.setup, *tree.items), key=_is_store)  # what a class only stores comes last
+        for node in (node for part in parts for node in walk(part)):
             found = [self.of[id(node)]] if id(node) in self.of else []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 found = self.needs.get(node.func.id, [])
@@ -69,6 +70,11 @@ class _Writer:
             return None
 
         return rewrite(tree, change)
+
+
+def _is_store(part: ast.AST) -> bool:
+    """True for `self.num_heads = 4`."""
+    return isinstance(part, ast.Assign) and isinstance(part.value, Spot)
 
 
 def _locals(tree: ClassTree) -> set[str]:

@@ -27,7 +27,7 @@ class Steps:
 
     Args:
         nested: how many calls may be in one another.
-        named: with so many statements, a method returns a name.
+        named: with so many statements, a method returns a name; 0: never.
         norms, parts: the attributes that are norms, and those that are activations and dropouts.
     """
 
@@ -40,7 +40,7 @@ class Steps:
         last = max((i for i, one in enumerate(body) if is_read(USUAL, one)), default=-1)
         for i, statement in enumerate(body):
             made += self._block([statement], i < last)
-        if len(made) >= self.named and isinstance(end := made[-1], ast.Return):
+        if self.named and len(made) >= self.named and isinstance(end := made[-1], ast.Return):
             made[-1:] = _named(end, made[-2])
         return made
 

@@ -34,7 +34,7 @@ class Style:
         nested: how many calls are nested in one statement, but for a layer with its norm and activation.
         lines_of_shape: at most one statement in so many has its result's shape in a comment, at the end of a phase.
         phase: the least number of statements between two empty lines in `forward`.
-        names_result: `forward` returns a name if it has so many statements.
+        names_result: `forward` returns a name if it has so many statements; 0: it returns what it computes last.
     """
 
     says_none: bool = False
@@ -44,7 +44,7 @@ class Style:
     nested: int = 2
     lines_of_shape: int = 8
     phase: int = 3
-    names_result: int = 5
+    names_result: int = 0
 
 
 STYLES = {

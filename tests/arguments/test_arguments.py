@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.ops.harness import Ran
@@ -29,9 +30,9 @@ class Block(nn.Module):
 class Text(nn.Module):
     """A transformer: the sizes of its blocks are passed down to them."""
 
-    def __init__(self, words: int = 30, dim: int = 16, heads: int = 2, classes: int = 5) -> None:
+    def __init__(self, words: int = 30, dim: int = 16, heads: int = 2, depth: int = 3, classes: int = 5) -> None:
         super().__init__()
-        self.embed, self.blocks = nn.Embedding(words, dim), nn.Sequential(*[Block(dim, heads) for _ in range(3)])
+        self.embed, self.blocks = nn.Embedding(words, dim), nn.Sequential(*[Block(dim, heads) for _ in range(depth)])
         self.head = nn.Linear(dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,6 +51,19 @@ class Image(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.conv2(torch.relu(self.depthwise(self.conv1(x))))).flatten(1))
+
+
+class Table(nn.Module):
+    """Widths of what it is given and of what it returns are arguments; that it returns one number more is none."""
+
+    def __init__(self, columns: int = 3, values: int = 2) -> None:
+        super().__init__()
+        self.enc, self.mid = nn.Linear(columns, 16), nn.Linear(16, 16)
+        self.mean, self.spread = nn.Linear(16, values), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.relu(self.mid(torch.relu(self.enc(x))))
+        return self.mean(x), self.spread(x)
 
 
 class Fixed(nn.Module):
@@ -71,28 +85,33 @@ def defaults(ran: Ran) -> dict[str, int]:
 CASES = ["legacy-17", "dynamo-18"]
 
 
-WORDS, IMAGES = torch.randint(0, 30, (2, 7)), torch.rand(2, 3, 16, 16)
+WORDS, IMAGES, ROWS = torch.randint(0, 30, (2, 7)), torch.rand(2, 3, 16, 16), torch.rand(2, 3)
+THEIRS = {
+    Text: ("words", "classes", "dim", "heads", "depth"),
+    Image: ("colours", "classes", "width"),
+    Table: ("columns", "values"),
+}
 
 
 @pytest.mark.parametrize(
     ("network", "given", "wanted", "case"),
     [
-        (Text, WORDS, {"vocab_size": 30, "num_classes": 5, "dim": 16, "num_heads": 2}, "legacy-17"),
+        (Text, WORDS, {"vocab_size": 30, "num_classes": 5, "dim": 16, "num_heads": 2, "num_blocks": 3}, "legacy-17"),
         *((Image, IMAGES, {"in_channels": 3, "num_classes": 5, "channels": 8}, case) for case in CASES),
+        *((Table, ROWS, {"in_features": 3, "out_features": 2}, case) for case in CASES),
     ],
 )
 def test_what_an_argument_gives(network: Any, given: Tensor, wanted: dict[str, int], case: str) -> None:
     ran = held(network().eval(), [given], case)
-    assert defaults(ran) == wanted
-    theirs = dict(
-        zip(wanted, ("words", "classes", "dim", "heads") if network is Text else ("colours", "classes", "width"))
-    )
+    assert {name: defaults(ran)[name] for name in wanted} == wanted
+    assert {*defaults(ran)} - {*wanted} <= {"hidden_dim"}
+    theirs = dict(zip(wanted, THEIRS[network]))
     for name, number in wanted.items():
         changed, original = type(ran.model)(**{name: 2 * number}), network(**{theirs[name]: 2 * number})
         shapes = {key: tensor.shape for key, tensor in original.state_dict().items()}
         assert {key: tensor.shape for key, tensor in changed.state_dict().items()} == shapes
         changed.load_state_dict(original.state_dict())
-        x = given.repeat(1, 2, 1, 1) if name == "in_channels" else given
+        x = torch.cat([given, given], 1) if name in ("in_channels", "in_features") else given
         torch.testing.assert_close(changed.eval()(x), original.eval()(x))
 
 
@@ -120,6 +139,96 @@ def test_a_width_that_reaches_half_of_the_network_is_no_argument(case: str) -> N
     assert "channels" not in defaults(held(Half(), [IMAGES], case))
 
 
+class Step(nn.Module):
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, stride, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv1(x))
+        return x + torch.sigmoid(self.conv2(x))
+
+
+class Row(nn.Module):
+    """Two equal blocks in a row, a layer before them, and what stands behind them."""
+
+    def __init__(self, stride: int = 1, count: int = 2, kind: str = "") -> None:
+        super().__init__()
+        self.stem, self.kind, self.head = nn.Conv2d(3, 8, 1), kind, nn.Linear(8, 5)
+        self.blocks = nn.ModuleList([Step(stride) for _ in range(count)])
+        if kind == "one more":
+            self.last = Step(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, found = self.stem(x), []
+        for block in self.blocks:
+            x = block(x)
+            found.append(x)
+        x = torch.cat(found, 3) if self.kind == "collected" else self.last(x) if self.kind == "one more" else x
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_of_two_blocks_may_have_more(case: str) -> None:
+    ran = held(Row().eval(), [IMAGES], case)
+    longer, original = type(ran.model)(num_blocks=4), Row(count=4)
+    longer.load_state_dict(original.state_dict())
+    torch.testing.assert_close(longer.eval()(IMAGES), original.eval()(IMAGES))
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        (Row(stride=2), "each block halves the map: a head behind more of them might get none"),
+        (Row(kind="collected"), "what the blocks return is collected"),
+        (Row(kind="one more"), "a block of the class stands behind the row"),
+    ],
+)
+def test_a_row_of_a_set_length(network: nn.Module, why: str) -> None:
+    assert not {"num_blocks", "num_layers"} & {*defaults(held(network.eval(), [IMAGES], "legacy-17"))}, why
+
+
+class Attention(nn.Module):
+    """Attention written out. `kind`: how q, k and v are made, or what else depends on the number of heads."""
+
+    def __init__(self, kind: str, heads: int = 2) -> None:
+        super().__init__()
+        self.kind, self.heads = kind, heads
+        self.inp, self.qkv, self.out, self.head = (nn.Linear(a, b) for a, b in ((6, 16), (16, 48), (16, 16), (16, 5)))
+        if kind == "biased":
+            self.bias = nn.Parameter(torch.randn(heads, 4, 4))
+        if kind == "normed":
+            self.norm = nn.LayerNorm(16 // heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.qkv(self.inp(x))
+        if self.kind == "packed":
+            q, k, v = x.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in x.chunk(3, dim=-1))
+        q = self.norm(q) if self.kind == "normed" else q
+        mask = self.bias if self.kind == "biased" else None
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.kind == "causal")
+        return self.head(self.out(y.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["packed", "separate", "causal"])
+def test_the_number_of_heads_is_stored(kind: str, case: str) -> None:
+    ran = held(Attention(kind).eval(), [x := torch.randn(2, 4, 6)], case)
+    assert "self.num_heads = num_heads" in ran.source and defaults(ran)["num_heads"] == 2
+    changed, original = type(ran.model)(num_heads=4), Attention(kind, 4)
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(x), original.eval()(x))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["biased", "normed"])
+def test_heads_that_something_else_sees(kind: str, case: str) -> None:
+    """A bias with an axis of heads, or a norm over the width of one: the number can't change alone."""
+    assert "num_heads" not in defaults(held(Attention(kind).eval(), [torch.randn(2, 4, 6)], case))
+
+
 class Square(nn.Module):
     """Every width is that of the input."""
 
@@ -145,14 +254,15 @@ class Carried(nn.Module):
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_input_keeps_its_width(case: str) -> None:
-    """An argument of an equal number is another size, and a state that a caller gives keeps that of the file."""
+    """An argument of an equal number is another size than the input's, and a given state keeps that of the file."""
     for network, given in (
         (Square(), [torch.rand(2, 6)]),
         (Carried(), [WORDS, torch.rand(1, 7, 8), torch.rand(1, 7, 8)]),
     ):
         ran = held(network.eval(), given, case)
         for name, number in defaults(ran).items():
-            type(ran.model)(**{name: 2 * number}).eval()(*given)
+            wider = [torch.cat([given[0], given[0]], 1)] if name == "in_features" else given
+            type(ran.model)(**{name: 2 * number}).eval()(*wider)
 
 
 class Gate(nn.Module):

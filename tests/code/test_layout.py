@@ -108,10 +108,9 @@ def test_attention_written_out(tmp_path: Path) -> None:
             k = self.key(memory).transpose(1, 2)
             v = self.value(memory)
             scores = q @ k / math.sqrt(8)
-            mask = keep.unsqueeze(1) == 0  # [2, 1, 5]
+            mask = keep.unsqueeze(1) == 0
             x = F.softmax(scores.masked_fill(mask, torch.finfo(torch.float32).min), dim=-1)
-            x = x @ v
-            return x
+            return x @ v
         """)
 
 

@@ -67,6 +67,7 @@ def test_a_block_inside_is_split_and_a_long_method_returns_a_name() -> None:
     (made,) = Steps(2, 99, set(), set()).of(loop)
     assert isinstance(made, ast.For) and len(made.body) == 2
     assert stepped("x = x + 1\n    return x * 2", named=2) == "x = x + 1; x = x * 2; return x"
+    assert stepped("x = x + 1\n    return x * 2", named=0) == "x = x + 1; return x * 2"
     assert stepped("x = x + 1\n    return self.fc(x)", named=2) == "x = x + 1; return self.fc(x)"
     assert stepped("y = x + 1\n    return x * 2", named=2) == "y = x + 1; return x * 2"
 

@@ -43,20 +43,20 @@ class Embeddings(nn.Module):
 class SelfAttention(nn.Module):
     """Self-attention."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, num_heads):
         super().__init__()
+        self.num_heads = num_heads
         self.query = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim)
         self.value = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x, mask):
-        q = self.query(x).unflatten(-1, (4, -1)).transpose(1, 2)
-        k = self.key(x).unflatten(-1, (4, -1)).transpose(1, 2)
-        v = self.value(x).unflatten(-1, (4, -1)).transpose(1, 2)
+        q = self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        k = self.key(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        v = self.value(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.dropout.p if self.training else 0.0)
-        x = x.transpose(1, 2).flatten(2)
-        return x
+        return x.transpose(1, 2).flatten(2)
 
 
 class Output(nn.Module):
@@ -76,9 +76,9 @@ class Output(nn.Module):
 class Attention(nn.Module):
     """Self-attention."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, num_heads):
         super().__init__()
-        self.self = SelfAttention(dim)
+        self.self = SelfAttention(dim, num_heads)
         self.output = Output(dim, dim)
 
     def forward(self, x, mask):
@@ -99,9 +99,9 @@ class Intermediate(nn.Module):
 class Layer(nn.Module):
     """Self-attention, two linear layers."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, num_heads):
         super().__init__()
-        self.attention = Attention(dim)
+        self.attention = Attention(dim, num_heads)
         self.intermediate = Intermediate(dim)
         self.output = Output(dim, 4 * dim)
 
@@ -113,9 +113,9 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Two Layers."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, num_heads, num_layers):
         super().__init__()
-        self.layer = nn.ModuleList([Layer(dim), Layer(dim)])
+        self.layer = nn.ModuleList([Layer(dim, num_heads) for _ in range(num_layers)])
 
     def forward(self, x, mask):
         for layer in self.layer:
@@ -135,10 +135,10 @@ class Pooler(nn.Module):
 
 
 class Bert(nn.Module):
-    def __init__(self, vocab_size=60, dim=24):
+    def __init__(self, vocab_size=60, dim=24, num_heads=4, num_layers=2):
         super().__init__()
         self.embeddings = Embeddings(vocab_size, dim)
-        self.encoder = Encoder(dim)
+        self.encoder = Encoder(dim, num_heads, num_layers)
         self.pooler = Pooler(dim)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,7 @@ class Bert(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "73ad2ae50752d2e144f5575a6d0b09f7"
+FINGERPRINT = "64605438067b44b244f5575a6d0b09f7"
 
 
 def bert(pretrained=True, **kwargs):

@@ -31,14 +31,15 @@ class PatchEmbed(nn.Module):
 class Attention(nn.Module):
     """Self-attention."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, num_heads):
         super().__init__()
+        self.num_heads = num_heads
         self.qkv = nn.Linear(dim, 3 * dim)
         self.dropout = nn.Dropout(0.1)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x):
-        qkv = self.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p if self.training else 0.0)
         x = x.transpose(1, 2).flatten(2)
@@ -62,10 +63,10 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Residual block: self-attention, feed-forward network."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, num_heads):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = Attention(dim)
+        self.attn = Attention(dim, num_heads)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim)
 
@@ -75,13 +76,13 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    def __init__(self, in_channels=3, dim=24, num_classes=10):
+    def __init__(self, in_channels=3, dim=24, num_heads=4, num_blocks=3, num_classes=10):
         super().__init__()
         self.patch_embed = PatchEmbed(in_channels, dim)
         self.cls_token = nn.Parameter(torch.normal(0.0, 0.02, (1, 1, dim)))
         self.pos_embed = nn.Parameter(torch.normal(0.0, 0.02, (1, 17, dim)))
         self.pos_drop = nn.Dropout(0.1)
-        self.blocks = nn.Sequential(*[Block(dim) for _ in range(3)])
+        self.blocks = nn.Sequential(*[Block(dim, num_heads) for _ in range(num_blocks)])
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, num_classes)
 
@@ -94,7 +95,7 @@ class ViT(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "bcd28fa6213f39f2c57614e57fd4cda8"
+FINGERPRINT = "e4d5c13e79b2c728c57614e57fd4cda8"
 
 
 def vi_t(pretrained=True, **kwargs):

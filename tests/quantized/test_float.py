@@ -50,7 +50,7 @@ def test_it_reads_as_the_original_did(files: Path) -> None:
     assert "x = F.relu(self.conv2(x))" in text and "round" not in text
     text = source(quantised("transformer-QDQ-u8s8", files))
     assert "F.scaled_dot_product_attention(q, k, v)" in text and "F.gelu(self.up(" in text
-    assert "self.blocks = nn.Sequential(Block(dim), Block(dim))" in text
+    assert "self.blocks = nn.Sequential(*[Block(dim, num_heads) for _ in range(num_blocks)])" in text
 
 
 @pytest.mark.parametrize("case", ["cnn-QDQ-u8s8", "mlp-QOperator-u8u8", "transformer-dynamic-s8", "transformer-nbits"])

@@ -71,4 +71,4 @@ def test_counters_make_no_modules(weight: str, tmp_path: Path) -> None:
     made = generate(network(tmp_path / "net.onnx", weight))
     assert made.source.count("(nn.Module):") == 2
     assert "self.fc = nn.Linear(4, 4)" in made.source
-    assert "[Block() for _ in range(6)]" in made.source
+    assert "num_blocks=6" in made.source and "[Block() for _ in range(num_blocks)]" in made.source

@@ -114,7 +114,7 @@ def test_wrappers_and_what_they_wrap_are_named_by_what_they_do(tmp_path: Path) -
         *("Attention", "FeedForward", "PreNormAttention", "PreNormFeedForward"),
         *("ResidualAttention", "ResidualFeedForward", "Net"),
     }
-    assert "self.fn = Attention()" in found["PreNormAttention"]
+    assert "self.fn = Attention(num_heads)" in found["PreNormAttention"]
     assert "self.fn = PreNormFeedForward()" in found["ResidualFeedForward"]
 
 
