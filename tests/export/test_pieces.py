@@ -116,6 +116,18 @@ def test_a_file_in_another_type_is_one_that_onnx_takes(tmp_path: Path) -> None:
         retyped_file(tmp_path / "net.onnx", ir.DataType.BFLOAT16, Options(), tmp_path)
 
 
+def test_sizes_of_a_file_in_another_type_are_what_they_were(tmp_path: Path) -> None:
+    """A tenth of ten rows is one; in half precision it would be none."""
+    text = """(float[n, 2] x) => (float[m, 2] y) <float[1] tenth = {0.1}, int64[1] start = {0}> {
+        shape = Shape <end = 1> (x)  rows = Cast <to = 1> (shape)  part = Mul (rows, tenth)
+        end = Cast <to = 7> (part)  y = Slice (x, start, end) }"""
+    onnx.save(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}'), tmp_path / "net.onnx")
+    (tmp_path / "new").mkdir()
+    made = onnx.load(retyped_file(tmp_path / "net.onnx", ir.DataType.FLOAT16, Options(), tmp_path / "new"))
+    x = np.ones((10, 2), np.float16)
+    assert [y.shape for y in (*ReferenceEvaluator(made).run(None, {"x": x}), *ran(made, x=x))] == [(1, 2)] * 2
+
+
 def test_only_a_branch_that_is_recorded_ends_an_export(capfd: pytest.CaptureFixture[str]) -> None:
     """Not what exporters say besides, and nothing of it is shown."""
     branch = "Converting a tensor to a Python boolean might cause the trace to be incorrect"
