@@ -109,13 +109,10 @@ def _looped(flow: _Flow, items: Items | None, module: ModuleDef, loops: dict[Pla
         run = Run(flow.scope, items, turns, flow.uses, module)
         if not run.is_regular or not run.arrange():
             continue
-        made = run.write()
+        run.write()
         if items.path is not None:
             loops.setdefault(place(flow.scope, items.path), run)
-        if any(isinstance(s, Assign) and isinstance(s.value, ast.List) for s in made):
-            return _Flow(flow.scope)  # its results are items of a list now, in all statements after it
-        flow.exchange([statement for turn in turns for statement in turn], made)
-        break
+        return _Flow(flow.scope)  # its results may be items of a list now, in all statements after it
     return flow
 
 

@@ -99,7 +99,7 @@ LETTERS = {
     "SkipLayerNormalization": ("blh", "blh", "h", "h", "h"),
     "SkipSimplifiedLayerNormalization": ("blh", "blh", "h", "h"),
     "EmbedLayerNormalization": ("bl", "bl", "vh", "ph", "sh", "h", "h"),
-    "RotaryEmbedding": ("", "bl"),
+    "RotaryEmbedding": ("blh", "bl"),
 }
 
 CACHED = {"GroupQueryAttention": 6, "SparseAttention": 7}  # index of the input with the total number of keys

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from onnxgen import pipeline
-from onnxgen.build_hooks import freshness
+from onnxgen.build_hooks import freshness, making
 from onnxgen.build_hooks.build import BuildError, Built, build, build_project, outputs
 from onnxgen.build_hooks.settings import Entry, Project, read_project
 from onnxgen.errors import EditedError, OnnxgenError
@@ -192,6 +192,18 @@ def test_folders_are_made(root: Path) -> None:
     (root / "pyproject.toml").write_text(SETTINGS.replace("pkg/", "new/deep/") + 'weights = "src/data/net.st"\n')
     assert one(root).files == (root / "src/new/deep/net.py", root / "src/data/net.st")
     assert one(root).status == "fresh"
+
+
+@pytest.mark.parametrize("key", ["output", "weights"])
+def test_a_folder_that_can_not_be_made_is_that_of_its_key(root: Path, key: str) -> None:
+    """A file lies in its place."""
+    (root / "src/file").write_text("")
+    names = {"output": "src/pkg/net.py", "weights": "src/net.st", key: "src/file/net.py"}
+    (root / "pyproject.toml").write_text(
+        SETTINGS.replace("src/pkg/net.py", names["output"]) + f'weights = "{names["weights"]}"\n'
+    )
+    with pytest.raises(BuildError, match=rf"models\[0\]\.{key}: the folder src/file can't be made: "):
+        one(root)
 
 
 def test_a_source_that_changes_while_it_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,6 +398,19 @@ def test_an_adopted_module_whose_source_is_broken(root: Path) -> None:
     assert built.status == "kept" and "its weights are missing, and its source gives none" in built.note
 
 
+def test_an_adopted_module_whose_weights_can_not_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OnnxgenError("cannot write it: the disk is full")
+
+    (root / "pyproject.toml").write_text(MINE)
+    built = one(root)
+    edit(root)
+    built.files[1].unlink()
+    monkeypatch.setattr(making, "write_pair", full)
+    with pytest.raises(BuildError, match=r"^pyproject\.toml: tool\.onnxgen\.models\[0\]\.weights: .*the disk is full"):
+        one(root)
+
+
 def test_an_adopted_module_gets_the_weights_that_it_lacks(root: Path, generates_nothing: Callable[[], None]) -> None:
     (root / "pyproject.toml").write_text(MINE)
     built = one(root)
@@ -456,9 +481,18 @@ def test_elsewhere_edits_without_a_header_are_compared(root: Path, tmp_path: Pat
     assert content(tmp_path / "lib")["pkg/net.py"] == built.files[0].read_bytes()
     sidecar = built.files[1].read_bytes()
     built.files[1].unlink()
-    build(first(root), to=tmp_path / "other", base=root / "src")
+    assert build(first(root), to=tmp_path / "other", base=root / "src").status == "written"
     assert content(tmp_path / "other") == {"pkg/net.py": built.files[0].read_bytes(), "pkg/net.safetensors": sidecar}
     assert not built.files[1].exists()
+
+
+def test_elsewhere_an_adopted_module_needs_no_weights(root: Path, tmp_path: Path) -> None:
+    (root / "pyproject.toml").write_text(MINE)
+    built = one(root)
+    built.files[0].write_text("class Mine: ...\n")
+    built.files[1].unlink()
+    assert build(first(root), to=tmp_path / "lib", base=root / "src").note == ""
+    assert content(tmp_path / "lib") == {"pkg/net.py": b"class Mine: ...\n"}
 
 
 def test_elsewhere_edited_and_stale(root: Path, tmp_path: Path) -> None:

@@ -293,6 +293,7 @@ OF_SETUPTOOLS, OF_HATCHLING = 'build-backend = "setuptools.build_meta"', 'build-
         (f'requires = ["hatchling", "onnxgen"]\n{OF_HATCHLING}\n[tool.hatch.build.hooks.onnxgen]', ""),
         (f'requires = ["hatchling", "onnxgen"]\n{OF_HATCHLING}\n[tool.hatch.build.targets.wheel.hooks.onnxgen]', ""),
         (f'requires = ["hatchling", "onnxgen"]\n{OF_HATCHLING}\n[tool.hatch.build.hooks.vcs]', "hooks.onnxgen"),
+        ('requires = "setuptools"', ""),
         ('requires = ["pdm-backend"]\nbuild-backend = "pdm.backend"', ""),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata as metadata
+import logging
 import shutil
 import threading
 from dataclasses import replace
@@ -21,11 +23,13 @@ from onnxgen.build_hooks.hatch import ModelBuildHook
 from onnxgen.build_hooks.plugin_files import plugin_digests
 from onnxgen.build_hooks.settings import Entry
 from onnxgen.build_hooks.setuptools_build import NAME, BuildOnnxgen, hook
+from onnxgen.build_hooks.setuptools_entry import finalize
 from onnxgen.build_hooks.setuptools_places import installed, package_of, place_of, place_of_output
 from onnxgen.build_hooks.watch import _changed, _files, _stamp
 from onnxgen.common.cache import Cache
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
+from tests.build_hooks.layouts import CASES
 from tests.build_hooks.nets import net
 from tests.build_hooks.projects import LAYOUTS, write_project
 
@@ -104,6 +108,50 @@ def test_the_build_command_has_the_models_once(entry: Entry) -> None:
         assert subs.count(NAME) == 1 and "build_py" in subs
         assert distribution.get_command_class(NAME) is BuildOnnxgen
         assert {name: distribution.get_command_class(name) for name in others} == others
+
+
+def test_options_of_the_build_command_are_those_of_its_name(entry: Entry) -> None:
+    """Of setup.cfg, say; and the sub-command has one of its own."""
+    distribution = Distribution({"packages": ["pkg"], "src_root": str(entry.root)})
+    hook(distribution)
+    distribution.get_option_dict("build")["build_base"] = ("setup.cfg", "there")
+    build: Any = distribution.get_command_obj("build")
+    assert (build.get_command_name(), build.build_base) == ("build", "there")
+    distribution.script_args = [NAME, "-d", "lib"]
+    assert distribution.parse_command_line()
+    command: Any = distribution.get_command_obj(NAME)
+    assert command.build_lib == "lib"
+
+
+def test_what_was_built_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To whoever asks setuptools to say more; and setuptools is told of modules that are in no package, once."""
+    monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(write_project(tmp_path / "project", CASES["modules"]))
+    distribution = Distribution({"packages": [], "py_modules": []})
+    command: Any = BuildOnnxgen(distribution)
+    command.editable_mode, said = True, list[tuple[str, int]]()
+    monkeypatch.setattr(command, "announce", lambda text, level: said.append((text, level)))
+    for status in ("written", "fresh"):
+        command.run()
+        assert said == [(f"{name}.py: {status}", logging.INFO) for name in ("one", "two")]
+        assert distribution.py_modules == ["one", "two"]
+        said.clear()
+
+
+def test_our_hook_comes_before_those_of_other_plugins(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of these may make the command that gets the sub-command, and then has it."""
+    made = list[Any]()
+
+    def other(distribution: Distribution) -> None:
+        made.append(distribution.get_command_obj("build"))
+
+    write_project(entry.root, LAYOUTS["src"])
+    plugins = [SimpleNamespace(name=hook.__module__, load=lambda hook=hook: hook) for hook in (other, finalize)]
+    group, usual = "setuptools.finalize_distribution_options", metadata.entry_points
+    monkeypatch.setattr(metadata, "entry_points", lambda **of: plugins if of["group"] == group else usual(**of))
+    monkeypatch.chdir(entry.root)
+    Distribution({"packages": ["pkg"]}).finalize_options()
+    assert NAME in [name for name, _ in made[0].sub_commands]
 
 
 def test_what_an_editable_install_links_is_what_a_wheel_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

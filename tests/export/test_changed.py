@@ -146,13 +146,21 @@ def test_inputs_that_nothing_uses_stay(tmp_path: Path, opset: int) -> None:
     assert got.shape == (3, 11)
 
 
-def test_the_newer_exporter_where_it_writes_the_opset(tmp_path: Path) -> None:
+def test_the_newer_exporter_where_it_writes_the_opset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for by name: before torch 2.9, the older one is what `torch.onnx.export` takes."""
     onnx.save(exported(Net().eval(), [torch.randn(2, 6)], "legacy-18", {0: {0: "n"}}), tmp_path / "m.onnx")
     onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
     model = imported(tmp_path / "model.py").Model.from_pretrained()
     model.fc1, model.fc2 = wider()
+    right, asked = torch.onnx.export, list[Any]()
+
+    def export(*given: Any, **named: Any) -> Any:
+        asked.append(named.get("dynamo"))
+        return right(*given, **named)
+
+    monkeypatch.setattr(torch.onnx, "export", export)
     report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
-    assert report.notes == ["exported by torch's dynamo exporter at opset 18"]
+    assert report.notes == ["exported by torch's dynamo exporter at opset 18"] and asked == [True]
     for rows in (1, 5):
         got, x = ran(tmp_path / "out.onnx", rows)
         with torch.no_grad():
@@ -180,6 +188,13 @@ def test_a_layer_more(folder: Path) -> None:
     model.fc2 = nn.Sequential(model.fc2, nn.Linear(3, 3))
     report = onnxgen.export(folder / "model.py", weights=model, out=folder / "out.onnx", verify=False)
     assert report.method == ANEW and report.verified is None and "fc2.0.weight" in report.why
+
+
+def test_a_layer_more_that_is_in_two_places(folder: Path) -> None:
+    model = imported(folder / "model.py").Model.from_pretrained()
+    model.fc3 = model.fc4 = nn.Linear(3, 3)
+    report = onnxgen.export(folder / "model.py", weights=model, out=folder / "out.onnx", verify=False)
+    assert report.method == ANEW and "it has besides fc3.weight, fc3.bias" in report.why
 
 
 def test_an_edit_that_computes_something_else(folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import onnxgen
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
+from onnxgen.export.labels import relabelled
 from onnxgen.training import open_model
 from tests.conftest import ROOT
 
@@ -135,3 +136,8 @@ def test_a_list_of_the_same_classes_stays(folder: Path) -> None:
     onnxgen.generate(folder / "m.onnx", folder / "model.py", force=True)
     report = onnxgen.export(folder / "model.py", out=folder / "out.onnx", metadata={"classes": json.dumps(NEW)})
     assert dict(entries(folder / "out.onnx"))["names"] == '{"0":"cat","1":"d\u00f6g"}' and not report.notes
+
+
+def test_what_follows_the_last_comma_is_no_class() -> None:
+    """With a third class, which has no name, the list is another one."""
+    assert relabelled({"labels": "a,b,"}, ["a", "b", ""]) == ({"labels": "a,b,,"}, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,8 @@ from onnxgen.export.decoding import _Fitting
 from onnxgen.export.places import fill, places
 from onnxgen.export.retyped import retyped_file
 from onnxgen.export.shared import CannotWriteBack
-from onnxgen.heads.labels import Axis, Labels
+from onnxgen.heads.labels import Axis, Labels, _axis
+from onnxgen.heads.tail import Channels, Level, Tail
 from onnxgen.options import Options
 
 F = np.float32
@@ -80,8 +82,9 @@ def test_sparse_tensors_become_dense_where_new_elements_are_nonzero() -> None:
     onnx.checker.check_node(model.graph.node[0])
 
 
-CASTS = """(float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}> {
-    y = Sum (late, filled, eye)
+CASTS = """(float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float[1] one = {1}> {
+    y = Div (sum, one)
+    sum = Sum (late, filled, eye)
     late = Celu <alpha = 0.5> (made)
     made = Sub (x, w)
     size = Shape (made)
@@ -111,6 +114,18 @@ def test_a_file_in_another_type_is_one_that_onnx_takes(tmp_path: Path) -> None:
     onnx.save(old, tmp_path / "net.onnx")
     with pytest.raises(CannotWriteBack, match=r"opset 8 has no bfloat16 \(upgrade it with onnx.version_converter\)"):
         retyped_file(tmp_path / "net.onnx", ir.DataType.BFLOAT16, Options(), tmp_path)
+
+
+def test_sizes_of_a_file_in_another_type_are_what_they_were(tmp_path: Path) -> None:
+    """A tenth of ten rows is one; in half precision it would be none."""
+    text = """(float[n, 2] x) => (float[m, 2] y) <float[1] tenth = {0.1}, int64[1] start = {0}> {
+        shape = Shape <end = 1> (x)  rows = Cast <to = 1> (shape)  part = Mul (rows, tenth)
+        end = Cast <to = 7> (part)  y = Slice (x, start, end) }"""
+    onnx.save(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}'), tmp_path / "net.onnx")
+    (tmp_path / "new").mkdir()
+    made = onnx.load(retyped_file(tmp_path / "net.onnx", ir.DataType.FLOAT16, Options(), tmp_path / "new"))
+    x = np.ones((10, 2), np.float16)
+    assert [y.shape for y in (*ReferenceEvaluator(made).run(None, {"x": x}), *ran(made, x=x))] == [(1, 2)] * 2
 
 
 def test_only_a_branch_that_is_recorded_ends_an_export(capfd: pytest.CaptureFixture[str]) -> None:
@@ -236,6 +251,29 @@ def test_the_comparison_of_two_files_prints_nothing(capfd: pytest.CaptureFixture
     model = onnx.parser.parse_model(text)
     (made,) = proof._run(model, ["y"], {"x": np.ones(2, np.float32)})
     assert made.tolist() == [-1, -1] and capfd.readouterr() == ("", "")
+
+
+ANCHORS = """(float[n, 1, 4, 4] x) => (float[1, CHANNELS, 1, 1] y) <int64 height = {2}> {
+    m = Conv (x, w)  size = Shape (x)  h = Gather (size, height)  stride = Cast <to = 1> (h)  y = Mul (m, stride) }"""
+
+
+def test_the_comparison_of_two_heads_takes_the_classes_of_every_anchor() -> None:
+    """Each of two anchors has a box, an object and its classes; the decoding asks for the height of the image."""
+
+    def model(channels: int, text: str = ANCHORS) -> onnx.ModelProto:
+        text = text.replace("CHANNELS", str(channels))
+        made = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+        made.graph.initializer.append(numpy_helper.from_array(np.zeros((channels, 1, 4, 4), F), "w"))
+        return made
+
+    parts = Channels(0, 0, 4, 7), Channels(0, 5, 2, 7), Channels(0, 4, 1, 7)
+    tail = Tail("yolov5", ("m",), (Level(1, 1, 4, ((2, 2), (4, 4)), *parts),), 4, 4, 2)
+    axis = _axis(np.array(2 * [-1, -1, -1, -1, -1, 0, 1]), 2, 3)
+    assert axis is not None
+    axes = {"y": replace(axis, axis=1)}
+    proof.same_boxes(model(14), model(16), tail, 3, axes)
+    with pytest.raises(CannotWriteBack, match="^with 3 classes it computes another y$"):
+        proof.same_boxes(model(14), model(16, ANCHORS.replace("{2}", "{1}")), tail, 3, axes)
 
 
 def test_an_adapter_is_of_two_files_with_the_same_nodes(tmp_path: Path) -> None:

@@ -72,9 +72,14 @@ def change_shape(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {**state, "fc2.bias": torch.zeros(11)}
 
 
+def change_name(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {**state, "fc3\n\x1b[1m": torch.zeros(1)}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (change_name, r"does not fit the module: has besides fc3\?\?\[1m"),
         (change_keys, "does not fit the module: lacks fc2.weight; it has besides fc3.weight"),
         (change_shape, r"does not fit the module: has other shapes: fc2.bias \[11\] instead of \[10\]"),
     ],

@@ -75,10 +75,33 @@ def test_also_behind_an_identity(tmp_path: Path) -> None:
     assert not found["b2"].any()
 
 
+def test_numbers_that_are_no_tensor_have_no_rank(tmp_path: Path) -> None:
+    """The rest adds a list of floats that a Constant has as an attribute."""
+    model = two_layers("v", [helper.make_node("Constant", [], ["c"], value_floats=[0.0])])
+    model.graph.node.insert(3, helper.make_node("Add", ["r", "c"], ["s"]))
+    model.graph.node[4].input[0] = "s"
+    report, _ = exported(model, tmp_path)
+    assert report.added == ["b_2"]
+
+
 def test_the_rest_follows_a_tied_layer(tmp_path: Path) -> None:
     report, found = exported(two_layers("w"), tmp_path)
     assert np.array_equal(found["w1"], found["w2"]) and np.array_equal(found["b1"], found["b2"])
     assert report.added == [] and "the rest of the network has b, w, too" in report.notes
+
+
+def test_of_what_the_rest_follows_three_are_named(tmp_path: Path) -> None:
+    """Of a tied layer and the two functions behind it, which have a number for each channel."""
+    model = two_layers("w")
+    conv, relu, last = model.graph.node
+    conv.output[0], last.output[0] = "a0", "y0"
+    slopes = [helper.make_node("PRelu", [f"{v}{i}", s], [f"{v}{i + 1}"]) for v in "ay" for i, s in enumerate("pq")]
+    slopes[1].output[0], slopes[3].output[0] = "a", "y"
+    nodes = [conv, *slopes[:2], relu, last, *slopes[2:]]
+    model.graph.initializer.extend(numpy_helper.from_array(values(4, 1, 1), name) for name in "pq")
+    model.graph.CopyFrom(helper.make_graph(nodes, "g", model.graph.input, model.graph.output, model.graph.initializer))
+    report, _ = exported(model, tmp_path)
+    assert "the rest of the network has b, p, q, too, and 1 more" in report.notes
 
 
 def test_the_tail_of_a_detector_stays(tmp_path: Path) -> None:

@@ -64,6 +64,14 @@ def test_by_an_intermediate_value() -> None:
     assert_same(ran.outputs, derivatives(layer(h, z), h, z))
 
 
+def test_of_two_variables_each_is_held_while_the_other_changes() -> None:
+    """Although the graph makes one of them of the other."""
+    nodes = [node("Mul", ["x", "x"], ["s"]), node("Mul", ["s", "x"], ["y"])]
+    step = gradient(["x", "s"], ["dx", "ds"], xs=["x", "s"], y="y")
+    x = floats(5)
+    assert_same(run_model(model([*nodes, step], {"x": [5]}, {"dx": [5], "ds": [5]}), {"x": x}).outputs, [x * x, x])
+
+
 def test_at_other_values_than_the_graphs_own() -> None:
     """The inputs are H_1 and Z, and one result is left out."""
     step = gradient(["H1", "Z"], ["dH", ""], xs=["H", "Z"], y="Y")

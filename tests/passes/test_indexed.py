@@ -100,3 +100,15 @@ def test_other_sizes_stay() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     feeds = {"x": np.arange(7, dtype=np.float32), "y": np.zeros(3, np.float32)}
     np.testing.assert_array_equal(run_model(model, feeds).outputs[0], run_onnxruntime(model, feeds)[0])
+
+
+@pytest.mark.parametrize(("operator", "than"), [("GreaterOrEqual", 0), ("GreaterOrEqual", 1), ("Less", 0), ("Less", 1)])
+def test_only_whether_a_place_is_negative_is_known(operator: str, than: int) -> None:
+    text = f"""<ir_version: 9, opset_import: ["" : 18]> net (float[n] x) => (bool[n] y)
+        <int64 zero = {{0}}, int64 one = {{1}}, int64 than = {{{than}}}> {{
+        shape = Shape (x)  count = Squeeze (shape)  places = Range (zero, count, one)
+        y = {operator} (places, than) }}"""
+    model, feeds = onnx.parser.parse_model(text), {"x": np.zeros(4, np.float32)}
+    ran = run_model(model, feeds)
+    np.testing.assert_array_equal(ran.outputs[0], run_onnxruntime(model, feeds)[0])
+    assert ("arange" in ran.forward) == (than != 0)

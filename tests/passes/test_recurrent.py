@@ -118,6 +118,19 @@ def test_without_biases() -> None:
     check(Net("LSTM", "last", batch_first=True, num_layers=2, bias=False), (X,), "folded")
 
 
+def test_a_layer_without_names_is_the_one_between_its_neighbours() -> None:
+    model = Net("LSTM", "y", num_layers=3)
+    proto = exported(model.eval(), (X,), "plain")
+    for tensor in [t for t in proto.graph.initializer if t.name.endswith("_l1")]:
+        old, tensor.name = tensor.name, f"onnx::LSTM_{tensor.name}".replace("net.", "").replace("_l1", "")
+        for node in proto.graph.node:
+            node.input[:] = [tensor.name if name == old else name for name in node.input]
+    ran = run_model(proto, {"i0": X.numpy()})
+    with torch.no_grad():
+        assert_same(ran.outputs[0], model(X).numpy())
+    assert ran.model.state_dict().keys() == model.state_dict().keys() and "num_layers=3" in ran.source
+
+
 def test_two_modules_stay_two() -> None:
     for exporter in ("folded", "plain"):
         assert check(Two(), (X,), exporter).source.count("nn.LSTM(") == 2

@@ -168,6 +168,7 @@ CONV = {"a_weight": (3, 3, 1, 1), "a_bias": (3,)}
         ([CONVOLVED, ("Relu", "h", "y")], CONV, {"a_bn"}),
         ([CONVOLVED, ("Sigmoid", "h", "y")], CONV, set()),  # a head
         ([("Conv", "x a.weight a.bias", "y")], CONV, set()),
+        ([CONVOLVED, ("ArgMax", "x", "i"), ("Gather", "h i", "y")], CONV, set()),  # what picks rows is no layer
         ([("Conv", "x a.weight", "h"), ("Relu", "h", "y")], {"a_weight": (3, 3, 1, 1)}, set()),
         ([CONVOLVED, ("Conv", "h b.weight", "y")], {**CONV, "b_weight": (2, 3, 1, 1)}, {"a_bn"}),
         ([CONVOLVED, ("Relu", "h", "r"), ("BatchNormalization", "h" + " a.bias" * 4, "y")], CONV, {"bn"}),  # its own

@@ -8,13 +8,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from onnxgen import Options, export, generate, load
 from onnxgen.helpers.fake_quant import fake_quantize
+from onnxgen.passes.quantized.bounds import least
+from onnxgen.shapes import propagate
 from tests.quantized.nets import pretrained, run
 
 MODES = ["float", "qat", "qat-learned"]
@@ -124,3 +128,39 @@ def test_halves_are_rounded_as_onnxruntime_does() -> None:
     x, scale = torch.linspace(-4, 3.7, 5001).half(), torch.tensor(0.03).half()
     expected = (x.float() / scale.float()).round().clamp(-128, 127) * scale.float()
     assert torch.equal(fake_quantize(x, scale, 0, -128, 127), expected.half())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_floats_of_another_type_than_what_was_rounded(mode: str, tmp_path: Path) -> None:
+    """Since opset 23 the scale may have another type than the input, and gives the result its own."""
+    nodes = [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "y")]
+    path = file(tmp_path / "m.onnx", nodes, {"s": np.float32(0.25), "z": np.int8(0)}, TensorProto.FLOAT16)
+    model = onnx.load(path)
+    model.opset_import[0].version, model.ir_version = 23, 11
+    onnx.save(model, path)
+    x = torch.tensor([[0.25, -1.5, 3.0]]).half()
+    made = load(path, Options(quantized=mode))(x)
+    assert made.dtype == torch.float32 and torch.equal(made, x.float())
+
+
+BOUNDED = """<ir_version: 8, opset_import: ["" : 17]> net (float[n] x) => (float[n] y)
+    <float low = {-0.5}, float high = {0.75}, float three = {3}> {
+    relu = Relu (x)  clip = Clip (x, low, high)  top = Clip (x, , high)  elu = Elu (x)  less = Elu <alpha = 0.25> (x)
+    sum = Add (clip, three)  square = Mul (x, x)  scaled = Mul (relu, three)  either = Mul (clip, relu)
+    part = Div (relu, three)  over = Div (clip, three)  most = Max (clip, elu, less)  y = Sigmoid (x) }"""
+BOUNDS = {
+    "x": -np.inf, "relu": 0.0, "clip": -0.5, "top": -np.inf, "elu": -1.0, "less": -0.25, "sum": 2.5, "square": 0.0,
+    "scaled": 0.0, "either": -np.inf, "part": 0.0, "over": -np.inf, "most": -0.25, "y": 0.0,
+}  # fmt: skip
+
+
+def test_lower_bounds_of_what_operators_make() -> None:
+    """A ReLU is written only where a value may be negative. No element lies below the bound."""
+    proto = onnx.parser.parse_model(BOUNDED)
+    model = ir.from_proto(proto)
+    propagate(model.graph, Options())
+    values = {v.name: v for v in (*model.graph.inputs, *(v for n in model.graph for v in n.outputs))}
+    assert {name: least(values[name]) for name in BOUNDS} == BOUNDS
+    names = [name for name in BOUNDS if name != "x"]
+    made = ReferenceEvaluator(proto).run(names, {"x": np.linspace(-4, 4, 99, dtype=np.float32)})
+    assert all(array.min() >= BOUNDS[name] for name, array in zip(names, made, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -120,6 +121,22 @@ def test_a_scale_that_training_made_negative_is_refused(files: Path, tmp_path: P
         model.get_parameter("fc1.quantize.scale").neg_()
     with pytest.raises(OnnxgenError, match="fc1.weight_quantized .*a trained scale is not positive"):
         export(module, path, model, tmp_path / "back.onnx", verify=False)
+
+
+def test_the_scale_of_a_bias_stays_the_product_of_those_of_input_and_weight(files: Path, tmp_path: Path) -> None:
+    """onnxruntime adds the integers of the bias to those of the product."""
+    path, module = quantised("mlp-QDQ-u8s8", files), tmp_path / "m.py"
+    generate(path, module, LEARNED)
+    model = pretrained(module)
+    with torch.no_grad():
+        model.get_parameter("fc1.quantize.scale").mul_(1.5)
+    export(module, path, model, tmp_path / "back.onnx", verify=False)
+    old, new = tensors(path), tensors(tmp_path / "back.onnx")
+    made = {n.output[0]: n for n in onnx.load(path).graph.node if n.op_type == "DequantizeLinear"}
+    (layer,) = (n for n in onnx.load(path).graph.node if n.op_type == "Gemm" and "fc1" in n.input[1])
+    x, weight, bias = (made[name].input[1] for name in layer.input)
+    assert new[weight] == np.float32(1.5) * old[weight] and np.allclose(new[bias], new[x] * new[weight], 1e-6, 0)
+    assert not np.allclose(new[bias], old[bias])
 
 
 def test_it_compiles(files: Path) -> None:

@@ -129,3 +129,29 @@ def test_a_layer_that_is_asked_where_it_is_counts_once(tmp_path: Path) -> None:
     source = generate(tmp_path / "net.onnx", tmp_path / "net.py").source
     assert ".weight.device" in source
     assert documented(tmp_path / "net.py")["Places"] == "Embedding, two linear layers."
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.layers[0](x) * self.layers[1](other)
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.listed = Gate(), Listed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.listed(self.gate(x), x)
+
+
+def test_layers_of_a_list_that_are_called_one_by_one_are_said_once(tmp_path: Path) -> None:
+    with quiet():
+        torch.onnx.export(Around(), (torch.randn(2, 6),), tmp_path / "net.onnx", dynamo=False)
+    source = generate(tmp_path / "net.onnx", tmp_path / "net.py").source
+    assert "self.layers[0](" in source and "self.layers[1](" in source
+    assert documented(tmp_path / "net.py")["Listed"] == "Two linear layers."

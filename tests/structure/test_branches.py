@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from onnxgen.code.module_def import Assign, If, Input, ModuleDef, expressions
 from onnxgen.code.quote import Ref, quote, rewrite
 from onnxgen.shapes.info import Info
+from onnxgen.structure.branches import _drop_copies
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.paired import Branch, Pairs
 from onnxgen.structure.scopes import Scope
@@ -175,6 +176,16 @@ def test_what_a_join_says_of_shapes_is_compared() -> None:
     plain.infos["y"], other.infos["y"] = Info(shape=(2, 3)), Info(shape=(2, 4))
     assert same_either_way(plain, plain, "flag")
     assert not same_either_way(plain, other, "flag")
+
+
+def test_copies_before_a_place_are_left_out_one_after_the_other() -> None:
+    """But for one that a later statement uses."""
+    for later, left in ([], ["y"]), ([of("x", "a.sin()")], ["y", "b", "a", "x"]), ([of("x", "x.sin()")], ["y", "x"]):
+        made = module(of("y", "x.exp()"), Assign(("b",), Ref("y"), ()), Assign(("a",), Ref("b"), ()), *later)
+        made.outputs = [Ref("a")]
+        _drop_copies(made, 3)
+        assert [s.targets[0] for s in made.body] == left
+        assert [output.value for output in made.outputs if isinstance(output, Ref)] == ["a" if "a" in left else "y"]
 
 
 def test_what_computes_from_the_same_values_is_paired_before_what_computes_from_some_of_them() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onnxgen import generate
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.structure.blocks import LIBRARIES
-from onnxgen.structure.known import Sketch, _whole, rename, table
+from onnxgen.structure.known import Sketch, _by_members, _whole, rename, table
 
 
 class Cv(nn.Module):
@@ -107,6 +107,18 @@ def test_names_of_libraries(network: nn.Module, shape: tuple[int, ...], names: s
     torch.onnx.export(network.eval(), (torch.randn(shape),), str(tmp_path / "net.onnx"), dynamo=False)
     source = generate(tmp_path / "net.onnx").source
     assert names <= set(re.findall(r"^class (\w+?)\d*\(", source, re.M)), source
+
+
+def test_heads_are_told_by_the_names_of_their_members() -> None:
+    """In a file with two other blocks of the library, and only by all of its members."""
+    for members, name in (
+        ("cv2 cv3 dfl", "Detect"), ("cv2 cv3 cv4 dfl", "Pose"), ("cv2 cv3 cv4 dfl proto", "Segment"),
+        ("attn ffn", "PSABlock"), ("cv2 cv3", ""), ("attn ffn norm", ""),
+    ):  # fmt: skip
+        setup = ast.parse("\n".join(f"self.{member} = nn.Identity()" for member in members.split())).body
+        for votes in (1, 2):
+            found = _by_members(ClassTree("Block", setup=setup), {"ultralytics": votes})
+            assert found == ({"ultralytics": name} if name and votes == 2 else {}), members
 
 
 def test_every_block_of_the_table_differs_in_its_library() -> None:

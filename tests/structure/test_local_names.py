@@ -167,6 +167,45 @@ class Tokens(nn.Module):
         return x.amax(dim=1), self.fc(x[:, 0]).view(-1, 3, 4)
 
 
+class Begun(nn.Module):
+    """The main chain is `x`, although the input has the name of another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, a: Tensor) -> Tensor:
+        x = torch.relu(a)
+        return torch.tanh(self.fc(x)) * x
+
+
+class Masked(nn.Module):
+    """The view of a mask that is still used is called after its last word, if that is a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        x, mask = torch.relu(self.fc1(a)), b.unsqueeze(1)
+        return (self.fc2(x) * mask + mask).sum(1) + b
+
+
+class Widths(nn.Module):
+    """Vectors skip no layers, whatever their sizes are before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 6)
+        self.layers = nn.ModuleList(nn.Linear(size, size + 2) for size in range(6, 14, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = before = torch.relu(self.fc(x))
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return torch.cat([x, before], dim=1)
+
+
 IDS = torch.tensor([[0, 1, 2], [1, 2, 0]])
 VECTORS = torch.randn(2, 4)
 CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
@@ -188,6 +227,8 @@ CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
         "ab",
         ["for item in ", "h, c = self.cell(item, (h, c))", "output = torch.tanh(", "outputs.append(output)"],
     ),
+    Begun: ((VECTORS,), "y", ["x = F.relu(y)", "return torch.tanh(self.fc(x)) * x"]),
+    Widths: ((VECTORS,), "x", ["h = x", "for layer in self.layers:", "torch.cat([h, x], dim=1)"]),
     Parts: ((VECTORS,), "x", ["stat1, stat2 = self.to_stats(x).chunk(2, dim=", "stat2 = stat2.clamp(-20, 10)"]),
     Edges: ((torch.randn(3, 3), IDS), "ab", ["i, j = b.unbind(0)", "diff = a[i] - a[j]", "norm = "]),
     Cross: ((torch.randn(2, 3, 8), torch.randn(2, 5, 8)), "ab", ["x, memory", "memory, memory"]),
@@ -205,6 +246,11 @@ def test_names(net: type[nn.Module], tmp_path: Path) -> None:
     text = forward(net(), example, tmp_path, names)
     assert [part for part in expected if part not in text] == [], text
     assert not re.search(r"\b[xyz]\d+ = |\by = ", text), text
+
+
+@pytest.mark.parametrize("given, kept", [("attention_mask", "mask"), ("attention_of", "h"), ("attention", "h")])
+def test_a_view_is_called_after_a_word_of_what_it_is_a_view_of(given: str, kept: str, tmp_path: Path) -> None:
+    assert f"{kept} = {given}.unsqueeze(1)" in forward(Masked(), (VECTORS, VECTORS), tmp_path, ["x", given])
 
 
 class First(nn.Module):

@@ -13,6 +13,7 @@ from onnxgen import pipeline
 from onnxgen.code.copied import helper_names
 from onnxgen.common.names import RESERVED
 from tests.structure.test_known import Cv, Res, Split
+from tests.structure.test_names import forward
 from tests.structure.test_structure import classes, made
 
 
@@ -36,8 +37,36 @@ class Towers(nn.Module):
 def test_layers_that_two_inputs_pass_are_called_in_a_method(tmp_path: Path) -> None:
     source = made(Towers, tmp_path, lambda batch=2: vectors(batch) * 2)
     assert [source.count(f"self.{layer}(") for layer in ("fc1", "fc2", "fc3")] == [1, 1, 1]
-    (name,) = re.findall(r"return self\.(\w+)\(x\) \* self\.\1\(mask\)", source)
-    assert f"def {name}(self, " in source
+    assert "return self.encode(x) * self.encode(mask)" in source and "def encode(self, " in source
+
+
+class Functions(nn.Module):
+    def tower(self, x: Tensor) -> Tensor:
+        x = torch.cumsum((torch.tanh(x) + 1).exp(), 1)
+        x = torch.softmax(torch.sin(x) * x, 1) - 0.5
+        return torch.sigmoid(torch.cos(x) + x).flip(1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.tower(a) * self.tower(b)
+
+
+def test_a_method_without_layers_transforms(tmp_path: Path) -> None:
+    assert "return self.transform(a) * self.transform(b)" in forward(Functions(), vectors() * 2, tmp_path)
+
+
+class Between(Functions):
+    """What is used twice is made of a value in the middle of one of the towers."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        x = torch.cumsum((torch.tanh(a) + 1).exp(), 1)
+        between = torch.erf(x)
+        x = torch.softmax(torch.sin(x) * x, 1) - 0.5
+        return torch.sigmoid(torch.cos(x) + x).flip(1) * self.tower(b) * between + between
+
+
+def test_a_method_ends_before_what_stands_between_its_statements(tmp_path: Path) -> None:
+    text = forward(Between(), vectors() * 2, tmp_path)
+    assert "h1 = torch.erf(x)" in text and "self." not in text
 
 
 class Part(nn.Module):
@@ -80,6 +109,48 @@ WORDS = {
 @pytest.mark.parametrize("pair", zip(list(WORDS)[::2], list(WORDS)[1::2]), ids="-".join)
 def test_short_names_of_attributes_are_words_of_classes(pair: tuple[str, str], tmp_path: Path) -> None:
     assert [*classes(made(lambda: Named(*pair), tmp_path, vectors))] == [*map(WORDS.get, pair), "Net"]
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv2(torch.relu(self.conv1(x)))).mean((2, 3))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.fc(x)) * x
+
+
+class Narrow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(torch.relu(self.fc1(x)))
+
+
+class Placed(nn.Module):
+    """Attributes that only say where a module stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = Convolved(), Scaled(), Narrow()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+def test_a_class_that_is_named_by_its_place_is_called_after_its_layers(tmp_path: Path) -> None:
+    assert list(classes(made(Placed, tmp_path))) == ["ConvBlock", "LinearBlock", "MLP", "Net"]
 
 
 class Beside(nn.Module):

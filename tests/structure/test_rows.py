@@ -6,6 +6,7 @@ import ast
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,19 @@ def test_rows_share_a_class(case: Case, tmp_path: Path) -> None:
     own = classes(source)["ConvBlock"]
     assert own.count("nn.Conv2d(") == 1 and "def forward" not in own
     assert source.count("nn.Conv2d(") == 1 and source.count("= ConvBlock(") + source.count(" ConvBlock(") >= 5
+
+
+def transposed_bn(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    layers = [nn.ConvTranspose2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.SiLU()]
+    return nn.Sequential(*layers)
+
+
+def test_a_row_of_other_layers_is_a_block(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(globals(), "conv_bn", transposed_bn)
+    how: dict[str, Any] = {"dynamo": False, "training": torch.onnx.TrainingMode.TRAINING, "opset_version": 17}
+    torch.onnx.export(Tower(), (torch.zeros(2, 3, 8, 8),), str(tmp_path / "net.onnx"), **how)
+    own = classes(generate(tmp_path / "net.onnx", tmp_path / "net.py").source)["Block"]
+    assert own.count("nn.ConvTranspose2d(") == 1 and "def forward" not in own
 
 
 @pytest.mark.parametrize("case", [Case("legacy", 17, False), Case("dynamo", 18, False)], ids=str)

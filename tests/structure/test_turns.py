@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from onnxgen.structure.stretches import _ways
 from tests.structure.test_structure import made, rows
 
 
@@ -106,3 +107,9 @@ class Placed(nn.Module):
 
 def test_a_part_without_tensors_is_told_the_device(tmp_path: Path) -> None:
     assert "self.places(x.shape[0], x.device)" in made(Placed, tmp_path, rows)
+
+
+def test_a_stretch_is_divided_from_every_statement_and_also_without_its_last_turn() -> None:
+    assert _ways(9, 3) == [(0, 3), (0, 2), (1, 2), (2, 2), (3, 2)]
+    assert _ways(13, 4) == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 2), (3, 2), (4, 2), (5, 2)]
+    assert _ways(3, 2) == []

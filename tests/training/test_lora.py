@@ -191,6 +191,8 @@ def test_an_older_file_declares_an_input_once(here: Path) -> None:
     np.testing.assert_allclose(scores("base.onnx", x), scores("old.onnx", x), rtol=1e-5, atol=1e-6)
     found = scores("base.onnx", x, "base.onnx_adapter")
     np.testing.assert_allclose(found, scores("tuned.onnx", x), rtol=1e-4, atol=1e-5)
+    form = onnxruntime.AdapterFormat.read_adapter("base.onnx_adapter")
+    assert (form.get_adapter_version(), form.get_model_version()) == (1, 1)
 
 
 def test_an_older_onnxruntime_is_told_in_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

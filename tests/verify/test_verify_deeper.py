@@ -90,6 +90,20 @@ def test_a_gradient_between_the_slopes_of_a_corner_is_right() -> None:
     assert (found.held, found.groups, found.wrong, found.unclear) == (17, 17, [], [])
 
 
+class _Narrow(nn.Module):
+    """Asks for single precision, and does nothing with one of its inputs."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x * x).float() + x.to(torch.float32)
+
+
+def test_differences_are_those_of_64_bits_whatever_type_the_module_asks_for() -> None:
+    """An input that nothing is computed from has the gradient 0."""
+    found = Gradients()
+    assert not hold(_Narrow(), {"x": np.ones(3, np.float32), "y": np.ones(2, np.float32)}, set(), found)
+    assert (found.held, found.groups, found.wrong, found.unclear) == (2, 2, [], [])
+
+
 def test_what_differs_on_some_inputs_is_located_with_these(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]> net (float[4] x) => (float[4] y) {{
         a = Sin (x)  b = {operator} (a)  y = Exp (b) }}"""

@@ -25,14 +25,16 @@ from onnxgen.runtime.load import imported
 from onnxgen.verify import feeds
 from onnxgen.verify.check import Check
 from onnxgen.verify.compare import MAX_ATOL_PART, Tolerance, compare
-from onnxgen.verify.freedom import _in_full
+from onnxgen.verify.freedom import NOISE, Freedom, _in_full
+from onnxgen.verify.gradients import excuse_idle, expected_keys
 from onnxgen.verify.integrity import compare_recorded
+from onnxgen.verify.locate import _user
 from onnxgen.verify.multiples import described
 from onnxgen.verify.oracle import EXACT, FOLDER, Onnxruntime, Reference, _session_options
 from onnxgen.verify.sizes import kinds_of, sizes
 from onnxgen.verify.stepwise import _of_module
-from onnxgen.verify.torch_side import cast_numpy
-from onnxgen.verify.trace import traced
+from onnxgen.verify.torch_side import Backward, cast_numpy
+from onnxgen.verify.trace import Event, Results, _Trace, traced
 from onnxgen.verify.vivid import _mute
 from onnxgen.verify.wide import _key
 from onnxgen.weights.streamed import read_header
@@ -190,11 +192,113 @@ def test_real_numbers_are_no_indices(tmp_path: Path) -> None:
             assert drawn.dtype == F and len(np.unique(drawn)) == drawn.size, (name, spread)
 
 
+def test_integers_are_drawn_from_a_range_of_their_type(tmp_path: Path) -> None:
+    ports = "int32[300] i, uint32[300] u, int4[300] a, uint4[300] b, int8[3000] c"
+    check = check_of(tmp_path, f"({ports}) => (float[300] y) {{ y = Cast <to = 1> (i) }}", opset=21)
+    plain = {"i": (0, 3), "u": (0, 3), "a": (-8, 7), "b": (0, 15), "c": (-128, 127)}
+    for spread, ranges in {"plain": plain, "wide": {**plain, "i": (-8, 8)}}.items():
+        drawn = feeds.draw(check.graph, {}, spread, 0)
+        assert {name: (int(v.min()), int(v.max())) for name, v in drawn.items()} == ranges, spread
+
+
+def test_only_floats_are_nudged() -> None:
+    """By less than the precision that is given; whatever else an input may be stays."""
+    given = {"x": np.linspace(1, 2, 9, dtype=F), "i": np.arange(3), "s": np.array(["a"], object), "l": [1.5], "n": None}
+    found = feeds.nudged(given, 1e-4, 0)
+    assert (found["x"] != given["x"]).all() and np.allclose(found["x"], given["x"], rtol=1e-2)
+    assert all(found[name] is given[name] for name in "isln")
+
+
+def test_what_is_told_of_every_run_is_one_note(tmp_path: Path) -> None:
+    text = """(float[n, 4] x) => (float[n, 4] y) <float scale = {0.1}, int8 zero = {0}> {
+        q = QuantizeLinear (x, scale, zero)  y = DequantizeLinear (q, scale, zero) }"""
+    found = onnxgen.verify(saved(tmp_path, text), runs=2)
+    assert found.agrees and sum("pass straight through" in note for note in found.notes) == 1
+
+
+def test_an_output_is_named_by_printable_text(tmp_path: Path) -> None:
+    path = saved(tmp_path, "(float[4] x) => (float[4] y) { y = Neg (x) }")
+    model = onnx.load(path)
+    model.graph.output[0].name = model.graph.node[0].output[0] = "y\n"
+    onnx.save(model, path)
+    (run,) = onnxgen.verify(path, runs=1).runs
+    assert [output.name for output in run.outputs] == ["y?"]
+
+
+def test_keys_are_found_in_every_form_of_a_record(tmp_path: Path) -> None:
+    path = saved(tmp_path, "(float[n, 2] x) => (float[n, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }")
+    part = {"parts": [{"key": "b.weight"}]}
+    for entry, keys in (
+        ("a.weight", {"a.weight"}),
+        (part, {"b.weight"}),
+        (["a.weight", part], {"a.weight", "b.weight"}),
+    ):
+        assert expected_keys(path, Options(), {"w": entry}) == keys
+
+
+class _Fails(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("no")
+
+
+def test_a_weight_of_a_module_that_fails_is_not_idle() -> None:
+    backward = Backward()
+    excuse_idle(_Fails(), {"x": np.ones(2, F)}, backward)
+    assert not backward.idle
+
+
+def test_a_result_of_a_function_is_taken_once_for_equal_numbers() -> None:
+    one, other = np.linspace(1, 2, 8), np.linspace(2, 3, 8)
+    results = Results([Event("relu", 1, [], [one])])
+    assert not results.takes("relu", other, 1e-4) and not results.takes("tanh", one, 1e-4)
+    assert results.takes("relu", one * (1 + 1e-6), 1e-4) and not results.takes("relu", one, 1e-4)
+
+
+def test_a_trace_keeps_a_gibibyte() -> None:
+    assert _Trace("").room == 2**30
+
+
+def test_the_first_layer_that_takes_a_weight_is_located_behind_what_copies_it() -> None:
+    text = "(float[n, 2] x) => (float[n, 2] y) { a = Cast <to = 1> (w)  b = Transpose (a)  y = MatMul (x, b) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    found = _user(model, "w")
+    assert found is not None and found.node == "y"
+
+
+def test_weights_that_are_no_floats_have_no_noise(tmp_path: Path) -> None:
+    """If the module computes in half precision, weights are rounded, but not sizes or single numbers."""
+    text = """(float[2, 3] x) => (float[3, 2] y) <float[3] w = {1, 2, 3}, int64[2] shape = {3, 2}, float one = {1}> {
+        a = Mul (x, w)  b = Add (a, one)  y = Reshape (b, shape) }"""
+    check = check_of(tmp_path, text)
+    free = Freedom(check.path, onnx.load(check.path), check.graph.types, "float16")
+    x = np.ones((2, 3), F)
+    noisy = np.array([a[0] for name, a in free.answers({"x": x}) if name == NOISE])
+    wanted = np.array([[2, 3], [4, 2], [3, 4]], F)
+    off = np.abs(noisy - wanted) / wanted
+    assert len(noisy) == 4 and 1e-5 < off.max() < 4e-3
+
+
 def test_the_absolute_tolerance_is_a_part_of_the_largest_element_of_either_sign() -> None:
     for expected in ([1e-4, -1e-6], [-1e-4, 1e-6], [-1e-4, -1e-6], [-1e-4, np.nan, np.inf, -np.inf]):
         assert Tolerance(atol=1e-5).below(np.array(expected, F)) == pytest.approx(MAX_ATOL_PART * 1e-4)
     for expected in ([0.0], [], [np.nan, -np.inf], [-50.0, 1.0]):
         assert Tolerance(atol=1e-5).below(np.array(expected, F)) == 1e-5
+
+
+def test_half_precision_is_compared_with_the_larger_of_two_tolerances() -> None:
+    got, expected = np.array([2000 * 1.004], F), np.array([2000], F)
+    for given, dtype, equal in (
+        (Tolerance(), "float32", False),
+        (Tolerance(), "float16", True),
+        (Tolerance(rtol=0.3), "float16", True),
+        (Tolerance(rtol=0.3), "float32", True),
+    ):
+        assert (not compare(expected, got, given.at_least(dtype)).why) == equal, (given, dtype)
+    assert not compare(expected, np.array([2500], F), Tolerance(rtol=0.3).at_least("float16")).why
 
 
 def test_a_difference_says_what_was_got_instead_of_what() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 import onnxgen
 from onnxgen import OnnxgenError
 from onnxgen.verify import answering, check
+from onnxgen.verify.oracle import Oracle
 from onnxgen.verify.report import VerifyReport
+from onnxgen.verify.sizes import Sizes
 
 LOOP = """(float[n, 4] x) => (float[n, 4] y) <int64 m = {9223372036854775807}, bool t = {1}> {
     y = Loop (m, t, x) <body = b (int64 i, bool c, float[n, 4] s) => (bool c2, float[n, 4] s2) {
@@ -36,9 +39,18 @@ def report(tmp_path: Path, text: str) -> VerifyReport:
 
 
 def test_a_loop_that_the_inputs_keep_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two inputs are waited for, not more."""
+    asked, ask = list[object](), answering._ask
+
+    def counted(oracle: Oracle, sizes: Sizes, feeds: dict[str, Any]) -> list[Any]:
+        asked.append(feeds)
+        return ask(oracle, sizes, feeds)
+
     monkeypatch.setattr(answering, "LOOP_SECONDS", 0.5)
+    monkeypatch.setattr(answering, "_ask", counted)
     with pytest.raises(OnnxgenError, match="a loop of the file runs on: onnxruntime, .* -> .*--inputs FILE"):
         report(tmp_path, LOOP.replace("BOUND", "9.0").replace("CONDITION", "Less"))
+    assert len(asked) == 2
 
 
 def test_a_loop_that_only_the_module_keeps_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +91,17 @@ def test_a_promise_that_the_source_relies_on(name: str, tmp_path: Path) -> None:
     found = report(tmp_path, RELIES[name].replace("STORED", STORED).replace("W}", weight + "}"))
     said = [note for note in found.notes if "by one name" in note]
     assert found.agrees and len(said) == 1 and SAID[name] in said[0], found.notes
+
+
+def test_no_promise_is_told_of_a_module_that_differs(tmp_path: Path) -> None:
+    """It differs with other sizes, too, which says nothing of them."""
+
+    class Wrong(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return (q @ k.mT / k.shape[1]).softmax(-1) @ v + 1
+
+    found = onnxgen.verify(saved(tmp_path, RELIES["keys and values"].replace("STORED", STORED)), Wrong())
+    assert found.differs and not any("by one name" in note for note in found.notes)
 
 
 def test_a_promise_that_nothing_relies_on(tmp_path: Path) -> None:

@@ -48,11 +48,15 @@ RELATED: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {  # a graph, and t
         l = SplitToSequence <axis = 1> (x, s)  z = SequenceAt (l, k) }""", {}),
     "updates": ("""(float[n, 3] x, int64[m, 3] i, float[k, 3] u) => (float[a, b] z) {
         z = ScatterElements <axis = 1> (x, i, u) }""", {}),
+    "regions": ("""(float[n, 1, 8, 8] x, float[4, m] t, int64[k] i) => (float[a, b, c, d] z) {
+        r = Transpose (t)  z = RoiAlign <output_height = 2, output_width = 2, sampling_ratio = 1> (x, r, i) }""", {}),
+    "positions": ("""(float[n, t, 8] x, int64[m, s] p) => (float[a, b, c] z) {
+        z = com.microsoft.RotaryEmbedding (x, p, w0, w1) }""", {"w0": (64, 4), "w1": (64, 4)}),
 }  # fmt: skip
 
 
 def graph(tmp_path: Path, text: str, weights: dict[str, tuple[int, ...]] | None = None) -> tuple[Path, Graph]:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g {text}')
     for name, shape in (weights or {}).items():
         drawn = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(drawn, name))

@@ -16,7 +16,7 @@ from onnxgen.options import Options
 from onnxgen.runtime.load import load
 from onnxgen.verify import verify
 from onnxgen.verify.check import Check
-from onnxgen.verify.feeds import LOUDER
+from onnxgen.verify.feeds import LOUDER, SPREADS
 from onnxgen.verify.natural import natural
 from onnxgen.verify.oracle import Answer
 from onnxgen.verify.vivid import vivid
@@ -86,6 +86,17 @@ def test_an_output_without_numbers_does_not_keep_others_from_telling_more() -> N
         for loud in LOUDER:
             found = vivid(answer, lambda spread, loud=loud: {"x": float(spread == loud)})
             assert found.feeds == {"x": 1.0}, first
+
+
+def test_pictures_and_sounds_are_tried_before_other_noise() -> None:
+    oracle, asked = _Told(None), list[str]()
+    answer = Answer({}, 0, {"x": 0.0}, cast("Any", oracle), oracle.run({"x": 0.0}))
+
+    def draw(spread: str) -> dict[str, float]:
+        asked.append(spread)
+        return {"x": 0.0}
+
+    assert vivid(answer, draw) is answer and asked == [*LOUDER, *SPREADS]
 
 
 def test_an_output_that_is_always_the_same_is_no_reason_to_refuse(tmp_path: Path) -> None:

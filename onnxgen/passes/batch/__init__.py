@@ -25,10 +25,9 @@ from onnxgen.graph.traits import ELEMENTWISE, RANDOM, SIZES
 from onnxgen.options import Options
 from onnxgen.passes.batch import arithmetic, layout
 from onnxgen.passes.batch.stack import Batch, Refusal, Rule, RuleNode, Stack
-from onnxgen.passes.rewrite import drop
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import symbol, symbols
-from onnxgen.shapes.info import info, set_info
+from onnxgen.shapes.info import info
 
 RULES: dict[str, Rule] = {**arithmetic.RULES, **layout.RULES}
 DEFAULT_NAME = "batch"  # of the symbolic dim
@@ -165,9 +164,8 @@ def _prove(n: RuleNode, used: set[ir.Value]) -> None:
         raise Refusal("the operator draws the same random numbers for all samples")
     if not used.intersection(batch.stacks):
         return
-    if is_a(node, SIZES):
-        _freeze(node)
-        return
+    if is_a(node, SIZES):  # sizes that only the graph uses are numbers by now, as the exporter stored others
+        raise Refusal("the operator returns the size of the batch")
     rule = _rule(node) if node.domain == "" else None
     if rule is None or has_subgraphs(node):
         raise Refusal("onnxgen does not know how the operator treats a batch")
@@ -185,18 +183,6 @@ def _prove(n: RuleNode, used: set[ir.Value]) -> None:
 def _rule(node: ir.Node) -> Rule | None:
     of_kind = (rule for trait, rule in arithmetic.OF_KIND.items() if is_a(node, trait))
     return RULES.get(node.op_type) or next(of_kind, None)
-
-
-def _freeze(node: ir.Node) -> None:
-    """Replace a Shape or Size by the numbers of a single run, like every number that the exporter stored."""
-    (old,) = node.outputs
-    facts = info(old)
-    if facts.data is None or old.is_graph_output():
-        raise Refusal("the operator returns the size of the batch")
-    new = ir.Value(name=old.name, shape=old.shape, type=old.type)
-    set_info(new, facts)
-    ir.convenience.replace_all_uses_with(old, new)
-    drop(node)
 
 
 def _used(node: ir.Node) -> Iterator[ir.Value]:
