@@ -121,7 +121,8 @@ class Comparison:
         expected, got = self._both(numbers, style, wide)
         # what is wrong differs by more than rounding does: that of float32, or of constants in half precision
         part = HALF_SLACK if self.is_half else 0.0 if wide else QUICK_SLACK
-        is_rounded = part > 0 and isinstance(expected, np.ndarray) and not self.exact
+        is_number = isinstance(expected, np.ndarray) and expected.dtype.kind != "O"
+        is_rounded = part > 0 and is_number and not self.exact
         slack = part * gap_of(expected, 0) if is_rounded else 0.0
         if unlike(expected, got, wide, self.exact, slack):
             return False
