@@ -37,7 +37,7 @@ MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
     60_000_000,
     400_000_000,
 )  # elements of a region; larger ones get fewer draws, or none
-QUICK_SLACK, HALF_SLACK = 5e-3, 3e-2  # a part of the largest element
+QUICK_SLACK, HALF_SLACK = 5e-4, 3e-2  # a part of the largest element
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 MAX_ELEMENTS_WIDE = 4_000_000  # elements of a region that is compared quickly in float64; larger ones in float32
 MAX_ELEMENTS_MORE_DRAWS, MORE_DRAWS = 10_000, (1, 2)  # elements of a region; smaller ones get these additional draws
@@ -59,6 +59,7 @@ class Comparison:
         self.is_usual = all(step.domain == DOMAIN or usual.has(step.domain, step.op) for step in steps)
         outputs = ((cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs)
         self.is_half = any(facts_of(*value).dtype in HALVES for value in outputs)
+        self.has_epsilon = any("epsilon" in step.attributes for step in steps)
         self.more = list(more)
         self.fits = any(step.domain == MICROSOFT and step.op in SHAPES for step in region.before.steps)
 
@@ -108,7 +109,7 @@ class Comparison:
     def _told(self, numbers: dict[str, int], wide: bool, why: list[Untold]) -> Iterator[bool | None]:
         """Yield what each draw tells. Adds to `why` the reason of each that cannot be computed."""
         wide = wide and self.is_usual and not self.exact
-        for style in QUICK if wide or self.exact else QUICK[:1]:
+        for style in (*QUICK[: 2 if wide or self.exact else 1], *QUICK[2:][: self.has_epsilon]):
             try:
                 yield self._is_same(numbers, style, wide)
             except Broken:

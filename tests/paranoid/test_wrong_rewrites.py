@@ -20,6 +20,7 @@ from onnxgen.options import Options
 from onnxgen.paranoid import comparison
 from onnxgen.paranoid.check import Counts
 from onnxgen.paranoid.comparison import Comparison
+from onnxgen.paranoid.quick import PARANOID
 from onnxgen.paranoid.region import Broken
 from onnxgen.passes import PASSES, simplify
 from onnxgen.reader import read
@@ -277,9 +278,10 @@ def model_of(text: str, stored: str, folder: Path) -> Path:
 
 
 def checked(
-    path: Path, monkeypatch: pytest.MonkeyPatch, name: str = "", op: str = "", harm: Harm | None = None
+    path: Path, monkeypatch: pytest.MonkeyPatch, paranoid: bool, name: str = "", op: str = "", harm: Harm | None = None
 ) -> Counts:
     """Run all passes, checked; after the pass of that name, its first node of an operator is harmed."""
+    monkeypatch.setenv(PARANOID, str(int(paranoid)))
     harmed = []
 
     def wrapped(step: Any) -> Any:
@@ -294,7 +296,7 @@ def checked(
         return wrong if step.__name__ == name else step
 
     monkeypatch.setattr(onnxgen.passes, "PASSES", [wrapped(step) for step in PASSES])
-    options = Options(paranoid=True)
+    options = Options()
     model = read(path, options)
     simplify(model, options)
     assert harm is None or harmed, f"{name} wrote no {op}: {[n.op_type for n in model.graph]}"
@@ -303,16 +305,25 @@ def checked(
     return counts
 
 
+@pytest.mark.parametrize("paranoid", [True, False], ids=["paranoid", "by default"])
 @pytest.mark.parametrize(("what", "name", "op", "harm", "text", "stored"), CASES, ids=[case[0] for case in CASES])
 def test_a_wrong_rewrite_is_caught(
-    what: str, name: str, op: str, harm: Harm, text: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str,
+    name: str,
+    op: str,
+    harm: Harm,
+    text: str,
+    stored: str,
+    paranoid: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = model_of(text, stored, tmp_path)
     with monkeypatch.context() as patched:
-        counts = checked(path, patched)
+        counts = checked(path, patched, paranoid)
         assert counts.untold == {}
     with pytest.raises(WrongRewrite, match=f"the pass {name} "):
-        checked(path, monkeypatch, name, op, harm)
+        checked(path, monkeypatch, paranoid, name, op, harm)
 
 
 @pytest.mark.parametrize(("taken", "wrong"), [((3, 2, 1), False), ((4,), True), ((), True)])
