@@ -70,6 +70,8 @@ def predict_command(
         tell(f"wrote {out}")
     elif out is None:
         _print(found, top)
+    for text in learner.notes:
+        tell(f"note: {text}", to_errors=True)
     for text in learner.skipped:
         tell(f"skipped: {text}", to_errors=True)
     return DIFFERENT if learner.skipped else 0

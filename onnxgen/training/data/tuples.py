@@ -24,7 +24,7 @@ TASK = "embedding"
 
 
 def member_columns(source: DataSource, ports: Signature, settings: Settings) -> tuple[str, ...]:
-    """Return the columns "anchor", "positive" and perhaps "negative"; () if the data has no tuples.
+    """Return the columns "anchor", "positive" and perhaps "negative" of arrays or images; () if there are no tuples.
 
     Raises:
         OnnxgenError: they have different shapes.

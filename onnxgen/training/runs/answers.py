@@ -17,6 +17,7 @@ from onnxgen.training.losses import BINARY_LOSSES
 from onnxgen.training.runs.record import Target
 
 Probabilities: TypeAlias = Mapping[str, float]
+COSINE = "cosine"  # the name of an answer: how alike the vectors of a pair are
 LIKELY = 0.5  # a label with at least this probability holds
 _HALF = (torch.float16, torch.bfloat16)  # float32 has the same numbers, numpy knows it, and its probabilities sum to 1
 
