@@ -120,7 +120,7 @@ def predict(
     whole = tuple(_joined(network, index, parts, counts) for index, parts in enumerate(zip(*outputs, strict=True)))
     if isinstance(samples, Tuples):
         each = samples.rows_of_each
-        whole = tuple(y.unflatten(0, (-1, each)) if len(y) == sum(counts) else y for y in whole)
+        whole = tuple(y.reshape(-1, each, *y.shape[1:]) if len(y) == sum(counts) else y for y in whole)
     return whole if len(whole) > 1 else whole[0]
 
 

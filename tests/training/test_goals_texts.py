@@ -25,6 +25,7 @@ from onnxgen.training.runs.contract import contract
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
 from tests.training import texts
+from tests.training.shipping import need_same, shipped
 from tests.training.texts import SENTENCES
 
 library = pytest.importorskip("tokenizers")
@@ -290,7 +291,7 @@ def test_scores_are_learnt_evaluated_and_predicted(
     for data in ("own.csv", "same.csv", pairs):
         made = [one.answers["cosine"].value for one in run.predict(data)]
         np.testing.assert_allclose(np.concatenate(made), near, atol=1e-5)
-    assert run.notes == [f"each value is the cosine of the vectors of {names}" for names in
+    assert [*dict.fromkeys(run.notes)] == [f"each value is the cosine of the vectors of {names}" for names in
                          ("a and b", "sentence1 and sentence2")]  # fmt: skip
     (tmp_path / "x.txt").write_text("\n".join(lines))
     texts.table(tmp_path / "one.csv", ["genre", "sentence2"], [["news", line] for line in lines])
@@ -340,3 +341,12 @@ def test_the_largest_score_may_be_named(model: Pooled, file: Path, tmp_path: Pat
     assert goal.compute((model(*feeding.arguments(batch)),), batch)[0].item() == pytest.approx(wanted.item(), abs=1e-5)
     with pytest.raises(OnnxgenError, match="largest_score must be more than 0"):
         Settings(largest_score=0.0)
+
+
+def test_the_exported_file_says_how_one_text_is_read(module: Path, file: Path, tmp_path: Path) -> None:
+    """A program that reads the file alone makes the vector that `predict` makes."""
+    run = shipped(module, tmp_path / "x.csv", tmp_path / "run", task="embedding", loss="cosine", target="score")
+    texts.table(tmp_path / "one.csv", NAMES[:1], [[line] for line in SENTENCES])
+    found = need_same(run, tmp_path / "one.csv")
+    made = vectors(load(run, device="cpu").model, file, [*SENTENCES]).detach()
+    np.testing.assert_allclose(np.stack([one["logits"] for one in found]), made, atol=1e-5)

@@ -39,15 +39,14 @@ from onnxgen.training.data.placed import OnImage, lies_on, on_image
 from onnxgen.training.data.prepared import PAIR, ROLE, Prepared, Tuples
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
 from onnxgen.training.data.sounds import fit_sounds
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
-from onnxgen.training.data.text.columns import Text, fit_text
+from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
-from onnxgen.training.data.tuples import TASK as TUPLES
-from onnxgen.training.data.tuples import member_columns, refuse_fixed_batch
+from onnxgen.training.data.tuples import feeding_of, members_of
 from onnxgen.training.goals.choice import AUTO, DETECTION, KEYPOINTS, names_of_classes
 from onnxgen.training.goals.deciding import decide
 from onnxgen.training.model import fixed_batch, scale_of
@@ -84,7 +83,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         fit_tokens(source, ports, settings)
     text = None if tokens else fit_text(source, model, settings, targets)
     settings = text.applied(settings) if text is not None else settings
-    members = _members(source, ports, settings, targets, text)
+    members = (text.members if text is not None else {}) or members_of(source, ports, settings, targets)
     feeding = _fed(source, ports, settings, targets, members, text.score if text is not None else "")
     fit_sounds(source, ports, feeding)
     asked = _asked(settings, ports, model)
@@ -126,16 +125,6 @@ def _task(source: DataSource, model: nn.Module, ports: Signature, settings: Sett
     return decide(source, model, settings) if targets else source.task
 
 
-def _members(
-    source: DataSource, ports: Signature, settings: Settings, targets: bool, text: Text | None
-) -> Mapping[str, tuple[str, ...]]:
-    """Return the columns of the members of tuples, by input; {} if the data has no tuples."""
-    if text is not None and text.members:
-        return text.members
-    found = member_columns(source, ports, settings) if settings.task == TUPLES and targets else ()
-    return {ports.inputs[0].name: found} if found else {}
-
-
 def _fed(
     source: DataSource,
     ports: Signature,
@@ -146,11 +135,7 @@ def _fed(
 ) -> Feeding:
     """Return the columns of inputs and targets; of `members` of tuples the first one, and their `score`."""
     if members:
-        refuse_fixed_batch(ports.inputs)
-        if left := [port.name for port in ports.inputs if port.name not in members]:
-            what = f"pairs of texts feed {listed(members)}, and nothing feeds {listed(left)}"
-            raise OnnxgenError(what, help=f"give a number for all samples: --const {left[0]}=0")
-        return Feeding(tuple(members[port.name][0] for port in ports.inputs), {}, (score,) if score else ())
+        return feeding_of(members, score, ports)
     stack(source, ports, settings, targets)
     feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
     if texts := [column for column in feeding.inputs if column in source.text]:
@@ -164,10 +149,9 @@ def _prepared(
 ) -> Prepared:
     """Return samples with their steps; `members` of tuples become rows of the inputs, perhaps with a `score`."""
     if members:
-        made = {name: steps[columns[0]] for name, columns in members.items()}
-        made |= {score: steps[score]} if score else {}
-        fields = {name: Field(step.dtype, step.shape) for name, step in made.items()}
-        return Tuples(samples, made, {**fields, PAIR: Field(torch.int64), ROLE: Field(torch.int64)}, members, score)
+        own = {name: steps[columns[0]] for name, columns in members.items()} | ({score: steps[score]} if score else {})
+        fields = {name: Field(step.dtype, step.shape) for name, step in own.items()}
+        return Tuples(samples, own, {**fields, PAIR: Field(torch.int64), ROLE: Field(torch.int64)}, members, score)
     made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
     return Prepared(samples.only(steps) if isinstance(samples, Stream) else samples, steps, made)
 

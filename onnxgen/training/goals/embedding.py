@@ -218,7 +218,7 @@ class Correlation(Metric):
 
 def _ranks(values: Tensor) -> Tensor:
     """Return the rank of each value [n]; equal ones have the mean of theirs."""
-    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
     mean: Tensor = counts.cumsum(0) - (counts - 1) / 2
     return mean[place].double()
 

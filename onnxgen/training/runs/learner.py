@@ -25,7 +25,7 @@ from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.prepared import Prepared, Tuples
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.source import DataSource, listed
-from onnxgen.training.data.text.choosing import rename_text, text_columns
+from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, text_columns, to_read
 from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.devices import choose, prepare_for
@@ -33,7 +33,7 @@ from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, batched, fits, need_alike, need_classes, with_white_of_training
-from onnxgen.training.runs.answers import COSINE, Answer, Prediction, answer, is_map
+from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
@@ -234,7 +234,9 @@ class Learner:
         outputs = predict(self.model, data, settings=self.settings)
         made = outputs if isinstance(outputs, tuple) else (outputs,)
         if isinstance(next(iter(data.parts.values())), Tuples):
-            yield from self._compared(data, names, made)
+            first, *others = map(printable, next(iter(data.joined.values())))
+            self.notes += [f"each value is the cosine of the vectors of {first} and {', '.join(others)}"]
+            yield from compared(names, dict(zip(output_names(self.model, len(made)), made)), self.settings.target)
             return
         if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None:
             yield from self._boxes(data, names, target, made, min_score)
@@ -250,21 +252,6 @@ class Learner:
         for row, name in enumerate(names):
             of_row = {n: made[n].narrow(by_output[n].batch if n in by_output else 0, row, 1) for n in shown}
             yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n), soft) for n in shown})
-
-    def _compared(self, data: Data, names: Sequence[str], outputs: Sequence[Tensor]) -> Iterator[Prediction]:
-        """Yield the cosine of the first vector of each tuple with each other one."""
-        first, *others = next(iter(data.joined.values()))
-        said = f"each value is the cosine of the vectors of {printable(first)} and {listed(others)}"
-        self.notes += [said] if said not in self.notes else []
-        vectors = {n: y for n, y in zip(output_names(self.model, len(outputs)), outputs) if y.ndim == 3}
-        asked = self.settings.target if isinstance(self.settings.target, Mapping) else {}  # by output
-        cosines = {
-            COSINE if len(vectors) == 1 or name in asked else f"{COSINE} of {name}":
-                nn.functional.cosine_similarity(y[:, :1].float(), y[:, 1:].float(), dim=-1).numpy()
-            for name, y in vectors.items()
-        }  # fmt: skip
-        for row, name in enumerate(names):
-            yield Prediction(name, {n: Answer(None, {}, values[row]) for n, values in cosines.items()})
 
     def _boxes(
         self, data: Data, names: Sequence[str], target: Target, outputs: Sequence[Tensor], min_score: float
@@ -321,7 +308,8 @@ class Learner:
     def _opened(self, data: Any, skip: bool = False) -> Iterator[Named]:
         if self.texts and isinstance(data, (list, tuple)) and not all(_is_path(x) and Path(x).is_file() for x in data):
             if not any(isinstance(item, Path) for item in data):
-                yield self._of_texts(data)
+                columns = columns_of_texts(data, self.texts, self.settings.task == TUPLES)
+                yield self._fitted(from_columns(columns, "the texts")), list(map(str, range(len(data))))
                 return
         items = data if isinstance(data, list) else [data]
         paths = [path for item in items for path in files_meant(item)] if all(map(_is_path, items)) else []
@@ -344,28 +332,6 @@ class Learner:
 
     def _read(self, path: Path) -> DataSource | Data:
         return open_source(path, replace(self.settings, strict=True), targets=False, texts=self.texts)
-
-    def _of_texts(self, data: Sequence[Any]) -> Named:
-        """Open a list of texts, or of pairs of texts."""
-        rows = [(item,) if isinstance(item, str) else tuple(item) for item in data]
-        count = len(rows[0]) if self._is_of_vectors and rows and len(rows[0]) in (1, 2) else len(self.texts)
-        names = self.texts if count == len(self.texts) else tuple(f"text {n + 1}" for n in range(count))
-        if wrong := [row for row in rows if len(row) != count or not all(isinstance(x, str) for x in row)]:
-            what = f"the run reads {counted(count, 'text')} for each sample, and {wrong[0]!r} is something else"
-            raise OnnxgenError(what, help="give a list of texts, or of pairs of texts")
-        columns = {name: np.array(column, dtype=object) for name, column in zip(names, zip(*rows))}
-        return self._fitted(from_columns(columns, "the texts")), list(map(str, range(len(rows))))
-
-    @property
-    def _is_of_vectors(self) -> bool:
-        """True if it makes a vector of a text, so that one text can be read, or two to compare."""
-        return self.settings.task == TUPLES
-
-    def _to_read(self, source: DataSource) -> tuple[str, ...]:
-        """Return the columns of text that are read: those of the training, else the only one or two that there are."""
-        has = [name for name in text_columns(source) if name != source.target]
-        known = tuple(name for name in self.texts if name in has)
-        return known or (tuple(has) if len(has) in (1, 2) else self.texts)
 
     def _objects(self, data: Any) -> Named:
         """Open PIL images, an array, a DataFrame, a list of numbers, or a dict of columns."""
@@ -396,9 +362,9 @@ class Learner:
         column = next((entry.column for entry in self.record.inputs if entry.image), "")
         first = next(iter(source.parts.values()))
         settings: Settings = replace(self.settings, val=0.0, test=0.0)
-        if self.texts and self._is_of_vectors and not targets:
+        if self.texts and self.settings.task == TUPLES and not targets:
             ids = roles_of(signature_of(self.model), ())[IDS].name
-            settings = replace(settings, inputs={**settings.inputs, ids: "+".join(self._to_read(source))})
+            settings = replace(settings, inputs={**settings.inputs, ids: "+".join(to_read(source, self.texts))})
         if column and column not in first.fields and len(first.fields) == 1:  # images of files, trained on arrays
             settings = replace(settings, inputs={})
         found = fit_to_model(source, self.model, settings, targets=targets)

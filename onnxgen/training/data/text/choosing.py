@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import DataSource, Gaps, Lists, listed
@@ -172,6 +174,30 @@ def _asked(source: DataSource, ids: Port, asked: str, texts: Sequence[str], most
         what = f"--inputs {printable(ids.name)}={printable(asked)}: a tokenizer reads a text, or a pair of them"
         raise OnnxgenError(what, help="name one or two columns")
     return members
+
+
+def to_read(source: DataSource, known: Sequence[str]) -> Sequence[str]:
+    """Return the columns of text to make vectors of: those `known` from training, else the only one or two."""
+    has = [name for name in text_columns(source) if name != source.target]
+    return [name for name in known if name in has] or (has if len(has) in (1, 2) else known)
+
+
+def columns_of_texts(data: Sequence[Any], known: Sequence[str], vectors: bool) -> dict[str, NDArray[Any]]:
+    """Return a column for each text of a list of texts, or of pairs: as many as the run knows columns.
+
+    Args:
+        vectors: the run makes a vector of a text, so it reads one text, or two to compare.
+
+    Raises:
+        OnnxgenError: an item is something else.
+    """
+    rows = [(item,) if isinstance(item, str) else tuple(item) for item in data]
+    count = len(rows[0]) if vectors and rows and len(rows[0]) in (1, 2) else len(known)
+    if wrong := [row for row in rows if len(row) != count or not all(isinstance(x, str) for x in row)]:
+        what = f"the run reads {counted(count, 'text')} for each sample, and {wrong[0]!r} is something else"
+        raise OnnxgenError(what, help="give a list of texts, or of pairs of texts")
+    names = known if count == len(known) else [f"text {n + 1}" for n in range(count)]
+    return {name: np.array(column, dtype=object) for name, column in zip(names, zip(*rows))}
 
 
 def rename_text(source: DataSource, wanted: Sequence[str]) -> None:
