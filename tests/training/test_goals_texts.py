@@ -26,28 +26,13 @@ from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
 from tests.training import texts
 from tests.training.shipping import need_same, shipped
-from tests.training.texts import SENTENCES
+from tests.training.texts import SENTENCES, Pooled
 
 library = pytest.importorskip("tokenizers")
 NAMES = ["sentence1", "sentence2", "score"]
 LINES = [*SENTENCES, *(text.rpartition(" ")[0] for text in SENTENCES)]
 # Of two equal texts or of two orders of one pair, rounding would decide which cosine is greater.
 PAIRS = [*combinations(LINES, 2)][::2]
-
-
-class Pooled(nn.Module):
-    """Token ids and a mask to the mean of the tokens' vectors, which see each other."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.query, self.out = nn.Embedding(vocabulary, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        x, real = self.embed(input_ids), attention_mask[:, :, None].float()
-        seen = (self.query(x) @ x.transpose(1, 2)).masked_fill(attention_mask[:, None] == 0, -1e9).softmax(-1)
-        x = self.out(x + seen @ x)
-        return (x * real).sum(1) / real.sum(1)
 
 
 def alike(one: str, other: str) -> float:
