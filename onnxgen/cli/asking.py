@@ -70,6 +70,13 @@ def predict_command(
         tell(f"wrote {out}")
     elif out is None:
         _print(found, top)
+    return _said_of(learner)
+
+
+def _said_of(learner: Learner) -> int:
+    """Tell what the values are, and what was left out. Returns the exit code."""
+    for text in dict.fromkeys(learner.notes):
+        tell(f"note: {text}", to_errors=True)
     for text in learner.skipped:
         tell(f"skipped: {text}", to_errors=True)
     return DIFFERENT if learner.skipped else 0
