@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import onnxgen
+from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.asked import recorded_options
@@ -118,6 +119,17 @@ def test_one_command_trains_a_free_detector_with_other_classes(place: Path) -> N
     weights = place / "run" / "best.safetensors"
     report = onnxgen.export(place / "free_maps.py", weights=weights, out=place / "new.onnx")
     assert report.method == "written back"
+
+
+def test_a_stopped_run_goes_on_with_the_printed_command(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    write_yolo(place / "data", PARTS)
+    onnxgen.generate("fixed.onnx", "net.py")
+    out = Path("runs", "net")
+    fit("net.py", "data/data.yaml", epochs=1, out=out, replace_head=5, show="nothing", workers=0, device="cpu")
+    assert (out / "config.toml").read_text().count('model = "../../net_maps.py"') == 1
+    assert cli(["train", "--resume", "--out", str(out), "--epochs", "2", "--quiet"]) == 0
+    assert [line.split(",")[0] for line in (out / "metrics.csv").read_text().splitlines()] == ["epoch", "1", "2"]
 
 
 def test_all_is_told_at_once_and_before_torch_is_imported(place: Path) -> None:
