@@ -107,9 +107,9 @@ class _Class:
 
 def with_heads(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[ClassTree], list[Argument]]:
     """Return the classes, and an argument for each number of heads."""
-    made, arguments = [], []
+    made, arguments, is_open = [], [], _are_open(module)
     for tree in classes:
-        numbers = _numbers(tree) if _are_open(module) else []
+        numbers = _numbers(tree) if is_open else []
         if numbers and len({number.value for number in numbers}) == 1:
             number = Spot(numbers[0].value)
             made.append(_stored(tree, number, numbers))

@@ -14,12 +14,13 @@ from onnxgen.cli.boxes import COLUMNS, cells, found_boxes, plain
 from onnxgen.cli.boxes import rows as box_rows
 from onnxgen.cli.images import read_for, write_images
 from onnxgen.cli.later import sympy_later
+from onnxgen.cli.newest import newest_run
 from onnxgen.cli.overwriting import refuse_overwriting
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.layout import files_meant
-from onnxgen.training.runs.folder import is_run, newest
+from onnxgen.training.runs.folder import is_run
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ def predict_command(
         tell(f"wrote {out}")
     elif out is None:
         _print(found, top)
+    return _said_of(learner)
+
+
+def _said_of(learner: Learner) -> int:
+    """Tell what the values are, and what was left out. Returns the exit code."""
+    for text in dict.fromkeys(learner.notes):
+        tell(f"note: {text}", to_errors=True)
     for text in learner.skipped:
         tell(f"skipped: {text}", to_errors=True)
     return DIFFERENT if learner.skipped else 0
@@ -81,8 +89,7 @@ def _asked_of(files: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
     is_data = first.is_file() and first.suffix != ".py" or "*" in files[0] or files[0] == STDIN
     if is_run(first) or len(files) > 1 and not is_data:  # what is wrong with a run is told of it
         return first, files[1:]
-    tell(f"asking {(run := newest())}, the newest run", to_errors=True)
-    return run, files
+    return newest_run("asking", always=True), files
 
 
 def _named(files: Sequence[str], record: Record) -> list[str]:
@@ -119,7 +126,7 @@ def evaluate_command(
     **say: Any,
 ) -> int:
     """Evaluate a run and print its metrics. Returns the exit code."""
-    run = run or newest()
+    run = run or newest_run("asking")
     record = read_record(run)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch and Lightning", quiet or as_json):

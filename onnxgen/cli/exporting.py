@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from onnxgen.cli.newest import newest_run
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
 from onnxgen.training.runs.code import need_same_code
 from onnxgen.training.runs.contract import shipped_facts
-from onnxgen.training.runs.folder import newest
 from onnxgen.training.runs.record import need_own_code, read_record, whole_weights
 
 
@@ -21,7 +21,7 @@ def export_command(
     from onnxgen.export import export
     from onnxgen.export.apart import export_apart, refuse_rounding
 
-    module = module or newest()
+    module = module or newest_run("exporting")
     if module.is_dir():
         run, (module, given) = module, of_run(module, given)
         if not adapter and read_record(run).settings.get("lora"):

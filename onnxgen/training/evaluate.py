@@ -19,6 +19,7 @@ from onnxgen.surgery.classes import classes_of
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
+from onnxgen.training.data.prepared import Tuples
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
@@ -89,7 +90,8 @@ def predict(
 ) -> Tensor | tuple[Tensor, ...]:
     """Return a model's outputs for data, in the data's order, on the CPU: one tensor [samples, ...], or a tuple.
 
-    An output of text is an array of objects, one of maps a list. If an output has its batch axis elsewhere (as the last
+    An output of text is an array of objects, one of maps a list. Of pairs it is [samples, 2, ...], of triplets
+    [samples, 3, ...]. If an output has its batch axis elsewhere (as the last
     state of a recurrent layer), the result keeps that axis.
 
     Args and raises: as `evaluate`, but targets are not needed. A sample that can't be read is an error, because
@@ -116,6 +118,9 @@ def predict(
             made.extend(micro.each(batch, compute))
     counts, outputs = zip(*made, strict=True)
     whole = tuple(_joined(network, index, parts, counts) for index, parts in enumerate(zip(*outputs, strict=True)))
+    if isinstance(samples, Tuples):
+        each = samples.rows_of_each
+        whole = tuple(y.reshape(-1, each, *y.shape[1:]) if len(y) == sum(counts) else y for y in whole)
     return whole if len(whole) > 1 else whole[0]
 
 

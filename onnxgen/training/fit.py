@@ -117,8 +117,7 @@ def fit(
     from onnxgen.training.report.facts import file_of  # Lightning takes seconds, and is wanted for a sound plan alone
     from onnxgen.training.running import run
 
-    file = file_of(model) if isinstance(model, nn.Module) else model
-    named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
+    named = {"model": plan.file or file_of(plan.model), "data": data if isinstance(data, (str, Path)) else None}
     with quiet():
         return run(plan, callbacks, show, {name: str(value) for name, value in named.items() if value is not None})
 

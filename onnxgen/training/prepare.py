@@ -66,6 +66,8 @@ class Plan:
         adapter: what is trained in place of the weights; None if the weights are.
         has_learned: True if the weights that training begins with are of a trained network, with its own head.
         classes: of each training sample [n], if each is to be drawn equally often.
+        file: of the module that is trained (of a detector that of its raw maps), or the folder of a run to go on from;
+            None if neither was named.
     """
 
     model: nn.Module
@@ -78,6 +80,7 @@ class Plan:
     adapter: Adapter | None = None
     classes: np.ndarray | None = None
     has_learned: bool = False
+    file: Path | None = None
 
     @property
     def monitor(self) -> str:
@@ -132,7 +135,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     notes += opened.notes + _told(objectives, settings)
     notes += [] if task_kind(settings.task) is not None else _untrained(model, feeding)
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
-    return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned and not head)
+    return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned and not head, file)
 
 
 def _to_train(file: Path | None, data: Any, settings: Settings) -> tuple[Path | None, list[str]]:

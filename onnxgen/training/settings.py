@@ -51,6 +51,9 @@ class Settings:
     blank: int | None = _task(
         None, "N", "Of --task ctc: the class that stands for no character. Default: the one that no target has."
     )
+    largest_score: float | None = _task(
+        None, "X", "Of --task embedding with scores of pairs: the score of equal ones. Default: the largest, or 1."
+    )
     noise: float | None = _task(
         None, "X", "Train on clean images to remove normal noise of this deviation, a share of white (0.1: 25 of 255)."
     )
@@ -253,7 +256,7 @@ class Settings:
                 value = getattr(self, name)
                 if value is not None and value < least:
                     raise OnnxgenError(f"{name} must be {words}, not {value}")
-        for name in ("lr", "max_hours", "layer_decay", "temperature", "noise"):
+        for name in ("lr", "max_hours", "layer_decay", "temperature", "noise", "largest_score"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OnnxgenError(f"{name} must be more than 0, not {value}")

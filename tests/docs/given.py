@@ -126,7 +126,10 @@ def reads_text(path: Path) -> None:
     """A network that reads the tokens of `tokenizer.json`."""
     size = texts.size(path.with_name("tokenizer.json"))
     nets = {"reader": "SequenceClassification", "tagger": "TokenClassification"}
-    net = texts.WithMask(texts.bert(nets[path.stem], size) if path.stem in nets else texts.gpt2(size))
+    if path.stem == "minilm":
+        net: nn.Module = texts.Pooled(size)
+    else:
+        net = texts.WithMask(texts.bert(nets[path.stem], size) if path.stem in nets else texts.gpt2(size))
     texts.generated(net, path, ["input_ids", "attention_mask"])
 
 
@@ -146,6 +149,11 @@ def of_text(path: Path) -> None:
     elif path.stem == "pairs":
         rows = [(" ".join(row), row[0], i % 2) for i, row in enumerate(words)]
         texts.table(path, ["premise", "hypothesis", "label"], rows)
+    elif path.stem in ("sts", "questions", "new_pairs"):
+        columns = ["anchor", "positive"] if path.stem == "questions" else ["sentence1", "sentence2"]
+        scores = ["score"] if path.stem == "sts" else []
+        rows = [(" ".join(row), " ".join(words[i - 1]), *[i % 6] * len(scores)) for i, row in enumerate(words)]
+        texts.table(path, [*columns, *scores], rows)
     else:
         texts.table(path, ["review", "label"], [(" ".join(row), i % 2) for i, row in enumerate(words)])
 
@@ -289,8 +297,9 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "acme.onnx": acme,
     "mnist-int8.onnx": quantised,
     **dict.fromkeys(("model.py", "bert.py", "detector.py", "waves.py", "people.py"), made),
-    **dict.fromkeys(("reader.py", "tagger.py", "writer.py"), reads_text),
+    **dict.fromkeys(("reader.py", "tagger.py", "writer.py", "minilm.py"), reads_text),
     **dict.fromkeys(("reviews.csv", "pairs.csv", "sentences.jsonl", "book.txt"), of_text),
+    **dict.fromkeys(("sts.csv", "questions.csv", "new_pairs.csv"), of_text),
     "tokenizer.json": tokenizer,
     "writer.onnx": writes_text,
     "prompts.txt": lambda path: path.write_text("the film was\na dog\n") and None,

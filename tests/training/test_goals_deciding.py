@@ -28,7 +28,7 @@ from onnxgen.training.runs.record import read_record
 
 QUIET: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing", "epochs": 1, "batch_size": 16}
 X = np.zeros((6, 4), np.float32)
-IDS = Port("input_ids", "int64", ("batch", "length"))
+IDS, MASK = (Port(name, "int64", ("batch", "length")) for name in ("input_ids", "attention_mask"))
 NAMES = np.array(["cat", "dog", "ape"] * 2)
 KEYPOINTS = np.zeros((6, 3, 2), np.float32)
 SCORES = Port("y", "float32", (24, "batch", 11))
@@ -53,12 +53,14 @@ def decided(model: nn.Module, data: dict[str, Any] | DataSource, **settings: Any
 
 
 def source(texts: dict[str, Any], running: bool = False) -> DataSource:
-    found = from_columns({name: np.array(values, dtype=object) for name, values in texts.items()}, "texts", True)
+    arrays = {name: np.array(v, dtype=object if isinstance(v[0], str) else None) for name, v in texts.items()}
+    found = from_columns(arrays, "texts", True)
     found.running = running
     return found
 
 
 LINES = ["a b", "c d", "e f", "g h"]
+RANKS = [0.0, 2.5, 5.0, 1.0]
 CAUSAL, BOTH_WAYS = {"causal": True, "axis": 2}, {"causal": False, "axis": 2}
 DECODER = Port("decoder_input_ids", "int64", ("batch", "length"))
 
@@ -90,6 +92,10 @@ def test_a_sure_purpose_decides_if_the_data_fits(kind: str, output: Port, data: 
         ("language-model", {**CAUSAL, "axis": 1}, (IDS,), {"story": LINES}, "outputs"),
         ("seq2seq", {}, (IDS, DECODER), {"de": LINES}, "outputs"),
         ("seq2seq", {}, (IDS,), {"de": LINES, "en": LINES}, "outputs"),
+        ("embedding", {}, (IDS, MASK), {"anchor": LINES, "positive": LINES, "id": RANKS}, "embedding"),
+        ("embedding", {}, (IDS, MASK), {"one": LINES, "other": LINES, "score": RANKS}, "embedding"),
+        ("embedding", {}, (IDS, MASK), {"one": LINES, "other": LINES}, "outputs"),
+        ("embedding", {}, (IDS, MASK), {"one": LINES, "score": RANKS}, "outputs"),
     ],
 )
 def test_texts(kind: str, facts: dict[str, Any], inputs: tuple[Port, ...], texts: dict[str, Any], task: str) -> None:

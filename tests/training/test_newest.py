@@ -49,7 +49,16 @@ def test_a_run_without_weights_is_not_the_newest(folder: Path, capsys: Out) -> N
     shutil.copytree("runs/small-1", "runs/small-2")
     Path("runs/small-2/best.safetensors").unlink()
     os.utime("runs/small-2/config.toml")
-    assert run(["evaluate"]) == 0 and "small-1 on the val part" in capsys.readouterr().out
+    capsys.readouterr()
+    for command, verb in (("evaluate", "asking"), ("predict new.npz", "asking"), ("export", "exporting")):
+        assert run(command.split()) == 0
+        said = f"runs/small-2 is unfinished: {verb} runs/small-1, the newest run with weights\n"
+        assert capsys.readouterr().err == said
+    os.utime("runs/small-1/config.toml")
+    assert run(["evaluate"]) == 0 and capsys.readouterr().err == "", "the unfinished run is older"
+    Path("runs/small-1/best.safetensors").unlink()
+    assert run(["evaluate"]) == 2
+    assert "error: runs/small-1 has no best.safetensors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["gone", "small.py", "photos"])

@@ -30,7 +30,7 @@ from onnxgen.training.losses import Objective
 from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
-from onnxgen.training.report.progress import Progress
+from onnxgen.training.report.progress import Progress, epoch_line
 from onnxgen.training.report.shown import Dashboard, Lines, sparkline
 from onnxgen.training.runs.rows import best_row, duration, write_rows
 from onnxgen.training.settings import Settings
@@ -333,6 +333,16 @@ def test_a_signal_while_a_line_is_printed(tmp_path: Path) -> None:
     shown.console = Console(file=Interrupted(), width=120, force_terminal=True, color_system=None)
     shown.say("one")
     assert shown.console.file.getvalue() == "one\ntwo\n"
+
+
+def test_a_slow_run_has_a_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Lines(facts(), tmp_path, Metrics(tmp_path / "metrics.csv", "val_loss"))
+    shown.epoch, shown.epochs, shown.batch, shown.batches, shown.loss, shown.rate = 1, 2, 1, 6, 0.5, 0.34
+    shown.show()
+    assert "; 0.3 samples/s, " in capsys.readouterr().out
+    row = {"epoch": 1.0, "step": 6.0, "val_loss": 0.5, "seconds": 70.0}
+    ends = [epoch_line(row, "2", False, rate).rpartition("; ")[2] for rate in (0.34, 9.5, 10.4, 1234.5)]
+    assert ends == ["0.3 samples/s", "9.5 samples/s", "10 samples/s", "1,234 samples/s"]
 
 
 def test_durations_and_sparklines() -> None:

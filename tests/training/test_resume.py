@@ -245,6 +245,20 @@ def test_fit_resumes_where_it_was_stopped(tmp_path):
     assert before == {path: path.read_bytes() for path in before}
 
 
+def test_a_resumed_epoch_is_counted_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("onnxgen.training.report.shown.Lines.every", 0.0)
+    given = {"epochs": 2, "batch_size": 4, "workers": 0, "show": "lines", "out": tmp_path}
+    data = {"train": (Noisy(24, 0).x, Noisy(24, 0).y), "val": (Noisy(8, 1).x, Noisy(8, 1).y)}
+    assert fit(net(), data, callbacks=[Ask(1, signal.SIGTERM)], **given).stopped == "interrupted"
+    capsys.readouterr()
+    fit(net(), data, resume=True, **given)
+    said = capsys.readouterr().out
+    assert "continuing after step 2, in epoch 1 of 2\n" in said
+    counts = [f"epoch 1 of 2, batch {batch} of 6" for batch in (3, 4, 5)]
+    counts += [f"epoch 2 of 2, batch {batch} of 6" for batch in (1, 2, 3, 4, 5)]
+    assert re.findall(r"^epoch \d of 2, batch \d of 6", said, re.M) == counts
+
+
 class Poison(lightning.Callback):
     """Makes the weights infinite after a step."""
 

@@ -139,7 +139,8 @@ def test_what_is_no_data_is_refused(here: Path, capsys: Out) -> None:
 def test_runs_are_compared_by_accuracy_before_loss_and_by_validation_before_test() -> None:
     best = {"val_loss": 0.3, "val_accuracy": 0.9, "train_loss": 0.2}
     result = {"best": best, "test": {"test_loss": 0.4, "test_accuracy": 0.8}, "stopped": "epochs", "seconds": 5.0}
-    records: Any = [SimpleNamespace(settings={"lr": lr}, model="Net", data="d.csv", result=result) for lr in (1, 2)]
+    known = {"model": "Net", "data": "d.csv", "monitor": "val_accuracy", "result": result}
+    records: Any = [SimpleNamespace(settings={"lr": lr}, **known) for lr in (1, 2)]
     titles, rows = compared([Run(Path(f"runs/{i}"), record, []) for i, record in enumerate(records)])
     metrics = ["val accuracy", "test accuracy", "val loss", "test loss", "train loss"]
     assert titles == ["run", "model", "data", "lr", *metrics, "time", "ended by"]

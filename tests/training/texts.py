@@ -93,6 +93,21 @@ class WithDecoder(Net):
         return self.net(input_ids=input_ids, use_cache=False, **given).logits
 
 
+class Pooled(nn.Module):
+    """Token ids and a mask to the mean of the tokens' vectors, which see each other."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.query, self.out = nn.Embedding(vocabulary, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x, real = self.embed(input_ids), attention_mask[:, :, None].float()
+        seen = (self.query(x) @ x.transpose(1, 2)).masked_fill(attention_mask[:, None] == 0, -1e9).softmax(-1)
+        x = self.out(x + seen @ x)
+        return (x * real).sum(1) / real.sum(1)
+
+
 def bert(kind: str, vocabulary: int, labels: int = 2) -> Any:
     """Return `BertFor{kind}` with random weights, larger than usual so that every token matters."""
     torch.manual_seed(0)

@@ -46,8 +46,7 @@ from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
-from onnxgen.training.data.tuples import TASK as TUPLES
-from onnxgen.training.data.tuples import member_columns, refuse_fixed_batch
+from onnxgen.training.data.tuples import feeding_of, members_of
 from onnxgen.training.goals.choice import AUTO, DETECTION, KEYPOINTS, names_of_classes
 from onnxgen.training.goals.deciding import decide
 from onnxgen.training.model import fixed_batch, scale_of
@@ -84,8 +83,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         fit_tokens(source, ports, settings)
     text = None if tokens else fit_text(source, model, settings, targets)
     settings = text.applied(settings) if text is not None else settings
-    members = member_columns(source, ports, settings) if settings.task == TUPLES and targets else ()
-    feeding = _fed(source, ports, settings, targets, members)
+    members = (text.members if text is not None else {}) or members_of(source, ports, settings, targets)
+    feeding = _fed(source, ports, settings, targets, members, text.score if text is not None else "")
     fit_sounds(source, ports, feeding)
     asked = _asked(settings, ports, model)
     images = _image_steps(source, ports, feeding, settings, asked)
@@ -100,7 +99,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in {*images, *placed}}, fields)
     joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
-    found.text, found.task, found.rate, found.target = text, task, source.rate, PAIR if members else target
+    found.text, found.task, found.rate = text, task, source.rate
+    found.target = PAIR if members and not target else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
@@ -112,7 +112,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         noise = settings.noise if settings.noise is not None and targets else 0.0
         here = _of_part(steps, scaled, drawn, noise, part)
         here |= text.masked(here, part) if text is not None and targets else {}
-        setattr(found, part, _prepared(samples, here, members, ports))
+        setattr(found, part, _prepared(samples, here, members, target))
     return found
 
 
@@ -125,11 +125,17 @@ def _task(source: DataSource, model: nn.Module, ports: Signature, settings: Sett
     return decide(source, model, settings) if targets else source.task
 
 
-def _fed(source: DataSource, ports: Signature, settings: Settings, targets: bool, members: tuple[str, ...]) -> Feeding:
-    """Return the columns of inputs and targets; of `members` of tuples the first one."""
+def _fed(
+    source: DataSource,
+    ports: Signature,
+    settings: Settings,
+    targets: bool,
+    members: Mapping[str, tuple[str, ...]],
+    score: str,
+) -> Feeding:
+    """Return the columns of inputs and targets; of `members` of tuples the first one, and their `score`."""
     if members:
-        refuse_fixed_batch(ports.inputs)
-        return Feeding(members[:1], {})
+        return feeding_of(members, score, ports)
     stack(source, ports, settings, targets)
     feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
     if texts := [column for column in feeding.inputs if column in source.text]:
@@ -138,12 +144,14 @@ def _fed(source: DataSource, ports: Signature, settings: Settings, targets: bool
     return feeding
 
 
-def _prepared(samples: Samples, steps: Mapping[str, Step], members: tuple[str, ...], ports: Signature) -> Prepared:
-    """Return samples with their steps; `members` of tuples become rows of the only input."""
+def _prepared(
+    samples: Samples, steps: Mapping[str, Step], members: Mapping[str, tuple[str, ...]], score: str
+) -> Prepared:
+    """Return samples with their steps; `members` of tuples become rows of the inputs, perhaps with a `score`."""
     if members:
-        step, whole, name = steps[members[0]], Field(torch.int64), ports.inputs[0].name
-        fields = {name: Field(step.dtype, step.shape), PAIR: whole, ROLE: whole}
-        return Tuples(samples, {name: step}, fields, members)
+        own = {name: steps[columns[0]] for name, columns in members.items()} | ({score: steps[score]} if score else {})
+        fields = {name: Field(step.dtype, step.shape) for name, step in own.items()}
+        return Tuples(samples, own, {**fields, PAIR: Field(torch.int64), ROLE: Field(torch.int64)}, members, score)
     made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
     return Prepared(samples.only(steps) if isinstance(samples, Stream) else samples, steps, made)
 

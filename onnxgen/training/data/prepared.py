@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,42 +42,55 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Tuples(Prepared):
-    """Pairs (anchor, positive) or triplets (anchor, positive, negative) for a network with one input.
+    """Pairs (anchor, positive) or triplets (anchor, positive, negative), each member of which feeds the network.
 
     A sample is a tuple; a batch has a row for each of its members, so a tuple is never divided. Columns of a batch:
 
-    - that of the input, which is the only one in `steps`;
+    - those of the inputs;
     - "pair": the number of the tuple; of negatives a number that no other row has;
-    - "role": 0 for the anchor, 1 for the positive, 2 for the negative.
+    - "role": 0 for the anchor, 1 for the positive, 2 for the negative;
+    - the score, if there is one: of the tuple, in each of its rows.
 
     Attributes:
-        members: the columns of the stored samples, in the order of roles.
+        members: by input, the columns of the stored samples that feed it, in the order of roles.
+        score: the column that says how alike the members of a pair are; "" if none does.
     """
 
-    members: tuple[str, ...] = ()
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    score: str = ""
 
     @property
     def rows_of_each(self) -> int:
-        return len(self.members)
+        return len(next(iter(self.members.values())))
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
-        batch = self.samples.take(indices, seed)
-        ((name, step),) = self.steps.items()
-        made = [step(batch[member], indices, seed + role * _APART) for role, member in enumerate(self.members)]
+        batch, made = self.samples.take(indices, seed), {}
+        for name, columns in self.members.items():
+            step = self.steps[name]
+            rows = [step(batch[column], indices, seed + role * _APART) for role, column in enumerate(columns)]
+            made[name] = torch.stack(rows, 1).flatten(0, 1)
+        if self.score:
+            made[self.score] = self._in_each(self.steps[self.score](batch[self.score], indices, seed))
         which = torch.as_tensor(indices, dtype=torch.int64)
-        return {name: torch.stack(made, 1).flatten(0, 1), PAIR: self._pairs(which), ROLE: self._roles(len(which))}
+        return {**made, PAIR: self._pairs(which), ROLE: self._roles(len(which))}
 
     def column(self, name: str) -> Tensor | None:
         if name == PAIR:
             return self._pairs(torch.arange(len(self)))
         if name == ROLE:
             return self._roles(len(self))
-        found = [column_of(self.samples, member) for member in self.members]
+        if name == self.score:
+            scores = column_of(self.samples, name)
+            return None if scores is None else self._in_each(scores)
+        found = [column_of(self.samples, member) for member in self.members[name]]
         stored = [column for column in found if column is not None]
         return torch.stack(stored, 1).flatten(0, 1) if len(stored) == len(found) else None
 
+    def _in_each(self, scores: Tensor) -> Tensor:
+        return scores.repeat_interleave(self.rows_of_each, 0)
+
     def _pairs(self, which: Tensor) -> Tensor:
-        return torch.stack([which, which, -1 - which][: len(self.members)], 1).flatten()
+        return torch.stack([which, which, -1 - which][: self.rows_of_each], 1).flatten()
 
     def _roles(self, count: int) -> Tensor:
-        return torch.arange(len(self.members)).repeat(count)
+        return torch.arange(self.rows_of_each).repeat(count)

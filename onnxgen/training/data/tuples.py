@@ -15,8 +15,8 @@ from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files, looked
 from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.pairs import laid_out, paired
-from onnxgen.training.data.samples import Batch, Field
-from onnxgen.training.data.source import DataSource
+from onnxgen.training.data.samples import Batch, Feeding, Field
+from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.settings import Settings
 
 ANCHOR, POSITIVE, NEGATIVE = MEMBERS = ("anchor", "positive", "negative")
@@ -24,7 +24,7 @@ TASK = "embedding"
 
 
 def member_columns(source: DataSource, ports: Signature, settings: Settings) -> tuple[str, ...]:
-    """Return the columns "anchor", "positive" and perhaps "negative"; () if the data has no tuples.
+    """Return the columns "anchor", "positive" and perhaps "negative" of arrays or images; () if there are no tuples.
 
     Raises:
         OnnxgenError: they have different shapes.
@@ -44,7 +44,28 @@ def member_columns(source: DataSource, ports: Signature, settings: Settings) -> 
     return named
 
 
-def refuse_fixed_batch(ports: Sequence[Port]) -> None:
+def members_of(
+    source: DataSource, ports: Signature, settings: Settings, targets: bool
+) -> Mapping[str, tuple[str, ...]]:
+    """Return `member_columns` by the input that they feed; {} without tuples, and if no `targets` are needed."""
+    found = member_columns(source, ports, settings) if settings.task == TASK and targets else ()
+    return {ports.inputs[0].name: found} if found else {}
+
+
+def feeding_of(members: Mapping[str, tuple[str, ...]], score: str, ports: Signature) -> Feeding:
+    """Return the columns of the first member of each tuple, and the `score` of the tuple, if there is one.
+
+    Raises:
+        OnnxgenError: the batch size is fixed, or an input has no column.
+    """
+    _refuse_fixed_batch(ports.inputs)
+    if left := [port.name for port in ports.inputs if port.name not in members]:
+        what = f"pairs of texts feed {listed(members)}, and nothing feeds {listed(left)}"
+        raise OnnxgenError(what, help=f"give a number for all samples: --const {printable(left[0])}=0")
+    return Feeding(tuple(members[port.name][0] for port in ports.inputs), {}, (score,) if score else ())
+
+
+def _refuse_fixed_batch(ports: Sequence[Port]) -> None:
     """Raise `OnnxgenError` if the batch size is fixed: a tuple is two or three rows of a batch."""
     if any(port.dims and isinstance(port.dims[0], int) for port in ports):
         what = "a pair is two rows of a batch, and the model takes batches of one size"

@@ -79,11 +79,12 @@ def _made_by(module: str) -> Callable[[Situation], Sequence[Goal]]:
 
 
 PLACE_LOSSES = ("l1", "mse", "smooth_l1", "huber", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "mae")
+VECTOR_LOSSES = ("arcface", "triplet", "info_nce", "cosine")
 LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher")
 TASKS: dict[str, TaskKind] = {
     "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
     "detection": TaskKind("target", _made_by("detection.goal"), columns=("boxes",)),
-    "embedding": TaskKind("target", _made_by("embedding"), losses=("arcface", "triplet", "info_nce"), classes="some"),
+    "embedding": TaskKind("target", _made_by("embedding"), losses=VECTOR_LOSSES, classes="some"),
     "image-to-image": TaskKind("target", _made_by("images"), columns=("target", "clean"), losses=PLACE_LOSSES),
     "keypoints": TaskKind("target", _made_by("keypoints"), columns=("keypoints",), losses=PLACE_LOSSES),
     "language-model": TaskKind("labels", next_token, labels="next"),

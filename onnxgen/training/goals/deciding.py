@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,8 +19,8 @@ from onnxgen.training.data.images import axes_of
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource, target_called
 from onnxgen.training.data.stacking import aims_of
-from onnxgen.training.data.text.choosing import text_columns
-from onnxgen.training.data.text.roles import DECODER, roles_of
+from onnxgen.training.data.text.choosing import apart, text_columns
+from onnxgen.training.data.text.roles import DECODER, IDS, roles_of
 from onnxgen.training.data.tuples import member_columns
 from onnxgen.training.goals.choice import LOSS_SETTINGS, OUTPUTS, TASKS
 from onnxgen.training.runs.record import has_code
@@ -70,8 +70,21 @@ def _keypoints(given: Given, purpose: Purpose) -> str:
 
 def _vectors(given: Given, purpose: Purpose) -> str:
     """Pairs, or classes, for `embedding`."""
-    members = member_columns(given.source, given.ports, given.settings)
+    members = member_columns(given.source, given.ports, given.settings) or _pairs_of_texts(given)
     return f"columns {' and '.join(members)} belong together" if members else _classes(given, purpose)
+
+
+def _pairs_of_texts(given: Given) -> tuple[str, ...]:
+    """Return the columns of text that make pairs: anchors and positives, or two with a number beside them."""
+    columns = list(given.fields)
+    ids = roles_of(given.ports, columns).get(IDS)
+    aims = aims_of(given.source, given.ports, given.settings, columns)
+    settings = replace(given.settings, task="embedding")
+    try:
+        found = apart(given.source, ids, settings, True, aims) if ids is not None else None
+    except OnnxgenError:  # two texts, and nothing says how they belong together
+        found = None
+    return found.texts if found is not None else ()
 
 
 def _classes(given: Given, purpose: Purpose) -> str:

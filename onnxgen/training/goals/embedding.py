@@ -15,6 +15,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
 from onnxgen.training.data.prepared import PAIR, ROLE, Tuples
 from onnxgen.training.data.samples import Batch
+from onnxgen.training.data.tuples import MEMBERS
 from onnxgen.training.data.values import Values
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
 from onnxgen.training.goals.measured import IGNORED_CLASS
@@ -143,6 +144,37 @@ class InfoNce(Embedding):
         return _of_pairs(self)
 
 
+class Similarity(Embedding):
+    """The cosine of a pair is to be its score: their mean squared error (Reimers and Gurevych 1908.10084).
+
+    Attributes:
+        largest: the score of a cosine of 1.
+    """
+
+    monitor, splits = "spearman", False
+
+    def __init__(self, output: int, column: str, largest: float) -> None:
+        super().__init__(output, column)
+        self.columns, self.largest = (column, ROLE), largest
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        return (batch[ROLE] == 0).sum()
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        return F.mse_loss(*self.compared(outputs, batch))
+
+    def compared(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the cosine of each pair [n], and its score, of which 1 is the largest."""
+        vectors, role = outputs[self.output].float(), batch[ROLE]
+        return F.cosine_similarity(vectors[role == 0], vectors[role == 1]), self.scaled(batch[self.column][role == 0])
+
+    def scaled(self, scores: Tensor) -> Tensor:
+        return scores.float() / self.largest
+
+    def scores(self) -> Scores:
+        return Scores({"spearman": Correlation()}, self.compared, ("spearman", "pearson"))
+
+
 class PairedBatchHard(BatchHard):
     """`BatchHard` of pairs: a negative is of no pair."""
 
@@ -155,6 +187,40 @@ def _of_pairs(goal: Embedding) -> Scores:
         return outputs[goal.output].float(), batch[goal.column], batch[ROLE]
 
     return Scores({"recall_at_1": PairRecallAt1()}, arranged)
+
+
+class Correlation(Metric):
+    """Pearson's correlation of cosines and scores, and Spearman's: that of their ranks, equal values with the mean one.
+
+    Both are NaN if all cosines are equal, or all scores. (The sums of ranks in torchmetrics' own overflow 32 bits.)
+    """
+
+    higher_is_better, is_differentiable, full_state_update = True, False, False
+    cosines: list[Tensor]
+    scores: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("cosines", [], dist_reduce_fx="cat")
+        self.add_state("scores", [], dist_reduce_fx="cat")
+
+    def update(self, cosines: Tensor, scores: Tensor) -> None:
+        """Add the cosines [n] of pairs and their scores [n]."""
+        self.cosines.append(cosines.detach())
+        self.scores.append(scores)
+
+    def compute(self) -> dict[str, Tensor]:
+        states = (self.cosines, self.scores)
+        both = torch.stack([(torch.cat([*s]) if isinstance(s, list) else s).cpu().double() for s in states])
+        ranked = torch.stack([_ranks(values) for values in both])
+        return {"spearman": torch.corrcoef(ranked)[0, 1], "pearson": torch.corrcoef(both)[0, 1]}
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return the rank of each value [n]; equal ones have the mean of theirs."""
+    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    mean: Tensor = counts.cumsum(0) - (counts - 1) / 2
+    return mean[place].double()
 
 
 class PairRecallAt1(Metric):
@@ -232,9 +298,12 @@ def make(found: Situation) -> list[Goal]:
     output = trained_output(found, lambda made: made.ndim == 2, "an output [N, D]")
     (column,) = found.feeding.others
     field, asked = found.samples.fields[column], found.settings.loss
+    if isinstance(found.samples, Tuples) and found.samples.score:
+        return [_of_scores(found, output, found.samples)]
     if field.shape or field.dtype.is_floating_point:
         what = f"column {column!r} holds {field.dtype} {list(field.shape)} for each sample, not the number of a class"
-        raise OnnxgenError(what, help="give a class for each sample, as a whole number or a name")
+        way = "give a class for each sample, as a whole number or a name; a score is of two columns of text"
+        raise OnnxgenError(what, help=way)
     if not isinstance(asked, str):
         raise OnnxgenError("--task embedding trains one output, so --loss is a name", help="--loss arcface or triplet")
     labels = torch.tensor(sorted(Values(found.samples, [column]).distinct(column)), dtype=torch.int64)
@@ -251,13 +320,28 @@ def make(found: Situation) -> list[Goal]:
     ]
 
 
+def _of_scores(found: Situation, output: int, samples: Tuples) -> Goal:
+    """Return the goal of pairs with a score. Raises `OnnxgenError` if all scores are equal, or for another loss."""
+    column, asked = samples.score, found.settings.loss
+    by_name("cosine" if asked == "auto" else str(asked), {"cosine": Similarity}, "loss of pairs with a score")
+    scores = samples.column(column)
+    assert scores is not None  # texts are in memory
+    if len({*scores.tolist()}) < 2:
+        raise OnnxgenError(f"all pairs have one score in column {column!r}", help="give pairs of two scores or more")
+    largest = found.settings.largest_score or max(float(scores.double().abs().max()), 1.0)
+    goal, divided = Similarity(output, column, largest), "" if largest == 1 else f", divided by {largest:g}"
+    goal.settled = {"largest_score": largest}
+    goal.said = (f"trained with the squared error between the cosine of a pair and its {column}{divided}",)
+    return goal
+
+
 def _of_tuples(found: Situation, output: int, samples: Tuples, name: str) -> Goal:
     """Return the goal of pairs or triplets. Raises `OnnxgenError` for a loss that needs classes."""
     known: dict[str, type[Embedding]] = {"info_nce": InfoNce, "triplet": PairedBatchHard}
     goal = by_name(name, known, "loss of pairs")(output, PAIR)
     goal.columns = (PAIR, ROLE)
     what, size = "pairs" if samples.rows_of_each == 2 else "triplets", found.settings.batch_size
-    columns = " and ".join(samples.members)
+    columns = " and ".join(MEMBERS[: samples.rows_of_each])
     goal.said = (
         f"trained with {name.strip().lower()} on {what} of columns {columns}: each anchor is compared with its batch "
         f"of {size} {what}, so the loss depends on the batches; recall_at_1 compares it with all positives of a part",

@@ -100,8 +100,8 @@ class Progress(lightning.Callback):
         self._begun = self._read = time.monotonic()
         self._due = self._read + self.every
         if trainer.is_global_zero and trainer.global_step:
-            where = f"in epoch {trainer.current_epoch + 1} of {self.epochs}"
-            self.say(f"continuing after step {trainer.global_step}, {where}")
+            self.epoch = trainer.current_epoch + 1  # Lightning does not start an epoch again that goes on
+            self.say(f"continuing after step {trainer.global_step}, in epoch {self.epoch} of {self.epochs}")
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.epoch, self.batch = trainer.current_epoch + 1, 0
@@ -178,9 +178,13 @@ def memory(device: torch.device) -> int:
 
 def epoch_line(row: Row, of: str, best: bool, rate: float) -> str:
     """Return `epoch 3 of 10: train loss 0.1234, accuracy 96.3%; val loss 0.1, accuracy 97.1% (best); 12 s`."""
-    speed = f"; {rate:,.0f} samples/s" if rate else ""
     found = scores(row) + (" (best)" if best else "")
-    return f"epoch {row['epoch']:.0f} of {of}: {found}; {duration(row['seconds'])}{speed}"
+    return f"epoch {row['epoch']:.0f} of {of}: {found}; {duration(row['seconds'])}{f'; {speed(rate)}' if rate else ''}"
+
+
+def speed(rate: float) -> str:
+    """Return `0.3 samples/s` or `1,234 samples/s`."""
+    return f"{rate:,.{1 if rate < 10 else 0}f} samples/s"
 
 
 def scores(row: Row, of: Sequence[str] = ("train", "val")) -> str:

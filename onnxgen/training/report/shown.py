@@ -10,7 +10,7 @@ from typing import Any
 from onnxgen.common.names import visible
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics
-from onnxgen.training.report.progress import Progress, size
+from onnxgen.training.report.progress import Progress, size, speed
 from onnxgen.training.runs.rows import duration, number
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -33,7 +33,7 @@ class Lines(Progress):
         accuracy = "" if self.accuracy is None else f", accuracy {number('accuracy', self.accuracy)}"
         self.say(
             f"epoch {self.epoch} of {self.epochs}, batch {self.batch} of {self.batches}: "
-            f"loss {number('loss', self.loss)}{accuracy}; {self.rate:,.0f} samples/s, {duration(self.left)} left"
+            f"loss {number('loss', self.loss)}{accuracy}; {speed(self.rate)}, {duration(self.left)} left"
         )
 
 
@@ -91,7 +91,7 @@ class Dashboard(Progress):
             text = ", ".join(f"{name.replace('_', ' ')} {number(name, value)}" for name, value in last.items())
             grid.add_row("last epoch", Text(text))
         memory = f", {size(self.memory)}" if self.memory else ""
-        grid.add_row("speed", Text(f"{self.rate:,.0f} samples/s{memory}"))
+        grid.add_row("speed", Text(f"{speed(self.rate)}{memory}"))
         grid.add_row("time", Text(f"{duration(self.gone)}, {duration(self.left)} left"))
         title = f"{self.facts.model} on {self.facts.device}"
         return Panel(grid, title=Text(visible(title)), title_align="left", box=box.ROUNDED, expand=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from onnxgen.training.losses import BINARY_LOSSES
 from onnxgen.training.runs.record import Target
 
 Probabilities: TypeAlias = Mapping[str, float]
+COSINE = "cosine"  # the name of an answer: how alike the vectors of a pair are
 LIKELY = 0.5  # a label with at least this probability holds
 _HALF = (torch.float16, torch.bfloat16)  # float32 has the same numbers, numpy knows it, and its probabilities sum to 1
 
@@ -132,6 +133,25 @@ def answer(output: Tensor, target: Target | None, soft: bool = False) -> Answer:
         return Answer(label, {}, value)
     found = _probabilities(output, target)[0].tolist()
     return Answer(label, dict(zip(names, found, strict=True)), value)
+
+
+def compared(names: Sequence[str], outputs: Mapping[str, Tensor], target: object) -> Iterator[Prediction]:
+    """Yield the cosine of the first vector of each tuple with each other one.
+
+    Args:
+        outputs: by name; those [samples, members, D] are vectors.
+        target: as in `Settings`: it may name the output that was trained.
+    """
+    trained = target if isinstance(target, Mapping) else {}
+    vectors = {name: y.float() for name, y in outputs.items() if y.ndim == 3}
+    cosines = {
+        COSINE if len(vectors) == 1 or name in trained else f"{COSINE} of {name}": torch.cosine_similarity(
+            y[:, :1], y[:, 1:], dim=-1
+        ).numpy()
+        for name, y in vectors.items()
+    }
+    for row, source in enumerate(names):
+        yield Prediction(source, {name: Answer(None, {}, values[row]) for name, values in cosines.items()})
 
 
 def is_map(output: Tensor, target: Target | None) -> bool:

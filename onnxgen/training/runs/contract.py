@@ -67,7 +67,8 @@ def _made(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any])
     if entry.rate:
         return {"kind": "sound", "rate": entry.rate, "length": entry.shape[-1]}
     if entry.role:
-        text = {"role": entry.role, "columns": entry.columns, "most": settings.get("max_length"), "pad": entry.pad}
+        texts = entry.columns[:1] if settings.get("task") == "embedding" else entry.columns  # a vector is of one text
+        text = {"role": entry.role, "columns": texts, "most": settings.get("max_length"), "pad": entry.pad}
         return {"kind": "text", **text, "start": settings.get("decoder_start")}
     if entry.columns:
         plain = {"fill": None, "mean": 0.0, "scale": 1.0, "categories": None, "onehot": False, "zeros": False}

@@ -94,10 +94,12 @@ def newest(runs: Path = RUNS) -> Path:
     Raises:
         OnnxgenError: there is none.
     """
-    found = [run for run in runs_in(runs) if there(run / BEST) is not None]
+    found = runs_in(runs)
     if not found:
         raise OnnxgenError(f"there is no run in {runs}", help="name the folder of one; onnxgen train makes them")
-    return found[-1]
+    run = next((run for run in reversed(found) if there(run / BEST) is not None), found[-1])
+    best_of(run)  # it raises if no run has weights
+    return run
 
 
 def is_run(path: Path) -> bool:

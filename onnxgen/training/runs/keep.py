@@ -226,6 +226,7 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         targets=_targets(plan, signature, train),
         teacher=str(seen_from("teacher", plan.settings.teacher, out) or ""),
         teacher_sha256=teacher.network.sha256 if teacher is not None else "",
+        monitor=plan.monitor,
         settings=noted(plan.settings)
         | ({"tokenizer": TOKENIZER} if plan.settings.tokenizer == out / TOKENIZER else {}),
     )

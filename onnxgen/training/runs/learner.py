@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import Tensor, nn
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.config import is_path, is_there
@@ -21,17 +22,18 @@ from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.layout import SOUNDS, SUFFIXES, files_meant
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
-from onnxgen.training.data.prepared import Prepared
+from onnxgen.training.data.prepared import Prepared, Tuples
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.source import DataSource, listed
-from onnxgen.training.data.text.choosing import rename_text, text_columns
+from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, text_columns, to_read
 from onnxgen.training.data.text.roles import IDS, roles_of
+from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import as_in_training, batched, fits, need_alike, need_classes, with_white_of_training
-from onnxgen.training.runs.answers import Prediction, answer, is_map
+from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
@@ -76,7 +78,7 @@ class Learner:
         texts: the columns of text that it was trained on; () if it reads none.
         named: the settings that the user named, beside the record.
         skipped: what `predict` left out.
-        notes: what `evaluate` says of other data.
+        notes: what `predict` and `evaluate` say of other data.
     """
 
     def __init__(
@@ -118,6 +120,8 @@ class Learner:
         skip: bool = False,
     ) -> list[Prediction]:
         """Return a prediction for each sample, in order. Images and tables are prepared as in training.
+
+        Two texts, to a network that makes vectors of them, are a pair: its value is the cosine of their vectors.
 
         A language model continues texts: the label is what comes next, the value has its token ids. It needs
         transformers.
@@ -229,6 +233,11 @@ class Learner:
     def _predicted(self, data: Data, names: Sequence[str], min_score: float, soft: bool) -> Iterator[Prediction]:
         outputs = predict(self.model, data, settings=self.settings)
         made = outputs if isinstance(outputs, tuple) else (outputs,)
+        if isinstance(next(iter(data.parts.values())), Tuples):
+            first, *others = map(printable, next(iter(data.joined.values())))
+            self.notes += [f"each value is the cosine of the vectors of {first} and {', '.join(others)}"]
+            yield from compared(names, dict(zip(output_names(self.model, len(made)), made)), self.settings.target)
+            return
         if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None:
             yield from self._boxes(data, names, target, made, min_score)
             return
@@ -299,7 +308,8 @@ class Learner:
     def _opened(self, data: Any, skip: bool = False) -> Iterator[Named]:
         if self.texts and isinstance(data, (list, tuple)) and not all(_is_path(x) and Path(x).is_file() for x in data):
             if not any(isinstance(item, Path) for item in data):
-                yield self._of_texts(data)
+                columns = columns_of_texts(data, self.texts, self.settings.task == TUPLES)
+                yield self._fitted(from_columns(columns, "the texts")), list(map(str, range(len(data))))
                 return
         items = data if isinstance(data, list) else [data]
         paths = [path for item in items for path in files_meant(item)] if all(map(_is_path, items)) else []
@@ -322,17 +332,6 @@ class Learner:
 
     def _read(self, path: Path) -> DataSource | Data:
         return open_source(path, replace(self.settings, strict=True), targets=False, texts=self.texts)
-
-    def _of_texts(self, data: Sequence[Any]) -> Named:
-        """Open a list of texts, or of pairs of texts."""
-        rows = [(item,) if isinstance(item, str) else tuple(item) for item in data]
-        if wrong := [row for row in rows if len(row) != len(self.texts) or not all(isinstance(x, str) for x in row)]:
-            what = (
-                f"the run reads {counted(len(self.texts), 'text')} for each sample, and {wrong[0]!r} is something else"
-            )
-            raise OnnxgenError(what, help="give a list of texts, or of pairs of texts")
-        columns = {name: np.array(column, dtype=object) for name, column in zip(self.texts, zip(*rows))}
-        return self._fitted(from_columns(columns, "the texts")), list(map(str, range(len(rows))))
 
     def _objects(self, data: Any) -> Named:
         """Open PIL images, an array, a DataFrame, a list of numbers, or a dict of columns."""
@@ -363,6 +362,9 @@ class Learner:
         column = next((entry.column for entry in self.record.inputs if entry.image), "")
         first = next(iter(source.parts.values()))
         settings: Settings = replace(self.settings, val=0.0, test=0.0)
+        if self.texts and self.settings.task == TUPLES and not targets:
+            ids = roles_of(signature_of(self.model), ())[IDS].name
+            settings = replace(settings, inputs={**settings.inputs, ids: "+".join(to_read(source, self.texts))})
         if column and column not in first.fields and len(first.fields) == 1:  # images of files, trained on arrays
             settings = replace(settings, inputs={})
         found = fit_to_model(source, self.model, settings, targets=targets)

@@ -15,6 +15,7 @@ from onnxgen.training.runs.record import Record, read_record
 from onnxgen.training.runs.rows import Row, duration, number, read_rows
 
 _SHOWN = ("val_accuracy", "test_accuracy", "val_loss", "test_loss", "train_loss")
+_CURVES = ("val_loss", "val_accuracy", "train_loss")
 GENERATOR = '<meta name="generator" content="onnxgen runs">'
 _WIDEST = 40  # letters of a setting in the list
 
@@ -67,10 +68,17 @@ def compared(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
         for name in dict.fromkeys(name for run in runs for name in run.record.settings)
         if len({repr(run.record.settings.get(name)) for run in runs}) > 1
     ]
-    metrics = [name for name in _SHOWN if any(name in run.metrics for run in runs)]
+    deciding = _deciding(runs)
+    tested = [f"test_{name.removeprefix('val_')}" for name in deciding if name.startswith("val_")]
+    metrics = [name for name in (*deciding, *tested, *_SHOWN) if any(name in run.metrics for run in runs)]
     titles = ["run", "model", "data", *(name.replace("_", "-") for name in differing)]
     titles += [name.replace("_", " ") for name in metrics] + ["time", "ended by"]
     return titles, [_cells(run, differing, metrics) for run in runs]
+
+
+def _deciding(runs: Sequence[Run]) -> list[str]:
+    """Return the metrics that decide which weights are best, each once, without those that are shown of every run."""
+    return [name for name in dict.fromkeys(run.record.monitor for run in runs) if name and name not in _SHOWN]
 
 
 def _cells(run: Run, differing: Sequence[str], metrics: Sequence[str]) -> list[str]:
@@ -95,7 +103,7 @@ def page(folder: Path, runs: Sequence[Run]) -> str:
     from onnxgen.training.report.plots import overlaid
 
     rows = {str(run.path): run.rows for run in runs}
-    drawn = {metric: overlaid(rows, metric) for metric in ("val_loss", "val_accuracy", "train_loss")}
+    drawn = {metric: overlaid(rows, metric) for metric in (*_deciding(runs), *_CURVES)}
     pictures = {name: base64.b64encode(png).decode() for name, png in drawn.items() if png is not None}
     titles, texts = compared(runs)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)

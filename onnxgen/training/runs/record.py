@@ -185,6 +185,7 @@ class Record:
         settings: those that differ from the defaults, by name; `table` says how columns of a table were prepared.
         teacher, teacher_sha256: the network whose outputs were learnt, seen from the run's folder, and the SHA-256 of
             its file and external data (of a module: of its code and tensors); may be "".
+        monitor: the metric that decides which weights are best; "" of a run of a version that did not note it.
         result: `stopped`, `seconds`, `best_epoch`, `best` and `test`, once the run has ended (see `Ended`).
     """
 
@@ -205,6 +206,7 @@ class Record:
     own_code: str = ""
     teacher: str = ""
     teacher_sha256: str = ""
+    monitor: str = ""
     result: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     format: int = FORMAT
 
@@ -257,9 +259,8 @@ class Record:
         Raises:
             OnnxgenError: one of them has a wrong type.
         """
-        values = {
-            n: value for n, value in self.values_for(run).items() if n == "teacher" or SETTINGS[n].group != DEVICES
-        }
+        own = self.values_for(run)
+        values = {name: v for name, v in own.items() if name == "teacher" or SETTINGS[name].group != DEVICES}
         try:
             return Settings(**values)
         except OnnxgenError as error:
@@ -375,9 +376,8 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
     kept = record.values_for(run)
     if data is None or is_same(data, record.data_for(run)):
         return kept
-    found: dict[str, Any] = {
-        name: kept[name] for name in ("size", "classes", "tokenizer", "max_length") if name in kept
-    }
+    names = ("size", "classes", "tokenizer", "max_length")
+    found: dict[str, Any] = {name: kept[name] for name in names if name in kept}
     if isinstance(data, (str, Path)) and Path(data).suffix.lower() in (".csv", ".tsv", ".parquet"):
         joined = {entry.name: "+".join(entry.columns) for entry in record.inputs if entry.columns}
         joined = {} if "tokenizer" in kept else joined

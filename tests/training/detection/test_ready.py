@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import onnxgen
+from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.asked import recorded_options
@@ -20,6 +22,8 @@ from onnxgen.training import fit
 from onnxgen.training.data.glance import glance
 from onnxgen.training.goals.detection import ready
 from onnxgen.training.goals.detection.ready import metadata_beside, part_to_train
+from onnxgen.training.runs.listing import Run, compared, listed, page
+from onnxgen.training.runs.rows import read_rows
 from onnxgen.training.settings import Settings
 from onnxgen.weights.streamed import read_header
 from samples.tasks.scenes import draw_scenes, write_coco, write_yolo
@@ -118,6 +122,33 @@ def test_one_command_trains_a_free_detector_with_other_classes(place: Path) -> N
     weights = place / "run" / "best.safetensors"
     report = onnxgen.export(place / "free_maps.py", weights=weights, out=place / "new.onnx")
     assert report.method == "written back"
+
+
+def test_a_stopped_run_goes_on_with_the_printed_command(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    write_yolo(place / "data", PARTS)
+    onnxgen.generate("fixed.onnx", "net.py")
+    out = Path("runs", "net")
+    fit("net.py", "data/data.yaml", epochs=1, out=out, replace_head=5, show="nothing", workers=0, device="cpu")
+    assert (out / "config.toml").read_text().count('model = "../../net_maps.py"') == 1
+    assert cli(["train", "--resume", "--out", str(out), "--epochs", "2", "--quiet"]) == 0
+    assert [line.split(",")[0] for line in (out / "metrics.csv").read_text().splitlines()] == ["epoch", "1", "2"]
+
+
+def test_runs_are_compared_by_the_metric_that_decides(place: Path) -> None:
+    """Of a detector that is `map`, of a reader of lines `character_error`."""
+    write_yolo(place / "data", PARTS)
+    onnxgen.generate(place / "fixed.onnx", place / "net.py")
+    given: dict[str, Any] = {"epochs": 1, "replace_head": 5, "show": "nothing", "workers": 0, "device": "cpu"}
+    fit(place / "net.py", place / "data" / "data.yaml", out=place / "runs" / "net", **given)
+    ((run,), _) = listed(place / "runs")
+    (row,) = read_rows(place / "runs" / "net" / "metrics.csv")
+    record = replace(run.record, monitor="val_character_error", result={})
+    read = Run(place / "text", record, [{"epoch": 1.0, "val_character_error": 0.25}])
+    titles, (first, second) = compared([run, read])
+    assert first[titles.index("val map")] == f"{row['val_map']:.4g}" and second[titles.index("val map")] == ""
+    assert second[titles.index("val character error")] == "0.25" and first[titles.index("val character error")] == ""
+    assert page(place, [run, read]).count('<img src="data:image/png') == 4, "val loss, train loss, and one of each"
 
 
 def test_all_is_told_at_once_and_before_torch_is_imported(place: Path) -> None:

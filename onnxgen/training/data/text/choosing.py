@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import DataSource, Gaps, Lists, listed
 from onnxgen.training.data.stacking import aims_of
+from onnxgen.training.data.tuples import MEMBERS
+from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.settings import Settings
 
+_SCORE = "--target COLUMN; pairs without a score are columns anchor and positive, perhaps with negative"
 TAGS = ("tags", "ner_tags", "pos_tags")  # names of a target with a list of labels
 
 
@@ -26,11 +31,14 @@ class Chosen:
         texts: one column of text, or two that make a pair.
         target: the column with the target; "" if there is none.
         words: True if the target has a label for each word.
+        apart: True if each column of text feeds the network on its own: the texts are the members of a tuple, and the
+            target is the score of a pair.
     """
 
     texts: tuple[str, ...]
     target: str
     words: bool
+    apart: bool = False
 
 
 def choose(
@@ -48,6 +56,8 @@ def choose(
     """
     texts = text_columns(source)
     aims = _aims(source, ports, settings, labels)
+    if settings.task == TUPLES and (found := apart(source, ids, settings, targets, aims)) is not None:
+        return found
     target = aims[0] if aims and targets else ""
     words = not labels and _has_tags(source, ports, settings, target)
     if labels == "other" and targets and target not in texts:
@@ -69,6 +79,44 @@ def choose(
     )
     way = f"--inputs {printable(ids.name)}=COLUMN" + ("" if labels or words else ", or COLUMN+COLUMN for a pair")
     raise OnnxgenError(what, help=way if aims or labels or not targets else f"{way}; and --target COLUMN")
+
+
+def apart(source: DataSource, ids: Port, settings: Settings, targets: bool, aims: Sequence[str]) -> Chosen | None:
+    """Return the texts that belong together, each a sample of its own; None if one column of text is read.
+
+    Raises:
+        OnnxgenError: two columns are neither anchors and positives, nor is there a score for them.
+    """
+    asked, texts = settings.inputs.get(ids.name), text_columns(source)
+    if asked is not None:
+        names = _asked(source, ids, asked, texts, len(MEMBERS))
+    else:
+        left = [name for name in texts if name not in (*aims, *settings.inputs.values())]
+        members = [name for name in MEMBERS if name in left]
+        names = tuple(members if members[:2] == [*MEMBERS[:2]] else left)
+    if settings.target is None and names[:2] == MEMBERS[:2]:
+        return Chosen(names, "", False, apart=True)
+    if len(names) != 2:
+        return None
+    return Chosen(names, _score(source, names, aims) if targets else "", False, apart=True)
+
+
+def _score(source: DataSource, texts: Sequence[str], aims: Sequence[str]) -> str:
+    """Return the column that says how alike two texts are: the target, else the only column of numbers."""
+    fields = next(iter(source.parts.values())).fields
+    numbers = [name for name, field in fields.items() if name not in source.text and not field.shape]
+    numbers += [name for name, problem in source.unfit.items() if isinstance(problem, Gaps) and name not in texts]
+    found = aims[0] if aims else numbers[0] if len(numbers) == 1 else ""
+    if found in source.unfit:
+        raise OnnxgenError(source.unfit[found])
+    if found in source.text:
+        what = f"column {printable(found)!r} holds text, and the score of {listed(texts)} is a number for each pair"
+        raise OnnxgenError(what, help=_SCORE)
+    if found not in fields:
+        what = f"--target {printable(found)}: the data has no such column" if found else "which column is the score"
+        what += "" if found else f" of {listed(texts)}?"
+        raise OnnxgenError(f"{what} (columns of numbers: {listed(numbers) or 'none'})", help=_SCORE)
+    return found
 
 
 def text_columns(source: DataSource) -> list[str]:
@@ -113,8 +161,8 @@ def _has_tags(source: DataSource, ports: Signature, settings: Settings, target: 
     return bool(target) and _is_text(source, target) and port is not None and len(port.dims or ()) == 3
 
 
-def _asked(source: DataSource, ids: Port, asked: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that `--inputs` names."""
+def _asked(source: DataSource, ids: Port, asked: str, texts: Sequence[str], most: int = 2) -> tuple[str, ...]:
+    """Return the columns that `--inputs` names, which are at most so many."""
     members = (asked,) if asked in texts else tuple(asked.split("+"))
     for name in members:
         if name not in texts:
@@ -122,10 +170,34 @@ def _asked(source: DataSource, ids: Port, asked: str, texts: Sequence[str]) -> t
             has = "holds no text" if name in (*fields, *source.unfit) else "is not there"
             what = f"--inputs {printable(ids.name)}={printable(asked)}: column {printable(name)!r} {has}"
             raise OnnxgenError(what, help=f"the data's columns of text are {listed(texts)}")
-    if len(members) > 2:
+    if len(members) > most:
         what = f"--inputs {printable(ids.name)}={printable(asked)}: a tokenizer reads a text, or a pair of them"
         raise OnnxgenError(what, help="name one or two columns")
     return members
+
+
+def to_read(source: DataSource, known: Sequence[str]) -> Sequence[str]:
+    """Return the columns of text to make vectors of: those `known` from training, else the only one or two."""
+    has = [name for name in text_columns(source) if name != source.target]
+    return [name for name in known if name in has] or (has if len(has) in (1, 2) else known)
+
+
+def columns_of_texts(data: Sequence[Any], known: Sequence[str], vectors: bool) -> dict[str, NDArray[Any]]:
+    """Return a column for each text of a list of texts, or of pairs: as many as the run knows columns.
+
+    Args:
+        vectors: the run makes a vector of a text, so it reads one text, or two to compare.
+
+    Raises:
+        OnnxgenError: an item is something else.
+    """
+    rows = [(item,) if isinstance(item, str) else tuple(item) for item in data]
+    count = len(rows[0]) if vectors and rows and len(rows[0]) in (1, 2) else len(known)
+    if wrong := [row for row in rows if len(row) != count or not all(isinstance(x, str) for x in row)]:
+        what = f"the run reads {counted(count, 'text')} for each sample, and {wrong[0]!r} is something else"
+        raise OnnxgenError(what, help="give a list of texts, or of pairs of texts")
+    names = known if count == len(known) else [f"text {n + 1}" for n in range(count)]
+    return {name: np.array(column, dtype=object) for name, column in zip(names, zip(*rows))}
 
 
 def rename_text(source: DataSource, wanted: Sequence[str]) -> None:

@@ -53,6 +53,8 @@ class Text:
         masks: True if tokens are masked.
         replaced: True if the target was text that is predicted token by token.
         roles: what each input of text is for, by its name (`roles.py`).
+        members: by input, the columns that were made of each text of a tuple; {} if there are no tuples.
+        score: the column that says how alike the texts of a pair are; "" if none does.
     """
 
     tokenizing: Tokenizing | None
@@ -63,6 +65,8 @@ class Text:
     masks: bool = False
     replaced: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    score: str = ""
 
     def applied(self, settings: Settings) -> Settings:
         """Return the settings for the columns that were made: these have the names of their inputs."""
@@ -179,15 +183,23 @@ class _Fit:
         replaced = self.labels == "other"
         ids = self.roles[IDS].name
         roles = {port.name: role.partition(" ")[0] for role, port in self.roles.items()}
-        return Text(self.tokenizing, ids, joined, limit, start, self.labels == "masked", replaced, roles)
+        members = {name: tuple(_of_member(text, name) for text in chosen.texts) for name in roles if chosen.apart}
+        score = chosen.target if chosen.apart else ""
+        return Text(
+            self.tokenizing, ids, joined, limit, start, self.labels == "masked", replaced, roles, members, score
+        )
 
     def _length(self, parts: Mapping[str, Encoded], limit: int | None) -> int:
         """Return the longest of all texts. For tags of words it differs from the number of classes."""
-        longest = max(len(ids) for found in parts.values() for ids in found.ids)
+        longest = max(len(ids) for found in parts.values() for one in self._members(found) for ids in one.ids)
         scores = [port.dims[2] for port in self.ports.outputs if port.dims and len(port.dims) == 3]
         if self.chosen.words and longest in scores:  # else either axis of the output could be the classes
             longest += 1 if limit is None or longest < limit else -1
         return longest
+
+    def _members(self, found: Encoded) -> list[Encoded]:
+        """Return what each column of texts is, if they are read apart."""
+        return [found, *found.further] if self.chosen.apart else [found]
 
     def _made(self, part: str, found: Encoded, length: int, start: int | None, running: bool) -> Arrays:
         samples, chosen = self.source.parts[part], self.chosen
@@ -196,7 +208,9 @@ class _Fit:
         drop = {*chosen.texts, *([chosen.target] if chosen.words or self.labels == "other" else [])}
         columns = {} if running else {n: c[kept] for n, c in samples.columns.items() if n not in drop}
         rows = None if running else kept if samples.rows is None else samples.rows[kept]
-        columns |= self._inputs(found, length, start)
+        for text, one in zip(chosen.texts, self._members(found)):
+            made = self._inputs(one, length, start)
+            columns |= {_of_member(text, name): column for name, column in made.items()} if chosen.apart else made
         classes = {name: names for name, names in samples.classes.items() if name in columns}
         if found.tags is not None:
             columns[chosen.target] = _padded(found.tags, length, IGNORED)
@@ -215,26 +229,36 @@ class _Fit:
         made[POSITIONS] = (mask.cumsum(1) - 1).clamp_min(0)
         made[BRANCH] = torch.zeros(count, dtype=torch.bool)
         if start is not None:
-            others = found.others if found.others is not None else [[start]] * count
+            others = found.further[0].ids if self._predicts(found) else [[start]] * count
             longest = fixed_length(self.roles, DECODER) or max(map(len, others))
             labels = _padded(others, longest, IGNORED)
             shifted = torch.cat([torch.full((count, 1), start), labels[:, :-1]], 1)
             made |= {DECODER: shifted.masked_fill(shifted == IGNORED, pad), DECODER_MASK: (shifted != IGNORED).long()}
-            made |= {LABELS: labels} if found.others is not None else {}
+            made |= {LABELS: labels} if self._predicts(found) else {}
         columns = {port.name: made[role] for role, port in self.roles.items() if role in made}
         for role, port in self.roles.items():
             if role.startswith(PAST):
                 columns[port.name] = torch.zeros(count, *past_shape(port))
         return columns | ({LABELS: made[LABELS]} if LABELS in made else {})
 
+    def _predicts(self, found: Encoded) -> bool:
+        """Return True if the further text of each sample is the one to predict."""
+        return bool(found.further) and not self.chosen.apart
+
     def _note(self, encoder: Encoder, length: int, running: bool) -> None:
         name, texts = self.roles[IDS].name, " and ".join(map(printable, self.chosen.texts))
+        texts += ", each on its own," if self.chosen.apart else ""
         how = f"{counted(length, 'token')}" + (
             f", target {printable(self.chosen.target)}" if self.chosen.target else ""
         )
         what = "blocks" if running else "texts"
         self.source.notes.append(f"{name} is made of {texts} with {self.tokenizing.path}: {what} of {how}")
         self.source.notes += encoder.notes()
+
+
+def _of_member(text: str, name: str) -> str:
+    """Return the column that one text of a tuple makes for an input."""
+    return f"{text}.{name}"
 
 
 def _padded(rows: Sequence[Sequence[int]], length: int, value: int) -> Tensor:

@@ -26,7 +26,7 @@ class Encoded:
         kept: the indices of the samples.
         ids, types: of each sample.
         tags: the class index of each token, or -100; None if no labels of words were read.
-        others: the token ids of the texts to predict.
+        further: the further texts of each sample: one to predict, or those that are read apart from the first.
         classes: the names of the tags; () if they are numbers.
     """
 
@@ -34,7 +34,7 @@ class Encoded:
     ids: list[list[int]]
     types: list[list[int]]
     tags: list[list[int]] | None = None
-    others: list[list[int]] | None = None
+    further: Sequence[Encoded] = ()
     classes: tuple[str, ...] = ()
 
 
@@ -89,17 +89,17 @@ class Encoder:
         rows = [self._row(values) for values in zip(*(list(raw[name]) for name in self._reads), strict=True)]
         broken = {i: row for i, row in enumerate(rows) if isinstance(row, str)}
         kept = [i for i in range(len(rows)) if i not in broken]
-        texts = [rows[i][0] for i in kept]
-        found = self._encoded(texts)
-        targets = self._encoded([rows[i][1] for i in kept]) if self.others else found
-        empty = {i for i, one, other in zip(kept, found, targets) if not one.ids or not other.ids}
+        apart = len(self.chosen.texts) if self.chosen.apart else 2 if self.others else 1
+        found = [self._encoded([rows[i][place] for i in kept]) for place in range(apart)]
+        empty = {i for i, *each in zip(kept, *found) if not all(one.ids for one in each)}
         broken |= dict.fromkeys(empty, "no token in its text")
         self._report(part, broken, len(rows))
         some = [n for n, i in enumerate(kept) if i not in empty]
-        made = Encoded([kept[n] for n in some], [found[n].ids for n in some], [found[n].type_ids for n in some])
-        made.others = [targets[n].ids for n in some] if self.others else None
+        samples = [kept[n] for n in some]
+        made, *rest = (Encoded(samples, [x[n].ids for n in some], [x[n].type_ids for n in some]) for x in found)
+        made.further = rest
         if self.chosen.words:
-            made.tags = [self._aligned(found[n].word_ids, rows[kept[n]][1]) for n in some]
+            made.tags = [self._aligned(found[0][n].word_ids, rows[kept[n]][1]) for n in some]
             made.classes = self.tags
         return made
 
@@ -117,7 +117,7 @@ class Encoder:
 
     def _check_room(self) -> None:
         """Refuse a length that the tokenizer's own tokens fill: the library would not cut at all, or leave no text."""
-        count = len(self.chosen.texts)
+        count = 1 if self.chosen.apart else len(self.chosen.texts)
         added = self.tokenizing.tokenizer.num_special_tokens_to_add(count > 1)
         if self.limit is not None and self.limit < added + count:
             what = f"{counted(self.limit, 'token')} leave no room for text: the tokenizer adds {added} of its own"
@@ -141,6 +141,8 @@ class Encoder:
         texts = values[: len(self.chosen.texts)]
         if any(not _words(text) for text in texts):
             return "no text"
+        if self.chosen.apart:
+            return texts
         if self.others:
             return (texts[0], values[1]) if _words(values[1]) else "no text to predict"
         if not self.chosen.words:
