@@ -251,7 +251,7 @@ def _image_steps(
 def _image_step(source: DataSource, column: str, port: Port, white: float, size: str, letterbox: bool) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
-    wanted = frame(port, _size(shape, port), size)
+    wanted = frame(port, _size(shape, port), size, source.sizes)
     for part, samples in source.parts.items():  # files are decoded in the wanted size
         sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
         if sized is not None:
