@@ -213,10 +213,7 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
 
 
 def _asked(settings: Settings, ports: Signature, model: nn.Module) -> tuple[dict[str, str], list[str]]:
-    """Return the normalisation that is asked for, by input, and notes.
-
-    For images of images, and for detectors of Ultralytics, `auto` only divides by white.
-    """
+    """Return the normalisation by input, and notes: `auto` divides images of images, and Ultralytics', by white."""
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
     if settings.task not in (TASK, DETECTION) or scale_of(model) or "auto" not in asked.values():
         return asked, []
