@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli import DIFFERENT
-from onnxgen.cli.boxes import COLUMNS, cells, found_boxes, plain
+from onnxgen.cli.boxes import COLUMNS, cells, plain, summary
 from onnxgen.cli.boxes import rows as box_rows
 from onnxgen.cli.images import read_for, write_images
 from onnxgen.cli.later import sympy_later
@@ -20,6 +20,7 @@ from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.layout import files_meant
+from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.folder import is_run
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
@@ -70,7 +71,7 @@ def predict_command(
     elif out is not None and not quiet:
         tell(f"wrote {out}")
     elif out is None:
-        _print(found, top)
+        _print(found, top, LIKELY_BOX if min_score is None else min_score)
     return _said_of(learner)
 
 
@@ -180,10 +181,9 @@ def _learner(run: Path, device: str, weights: Path | None, **named: Any) -> Lear
 # ---- what is printed -------------------------------------------------------------------------------------------------
 
 
-def _print(found: Sequence[Prediction], top: int) -> None:
+def _print(found: Sequence[Prediction], top: int, least: float) -> None:
     if found[0].answer.boxes is not None:
-        count = counted(sum(len(found_boxes(one, top) or ()) for one in found), "object")
-        table(f"{count} in {counted(len(found), 'image')}", ["file", *COLUMNS[1:]], cells(found, top))
+        table(summary(found, top, least), ["file", *COLUMNS[1:]], cells(found, top))
         return
     several = len(found[0].answers) > 1
     rows = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,6 +37,14 @@ def cells(found: Sequence[Prediction], top: int) -> list[list[str]]:
         made += [[one.source, b.label, f"{b.score:.1%}", *(f"{number:.1f}" for number in b.corners)] for b in boxes]
         made += [] if boxes else [[one.source, "nothing", *[""] * 5]]
     return made
+
+
+def summary(found: Sequence[Prediction], top: int, least: float) -> str:
+    """Return how many objects there are; if there are none, also the best score, which is below `least`."""
+    count = sum(len(found_boxes(one, top) or ()) for one in found)
+    said = f"{counted(count, 'object')} in {counted(len(found), 'image')}"
+    best = max((one.answer.best for one in found if one.answer.best is not None), default=None)
+    return said if count or best is None else f"{said} (best score {best:.1%}, below --min-score {least:g})"
 
 
 def plain(answer: Answer, top: int) -> list[dict[str, Any]]:

@@ -27,7 +27,9 @@ from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.reader.placeholders import is_placeholder
 from onnxgen.reader.protos import opset_of, put, uses
+from onnxgen.shapes.dim_text import atom_text
 from onnxgen.shapes.dims import Dim, Sym, Symbol
+from onnxgen.shapes.expression import Atom
 from onnxgen.shapes.info import Info, info
 
 MIN_OPSET = 10  # oldest opset in which Slice takes its bounds as inputs
@@ -236,10 +238,10 @@ class _Writer:
             found = self._op(op, [found, value], name, where)
         return found
 
-    def _symbol(self, atom: object) -> str:
+    def _symbol(self, atom: Atom) -> str:
         """Return the name of a one-element tensor that holds the size of an input's axis."""
         if not isinstance(atom, Symbol) or atom.source is None or atom.source[0] not in self.inputs:
-            raise CannotWriteBack(f"no input has the size {printable(str(atom))}")
+            raise CannotWriteBack(f"no input has the size {printable(atom_text(atom, alone=True))}")
         if atom.name not in self.sizes:
             value, axis = atom.source
             shape = self._op("Shape", [value], f"{value}.shape", self.first)

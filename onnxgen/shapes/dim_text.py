@@ -11,7 +11,7 @@ def readable(dim: Dim | float) -> str:
     parts: list[str] = []
     for monomial, coefficient in _tidy(dim):
         alone = len(monomial) == 1 and (coefficient == 1 or (coefficient == -1 and bool(parts)))
-        body = "*".join(_atom_text(a, alone) if p == 1 else f"{_atom_text(a, False)}**{p}" for a, p in monomial)
+        body = "*".join(atom_text(a, alone) if p == 1 else f"{atom_text(a, False)}**{p}" for a, p in monomial)
         number = abs(coefficient)
         body = str(number) if not body else body if number == 1 else f"{number}*{body}"
         if not parts:
@@ -35,7 +35,7 @@ def _tidy(dim: Sym) -> tuple[tuple[Monomial, int], ...]:
     return dim.terms
 
 
-def _atom_text(atom: Atom, alone: bool) -> str:
+def atom_text(atom: Atom, alone: bool) -> str:
     if isinstance(atom, Symbol):
         return atom.name
     if atom.function in ("floordiv", "mod"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -20,6 +23,7 @@ from onnxgen.surgery.ports import signature_of
 Keep: TypeAlias = Mapping[int, int] | Sequence[int | None]
 Init: TypeAlias = str | Callable[[Tensor], object]
 
+_RESHAPES = ("reshape", "view", "unflatten")
 _COUNTS = ("out_features", "out_channels", "num_features")
 
 
@@ -214,10 +218,41 @@ def _shapes(model: nn.Module, example: Example) -> list[tuple[int, ...]]:
         return [tuple(tensor.shape) for tensor in outputs(call(model, example))]
 
 
+def _where(model: nn.Module, classes: int) -> str:
+    """Return what to change in the code of a model that counts on a number of classes.
+
+    A reshape to that number takes any with -1 in its place, unless there is a -1 already.
+    """
+    try:
+        file = inspect.getsourcefile(type(model)) or ""
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (TypeError, OSError, ValueError, SyntaxError):  # a class of a notebook, say
+        return f"change {classes} in the code"
+    used = {type(part).__name__ for part in model.modules() if type(part).__module__ == type(model).__module__}
+    code = [part for part in tree.body if isinstance(part, ast.ClassDef) and part.name in used]
+    calls = [node for part in code for node in ast.walk(part) if isinstance(node, ast.Call)]
+    lines = sorted({line for node in calls if (line := _line_in_reshape(node, classes))})
+    if not lines:
+        return f"change {classes} in the code"
+    places = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+    return f"{places} of {Path(file).name}: write -1 for {classes}"
+
+
+def _line_in_reshape(node: ast.Call, number: int) -> int:
+    """Return the line in which a reshape has a number that could be -1 instead; 0 if there is none."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in _RESHAPES:
+        return 0
+    listed = [arg.elts if isinstance(arg, (ast.Tuple, ast.List)) else [arg] for arg in node.args]
+    sizes = [size for part in listed for size in part]
+    found = [size.lineno for size in sizes if isinstance(size, ast.Constant) and size.value == number]
+    has_other = any(isinstance(size, ast.UnaryOp) for size in sizes)
+    return found[0] if len(found) == 1 and not has_other else 0
+
+
 def _check(model: nn.Module, example: Example, before: list[tuple[int, ...]], found: Found, classes: int) -> None:
     """Check that the model still runs, and that its output changed in the class axis only."""
     head = found.head
-    way_out = f"change {head.classes} in the code, or replace {head.path} by hand"
+    way_out = f"{_where(model, head.classes)}, or replace {head.path} by hand"
     try:
         after = _shapes(model, example)
     except Exception as error:

@@ -8,15 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
+from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 
 import onnxgen
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.state import read_state
+from onnxgen.options import Options
 from tests.conftest import ROOT
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
@@ -164,3 +168,23 @@ def test_another_network_is_there(folder: Path) -> None:
 def test_an_earlier_export_is_written_over(folder: Path) -> None:
     for _ in range(2):
         assert onnxgen.export(folder / "model.py", out=folder / "out" / "tuned.onnx").wrote
+
+
+def test_a_size_that_no_input_has_is_told_as_a_dim(tmp_path: Path) -> None:
+    """An eighth of the width, which only the file's own Shape can tell."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, 3, width] x, float[4, 3, 8] w) => (float[1, 8, out] y) <int64[1] two = {2}, int64[2] start = {1, 4}>
+        {
+            c = Conv<kernel_shape=[8], strides=[8], pads=[0, 7]>(x, w)
+            s = Shape(c)
+            n = Gather<axis=0>(s, two)
+            to = Concat<axis=0>(start, n)
+            z = ConstantOfShape(to)
+            y = Concat<axis=1>(c, z)
+        }""")
+    del model.graph.input[1]
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3, 8), np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "m.py", Options(dynamic_batch=True))
+    report = onnxgen.export(tmp_path / "m.py", out=tmp_path / "back.onnx")
+    assert "the batch stays fixed at 1: no input has the size (width + 7)//8" in report.notes

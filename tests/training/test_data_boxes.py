@@ -248,6 +248,17 @@ def test_labels_in_one_folder_without_parts(tmp_path: Path) -> None:
         check_all(opened(path, strict=True), {"train": PARTS["train"]})
 
 
+def test_a_test_part_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+    write_yolo(tmp_path, PARTS)
+    with (tmp_path / "data.yaml").open("a") as file:
+        file.write("\ntest: ../test/images\n")
+    found = opened(tmp_path, strict=True)
+    check_all(found)
+    assert found.notes == [
+        f"{tmp_path / 'data.yaml'}: test is ../test/images, and there is no such place: it is left out"
+    ]
+
+
 def test_names_stay_text(tmp_path: Path) -> None:
     write_yolo(tmp_path, {"train": PARTS["train"]})
     (tmp_path / "data.yaml").write_text("train: images/train\nnames: [no, 01, 1.0]\n")

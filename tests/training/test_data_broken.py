@@ -259,6 +259,7 @@ YOLO: list[Case] = [
     ("another nc", data(nc=5), "nc is 5, but there are 3 names", FATAL),
     ("no train", data(train=None), "data.yaml has no train", FATAL),
     ("no such folder", data(train="nowhere"), "train is nowhere, and there is no such place", FATAL),
+    ("no such val", data(val="nowhere"), "val is nowhere, and there is no such place", FATAL),
     ("a number for a folder", data(train=[[7]]), "and there is no such place", FATAL),
     (
         "damaged YAML", lambda f: (f / "data.yaml").write_text("names: [a, b\ntrain: x"),

@@ -14,8 +14,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.output.signature import Port
 from onnxgen.training import Settings
 from onnxgen.training.data import open_data
+from onnxgen.training.data.images import frame
 from onnxgen.training.data.opening import KINDS
 from tests.training.small import network
 
@@ -287,6 +289,36 @@ def test_images_of_different_sizes_for_an_input_of_any_size(tmp_path: Path) -> N
         "input 'image' takes images of any size [batch, 3, height, width], but those of the data differ in size"
         " -> name one: --size 224x224 (or generate with --input-shape image=-1,3,224,224)"
     )
+
+
+@pytest.mark.parametrize(
+    "dims, any_what, size, shape",
+    [
+        ((1, 1, 6, "w"), "width", "6x7", "-1,1,6,7"),
+        ((1, 1, "h", 4), "height", "9x4", "-1,1,9,4"),
+        ((1, 6, "w", 1), "width", "6x7", "-1,6,7,1"),
+        (("batch", "c", 6, 5), "number of channels", "6x5", "-1,3,6,5"),
+    ],
+)
+def test_only_what_is_free_is_to_be_named(
+    dims: tuple[int | str, ...], any_what: str, size: str, shape: str, tmp_path: Path
+) -> None:
+    model = network(tmp_path, image=("float32", dims))
+    image(tmp_path / "data/cat/a.png")
+    image(tmp_path / "data/owl/b.png", (7, 9))
+    message = said(tmp_path / "data", model)
+    shown = ", ".join(map(str, dims))
+    assert message == (
+        f"input 'image' takes images of any {any_what} [{shown}], but those of the data differ in size"
+        f" -> name one: --size {size} (or generate with --input-shape image={shape})"
+    )
+    open_data(tmp_path / "data", model, Settings(size=size, val=0))
+
+
+def test_a_width_that_is_not_known_is_4_heights() -> None:
+    """Nothing was read of the data's images but that they differ."""
+    with pytest.raises(OnnxgenError, match=r"any width .* --size 64x256 \(or .* x=-1,1,64,256\)"):
+        frame(Port("x", "float32", (1, 1, 64, "w")), None)
 
 
 def test_inputs_that_take_no_images(tmp_path: Path) -> None:

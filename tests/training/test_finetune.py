@@ -272,6 +272,29 @@ def test_a_number_of_classes_fixed_in_the_code_is_refused() -> None:
     assert model.fc.out_features == 10 and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
+class Viewed(nn.Module):
+    """A reshape of all rows to the number of classes, in several lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).view(
+            1, 3,
+            10,
+        )  # fmt: skip
+
+
+def test_the_line_of_a_reshape_to_the_number_of_classes_is_told() -> None:
+    lines, first = inspect.getsourcelines(Viewed)
+    line = first + lines.index("            10,\n")
+    with pytest.raises(OnnxgenError, match="the model fails with 2 classes in fc") as caught:
+        replace_head(Viewed(), 2, example=torch.zeros(3, 4))
+    way = f"-> line {line} of test_finetune.py: write -1 for 10, or replace fc by hand"
+    assert str(caught.value).endswith(way)
+
+
 def test_wrong_arguments_of_replace_head() -> None:
     x = images(2)
     for arguments, message in (

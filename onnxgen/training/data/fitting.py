@@ -86,7 +86,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     members = (text.members if text is not None else {}) or members_of(source, ports, settings, targets)
     feeding = _fed(source, ports, settings, targets, members, text.score if text is not None else "")
     fit_sounds(source, ports, feeding)
-    asked = _asked(settings, ports, model)
+    asked, said = _asked(settings, ports, model)
+    source.notes += said
     images = _image_steps(source, ports, feeding, settings, asked)
     placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
     target = next(iter(feeding.aims), "")
@@ -219,12 +220,19 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
     return sizes.get("C", 1), sizes["H"], sizes["W"]
 
 
-def _asked(settings: Settings, ports: Signature, model: nn.Module) -> dict[str, str]:
-    """Return the normalisation that is asked for, by input; for images of images it only divides by white."""
+def _asked(settings: Settings, ports: Signature, model: nn.Module) -> tuple[dict[str, str], list[str]]:
+    """Return the normalisation by input, and notes: `auto` divides images of images, and Ultralytics', by white."""
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
-    if settings.task != TASK or scale_of(model):
-        return asked
-    return {name: FROM_0_TO_1 if how == "auto" else how for name, how in asked.items()}
+    if settings.task not in (TASK, DETECTION) or scale_of(model) or "auto" not in asked.values():
+        return asked, []
+    notes = []
+    if settings.task == DETECTION:
+        from onnxgen.training.goals.detection.part import ultralytics_file  # imported here: it imports the pipeline
+
+        if (file := ultralytics_file(model)) is None:
+            return asked, []
+        notes.append(f"{file.name} is a file of Ultralytics (its metadata has imgsz), which trains on pixels of 0 to 1")
+    return {name: FROM_0_TO_1 if how == "auto" else how for name, how in asked.items()}, notes
 
 
 def _image_steps(
@@ -248,7 +256,7 @@ def _image_steps(
 def _image_step(source: DataSource, column: str, port: Port, white: float, size: str, letterbox: bool) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
-    wanted = frame(port, _size(shape, port), size)
+    wanted = frame(port, _size(shape, port), size, source.sizes)
     for part, samples in source.parts.items():  # files are decoded in the wanted size
         sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
         if sized is not None:

@@ -25,6 +25,8 @@ MAX_MEASURED = 10_000  # images from which mean and deviation are computed
 _MEASURED_AT_ONCE = 500
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL converts to gray
 _NOISE = 2  # the stream of random numbers of `ToInput.noise`; augmentation has 0 and 1
+_USUAL = 224  # height and width to name, for an input that takes any
+_TIMES = 4  # how many times wider than high a line of text is, say
 _GIVE_ARRAYS = "give floating-point arrays of exactly that shape (.npz)"
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel, of values 0 to 1
@@ -74,13 +76,19 @@ def wanted_axes(port: Port) -> str:
     return {3: "HW", 2: "flat"}.get(len(port.dims), "")
 
 
-def frame(port: Port, stored: tuple[int, int, int] | None, size: str = "auto") -> Frame:
+def frame(
+    port: Port,
+    stored: tuple[int, int, int] | None,
+    size: str = "auto",
+    files: frozenset[tuple[int, ...]] = frozenset(),
+) -> Frame:
     """Return the image that an input takes.
 
     Args:
         port: the input.
         stored: channels, height and width of the data's images; None if they differ.
         size: of an input that takes any size, "224x224"; "auto" takes that of the data.
+        files: channels, height and width of the data's images, if they differ; empty if they were not looked at.
 
     Raises:
         OnnxgenError: the input takes no images, or it takes any size and the images differ in size.
@@ -104,17 +112,32 @@ def frame(port: Port, stored: tuple[int, int, int] | None, size: str = "auto") -
     if axes == "HW":
         sizes["C"] = 1
     if len(sizes) < 3 and stored is None:
-        shape = ",".join(["-1", *("224" if axis in "HW" else "3" for axis in axes)])
-        raise OnnxgenError(
-            f"input {port.name!r} takes images of any size {shown(port)}, but those of the data differ in size",
-            help=f"name one: --size 224x224 (or generate with --input-shape {port.name}={shape})",
-        )
+        raise _open(port, axes, sizes, files)
     for axis, dim in zip("CHW", stored or (), strict=False):
         sizes.setdefault(axis, dim)
     if sizes["C"] not in CHANNELS:
         what = f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image"
         raise OnnxgenError(what, help=_GIVE_ARRAYS)
     return Frame(sizes["C"], sizes["H"], sizes["W"], axes)
+
+
+def _open(port: Port, axes: str, fixed: Mapping[str, int], files: frozenset[tuple[int, ...]]) -> OnnxgenError:
+    """Return the error of an input whose images have some sizes open. `fixed`: the other sizes, by axis."""
+    free = "".join(axis for axis in "HW" if axis not in fixed)
+    largest = {axis: max((size["CHW".index(axis)] for size in files), default=0) for axis in "HW"}
+    if free == "W":
+        usual = {"W": largest["W"] or _TIMES * fixed["H"]}
+    elif free == "H":
+        usual = {"H": largest["H"] or fixed["W"]}
+    else:
+        usual = {"H": _USUAL, "W": _USUAL}
+    sizes = {"C": 3, **usual, **fixed}
+    what = {"H": "height", "W": "width", "HW": "size", "": "number of channels"}[free]
+    shape = ",".join(["-1", *(str(sizes[axis]) for axis in axes)])
+    return OnnxgenError(
+        f"input {port.name!r} takes images of any {what} {shown(port)}, but those of the data differ in size",
+        help=f"name one: --size {sizes['H']}x{sizes['W']} (or generate with --input-shape {port.name}={shape})",
+    )
 
 
 def _flat(port: Port, size: int | str, stored: tuple[int, int, int] | None) -> Frame:

@@ -43,6 +43,7 @@ class Answer:
             height) and the peak of each keypoint [K, 3]; for an image, bytes [H, W] or [H, W, C]; for boxes, class
             index, score, x1, y1, x2, y2 [n, 6]; else the output as it is.
         boxes: the objects in an image, the surest first; None for other answers.
+        best: the greatest score that a detector gives in the image, also if no box is found; None for other answers.
         soft: True if the value has the probability of each class at each position instead, float32 [C, ...].
     """
 
@@ -51,6 +52,7 @@ class Answer:
     value: NDArray[Any]
     boxes: tuple[Box, ...] | None = None
     soft: bool = False
+    best: float | None = None
 
     @property
     def is_image(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -21,7 +22,9 @@ from onnxgen.training import fit, load
 from onnxgen.training.data.folder import decoded, size_of
 from onnxgen.training.data.letterbox import fit_of
 from onnxgen.training.goals.detection.found import boxes_of
+from onnxgen.training.prepare import prepare
 from onnxgen.training.runs.record import Target
+from onnxgen.training.settings import Settings
 from samples.tasks.scenes import draw_scenes, write_coco, write_yolo
 from tests.heads import small
 from tests.training.detection.heads import distances
@@ -69,9 +72,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def columns(place: Path, out: Path, data: Any, **given: Any) -> dict[str, Tensor]:
     """Return the first training batch that a run of this data would see."""
-    from onnxgen.training.prepare import prepare
-    from onnxgen.training.settings import Settings
-
     values = {**GIVEN, "out": out, **given}
     values.pop("show")
     train = prepare(place / "net.py", data, Settings(**values)).data.train
@@ -110,9 +110,30 @@ def test_arrays_are_letterboxed_with_their_boxes(place: Path, tmp_path: Path) ->
     torch.testing.assert_close(batch["image"][0, :, :, :12], torch.full((3, 32, 12), 114 / 255))
 
 
-def test_what_would_not_move_is_refused(place: Path, tmp_path: Path) -> None:
-    from onnxgen.training.settings import Settings
+@pytest.mark.parametrize("asked, by_ultralytics", [("auto", True), ("auto", False), ("0.5,0.25", True)])
+def test_files_of_ultralytics_get_pixels_from_0_to_1(
+    place: Path, tmp_path: Path, asked: str, by_ultralytics: bool
+) -> None:
+    model = onnx.load(place / "net.onnx")
+    if by_ultralytics:
+        model.metadata_props.add(key="imgsz", value="[32, 48]")  # as Ultralytics records it
+    onnx.save(model, tmp_path / "net.onnx")
+    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py", Options(task="detection"))
+    values = {**GIVEN, "normalize": asked, "out": tmp_path / "run"}
+    values.pop("show")
+    plan = prepare(tmp_path / "net.py", place / "data", Settings(**values))
+    assert plan.data.train is not None
+    gray = plan.data.train.take([0], 0)["image"][0, :, 0, 0]  # 114, beside the letterboxed image
+    is_plain = asked == "auto" and by_ultralytics
+    mean, deviation = (0.0, 1.0) if is_plain else (0.5, 0.25)
+    if asked != "auto" or by_ultralytics:
+        torch.testing.assert_close(gray, torch.full((3,), (114 / 255 - mean) / deviation))
+    told = "net.onnx is a file of Ultralytics (its metadata has imgsz), which trains on pixels of 0 to 1"
+    assert (told in plan.notes) == is_plain
+    assert any("mean and deviation of the train part" in note for note in plan.notes) == (not by_ultralytics)
 
+
+def test_what_would_not_move_is_refused(place: Path, tmp_path: Path) -> None:
     with pytest.raises(OnnxgenError, match="resize must be one of auto, stretch, letterbox, not 'crop'"):
         Settings(resize="crop")
 
@@ -160,6 +181,9 @@ def test_a_run_predicts_boxes(place: Path, tmp_path: Path, capsys: pytest.Captur
     first = json.loads(ask("--json", "--top", "2"))[0]["outputs"]["boxes"]["boxes"][0]
     surest = (found[0].answer.boxes or ())[0]
     assert first["label"] == surest.label and first["box"] == pytest.approx(surest.corners, abs=1e-3)
+    scores = [box.score for box in boxes]
+    assert command(["predict", str(tmp_path / "run"), *map(str, images), "--min-score", "0.999"]) == 0
+    assert f"0 objects in 4 images (best score {max(scores):.1%}, below --min-score 0.999)" in capsys.readouterr().out
     ask("-o", str(tmp_path / "out.csv"))
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
     assert len(rows) == len(boxes) and float(rows[0]["x1"]) == pytest.approx(surest.corners[0], abs=1e-3)

@@ -92,28 +92,37 @@ class Described:
         names: of the classes.
         root: the folder that entries of lists are seen from.
         parts: the folders of images and the lists of them, by part.
+        notes: of what it names and is left out.
     """
 
     names: tuple[str, ...]
     root: Path
     parts: Mapping[str, tuple[Path, ...]]
+    notes: tuple[str, ...] = ()
 
 
 def described(file: Path) -> Described:
     """Read a `data.yaml`.
 
     Raises:
-        OnnxgenError: it can't be read, or has no names or no train, or names a place that is not there.
+        OnnxgenError: it can't be read, or has no names or no train, or names a place of train or val that is not there.
     """
     given = _read(file)
     names = _names(file, given)
     base = given.get("path", "")
     root = file.parent / base if isinstance(base, str) else file.parent
     root = root if root.is_dir() else file.parent  # written for another machine
-    parts = {part: _places(file, root, part, given[part]) for part in PARTS if given.get(part)}
+    parts, notes = {}, []
+    for part in (part for part in PARTS if given.get(part)):
+        try:
+            parts[part] = _places(file, root, part, given[part])
+        except OnnxgenError as error:
+            if part != "test":  # which nobody needs to train, so published files name it and come without
+                raise
+            notes.append(f"{error.problems[0].what}: it is left out")
     if "train" not in parts:
         raise OnnxgenError(f"{file} has no train", help="say where the images are: train: images/train")
-    return Described(names, root, parts)
+    return Described(names, root, parts, tuple(notes))
 
 
 def _places(file: Path, root: Path, part: str, said: Any) -> tuple[Path, ...]:

@@ -38,7 +38,7 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     notes: list[str] = []
     if file is not None:
         said = described(file)
-        classes = said.names
+        classes, notes = said.names, [*said.notes]
         found = {part: _listed(places, said.root, faults) for part, places in said.parts.items()}
     else:
         classes, pairs = _class_file(folder), laid_out(folder, LABELS)

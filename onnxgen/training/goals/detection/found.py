@@ -37,4 +37,4 @@ def boxes_of(maps: Sequence[Tensor], target: Target, fit: Fit, size: tuple[int, 
         for label, score, corner in zip(classes.tolist(), scores[points, classes].tolist(), corners.tolist())
     )
     value = np.array([(label, b.score, *b.corners) for label, b in zip(classes.tolist(), boxes)], np.float32)
-    return Answer(tuple(box.label for box in boxes), {}, value.reshape(-1, 6), boxes)
+    return Answer(tuple(box.label for box in boxes), {}, value.reshape(-1, 6), boxes, best=float(scores.max()))

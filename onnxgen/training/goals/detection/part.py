@@ -6,11 +6,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.export.origin import source_of
+from onnxgen.output.signature import recorded
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.goals.detection.ready import Detector, detector_at
+from onnxgen.training.goals.detection.ready import Detector, detector_at, ultralytics_size
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import read_record
@@ -27,6 +30,15 @@ def detector_of(model: nn.Module, size: str = "auto") -> Detector:
     found = detector_at(_module(model), metadata_of(vars(sys.modules[type(model).__module__])), size)
     names = [port.name for port in signature_of(model).outputs]  # some may have been added by hand
     return replace(found, missing=tuple(name for name in found.tail.maps if name not in names))
+
+
+def ultralytics_file(model: nn.Module) -> Path | None:
+    """Return the ONNX file of a model if Ultralytics wrote it; None if another one did, or if it is not there."""
+    try:
+        file = source_of(_module(model), recorded(metadata_of(vars(sys.modules[type(model).__module__]))))
+    except OnnxgenError:
+        return None
+    return None if ultralytics_size(onnx.load(file, load_external_data=False)) is None else file
 
 
 def _module(model: nn.Module) -> Path:

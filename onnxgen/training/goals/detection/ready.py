@@ -204,10 +204,16 @@ def _size_of(model: onnx.ModelProto, file: Path, size: str) -> tuple[tuple[int, 
     """Return the height and width to train with, and where they are from."""
     if size != "auto":
         return parse_size(size.rpartition("=")[2]), "as asked"
-    told = {entry.key: entry.value for entry in model.metadata_props}
-    if match := _IMGSZ.fullmatch(told.get("imgsz", "")):
-        return (int(match[1]), int(match[2])), f"which {file.name} tells (imgsz); --size HxW names another one"
+    if (told := ultralytics_size(model)) is not None:
+        return told, f"which {file.name} tells (imgsz); --size HxW names another one"
     return USUAL, "the usual size; --size HxW names another one"
+
+
+def ultralytics_size(model: onnx.ModelProto) -> tuple[int, int] | None:
+    """Return the height and width of the training, which Ultralytics writes into its files; None for other files."""
+    told = {entry.key: entry.value for entry in model.metadata_props}
+    match = _IMGSZ.fullmatch(told.get("imgsz", ""))
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 @lru_cache(maxsize=8)
