@@ -111,6 +111,7 @@ SAID = {
     "restore_batchnorm": True,
     "quantized": "float",
     "dropout": {"fc1": 0.5},
+    "const": {"x": (1.0, 2.0)},
     "nchwc_block": 16,
     "shard_size": 1000,
     "templates": "templates",

@@ -21,7 +21,7 @@ from onnxgen.training.data.encoding import encode
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.feeding import matched
 from onnxgen.training.data.image_pairs import TASK
-from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, image_target, with_clean_target
+from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, asked_scales, image_target, with_clean_target
 from onnxgen.training.data.images import (
     CHANNELS,
     ToInput,
@@ -86,8 +86,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     members = (text.members if text is not None else {}) or members_of(source, ports, settings, targets)
     feeding = _fed(source, ports, settings, targets, members, text.score if text is not None else "")
     fit_sounds(source, ports, feeding)
-    asked, said = _asked(settings, ports, model)
-    source.notes += said
+    asked = asked_scales(settings, ports, model, source.notes)
     images = _image_steps(source, ports, feeding, settings, asked)
     placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
     target = next(iter(feeding.aims), "")
@@ -218,21 +217,6 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
         return None
     sizes = dict(zip(axes, shape))
     return sizes.get("C", 1), sizes["H"], sizes["W"]
-
-
-def _asked(settings: Settings, ports: Signature, model: nn.Module) -> tuple[dict[str, str], list[str]]:
-    """Return the normalisation by input, and notes: `auto` divides images of images, and Ultralytics', by white."""
-    asked = by_input(settings.normalize, [port.name for port in ports.inputs])
-    if settings.task not in (TASK, DETECTION) or scale_of(model) or "auto" not in asked.values():
-        return asked, []
-    notes = []
-    if settings.task == DETECTION:
-        from onnxgen.training.goals.detection.part import ultralytics_file  # imported here: it imports the pipeline
-
-        if (file := ultralytics_file(model)) is None:
-            return asked, []
-        notes.append(f"{file.name} is a file of Ultralytics (its metadata has imgsz), which trains on pixels of 0 to 1")
-    return {name: FROM_0_TO_1 if how == "auto" else how for name, how in asked.items()}, notes
 
 
 def _image_steps(

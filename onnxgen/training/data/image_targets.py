@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
@@ -15,13 +15,31 @@ from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.augment import FOR_PHOTOS, MOVING, Augment, recipes
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.image_pairs import TARGET, TASK, Paired
-from onnxgen.training.data.images import CHANNELS, Frame, ToInput, axes_of, wanted_axes
+from onnxgen.training.data.images import CHANNELS, Frame, ToInput, axes_of, by_input, wanted_axes
 from onnxgen.training.data.samples import Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource, listed
-from onnxgen.training.goals.choice import AUTO
+from onnxgen.training.goals.choice import AUTO, DETECTION
+from onnxgen.training.model import scale_of
 from onnxgen.training.settings import Settings
 
 FROM_0_TO_1 = "0,1"  # the normalisation that only divides by white
+
+
+def asked_scales(settings: Settings, ports: Signature, model: nn.Module, notes: list[str]) -> dict[str, str]:
+    """Return the normalisation of each input. `auto` divides images of images, and those of Ultralytics, by white.
+
+    Adds to `notes` what the network's own file says of it.
+    """
+    asked = by_input(settings.normalize, [port.name for port in ports.inputs])
+    if settings.task not in (TASK, DETECTION) or scale_of(model) or "auto" not in asked.values():
+        return asked
+    if settings.task == DETECTION:
+        from onnxgen.training.goals.detection.part import ultralytics_file  # imported here: it imports the pipeline
+
+        if (file := ultralytics_file(model)) is None:
+            return asked
+        notes.append(f"{file.name} is a file of Ultralytics (its metadata has imgsz), which trains on pixels of 0 to 1")
+    return {name: FROM_0_TO_1 if how == "auto" else how for name, how in asked.items()}
 
 
 @dataclass(frozen=True)
