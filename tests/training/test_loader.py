@@ -38,6 +38,21 @@ class Numbers:
         return {"x": torch.tensor(indices), "seed": torch.full((len(indices),), seed)}
 
 
+@pytest.fixture(autouse=True)
+def closed(monkeypatch):
+    """No test leaves workers: they would be waited for in another one, when they are collected."""
+    made, usual = [], Loader.__init__
+
+    def init(self, *args, **kwargs):
+        usual(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(Loader, "__init__", init)
+    yield
+    for loader in made:
+        loader.close()
+
+
 def epoch(loader):
     return [batch["x"].tolist() for batch in loader]
 
