@@ -41,7 +41,7 @@ def StochasticDepth(x: Array, *, p: float, mode: str) -> Array:
 
 @own
 def Affine(x: Array, scale: Array, bias: Array) -> Array:
-    return x * scale + bias
+    return x * scale.reshape(1) + bias.reshape(1)  # the layer's numbers have one axis
 
 
 @own

@@ -29,8 +29,9 @@ def affine(model: ir.Model, options: Options) -> None:
         x = None if scale is None else other(node, scale)
         if add is None or scale is None or x is None or bias is None or scale is bias or not _is_learned(bias):
             continue
-        rank = info(x).rank or 0  # a number of more axes gives its axes to the result
-        if all((info(number).rank or 0) <= rank for number in (scale, bias)):
+        rank = info(x).rank or 0
+        # the layer's numbers have one axis, and a number of more axes than x gives its axes to the result
+        if rank and all((info(number).rank or 0) <= rank for number in (scale, bias)):
             found.append((add, node, [x, scale, bias]))
     if found:
         paths = [path for value in stored_values(model.graph) if (path := param_path(value.name or "")) is not None]

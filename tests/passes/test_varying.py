@@ -128,6 +128,26 @@ def named(name: str) -> str:
     return name if found is None else f"blocks.{found[2]}.{kinds[found[1]]}"
 
 
+@pytest.mark.parametrize("shape", [[], None], ids=["no axes", "unknown"])
+def test_a_value_without_axes_gets_none(shape: list[int] | None, tmp_path: Path) -> None:
+    """The layer's numbers have an axis, which they would give to the result."""
+    nodes, tensors, x = [], [], "x"
+    for i, numbers in enumerate(zip(LEARNED, SHIFTS, strict=True)):
+        tensors += [numpy_helper.from_array(np.float32(n), f"n{i}.{k}") for k, n in enumerate(numbers)]
+        nodes += [
+            helper.make_node("Mul", [x, f"n{i}.0"], [f"m{i}"]),
+            helper.make_node("Add", [f"m{i}", f"n{i}.1"], [f"a{i}"]),
+        ]
+        nodes.append(helper.make_node("Tanh", [f"a{i}"], [x := f"t{i}"]))
+    io = [helper.make_tensor_value_info(name, 1, shape) for name in ("x", x)]
+    graph = helper.make_graph(nodes, "g", io[:1], io[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "net.onnx")
+    feeds = {"x": np.array(0.3, "float32")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    assert_same(made.outputs[0].detach().numpy(), run_onnxruntime(model, feeds)[0])
+
+
 @pytest.mark.parametrize(("change", "count"), [("output", 5), ("names", 0)])
 def test_what_is_more_than_a_layers_own_is_no_layer(change: str, count: int, tmp_path: Path) -> None:
     model = changed(blocks(tmp_path / "net.onnx", LEARNED, shifts=SHIFTS), change)
