@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from select import select
 from threading import Thread
 from types import FrameType
 from typing import NoReturn
@@ -70,8 +71,7 @@ def _ended(child: int, read: int) -> tuple[signal.Signals, str]:
 
     before = _interrupted_by(hand_on)  # the child says so
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    with os.fdopen(read, encoding="utf-8") as lines:
-        last = ([""] + lines.readlines())[-1]
+    last = ([""] + _whole(read).splitlines())[-1]
     _, status = os.waitpid(child, 0)
     signal.signal(signal.SIGINT, before)
     if not os.WIFSIGNALED(status):
@@ -80,6 +80,21 @@ def _ended(child: int, read: int) -> tuple[signal.Signals, str]:
     if died not in DEADLY | {signal.SIGKILL}:
         _exit(128 + died)
     return signal.Signals(died), last
+
+
+def _whole(read: int) -> str:
+    """Read a pipe to its end, awake five times a second.
+
+    A signal that comes right before a call of the system does not end that call: a plain read would keep it waiting.
+    """
+    told = b""
+    with os.fdopen(read, "rb", buffering=0) as pipe:
+        while True:
+            if select([pipe], [], [], 0.2)[0]:
+                more = pipe.read(4096)
+                if not more:
+                    return told.decode()
+                told += more
 
 
 def _interrupted_by(handler: Callable[[int, FrameType | None], object]) -> signal._HANDLER:
