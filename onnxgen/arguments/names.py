@@ -149,7 +149,9 @@ def choose(found: list[Argument], written: Mapping[int, int]) -> list[Argument]:
             first.join(argument)
     widths = [argument for argument in same.values() if argument.name in WIDTHS and argument.is_shared]
     if widths:
-        base = max(widths, key=lambda a: (sum(len(o.spots) for o in widths if follows(o, a)), a.number, a.rank))
+        # a number that is written once may be that of coordinates, of which the others are multiples by accident
+        often = [argument for argument in widths if len(argument.spots) > 1] or widths
+        base = max(often, key=lambda a: (sum(len(o.spots) for o in widths if follows(o, a)), a.number, a.rank))
         for other in [*same.values()]:
             # not the width of an input: the network would take others than its caller has
             is_equal = other.name in ("out_features", *WIDTHS) and other.number == base.number

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxgen.arguments.names import WIDTHS, Argument, expression
+from onnxgen.arguments.names import ENDS, WIDTHS, Argument, expression
 from onnxgen.arguments.written import Spot, spotted
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import rewrite, walk
@@ -44,16 +44,19 @@ class _Writer:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 found = self.needs.get(node.func.id, [])
             needed.update((id(argument), argument) for argument in found)
+        needed = dict(sorted(needed.items(), key=lambda item: not is_root and _is_count(item[1])))
         self.needs[tree.name] = list(needed.values())
         namer = Namer(self.reserved | {parameter.name for parameter in tree.parameters} | _locals(tree))
         wanted = {id(a): "width" if a.name in namer and a.name in WIDTHS else a.name for a in needed.values()}
         names = {key: namer.take(name) for key, name in wanted.items()}
         made = [Parameter(names[i], "int", str(a.number) if is_root else None) for i, a in needed.items()]
+        own = sum(parameter.default is None for parameter in tree.parameters)
+        sizes = len(made) if is_root else sum(not _is_count(argument) for argument in needed.values())
         return replace(
             tree,
             setup=[self._final(part, names) for part in tree.setup],
             items=[self._final(part, names) for part in tree.items],
-            parameters=[*made, *tree.parameters],
+            parameters=[*made[:sizes], *tree.parameters[:own], *made[sizes:], *tree.parameters[own:]],
         )
 
     def _final(self, tree: Any, names: dict[int, str]) -> Any:
@@ -64,12 +67,20 @@ class _Writer:
                     return ast.Constant(node.value)
                 return expression(node.value, argument, names[id(argument)])  # type: ignore[arg-type]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and self.needs.get(node.func.id):
-                given = [ast.Name(names[id(a)], ast.Load()) for a in self.needs[node.func.id]]
+                sizes = [a for a in self.needs[node.func.id] if not _is_count(a)]
+                counts = [a for a in self.needs[node.func.id] if _is_count(a)]
+                before, behind = ([ast.Name(names[id(a)], ast.Load()) for a in part] for part in (sizes, counts))
                 keywords = [ast.keyword(k.arg, self._final(k.value, names)) for k in node.keywords]
-                return ast.Call(node.func, [*given, *(self._final(a, names) for a in node.args)], keywords)
+                args = [*before, *(self._final(a, names) for a in node.args), *behind]
+                return ast.Call(node.func, args, keywords)
             return None
 
         return rewrite(tree, change)
+
+
+def _is_count(argument: Argument) -> bool:
+    """True for numbers of heads and of blocks, which stand behind all sizes."""
+    return argument.name not in {*WIDTHS, *ENDS}
 
 
 def _is_store(part: ast.AST) -> bool:

@@ -198,6 +198,8 @@ class Classes:
     def _finish(self, groups: Groups, form: Form, shared: Shared, order: Mapping[int, int]) -> None:
         """Write and name a class, and note the expression that makes each of its instances."""
         scope = form.scope
+        if scope.path not in self.plain:
+            shared = share(form, self.forms, gives_widths=True)
         writer = self.writers[id(scope)]
         alike: list[Mapping[str, str]] = []
         for i, group in enumerate(groups):
@@ -208,7 +210,8 @@ class Classes:
         scope.body, scope.outputs = shared.body, shared.outputs
         scopes = sorted((s for group in groups for s in group), key=lambda s: order[id(s)])
         varies = any(s.varies for s in scopes)
-        source = writer.write(shared.root if len(groups) > 1 else None, alike, shared.stored, varies)
+        root = shared.root if len(groups) > 1 or shared.parameters else None
+        source = writer.write(root, alike, shared.stored, varies)
         for one in scopes:
             one.given, one.results = scope.given, scope.results
         source.name = self.names.take(scopes)
@@ -216,7 +219,7 @@ class Classes:
         source.paths = [".".join(s.path) for s in scopes]
         positional = tuple(p.name for p in shared.parameters if p.default is None)
         defaults = {p.name: tree for p in shared.parameters if (tree := p.default_tree) is not None}
-        self.signatures[source.name] = Signature(positional, defaults)
+        self.signatures[source.name] = Signature(positional, defaults, shared.held)
         for i, group in enumerate(groups):
             made = shared.made(source.name, i)
             for instance in group:

@@ -26,9 +26,9 @@ POSITIONAL = {
     "nn.BatchNorm": ("channels",),
     "nn.InstanceNorm": ("channels",),
     "nn.GroupNorm": ("groups", "channels"),
-    "nn.LayerNorm": ("features",),
-    "nn.RMSNorm": ("features",),
-    "nn.Embedding": ("rows", "features"),
+    "nn.LayerNorm": ("dim",),
+    "nn.RMSNorm": ("dim",),
+    "nn.Embedding": ("rows", "dim"),
     **dict.fromkeys(sorted(RECURRENT), ("input_size", "hidden_size")),
     "nn.LSTMCell": ("input_size", "hidden_size"),
     "nn.GRUCell": ("input_size", "hidden_size"),
@@ -49,10 +49,17 @@ APPLIED = {*ACTIVATIONS, *ACTIVATIONS.values()}
 
 @dataclass
 class Signature:
-    """The arguments of a function or constructor: names of the positional ones, and the defaults of the others."""
+    """The arguments of a function or constructor.
+
+    Attributes:
+        positional: the names of the positional ones.
+        defaults: those of the others.
+        held: sizes that a class has and that no argument gives.
+    """
 
     positional: tuple[str, ...] = ()
     defaults: dict[str, ast.expr] = field(default_factory=dict)
+    held: frozenset[int] = frozenset()
 
 
 @dataclass

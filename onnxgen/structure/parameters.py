@@ -2,11 +2,12 @@
 
 Goes in: the literals of a class, with their values in each instance, and the flags of its optional parts. Comes out:
 the parameters with their names and defaults, and the call that makes each instance. The rules: a literal that is equal
-in all instances stays a literal. Literals that always vary together are one parameter. A literal in an optional part
-uses the parameter that agrees with it in all instances that have the part, if the two vary alike or have one name
-(`stride`). A parameter is positional if most instances differ, else it defaults to the commonest value; booleans always
-have a default. A value that follows from another parameter is written so: a padding of half the kernel, a hidden size
-that is a multiple or part of another size. Classes that would need more than `MAX_PARAMETERS` are not merged.
+in all instances stays a literal, unless it is a width (`widths.py`). Literals that always vary together are one
+parameter. A literal in an optional part uses the parameter that agrees with it in all instances that have the part, if
+the two vary alike or have one name (`stride`). A parameter is positional if most instances differ, else it defaults to
+the commonest value; booleans always have a default. A value that follows from another parameter is written so: a
+padding of half the kernel, a hidden size that is a multiple or part of another size. Classes that would need more than
+`MAX_PARAMETERS` are not merged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxgen.code import printer
@@ -30,7 +31,7 @@ MAX_PARAMETERS = 10  # with the flags
 MAX_FLAGS = 4
 MAX_NAMELESS = 3  # parameters whose literals are not arguments with a name
 MAX_FACTOR = 16  # between two sizes of which one follows from the other
-_SIZE = re.compile("channels|features|^size$|hidden_size|input_size")
+SIZE = re.compile("channels|features|(?<!kernel_)size|^(hidden_|embed_)?dim$")  # the name of a width
 
 Column = dict[int, Slot]  # a literal in each instance that has it
 Flag = tuple[frozenset[int], str]  # the instances that have an optional part; its name, if it has no members
@@ -58,11 +59,19 @@ class Parameter:
 
 @dataclass
 class Use:
-    """A literal at one place in the code: its column, the member it belongs to, and whether `forward` reads it."""
+    """A literal at one place in the code.
+
+    Attributes:
+        column: its values.
+        owner: the member it belongs to.
+        in_forward: `forward` reads it.
+        row: the list whose item it belongs to, with the maker of the item.
+    """
 
     column: Column
     owner: str = ""
     in_forward: bool = False
+    row: str = ""
 
     @property
     def texts(self) -> dict[int, str]:
@@ -82,11 +91,17 @@ class Group:
     wanted: str = ""
     name: str = ""
     bases: list[Group] = field(default_factory=list)  # the groups that its value follows from
+    is_width: bool = False  # one that is equal in all instances
     rule: str = "{}"  # how it follows: "4 * {}", "{} // 2"
 
     @property
     def in_forward(self) -> bool:
         return any(use.in_forward for use in self.uses)
+
+    @property
+    def is_size(self) -> bool:
+        """True for a width; in `forward`, `dim` is the number of an axis."""
+        return bool(SIZE.search(self.wanted)) and not (self.in_forward and self.wanted == "dim")
 
     @property
     def numbers(self) -> dict[int, int]:
@@ -102,18 +117,29 @@ class Group:
 class Parameters:
     """The parameters that literals and flags need, and each instance's arguments."""
 
-    def __init__(self, instances: list[int], uses: list[Use], flags: dict[Flag, str]) -> None:
+    def __init__(self, instances: list[int], uses: list[Use], flags: dict[Flag, str], widths: Sequence[Group]) -> None:
         self.instances, self.flags = instances, flags
         self.all = _grouped(instances, uses)
+        self.all += widths
+        order = {id(use): i for i, use in enumerate(uses)}
+        self.all.sort(key=lambda g: min(order[id(u)] for u in g.uses))
         self.of = {id(use): group for group in self.all for use in group.uses}
-        named = [(use, self.of[id(use)]) for use in uses if id(use) in self.of]
+        named = [(use, self.of.get(id(use))) for use in uses if widths or id(use) in self.of]
         for group in self.all:
             group.wanted = _wanted(group, named)
         for group in self.all:
             self._derive(group)
+        self._drop_nameless_widths()
         self.groups = [group for group in self.all if not group.bases]
         found = {flag: condition(flag[0], flag[1] or name, self.groups, instances) for flag, name in flags.items()}
         self.conditions = {flag: made for flag, made in found.items() if made is not None}
+
+    def _drop_nameless_widths(self) -> None:
+        """Keep the numbers of a class that has several widths of one name: it is a table of them."""
+        names = Counter(group.wanted for group in self.all if not group.bases)
+        if any(names[group.wanted] > 1 for group in self.all if group.is_width and not group.bases):
+            self.all = [group for group in self.all if not group.is_width]
+            self.of = {key: group for key, group in self.of.items() if not group.is_width}
 
     def test(self, flag: Flag) -> str:
         """Return what says in `__init__` whether an instance has an optional part: a parameter or a condition."""
@@ -132,7 +158,7 @@ class Parameters:
             numbers = {i: n * heads[0].numbers[i] for i, n in numbers.items()} if heads else {}
         for kind, rule, holds in _rules(group.wanted) if numbers else ():
             for base in self.all:
-                is_size = bool(_SIZE.search(base.wanted)) and not base.wanted.startswith("hidden_")
+                is_size = base.is_size and not base.wanted.startswith("hidden_")
                 if base is group or base.bases or not (is_size if kind == "size" else base.wanted == kind):
                     continue
                 known = base.numbers
@@ -172,9 +198,8 @@ class Parameters:
     def parameters(self) -> list[Parameter]:
         """Return them in order: required ones, those with defaults, flags."""
         made = [self._parameter(group) for group in self.groups]
-        whole = [len(g.texts) == len(self.instances) and bool(_SIZE.search(g.name)) for g in self.groups]
-        if any(size and p.default is None for p, size in zip(made, whole)):  # sizes are given together
-            made = [replace(p, default=None) if size else p for p, size in zip(made, whole)]
+        whole = [len(g.texts) == len(self.instances) and g.is_size for g in self.groups]
+        made = [replace(p, default=None) if size else p for p, size in zip(made, whole)]  # who makes it says its sizes
         for (only, _), name in self.given:
             made.append(Parameter(name, "bool", str(2 * len(only) > len(self.instances))))
         return sorted(made, key=lambda p: p.default is not None)
@@ -193,6 +218,7 @@ class Parameters:
                 common, has_default = text, True
         if has_default and any(kind.startswith("list") for kind in kinds):
             raise Differ("a list as a default, which all instances would share")
+        has_default = has_default and not group.is_width
         return Parameter(group.name, " | ".join(sorted(kinds)), common if has_default else None)
 
     def made(self, name: str, instance: int) -> ast.Call:
@@ -229,15 +255,14 @@ def _grouped(instances: list[int], uses: list[Use]) -> list[Group]:
             found[0].uses.append(use)
         elif varies:
             groups.setdefault(tuple(sorted(texts.items())), Group(texts)).uses.append(use)
-    order = {id(use): i for i, use in enumerate(uses)}
-    return sorted(groups.values(), key=lambda g: min(order[id(u)] for u in g.uses))
+    return [*groups.values()]
 
 
 def _fits(use: Use, group: Group, varies: bool) -> bool:
     """True if a literal of an optional part may use the parameter of a group, whose values agree with it."""
     if any(use.wanted == other.wanted for other in group.uses):
         return varies or not all(slot.is_default for slot in use.column.values())
-    return varies and bool(_SIZE.search(use.wanted)) and any(_SIZE.search(other.wanted) for other in group.uses)
+    return varies and bool(SIZE.search(use.wanted)) and any(SIZE.search(other.wanted) for other in group.uses)
 
 
 def _rules(wanted: str) -> Iterator[tuple[str, str, Callable[[int, int], bool]]]:
@@ -259,8 +284,8 @@ def _rules(wanted: str) -> Iterator[tuple[str, str, Callable[[int, int], bool]]]
             yield "size", f"{{}} // {factor}", is_ratio(1, factor)
 
 
-def _wanted(group: Group, uses: list[tuple[Use, Group]]) -> str:
-    """Return the name of a parameter, by the name of its first literal. `uses`: those of all groups, in order.
+def _wanted(group: Group, uses: list[tuple[Use, Group | None]]) -> str:
+    """Return the name of a parameter, by the name of its first literal. `uses`: all that count, in order.
 
     Channels that come in first or go out last are `in_channels` or `out_channels`, or just `channels` if they are both
     or the class has no others; channels between two layers are `hidden_channels`.
@@ -269,16 +294,19 @@ def _wanted(group: Group, uses: list[tuple[Use, Group]]) -> str:
     if not name:
         kind = _annotation(next(iter(group.uses[0].column.values())).value)
         return {"int": "size", "float": "value", "bool": "flag", "str": "text"}.get(kind, "size")
+    if name == "input_size" and any(use.wanted == "hidden_size" for use in group.uses):
+        return "hidden_size"
     for unit in ("channels", "features"):
         if name in (f"in_{unit}", f"out_{unit}"):
             ins = [g for use, g in uses if use.wanted == f"in_{unit}"]
             outs = [g for use, g in uses if use.wanted == f"out_{unit}"]
             begins, ends = ins[:1] == [group], outs[-1:] == [group]
+            plain = "dim" if unit == "features" else unit
             if begins and (ends or not outs) or (ends and not ins):
-                return unit
+                return plain
             if begins or ends:
                 return f"in_{unit}" if begins else f"out_{unit}"
-            return f"hidden_{unit}"
+            return f"hidden_{plain}"
     return name
 
 

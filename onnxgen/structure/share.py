@@ -19,6 +19,7 @@ from onnxgen.structure.literals import Key, Slot, fill, is_number
 from onnxgen.structure.optional import Body, Only, flag_name
 from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use, parsed
 from onnxgen.structure.tree import Entry
+from onnxgen.structure.widths import sizes, widths
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Shared:
         stored: the attributes that `forward` reads, and the parameter or condition that each is.
         parameters: of the constructor.
         made: returns the call that makes an instance, by the name of the class and the instance's number.
+        held: sizes that the class has and that no parameter gives.
     """
 
     root: Entry
@@ -39,46 +41,53 @@ class Shared:
     stored: dict[str, str]
     parameters: list[Parameter]
     made: Callable[[str, int], ast.Call]
+    held: frozenset[int]
 
 
-def share(form: Form, maker: FormMaker) -> Shared:
-    """Return the class of a form.
+def share(form: Form, maker: FormMaker, gives_widths: bool = False) -> Shared:
+    """Return the class of a form. `gives_widths`: widths are parameters, too, if they are equal in all instances.
 
     Raises:
         Differ: it would have too many parameters, or optional parts that no flag can turn off.
     """
-    return _Sharing(form, maker).run()
+    return _Sharing(form, maker, gives_widths).run()
 
 
 class _Sharing:
-    def __init__(self, form: Form, maker: FormMaker) -> None:
+    def __init__(self, form: Form, maker: FormMaker, gives_widths: bool) -> None:
         self.form, self.maker = form, maker
         self.all = frozenset(form.instances)
         self.body = Body(form)
         self.uses: dict[int, Use] = {}  # by id of the column
         self.optional: dict[Flag, str] = {}
+        self.held: set[int] = set()  # by classes that it makes
         self._see(form.root, "", self.all)
         for node in (*form.nodes, form.returned):
             self._columns("", node.slots.values, True)
         for flag, node in self.body.flags().items():
             self.optional.setdefault(flag, flag_name(node))
-        self.parameters = Parameters(form.instances, list(self.uses.values()), self.optional)
+        uses = list(self.uses.values())
+        found = widths(uses, len(form.instances), self.held) if gives_widths else []
+        self.parameters = Parameters(form.instances, uses, dict(self.optional), found)
+        if found and not self.parameters.are_few:
+            self.parameters = Parameters(form.instances, uses, self.optional, [])
 
-    def _see(self, part: Part, name: str, outer: Only, is_item: bool = False) -> None:
+    def _see(self, part: Part, name: str, outer: Only, row: str = "") -> None:
         """Collect the literals of a part and of all below it, and the flags that they need."""
         only = frozenset(part.only)
         if only != outer:
-            self.optional.setdefault((only, ""), (_item_name(part) if is_item else "") or name)
-        self._columns(name, part.slots.values, False)
+            self.optional.setdefault((only, ""), (_item_name(part) if row else "") or name)
+        self.held |= self.maker.classes[part.maker].held if part.maker in self.maker.classes else set()
+        self._columns(name, part.slots.values, False, f"{row} {part.maker}" if row else "")
         if part.uniform is not None:
             column = {i: Slot(ast.Constant(n), "depth") for i, n in part.uniform.items()}
             self.uses[id(part.uniform)] = Use(column, name)
         for key, below in part.below.items():
-            self._see(below, key if not key.isdigit() else name, only, key.isdigit())
+            self._see(below, key if not key.isdigit() else name, only, (name or "items") if key.isdigit() else "")
 
-    def _columns(self, owner: str, values: dict[Key, dict[int, Slot]], in_forward: bool) -> None:
+    def _columns(self, owner: str, values: dict[Key, dict[int, Slot]], in_forward: bool, row: str = "") -> None:
         for _, column in sorted(values.items(), key=lambda item: _order(item[0])):
-            self.uses[id(column)] = Use(column, owner, in_forward)
+            self.uses[id(column)] = Use(column, owner, in_forward, row)
 
     def run(self) -> Shared:
         if not self.parameters.are_few:
@@ -91,7 +100,9 @@ class _Sharing:
         read = [base for g in self.parameters.all if g.in_forward for base in g.bases or [g]]
         kept = {g.name: g.name for g in read}
         kept |= {name: self.parameters.test(flag) for flag, name in flags.items() if flag in stored}
-        return Shared(self.form.root.entry, body, outputs, kept, self.parameters.parameters(), self.parameters.made)
+        own = (size for use in self.uses.values() if id(use) not in self.parameters.of for size in sizes(use))
+        made, held = self.parameters.parameters(), frozenset(own) | self.held
+        return Shared(self.form.root.entry, body, outputs, kept, made, self.parameters.made, held)
 
     def _settle(self, part: Part, outer: Only) -> None:
         """Write the literals and the flags of a part into its entry."""

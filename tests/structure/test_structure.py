@@ -146,7 +146,7 @@ class Temporal(nn.Sequential):
 
 def test_what_follows_from_sizes_is_no_argument(tmp_path: Path) -> None:
     source = " ".join(made(Temporal, tmp_path, rows).split())
-    assert "dilation, in_channels=6, out_channels=6" in source and "(4)" in source
+    assert "self, in_channels, out_channels, dilation" in source and "(channels, channels, 4)" in source
     assert "self.residual = in_channels == out_channels" in source and "2 * self.dilation" in source
     assert "if self.residual: h = x + h else: h = F.relu(h)" in source
 
@@ -394,7 +394,7 @@ def test_a_loop_with_pasts_and_presents(tmp_path: Path) -> None:
     assert re.search(r"for layer, past in zip\(self\.layers, \(past_0, past_1, past_2\)\):\n", source)
     assert re.search(r"(\w+), (\w+) = layer\(\2, past, \w+\)\n +(\w+)\.append\(\1\)", source)
     assert re.search(r"return \w+, \*\w+\n", source)
-    assert "nn.ModuleList([Layer() for _ in range(3)])" in source
+    assert "nn.ModuleList([Layer(8) for _ in range(3)])" in source
 
 
 class Pyramid(nn.Module):

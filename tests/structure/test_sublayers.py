@@ -114,8 +114,8 @@ def test_wrappers_and_what_they_wrap_are_named_by_what_they_do(tmp_path: Path) -
         *("Attention", "FeedForward", "PreNormAttention", "PreNormFeedForward"),
         *("ResidualAttention", "ResidualFeedForward", "Net"),
     }
-    assert "self.fn = Attention(num_heads)" in found["PreNormAttention"]
-    assert "self.fn = PreNormFeedForward()" in found["ResidualFeedForward"]
+    assert "self.fn = Attention(dim, num_heads)" in found["PreNormAttention"]
+    assert "self.fn = PreNormFeedForward(dim)" in found["ResidualFeedForward"]
 
 
 def test_a_wrapper_alone_and_what_is_no_feed_forward(tmp_path: Path) -> None:

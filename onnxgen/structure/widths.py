@@ -1,0 +1,73 @@
+"""Widths that are equal in all instances of a class, as parameters of its constructor: `Attention(dim)`.
+
+Goes in: the literals of a class. Comes out: those that are one width, for each width that the constructor is given.
+It is given all widths of the class, but for those of optional parts, or none. None if a number in `forward`, in the
+shape of a stored tensor or in a class that it makes depends on one of them, and none if there are many: then the class
+is a table of widths.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from onnxgen.structure.literals import numbers_of
+from onnxgen.structure.parameters import SIZE, Group, Use
+
+LEAST = 8  # a smaller number is no width that somebody chooses
+MOST = 3  # widths of a class that is no table
+ROW = 3  # items of a list that is a table
+PLAIN = ("", "groups")  # what else may be a width: the size of a parameter, the groups of a convolution
+STEPS = re.compile("kernel_size|stride|padding|dilation|dim|num_heads|dropout|depth")  # no sizes, or written as -1
+
+
+def widths(uses: Sequence[Use], count: int, held: Iterable[int]) -> list[Group]:
+    """Return the widths that a class is given, each with the literals that it is.
+
+    Args:
+        uses: its literals.
+        count: of its instances.
+        held: the sizes that the classes have which it makes, and which nobody gives.
+    """
+    fixed = {number for use in uses if use.in_forward or _is_tuple(use) for number in sizes(use)}
+    found: dict[int, list[Use]] = {}
+    for use in uses:
+        numbers = sizes(use)
+        if numbers and len({*use.texts.values()}) == 1 and not use.in_forward and not _is_tuple(use):
+            found.setdefault(numbers.pop(), []).append(use)
+    given = {number for number, own in found.items() if any(use.wanted != "groups" for use in own)}
+    depends = any(other % number == 0 or number % other == 0 for number in given for other in fixed)
+    if depends or len(given) > MOST or not given.isdisjoint(held) or any(_tables(uses)):
+        return []
+    made = []
+    for number in given:
+        whole = next((use for use in found[number] if len(use.column) == count), None)
+        if whole is not None:  # else only an optional part has it
+            made.append(Group(whole.texts, found[number], is_width=True))
+    return made
+
+
+def sizes(use: Use) -> set[int]:
+    """Return the numbers of a literal that may be sizes."""
+    counts = STEPS.search(use.wanted) if use.in_forward else not (use.wanted in PLAIN or SIZE.search(use.wanted))
+    numbers = set() if counts else {n for slot in use.column.values() for n in _integers(slot.value)}
+    return {number for number in numbers if number >= LEAST}
+
+
+def _tables(uses: Iterable[Use]) -> Iterator[bool]:
+    """Yield for each list with like items whether they have other widths."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for use in uses:
+        if use.row and SIZE.search(use.wanted):
+            rows.setdefault((use.row, use.wanted), []).append(str(use.texts))
+    yield from (len(row) >= ROW and len({*row}) > 1 for row in rows.values())
+
+
+def _is_tuple(use: Use) -> bool:
+    return any(isinstance(slot.value, (ast.Tuple, ast.List)) for slot in use.column.values())
+
+
+def _integers(tree: ast.AST) -> list[int]:
+    values = (node.value for node in numbers_of(tree) if isinstance(node, ast.Constant))
+    return [value for value in values if isinstance(value, int)]
