@@ -1,11 +1,12 @@
 """Real faults of the past, planted again: which does each tier find without the tests that came with the mend?
 
-python -m benchmarks.mutation.faults --count 40 --seed 1 [--map-folder FOLDER]
+python -m benchmarks.mutation.faults --count 40 --seed 1 [--tier all] [--map-folder FOLDER]
 
 A fault is a small commit that changed the product and its tests together, whose change of the product can be taken back
 in the tree of today. Test functions that the commit changed are what the fault taught. They only say whether there is a
 fault: one of them fails with it. Then they are left out, and the others that run a changed line judge, as the map of
-`--judge tests` knows them. A test that fails without the fault, too, does not count.
+`--judge tests` knows them for the quick tier. With `--tier all`, the other cases of the same functions judge what no
+quick case finds: no second map is needed. A function that fails without the fault, too, does not count.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from benchmarks.mutation.covermap import Map, Suite, mapped
+from benchmarks.mutation.covermap import KEPT, Map, Suite, mapped
 from benchmarks.mutation.rooms import ROOT
 from benchmarks.mutation.started import told
+from tests.support.tiers import function_of
 
 PRODUCT = ("onnxgen", "build_hooks", "templates")
 LARGEST = 60  # lines that a commit changed in the product
-LIMIT = 600  # seconds of the tests of one fault
-CHOSEN = "ONNXGEN_FAULT_TESTS"  # in the environment: the file with the tests that judge
+CHOSEN = "ONNXGEN_FAULT_TESTS"  # in the environment: the file with the functions that judge, then with what failed
+OVER = "the time was over"
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,21 @@ class Fault:
     patch: str
     taught: frozenset[str]
 
-    def tests(self, made: Map) -> list[str]:
-        """The tests of `taught` that the map knows."""
-        return [test for test in made.seconds if test.partition("[")[0].rpartition("::")[2] in self.taught]
+    def functions(self, made: Map) -> set[str]:
+        """The functions of `taught` that the map knows."""
+        return {name for name in map(function_of, made.seconds) if name.rpartition("::")[2] in self.taught}
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Where the tests run: the tree with the fault and the one without, the networks that both need not export anew,
+    and after how many minutes no other test begins.
+    """
+
+    planted: Path
+    clean: Path
+    exports: Path
+    minutes: float
 
 
 def git(*words: str, given: str | None = None, where: Path = ROOT) -> str:
@@ -130,52 +145,93 @@ def changes_code(folder: Path, file: str) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """As a plugin of pytest, in the copy: only the tests that judge, the quick ones first."""
+    """As a plugin of pytest, in a tree: only the functions that judge, the quick ones first. The tier then chooses."""
     chosen = {name: place for place, name in enumerate(json.loads(Path(os.environ[CHOSEN]).read_text()))}
-    items[:] = sorted((i for i in items if i.nodeid in chosen), key=lambda item: chosen[item.nodeid])
+    items[:] = in_order(items, chosen)
 
 
-def failing(folder: Path, tests: Sequence[str], suite: Suite) -> str:
-    """The first of these tests that fails in a tree; empty if none does."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(json.dumps(tests))
-        file.flush()
-        files = sorted({test.partition("::")[0] for test in tests})
+def in_order(items: Iterable[pytest.Item], chosen: dict[str, int]) -> list[pytest.Item]:
+    """All cases of the functions that are chosen, in the order of their places."""
+    found = [(chosen[function_of(item.nodeid)], item) for item in items if function_of(item.nodeid) in chosen]
+    return [item for _, item in sorted(found, key=lambda one: one[0])]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note(report)
+
+
+def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.failed:
+        Path(os.environ[CHOSEN]).write_text(json.dumps([report.nodeid]), encoding="utf-8")
+
+
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+def failing(folder: Path, functions: Sequence[str], suite: Suite, trees: Trees) -> str:
+    """The first case of these functions that fails in a tree, or the file that can't be collected; empty if none."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place, "functions.json")
+        file.write_text(json.dumps(functions))
+        files = sorted({name.partition("::")[0] for name in functions})
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", __spec__.name]
-        command += ["--tier", suite.tier, "--seed", suite.seed, "-rfE", "--tb=no", *files]
-        environment = {**os.environ, CHOSEN: file.name, "PYTEST_XDIST_WORKER": "gw0", "OMP_NUM_THREADS": "1"}
-        environment["ONNXGEN_SHARED"] = str(ROOT.parent / "shared")
+        command += ["--tier", suite.tier, "--seed", suite.seed, "--minutes", str(trees.minutes), "--tb=no", *files]
+        command += [f"--basetemp={place}/gw0"]  # else what is built once a session would be another session's
+        environment = {**os.environ, CHOSEN: str(file), KEPT: str(trees.exports), "PYTHONPATH": str(folder)}
+        environment |= {"PYTEST_XDIST_WORKER": "gw0", "OMP_NUM_THREADS": "1"}
+        environment.setdefault("ONNXGEN_SHARED", str(ROOT.parent / "shared"))
+        longest = 60 * (trees.minutes + 5)
         try:
-            ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT)
+            ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=longest)
         except subprocess.TimeoutExpired:
-            return ""
+            return OVER
+        (failed, *_) = json.loads(file.read_text())  # the first function, where pytest ends before it reports
     if ran.returncode in (0, 5):
-        return ""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
-    return found[1] if found else "collecting"
+        return OVER if "minutes were over" in ran.stdout else ""
+    return str(failed)
 
 
-def judged(fault: Fault, lines: dict[str, set[int]], folder: Path, clean: Path, made: Map, suite: Suite) -> str:
-    """The test that finds a fault; empty if none does."""
+def judges(fault: Fault, lines: dict[str, set[int]], made: Map) -> list[str]:
+    """The functions with a test that runs a changed line or its neighbour, without those that the fault taught.
+
+    What importing runs, such as an entry of a table, may matter to every test that runs anything of the file. Those of
+    the changed folder come first, and the fast ones.
+    """
     found: set[str] = set()
     for file, numbers in lines.items():
         for number in numbers:
             found.update(made.tests(file, range(number - 1, number + 2))[0])
-    tests = found.difference(fault.tests(made))
-    return first_failing(tests, folder, clean, made, suite)
+            if made.tests(file, range(number, number + 1))[1]:
+                found.update(made.tests(file, None)[0])
+    seconds = dict.fromkeys({function_of(test) for test in found} - fault.functions(made), 0.0)
+    for test, took in made.seconds.items():
+        if (name := function_of(test)) in seconds:
+            seconds[name] += took
+    near = tuple(f"tests/{Path(file.removeprefix('onnxgen/')).parts[0]}/" for file in lines)
+    return sorted(seconds, key=lambda name: (not name.startswith(near), seconds[name], name))
 
 
-def first_failing(names: Iterable[str], folder: Path, clean: Path, made: Map, suite: Suite) -> str:
-    """The first of these tests that fails with a fault and passes without, the fast ones first; empty if none does."""
-    tests = sorted(names, key=lambda test: made.seconds[test])
-    while tests and (failed := failing(folder, tests, suite)):
-        alone = [failed] if failed in tests else tests[:1]
-        if not failing(clean, alone, suite):
-            return failed
-        if failed not in tests:
-            return ""
-        tests = tests[tests.index(failed) + 1 :]
-    return ""
+def first_failing(functions: Sequence[str], trees: Trees, suites: Sequence[Suite]) -> tuple[str, str]:
+    """The tier and the first test of these functions that fails with a fault and passes without.
+
+    Both are empty if none does; there is no tier if the time was over.
+    """
+    is_over = False
+    for suite in suites:
+        left = [*functions]
+        while left and (failed := failing(trees.planted, left, suite, trees)):
+            if failed == OVER:
+                is_over = True
+                break
+            alike = [name for name in left if function_of(failed) in (name, name.partition("::")[0])] or left[:1]
+            if not failing(trees.clean, alike, suite, trees):
+                return suite.tier, failed
+            left = [name for name in left[left.index(alike[0]) :] if name not in alike]
+    return "", OVER if is_over else ""
 
 
 def main() -> None:
@@ -183,32 +239,38 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tier-seed", default="1", help="of the quick tier")
-    parser.add_argument("--tier", choices=("quick", "all"), default="quick")
+    parser.add_argument("--tier", choices=("quick", "all"), default="quick", help="which cases judge")
+    parser.add_argument("--minutes", type=float, default=10, help="of the tests of one fault and tier")
     parser.add_argument("--map-folder", type=Path, default=Path(tempfile.gettempdir(), "onnxgen-mutation", "tests"))
     args = parser.parse_args()
-    suite = Suite(args.map_folder, args.tier, args.tier_seed, ())
+    tiers = ("quick", "rest") if args.tier == "all" else ("quick",)
+    suites = [Suite(args.map_folder, tier, args.tier_seed, ()) for tier in tiers]
     with told():
-        made = mapped(suite, 2, True)
+        made = mapped(suites[0], 2, True)
     folders = [Path(tempfile.mkdtemp(prefix="onnxgen-fault-")) for _ in range(2)]
     planted, clean = (tree(folder / "tree") for folder in folders)
-    found = tried = 0
+    trees = Trees(planted, clean, made.place / "exports", args.minutes)
+    found = Counter[str]()
     try:
         drawn = list(faults())
         for fault in random.Random(args.seed).sample(drawn, len(drawn)):
-            lines = plant(fault, planted)
-            lines = {file: numbers for file, numbers in lines.items() if changes_code(planted, file)}
-            if not lines or not first_failing(fault.tests(made), planted, clean, made, suite):
+            lines = plant(fault, trees.planted)
+            lines = {file: numbers for file, numbers in lines.items() if changes_code(trees.planted, file)}
+            if not lines or not first_failing(sorted(fault.functions(made)), trees, suites)[0]:
                 continue
-            test = judged(fault, lines, planted, clean, made, suite)
-            tried, found = tried + 1, found + bool(test)
-            print(f"{'found' if test else 'MISSED':<7} {fault.commit} {fault.subject[:70]}  [{test}]", flush=True)
-            if tried == args.count:
+            functions = judges(fault, lines, made)
+            tier, test = first_failing(functions, trees, suites)
+            found[tier] += 1
+            said = f"{fault.commit} {fault.subject[:70]}  [{test or f'{len(functions)} functions judge'}]"
+            print(f"{tier or 'MISSED':<7} {said}", flush=True)
+            if found.total() == args.count:
                 break
     finally:
         for folder in folders:
             git("worktree", "remove", "--force", str(folder / "tree"))
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"{found} of {tried} faults are found by the tier {args.tier}")
+    print(f"of {found.total()} faults, the quick tier finds {found['quick']}", end="")
+    print(f", and the other cases {found['rest']} more" if args.tier == "all" else "")
 
 
 if __name__ == "__main__":

@@ -9,16 +9,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks.mutation import started
+from benchmarks.mutation import faults, started
+from benchmarks.mutation.covermap import Map, Suite
+from benchmarks.mutation.faults import OVER, Fault, Trees, first_failing, in_order, judges
 from benchmarks.mutation.mutants import Mutant, by_statement, function_at
 from benchmarks.mutation.page import SAME, TITLE, section, with_section
 from benchmarks.mutation.rooms import ROOMS, ROOT, Wrong, files, for_type_checkers, same, spread, wrong
 
 FILE = "onnxgen/shapes/dim_text.py"
+ROOM = "tests/shapes/test_a.py"
+TREES = Trees(Path("planted"), Path("clean"), Path("exports"), 10)
+TIERS = [Suite(Path("maps"), tier, "1", ()) for tier in ("quick", "rest")]
 
 
 def drawn(count: int) -> list[Wrong]:
@@ -132,3 +138,54 @@ def test_the_page() -> None:
     assert "- `onnxgen/ops/a.py:7` off by one: `1` becomes `2`; 3 tests run it" in text
     page = with_section("# First\n\nThis.\n", text)
     assert page.startswith("# First\n\nThis.\n\n" + TITLE) and with_section(page, text) == page
+
+
+# ---- faults of the past ----------------------------------------------------------------------------------------------
+
+
+def known(lines: dict[int, set[str]], seconds: dict[str, float]) -> Map:
+    return Map(Path("map"), seconds, {}, set(), {}, {FILE: lines})
+
+
+def test_which_functions_judge_a_fault() -> None:
+    """Those near a changed line, but for what the mend taught; where importing runs it, those of the whole file."""
+    near, on, taught, far, other = (f"{ROOM}::{name}" for name in ("near[1]", "on[1]", "taught[2]", "far", "other"))
+    other = other.replace("shapes", "code")
+    lines = {3: {near, other}, 4: {on, taught}, 9: {""}, 20: {far}}
+    made = known(lines, {near: 3.0, on: 2.0, taught: 1.0, far: 5.0, other: 0.1})
+    fault = Fault("1", "", "", frozenset({"taught"}))
+    assert judges(fault, {FILE: {4}}, made) == [f"{ROOM}::on", f"{ROOM}::near", other]
+    assert judges(fault, {FILE: {8}}, made) == []
+    assert judges(fault, {FILE: {9}}, made) == [f"{ROOM}::on", f"{ROOM}::near", far, other]
+
+
+def test_all_cases_of_a_function_judge() -> None:
+    """The tier chooses among all cases of a function, as it does in the whole suite."""
+    names = ["a.py::f[1]", "a.py::g", "a.py::f[2 3]", "a.py::h", "b.py::f[1]"]
+    items: list[Any] = [SimpleNamespace(nodeid=name) for name in names]
+    chosen = in_order(items, {"a.py::g": 0, "a.py::f": 1})
+    assert [item.nodeid for item in chosen] == ["a.py::g", "a.py::f[1]", "a.py::f[2 3]"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "found"),
+    [
+        ({("planted", "quick"): "f[1]", ("planted", "rest"): "f[2]"}, ("quick", "f[1]")),
+        ({("planted", "rest"): "f[2]"}, ("rest", "f[2]")),
+        ({("planted", "quick"): "f[1]", ("clean", "quick"): "f[1]", ("planted", "rest"): "f[2]"}, ("rest", "f[2]")),
+        ({("planted", "quick"): OVER}, ("", OVER)),
+        ({("planted", "quick"): OVER, ("planted", "rest"): "g"}, ("rest", "g")),
+        ({}, ("", "")),
+    ],
+)
+def test_other_cases_judge_what_no_quick_case_finds(
+    fails: dict[tuple[str, str], str], found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that fails without the fault, too, does not count, and those behind it are tried."""
+
+    def failing(folder: Path, functions: list[str], suite: Suite, trees: Trees) -> str:
+        failed = fails.get((str(folder), suite.tier), "")
+        return failed if failed == OVER or failed.partition("[")[0] in functions else ""
+
+    monkeypatch.setattr(faults, "failing", failing)
+    assert first_failing(["f", "g"], TREES, TIERS) == found
