@@ -7,6 +7,7 @@ BEFORE and AFTER are layouts of the sidecar, "one" or "shards"; BEFORE may be "n
     calls    `strace -e inject` kills at each system call that may change a file
     all      at every system call
     layer    the process kills itself at each call of Python's that touches a file; needs no strace
+    layer:2:3    at every third of these, from the second on
 
 Prints JSON: for each BEFORE-AFTER each step with what loaded after it ("old", "new", or "none"). A mixture that loads
 is an `AssertionError`, as is a next run that does not repair and clean up.
@@ -40,6 +41,7 @@ STAGES = {
     "one-shards": ["old", "new"],
     "shards-one": ["old", "new"],
 }
+THIRDS = ("layer:1:3", "layer:2:3", "layer:3:3")  # together they are "layer"
 CHANGING = ("write", "copy_file_range", "rename", "link", "unlink", "chmod", "fsync", "ftruncate", "mkdir", "rmdir")
 
 
@@ -53,8 +55,14 @@ def stages(folder: Path, how: str, *changes: str) -> dict[str, list[str]]:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert all(len(steps) > 8 for steps in found.values()), "a few steps are too few to be all"
+    assert all(len(steps) * apart(how)[1] > 8 for steps in found.values()), "a few steps are too few to be all"
     return {change: [name for name, _ in itertools.groupby(o for _, o in steps)] for change, steps in found.items()}
+
+
+def apart(how: str) -> tuple[int, int]:
+    """At which step the first kill is, and how many steps later the next one."""
+    _, first, every = how.split(":") if ":" in how else (how, 1, 1)
+    return int(first), int(every)
 
 
 def forked(act: Callable[[], None]) -> int:
@@ -95,8 +103,8 @@ def calls(log: Path, every: bool) -> Iterator[tuple[str, int]]:
 
 def kills(act: Callable[[], None], how: str, log: Path, restore: Callable[[], None]) -> Iterator[str]:
     """Let `act` be killed at one step after the other, each time after `restore`; says at which."""
-    if how == "layer":
-        for at in itertools.count(1):
+    if how.startswith("layer"):
+        for at in itertools.count(*apart(how)):
             restore()
             child = forked(lambda at=at: _killing_itself(at, act))  # type: ignore[misc]
             os.kill(child, signal.SIGCONT)

@@ -12,10 +12,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrity.killing import STAGES, killing, stages
+from tests.integrity.killing import STAGES, THIRDS, killing, stages
 
 
 @killing
-def test_killed_at_each_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", THIRDS)
+def test_killed_at_each_step(how: str, tmp_path: Path) -> None:
     change = "shards-shards"
-    assert stages(tmp_path, "layer", change) == {change: STAGES[change]}
+    assert stages(tmp_path, how, change) == {change: STAGES[change]}

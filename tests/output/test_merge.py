@@ -475,8 +475,9 @@ def edited(text: str, rng: random.Random) -> str:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
+@pytest.mark.parametrize("how", ["layer:1:2", "layer:2:2"])
 @pytest.mark.parametrize("options", [[], ["--shard-size", "96B"], ["--embed"]], ids=["one", "shards", "embedded"])
-def test_killed_while_it_merges(options: list[str], tmp_path: Path) -> None:
+def test_killed_while_it_merges(options: list[str], how: str, tmp_path: Path) -> None:
     """What is left has the edits, and is the old pair, the new pair, or one that refuses; the next run merges."""
     pytest.importorskip("torch")
     from tests.integrity.killing import kills
@@ -499,7 +500,7 @@ def test_killed_while_it_merges(options: list[str], tmp_path: Path) -> None:
                 (place.folder / name).write_bytes(content)
 
         seen = set()
-        for step in kills(lambda: place("-q") and None, "layer", tmp_path / "log", restore):
+        for step in kills(lambda: place("-q") and None, how, tmp_path / "log", restore):
             text = place.out.read_bytes()
             assert text in (old["model.py"], new["model.py"]), step
             seen.add(text == new["model.py"])

@@ -139,8 +139,10 @@ def test_static_dims_are_still_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("lstm_tagger", "LSTM"), ("gru_tagger", "GRU")])
 def test_an_export_does_not_depend_on_the_one_before(name: str, kind: str, tmp_path: Path) -> None:
-    """One layer of it is enough: it would be unrolled the second time."""
-    path, entry = tmp_path / "model.onnx", replace(ZOO[name], build=lambda: Tagger(kind, 1, bidirectional=False))
+    """One layer of it and two steps are enough: it would be unrolled the second time."""
+    path, (ids,) = tmp_path / "model.onnx", ZOO[name].inputs()
+    one_layer = {"build": lambda: Tagger(kind, 1, bidirectional=False), "inputs": lambda: (ids[:, :2],)}
+    entry = replace(ZOO[name], **one_layer)
     for _ in range(2):
         export(entry, path, "dynamo", 18, keep=False)
         assert sum(n.op_type == kind for n in onnx.load(path).graph.node) == 1
