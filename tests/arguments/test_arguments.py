@@ -253,16 +253,17 @@ class Carried(nn.Module):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_input_keeps_its_width(case: str) -> None:
+@pytest.mark.parametrize(
+    ("network", "given"),
+    [(Square, [torch.rand(2, 6)]), (Carried, [WORDS, torch.rand(1, 7, 8), torch.rand(1, 7, 8)])],
+    ids=["square", "carried"],
+)
+def test_an_input_keeps_its_width(network: type[nn.Module], given: list[Tensor], case: str) -> None:
     """An argument of an equal number is another size than the input's, and a given state keeps that of the file."""
-    for network, given in (
-        (Square(), [torch.rand(2, 6)]),
-        (Carried(), [WORDS, torch.rand(1, 7, 8), torch.rand(1, 7, 8)]),
-    ):
-        ran = held(network.eval(), given, case)
-        for name, number in defaults(ran).items():
-            wider = [torch.cat([given[0], given[0]], 1)] if name == "in_features" else given
-            type(ran.model)(**{name: 2 * number}).eval()(*wider)
+    ran = held(network().eval(), given, case)
+    for name, number in defaults(ran).items():
+        wider = [torch.cat([given[0], given[0]], 1)] if name == "in_features" else given
+        type(ran.model)(**{name: 2 * number}).eval()(*wider)
 
 
 class Gate(nn.Module):

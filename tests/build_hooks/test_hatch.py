@@ -102,13 +102,11 @@ def backend(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Backend:
 
 @dataclass
 class Built:
-    """A project, and what was built of it."""
+    """A project, and its wheel."""
 
     project: Path
     before: dict[str, bytes]
     wheel: Path
-    sdist: Path
-    wheel_of_sdist: Path
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +114,12 @@ def built(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("hatch")
     project = write_project(folder / "project", SRC, HATCHLING)
     before = tree(project)
-    wheel = backend.build("wheel", project, folder / "direct")
-    sdist = backend.build("sdist", project, folder / "dist")
-    of_sdist = backend.build("wheel", unpack_sdist(sdist, folder / "unpacked"), folder / "dist")
-    return Built(project, before, wheel, sdist, of_sdist)
+    return Built(project, before, backend.build("wheel", project, folder / "direct"))
+
+
+@pytest.fixture(scope="module")
+def sdist(built: Built, backend: Backend) -> Path:
+    return backend.build("sdist", built.project, built.project.with_name("dist"))
 
 
 def test_a_wheel_has_modules_and_weights_and_nothing_else(built: Built) -> None:
@@ -127,22 +127,23 @@ def test_a_wheel_has_modules_and_weights_and_nothing_else(built: Built) -> None:
     check_record(built.wheel)
 
 
-def test_building_leaves_the_project_as_it_is(built: Built) -> None:
+def test_building_leaves_the_project_as_it_is(built: Built, sdist: Path) -> None:
     assert tree(built.project) == built.before
 
 
-def test_an_sdist_has_what_modules_are_made_from(built: Built) -> None:
-    with tarfile.open(built.sdist) as archive:
+def test_an_sdist_has_what_modules_are_made_from(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
     packages = {"src/pkg/__init__.py", "src/pkg/nets/__init__.py"}
     models = {"models/one.onnx", "models/two.onnx", "models/two.data"}
     assert names == packages | models | {".gitignore", "hatch_build.py", "pyproject.toml", "PKG-INFO"}
 
 
-def test_the_wheel_of_an_sdist_is_the_same(built: Built, tmp_path: Path) -> None:
-    assert members(built.wheel_of_sdist) == WHEEL
-    check_record(built.wheel_of_sdist)
-    assert tree(unpack(built.wheel, tmp_path / "a")) == tree(unpack(built.wheel_of_sdist, tmp_path / "b"))
+def test_the_wheel_of_an_sdist_is_the_same(built: Built, sdist: Path, backend: Backend, tmp_path: Path) -> None:
+    wheel = backend.build("wheel", unpack_sdist(sdist, tmp_path / "unpacked"), tmp_path / "dist")
+    assert members(wheel) == WHEEL
+    check_record(wheel)
+    assert tree(unpack(built.wheel, tmp_path / "a")) == tree(unpack(wheel, tmp_path / "b"))
 
 
 def test_an_installed_wheel_computes_what_its_file_does_and_goes_whole(

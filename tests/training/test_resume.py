@@ -20,12 +20,13 @@ from onnxgen.training.settings import SETTINGS, Settings
 from tests.support import forked
 from tests.training.runs import CASES, Noisy, net, state, train
 
-KILLS = 4  # of each case
+KILLS = 2  # of each case, twice
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize("again", range(2))
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, case):
+def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, case, again):
     seed = secrets.randbelow(10**6)
     command = ["-m", "tests.training.runs", tmp_path, str(KILLS), str(seed), str(case)]
     made = forked.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
