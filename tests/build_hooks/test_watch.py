@@ -241,6 +241,14 @@ def test_settings_that_become_wrong(root: Path, watching: Watching) -> None:
     assert "tool.onnxgen.models[0].soruce: unknown key -> did you mean source?" in watching.until("error")[0]
     save_model(root / "models/one.onnx", 10)
     assert WROTE_ONE in watching.until("wrote") and has(root, "src/pkg/one.py", "models/one.onnx")
+    settings.write_text(good.replace('"src/pkg/one.py"', '"src/pkg/renamed.py"'))
+    assert watching.until("renamed")[-1] == "wrote src/pkg/renamed.safetensors and src/pkg/renamed.py"
+    assert watching.stop() == 0
+
+
+def test_settings_that_go(root: Path, watching: Watching) -> None:
+    settings = root / "pyproject.toml"
+    good = settings.read_text()
     settings.write_text("[project]\n")
     assert "has no [tool.onnxgen]" in watching.until("has no")[-1]
     settings.write_text(good.replace('"src/pkg/one.py"', '"src/pkg/renamed.py"'))

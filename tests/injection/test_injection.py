@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from onnxgen.cli import run as command
-from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from tests.conftest import ROOT
@@ -57,25 +56,19 @@ print(json.dumps(built))
 
 
 @pytest.mark.filterwarnings("ignore:Ignoring unknown external data")
+@pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize("kind", TEXTS)
-def test_every_attack_fails(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_attack_fails(kind: str, part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made, refused = [], []
-    for number, (name, model) in enumerate(attacks(kind).items()):
+    made = []
+    for number, (name, model) in enumerate([*attacks(kind).items()][part::3]):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "w.bin").write_bytes(bytes(range(64)))
         (folder / "net.onnx").write_bytes(model.SerializeToString())
-        try:
-            source = generate(folder / "net.onnx", folder / "net.py", OPTIONS).source
-        except OnnxgenError as error:
-            refused.append(name)
-            assert str(error).isascii() and all(line.isprintable() for line in str(error).splitlines()), name
-            assert sorted(path.name for path in folder.iterdir()) == ["net.onnx", "w.bin"], name
-            continue
-        hold(source, name)
+        hold(generate(folder / "net.onnx", folder / "net.py", OPTIONS).source, name)
         made.append(folder / "net.py")
-    assert len(made) > len(PLACES) - 2 and len(made) + len(refused) == len(PLACES), refused
+    assert len(made) == len(range(len(PLACES))[part::3])
     assert watched(made, tmp_path) == len(made)
     assert not list(tmp_path.rglob(MARK))
 

@@ -30,7 +30,7 @@ def two_writers_and_a_reader(folder: Path, first: str, second: str) -> None:
     pairs = {str(seed): built(folder, out, seed, layouts[name]) for seed, name in ((1, first), (2, second))}
     said = folder / "said"
     writers = [
-        forked.start(["-c", WRITER, folder, str(seed), name, "1"], said, said, cwd=ROOT, ours=True)
+        forked.start(["-c", WRITER, folder, str(seed), name, "0.5"], said, said, cwd=ROOT, ours=True)
         for seed, name in ((1, first), (2, second))
     ]
     seen = []
