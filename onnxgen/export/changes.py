@@ -22,11 +22,12 @@ from onnxgen.export.report import ExportReport
 from onnxgen.export.resized import fit_sizes
 from onnxgen.export.retyped import retyped_file
 from onnxgen.export.shared import CannotWriteBack
+from onnxgen.graph.element_types import NAMED
 from onnxgen.heads.reading import find_tail
 from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
-from onnxgen.passes.retype import DTYPES, KEY
+from onnxgen.passes.retype import KEY
 from onnxgen.passes.standard.batchwise import time_first
 from onnxgen.reader import read
 from onnxgen.reader.cut import cut_of
@@ -79,10 +80,10 @@ class Changed:
     def _retyped(self, folder: Path, report: ExportReport) -> Path | None:
         """Return the original in the module's floating point type, or None if the types are the same."""
         name = metadata_of(self.origin.space).get(KEY, "")
-        if name not in DTYPES:
+        if name not in NAMED:
             return None
         try:
-            return retyped_file(self.origin.onnx, DTYPES[name], self.options, folder)
+            return retyped_file(self.origin.onnx, NAMED[name], self.options, folder)
         except CannotWriteBack as reason:
             report.notes.append(f"the floating-point types are the original ones: {reason}")
             return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxgen.errors import WrongRewrite
+from onnxgen.graph.element_types import NAMED
 from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
 from onnxgen.paranoid.back import altered, lost
@@ -27,6 +28,7 @@ from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Hopeless, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.training import ADDS, untrue
+from onnxgen.paranoid.typed import mistyped
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
 
@@ -37,6 +39,7 @@ Pass = Callable[[ir.Model, Options], None]
 MAX_NODES_SHOWN = 6  # nodes in an error message
 MAX_ENLARGEMENTS = 6  # enlargements of a region before a difference is reported
 TRAINABLE = "trainable"
+RETYPE = "retype"
 DECIDE = "decide"  # the pass after which sizes count no more with which the whole network fails
 QUANTIZED = "quantized"  # the pass that makes floats of integers, whose numbers differ by design (see `quantised`)
 
@@ -91,32 +94,38 @@ class Checker:
     def run(self, step: Pass, model: ir.Model, options: Options) -> None:
         """Run one pass. Raises `WrongRewrite` if it changed what the network computes."""
         name, before = name_of(step), self.last or take(model)
+        if name == RETYPE:
+            return self.retyped(step, model, options, before)
         known = known_nodes(model) if name == EXPAND else frozenset()
         step(model, options)
         start = time.perf_counter()
         after = self.last = take(model)
         if self.learns is not None and name == TRAINABLE:
-            _refuse(name, self.learns.faults(before))
+            refuse(name, self.learns.faults(before))
         decided = TRAINABLE if name == "propagate" else name
-        _refuse(decided, broken(name, model, options, before, after, known, self.single))
+        refuse(decided, broken(name, model, options, before, after, known, self.single))
         found = None if name == DECIDE else difference(before, after)
         if found is not None and before.is_as(model):
-            _refuse(name, ["without `--paranoid`, what it changed would be overlooked"])
+            refuse(name, ["without `--paranoid`, what it changed would be overlooked"])
         if found is None and name in ADDS and options.restore_batchnorm:
             self._refuse_untrue(name, model, options, before, after)
         if found is not None:
             self.judge(name, model, options, found)
         if name == QUANTIZED and options.quantized != "keep":
-            if any(info(value).dtype is None for value in model.graph.inputs):
-                self.last = None
-                propagate(model.graph, options)  # types and sizes must be inferable again if the pass is correct
-            self._check_quantised(before, after, options)
+            self.check_quantised(model, before, after, options)
+        self.counts.seconds += time.perf_counter() - start
+
+    def retyped(self, step: Pass, model: ir.Model, options: Options, before: Picture, most: int | None = None) -> None:
+        """Run the pass that gives floats another type. Raises `WrongRewrite`. `most`: elements of a tensor."""
+        step(model, options)
+        start = time.perf_counter()
+        refuse(RETYPE, mistyped(before, take(model, before), NAMED[str(options.dtype)], most))
         self.counts.seconds += time.perf_counter() - start
 
     def judge(self, name: str, model: ir.Model, options: Options, found: Difference) -> None:
         """Compare what a pass changed. Raises `WrongRewrite`."""
         self._refuse_untrue(name, model, options, found.before, found.after)
-        _refuse(name, found.faults)
+        refuse(name, found.faults)
         while name != QUANTIZED and self._sweep(name, found):
             pass
 
@@ -124,10 +133,13 @@ class Checker:
         if wrong := untrue(name, model, options, before, after):
             raise WrongRewrite(f"the pass {name} changed how the network is trained: {wrong}", name)
 
-    def _check_quantised(self, before: Picture, after: Picture, options: Options) -> None:
-        """Compare a graph whose integers became floats by what the integers represent."""
+    def check_quantised(self, model: ir.Model, before: Picture, after: Picture, options: Options) -> None:
+        """Compare a graph whose integers became floats by what the integers represent. Raises `WrongRewrite`."""
+        if any(info(value).dtype is None for value in model.graph.inputs):
+            self.last = None
+            propagate(model.graph, options)  # types and sizes must be inferable again if the pass is correct
         held = Quantised(before, after, self.single, rounds=options.quantized != "float")
-        _refuse(QUANTIZED, filter(None, [held.fault()]))
+        refuse(QUANTIZED, filter(None, [held.fault()]))
         self.counts.untold.update(held.untold.values())
         self.learns = Learns(held, options)
 
@@ -204,7 +216,7 @@ def hold_way_back(model: ir.Model, generated: Generated) -> None:
         raise WrongRewrite(f"the weights are wrong: {fault}")
 
 
-def _refuse(name: str, faults: Iterable[str]) -> None:
+def refuse(name: str, faults: Iterable[str]) -> None:
     """Raise `WrongRewrite` if a pass has a fault."""
     for fault in faults:
         raise WrongRewrite(f"the pass {name} is wrong: {fault}", name)

@@ -16,10 +16,11 @@ import onnx_ir as ir
 from onnxgen.errors import WrongRewrite, is_strict
 from onnxgen.graph.annotations import DECIDED
 from onnxgen.options import Options
-from onnxgen.paranoid.check import Checker, Counts, Pass, name_of
+from onnxgen.paranoid.check import DECIDE, QUANTIZED, RETYPE, TRAINABLE, Checker, Counts, Pass, name_of, refuse
 from onnxgen.paranoid.claims import Claim, Difference, difference
 from onnxgen.paranoid.comparison import Comparison
-from onnxgen.paranoid.picture import take
+from onnxgen.paranoid.picture import Picture, take
+from onnxgen.paranoid.promises import broken
 from onnxgen.paranoid.region import Region, Regions
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
@@ -27,10 +28,11 @@ from onnxgen.paranoid.trained import wrong_decisions
 PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 FEW, MANY = 48_000_000, 64_000_000  # elements of a region that are computed, and of one of which a part differs
 MOST = 20_000  # elements that onnx's evaluator, which is slow, is given; those of a tensor that are looked at
-# Passes that decide what others do, or change numbers by design; `--paranoid` checks these, too.
-UNCOMPARED = frozenset("gradient quantized trainable propagate decide infer_missing_scopes".split())
+# Passes after which facts are other ones: types and sizes, or what is trained, on which depends which values move.
+FACTS = frozenset("trainable propagate decide".split())
+UNCOMPARED = frozenset(("propagate", DECIDE))  # they find facts; some sizes no longer count after the second
 
-FOREIGN = ("contrib",)  # passes that rewrite operators outside of the standard
+OWES = frozenset(("dynamic_batch", "text"))  # passes that must do something where they are asked for, or meet text
 
 
 def is_paranoid(options: Options) -> bool:
@@ -54,7 +56,7 @@ class QuickChecker(Checker):
         self.single, self.quick = Single(most=MOST), Single(quick=True, most=MOST)
         self.is_dated = False  # the last picture is from before a pass that is not compared
         self.is_sure = False  # compare as with `--paranoid`
-        self.rewriting = ""  # the pass that is compared
+        self.waiting: list[tuple[str, Difference]] = []  # what could not be told before types were known
 
     def run(self, step: Pass, model: ir.Model, options: Options) -> None:
         """Run one pass, unless it is left out. Raises `WrongRewrite` if it changed what the network computes."""
@@ -63,22 +65,47 @@ class QuickChecker(Checker):
             return
         if name in UNCOMPARED:
             step(model, options)
-            self.is_dated = True
             if name == "propagate" and not DECIDED.has(model):
                 DECIDED.set(model, True)
                 self._doubt(model, options)
-            return
-        start = time.perf_counter()
-        if self.last is None or self.is_dated:
-            self.last, self.is_dated = take(model, self.last), False
-        before = self.last
-        self.counts.seconds += time.perf_counter() - start
-        step(model, options)
-        start = time.perf_counter()
-        self.last = before if before.is_as(model) else take(model, before)
-        if self.last is not before and (found := difference(before, self.last)) is not None:
+                self._again(model, options)
+        elif name == RETYPE:
+            self.retyped(step, model, options, take(model, self.last), MOST)
+        else:
+            start = time.perf_counter()
+            if self.last is None or self.is_dated:
+                self.last, self.is_dated = take(model, self.last), False
+            before = self.last
+            self.counts.seconds += time.perf_counter() - start
+            step(model, options)
+            start = time.perf_counter()
+            self.last = before if before.is_as(model) else take(model, before)
             with self._checking():
-                self.judge(name, model, options, found)
+                self._compare(name, model, options, before, self.last)
+            self.counts.seconds += time.perf_counter() - start
+        self.is_dated |= name in FACTS
+
+    def _compare(self, name: str, model: ir.Model, options: Options, before: Picture, after: Picture) -> None:
+        """Check what a pass did. Raises `WrongRewrite`."""
+        is_changed, is_quantised = after is not before, options.quantized != "keep"
+        if name == TRAINABLE or name == QUANTIZED and not is_quantised:
+            refuse(name, ["it changed the graph"] * is_changed)
+        if name == TRAINABLE and self.learns is not None:
+            refuse(name, self.learns.faults(before))
+        if is_changed or name in OWES:
+            refuse(name, broken(name, model, options, before, after, frozenset(), self.single))
+        if is_changed and (found := difference(before, after)) is not None:
+            self.judge(name, model, options, found)
+        if name == QUANTIZED and is_quantised:
+            self.check_quantised(model, before, after, options)
+
+    def _again(self, model: ir.Model, options: Options) -> None:
+        """Compare what was left untold by passes that ran before types were known. Raises `WrongRewrite`."""
+        start = time.perf_counter()
+        for name, found in self.waiting:
+            with self._checking():
+                super().judge(name, model, options, found)
+        self.waiting.clear()
         self.counts.seconds += time.perf_counter() - start
 
     @contextmanager
@@ -97,24 +124,26 @@ class QuickChecker(Checker):
         """Decide a second time which tensors are trained, and count those about which the pass thinks otherwise."""
         with self._checking():
             self.counts.doubts = list(wrong_decisions(model, options, MOST))
+            refuse(TRAINABLE, self.counts.doubts if is_strict() else [])
 
     def _verdict(self, regions: Regions, claim: Claim) -> str | None:
         """Compare quickly; what differs however much of the network is computed is compared as with `--paranoid`.
 
-        So is an operator outside of the standard that two quick draws say nothing of: few drawn lengths and positions
-        fit such a kernel.
+        So is what two quick draws say nothing of: few drawn lengths and positions fit some kernels.
         """
-        self.is_sure = False
+        self.is_sure, untold = False, self.counts.untold.copy()
         verdict = super()._verdict(regions, claim)
-        is_untold = verdict is None and self.rewriting in FOREIGN
-        if not claim.needed or not (verdict or is_untold):
+        if verdict == "" or not claim.needed:
             return verdict
-        self.is_sure = True
+        self.is_sure, self.counts.untold = True, untold
         return super()._verdict(regions, claim)
 
     def judge(self, name: str, model: ir.Model, options: Options, found: Difference) -> None:
-        self.rewriting = name
+        untold = self.counts.untold.copy()
         super().judge(name, model, options, found)
+        if not DECIDED.has(model) and self.counts.untold != untold:
+            self.counts.untold = untold
+            self.waiting.append((name, found))
 
     def _fresh(self, region: Region, differed: bool) -> str:
         if self.is_sure:

@@ -88,8 +88,8 @@ class Single:
             raise Broken(f"{made.op}: {why}")  # onnx.reference slices as numpy does, also past the end
         try:
             return self._with_onnx(key, made, attributes, inputs)
-        except Unable:
-            raise
+        except Unable as error:
+            raise (Broken(f"{made.op}: {why}") if known else error) from None
         except Exception as error:
             raise (Broken if known else Untold)(f"{made.op}: {why}; onnx.reference: {_line(error)}") from None
 

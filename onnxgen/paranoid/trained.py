@@ -40,6 +40,7 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
+PRECISE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _AFFINE = (JOINS, VIEW, STRIDES, SAME, STANDARDISES, ADDS, SCALES)
 MAX_EXAMINED_ELEMENTS = 4096  # elements of a tensor; only this many are examined
 
@@ -71,6 +72,8 @@ class Reach:
                 self.sure.add(value)
         for body in (a.as_graph() for a in node.attributes.data.values() if a.type is ir.AttributeType.GRAPH):
             self.perhaps.update(body.outputs)
+            made = body.outputs[1:] if op == "Loop" else body.outputs if op == "Scan" else ()
+            self.sure.update(v for out, v in zip(node.outputs, made) if out in self.sure and _dtype(v) in FLOATS)
             self.walk(body, is_sure and op == "If")
 
 
@@ -157,6 +160,7 @@ class Rules:
         is_folded = kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None
         if any(i in known(node).weights for node, i in uses):
             is_clear = kind not in ("BUFFER", "CONSTANT_TENSOR") and not is_folded and not _may_be_fixed(name, tensor)
+            is_clear = is_clear and (self.by_pytorch or len(uses) == 1 or _elements(tensor) != {0.0})  # shared zeros
             return True if is_clear else None  # a parameter may have been merged into a buffer
         if name.rpartition(".")[2] in ("running_mean", "running_var"):
             return None if any(i == known(node).matrix for node, i in uses) else False
@@ -196,7 +200,8 @@ class Rules:
             return True
         if any(_scales_input(use.node, value, self.inputs) for use in value.uses()):
             return False
-        if tensor.size == max(tensor.shape.numpy(), default=1) and _may_scale_input(value, self.inputs, 4):
+        is_row = tensor.size == max(tensor.shape.numpy(), default=1)
+        if is_row and _may_scale_input(value, self.inputs, 4) and _may_precede_layer(value):
             return None  # the scaler of an input, or the weights of a layer that is spelled out
         if _elements(tensor) == {0.0} and any(
             node.op_type in ("MatMul", "Gemm") and i == 1 for node, i in _uses(value)
@@ -271,6 +276,28 @@ def _may_scale_input(value: ir.Value, inputs: set[ir.Value], depth: int) -> bool
     return False
 
 
+def _may_precede_layer(value: ir.Value) -> bool:
+    """Return True if a layer with stored floats may take what is computed from a tensor."""
+    todo, seen = [value], {value}
+    while todo:
+        for use in todo.pop().uses():
+            others = [v for v in use.node.inputs if v is not None and v not in seen]
+            is_layer = not is_a(use.node, ELEMENTWISE, STANDARDISES, PASSES_ON)
+            if is_layer and any(_dtype(v) in FLOATS and _is_of_stored(v, value) for v in others):
+                return True
+            todo += (new := [v for v in use.node.outputs if v not in seen])
+            seen.update(new)
+    return False
+
+
+def _is_of_stored(value: ir.Value, but: ir.Value, depth: int = 8) -> bool:
+    """Return True for a stored tensor `but` one, and for what is computed from stored ones alone."""
+    maker = value.producer()
+    if stored(value) is not None or maker is None or not depth:
+        return value is not but and stored(value) is not None
+    return all(_is_of_stored(v, but, depth - 1) for v in maker.inputs if v is not None)
+
+
 def _is_input(data: ir.Value | None, inputs: set[ir.Value], depth: int, through: tuple[Trait, ...] = _AFFINE) -> bool:
     """Return True for an input of the network, and what operators of some kinds make of it."""
     maker = None if data is None else data.producer()
@@ -305,15 +332,28 @@ def _follows(tensor: ir.TensorProtocol) -> bool:
     if np.unique(numbers[:MAX_EXAMINED_ELEMENTS]).size <= 4 and _masks(numbers):
         return True
     if tensor.size < 3 or not _is_row(tensor):
-        return False
+        return _is_table(tensor)
     steps = numbers[1:] - numbers[:-1]
     if steps[0] and bool((steps == steps[0]).all()):
         return True
-    if tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or not bool((numbers > 0).all()):
+    if tensor.dtype not in PRECISE or not bool((numbers > 0).all()):
         return False
     factors = numbers[1:] / numbers[:-1] * (numbers[0] / numbers[1])
     near = 32 * np.finfo(tensor.dtype.numpy()).eps
     return numbers[0] != numbers[1] and bool((factors < 1 + near).all() and (factors > 1 - near).all())
+
+
+def _is_table(tensor: ir.TensorProtocol) -> bool:
+    """Return True for an even row or column that is repeated, and for rows with one number each, which is the same."""
+    table = _numbers(tensor).reshape([n for n in tensor.shape.numpy() if n != 1])
+    if table.ndim != 2 or not 4 < table.size <= MAX_EXAMINED_ELEMENTS or tensor.dtype not in PRECISE:
+        return False
+    if not np.isfinite(table).all() or np.unique(table).size > table.size // 2:
+        return False
+    if np.unique(table).size == 2 and np.count_nonzero(table) == max(table.shape):
+        return any(bool(((table != 0).sum(axis) == 1).all()) for axis in (0, 1))
+    lines = [rows[0] for rows in (table, table.T) if (rows == rows[0]).all() and rows.shape[1] >= 3]
+    return any(bool(line[0] != line[1] and (np.diff(line) == line[1] - line[0]).all()) for line in lines)
 
 
 def _may_follow(tensor: ir.TensorProtocol) -> bool:

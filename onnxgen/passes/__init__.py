@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, OnnxgenError, WrongRewrite, is_strict
 from onnxgen.graph.annotations import CHECKED
+from onnxgen.graph.element_types import NAMED
 from onnxgen.options import Options
 from onnxgen.paranoid.quick import checker_for, is_paranoid
 from onnxgen.passes.activations import activations
@@ -45,7 +46,7 @@ from onnxgen.passes.quantized.fakes import once
 from onnxgen.passes.quantized.pairs import rounded
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.repeats import repeats
-from onnxgen.passes.retype import DTYPES, retype
+from onnxgen.passes.retype import retype
 from onnxgen.passes.roll import roll
 from onnxgen.passes.sequences import sequences
 from onnxgen.passes.shared_nodes import shared_nodes
@@ -66,11 +67,17 @@ from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
-ASKED_FOR = ("dynamic_batch", "restore_batchnorm")  # by options: what was asked for is not left out
+# By options: what was asked for is not left out. And without `trainable`, nobody decides what is trained.
+ASKED_FOR = ("dynamic_batch", "restore_batchnorm", "quantized", "retype", "trainable")
 
 
 def _propagate(model: ir.Model, options: Options) -> None:
     propagate(model.graph, options)
+
+
+def _retype(model: ir.Model, options: Options) -> None:
+    assert options.dtype is not None
+    retype(model, NAMED[options.dtype])
 
 
 PASSES: list[Pass] = [
@@ -145,13 +152,11 @@ def simplify(model: ir.Model, options: Options, left_out: Mapping[str, str] = Ma
     """
     checker = checker_for(options, left_out)
     CHECKED.set(model, checker.counts)
-    for step in PASSES:
+    for step in PASSES if options.dtype is None else (*PASSES, _retype):
         try:
             checker.run(step, model, options)
         except TooComplex as error:
             raise OnnxgenError(str(error), help=FIX_SHAPE) from error
-    if options.dtype:
-        retype(model, DTYPES[options.dtype])
 
 
 def simplified(model: ir.Model, options: Options, left_out: dict[str, str]) -> bool:

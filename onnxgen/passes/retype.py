@@ -23,12 +23,6 @@ from onnxgen.graph.traits import BROADCASTS, RESAMPLES
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
 
-DTYPES = {
-    "float16": ir.DataType.FLOAT16,
-    "bfloat16": ir.DataType.BFLOAT16,
-    "float32": ir.DataType.FLOAT,
-    "float64": ir.DataType.DOUBLE,
-}
 KEY = "dtype"  # of the type's name in the sidecar's metadata
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")  # they name the type of a result
 FLOAT32_BY_DEFAULT = ("RandomNormal", "RandomUniform")  # without such an attribute

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.own_code import OwnCode
 from onnxgen.errors import WrongTranslation
-from onnxgen.graph.element_types import FLOATS
+from onnxgen.graph.element_types import FLOATS, NAMED
 from onnxgen.options import Options
 from onnxgen.validate.shapes import hold_shapes
 from onnxgen.weights.stored import is_uniform
@@ -213,7 +213,7 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
     for member in module.members:
         for key, source in member.keys.items():
             is_trained = key not in member.frozen and member.kind != "buffer"
-            if is_trained and source.dtype not in FLOATS:
+            if is_trained and (source.dtype not in FLOATS or options.dtype and source.dtype != NAMED[options.dtype]):
                 raise WrongTranslation(f"{member.state_key(key)} is trained, and is {source.dtype.name}")
             (trained if is_trained else frozen).update(source.names)
             several.update(piece.name for piece in source.pieces if is_uniform(piece.tensor))

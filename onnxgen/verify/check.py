@@ -15,11 +15,11 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, FREED
+from onnxgen.graph.element_types import NAMED
 from onnxgen.heads.trained import of_task
 from onnxgen.options import Options
 from onnxgen.output.asked import recorded_options
 from onnxgen.passes.batch import Freed
-from onnxgen.passes.retype import DTYPES
 from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import stored_values
 from onnxgen.pipeline import read_and_simplify
@@ -242,7 +242,7 @@ class Check:
     def _choose_tolerance(self, network: nn.Module, dtype: str) -> None:
         """Choose the tolerance. `dtype`: the type that the module was generated in, or ""."""
         self.cast = torch_side.whole_dtype(network, self.stored)
-        if dtype in DTYPES and self.stored != {dtype}:
+        if dtype in NAMED and self.stored != {dtype}:
             self.cast = torch_side.dtype_of(dtype)
         halves = {str(dtype.numpy()) for dtype in self.graph.halves}
         if self.cast is not None:

@@ -190,8 +190,11 @@ def test_a_crash_is_no_end(tmp_path: Path) -> None:
 
 
 def test_a_doubt_about_what_is_trained_is_said(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second decision is that of `--paranoid`, which refuses; any other generation says it."""
+    """The second decision is that of `--paranoid`, which refuses; any other generation says it, unless it is strict."""
     monkeypatch.setattr(quick, "wrong_decisions", lambda *_: iter(["'w' is trained: of course"]))
+    with pytest.raises(WrongRewrite, match="trainable is wrong: 'w' is trained: of course"):
+        build(gelu, Options(), gelu.with_suffix(".py"))
+    monkeypatch.setenv(STRICT, "")
     notes = build(gelu, Options(), gelu.with_suffix(".py")).report.notes
     assert "what is trained is in doubt, please report it: 'w' is trained: of course" in notes
 
