@@ -109,7 +109,8 @@ class Comparison:
     def _told(self, numbers: dict[str, int], wide: bool, why: list[Untold]) -> Iterator[bool | None]:
         """Yield what each draw tells. Adds to `why` the reason of each that cannot be computed."""
         wide = wide and self.is_usual and not self.exact
-        for style in (*QUICK[: 2 if wide or self.exact else 1], *QUICK[2:][: self.has_epsilon]):
+        hidden = [style for style in self.more if style.filled is not None and style.filled[0] < len(self.region.keys)]
+        for style in (*QUICK[: 2 if wide or self.exact else 1], *QUICK[2:][: self.has_epsilon], *hidden):
             try:
                 yield self._is_same(numbers, style, wide)
             except Broken:

@@ -19,6 +19,7 @@ from onnxgen.options import Options
 from onnxgen.paranoid.check import DECIDE, QUANTIZED, RETYPE, TRAINABLE, Checker, Counts, Pass, name_of, refuse
 from onnxgen.paranoid.claims import Claim, Difference, difference
 from onnxgen.paranoid.comparison import Comparison
+from onnxgen.paranoid.draws import FILLED
 from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.promises import broken
 from onnxgen.paranoid.region import Region, Regions
@@ -148,4 +149,5 @@ class QuickChecker(Checker):
     def _fresh(self, region: Region, differed: bool) -> str:
         if self.is_sure:
             return super()._fresh(region, differed)
-        return "" if Comparison(region, self.quick).is_same(MANY if differed else FEW) else "it seems to differ"
+        compared = Comparison(region, self.quick, FILLED if differed else ())  # a part that hides nothing differed
+        return "" if compared.is_same(MANY if differed else FEW) else "it seems to differ"
