@@ -95,7 +95,10 @@ def sizes(region: Region, rows: Sequence[tuple[int, ...]] = DRAWN_SIZES) -> Iter
             names.update(dict.fromkeys(_symbols((*(facts.shape or ()), *elements))))
     _refuse_computed(region, names.keys() - region.fixed.keys())
     free = [name for name in names if name not in region.fixed]
-    for turn, row in enumerate((*rows, *_stated(region)) if free else rows[:1]):
+    stated = _stated(region)
+    for turn, row in enumerate((*rows, *_alone(stated)) if free else rows[:1]):
+        if len(row) > 1:  # a size that the file states, too, hides which of both is meant
+            row = tuple(n for n in row if n not in stated) or row
         numbers = {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
         yield {**_fitting(region.before, numbers, turn), **region.fixed} if free else numbers
 
@@ -130,12 +133,16 @@ def few_sizes(region: Region) -> Iterator[dict[str, int]]:
             return
 
 
-def _stated(region: Region) -> Iterator[tuple[int]]:
-    """Yield sizes that the file states anywhere, since a named dim may have to be one of them."""
+def _stated(region: Region) -> dict[int, None]:
+    """Return the sizes that the file states anywhere in a region."""
     values = [(cone, v) for cone in (region.before, region.after) for v in (*cone.cuts, *cone.constants)]
-    stated = dict.fromkeys(d for cone, v in values for d in facts_of(cone.picture, v).shape or () if isinstance(d, int))
+    return dict.fromkeys(d for cone, v in values for d in facts_of(cone.picture, v).shape or () if isinstance(d, int))
+
+
+def _alone(stated: Iterable[int]) -> list[tuple[int]]:
+    """Return rows of one size each, since a named dim may have to be one of those that are stated."""
     known = {row[0] for row in DRAWN_SIZES if len(row) == 1}
-    yield from ((d,) for d in [d for d in stated if d not in known and 1 < d <= WIDEST][:STATED])
+    return [(d,) for d in stated if d not in known and 1 < d <= WIDEST][:STATED]
 
 
 def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
