@@ -251,6 +251,7 @@ class ModuleDef:
         body: the statements of `forward`.
         infos: what is known of each value (dtype, dims), for names and comments.
         hints: the name of each value in the file.
+        results: the names of the outputs, by value. An Identity may give one to a value of another name.
         constants: arrays too large for source, by their key in the sidecar.
         ties: tensors that are a weight in two places.
         classes: class names that the exporter recorded, by module path; those of `found_classes` the graph tells.
@@ -285,6 +286,7 @@ class ModuleDef:
     turns: frozenset[str] = frozenset()
     lengths: dict[str, int] = field(default_factory=dict)
     found_classes: Set[ModulePath] = frozenset()
+    results: dict[str, FileText] = field(default_factory=dict)
 
     def hint(self, value: str) -> FileText:
         """Return the name of a value in the file."""

@@ -74,10 +74,11 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
             f"the network and a name of a plugin are both called {name}",
             help="give the class another name with --class-name",
         )
+    named = {r.value: FileText(unscoped(v.name or "")) for v, r in zip(graph.outputs, outputs) if isinstance(r, Ref)}
     return ModuleDef(
         name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
         ties, dict(CLASSES.get(model)), state.notes, state.roles, state.members.prefix,
-        own=state.own, stubs=stubs, found_classes=FOUND_CLASSES.get(model),
+        own=state.own, stubs=stubs, found_classes=FOUND_CLASSES.get(model), results=named,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from onnxgen.options import Options
 from onnxgen.structure.about import describe
 from onnxgen.structure.branches import join_branches
 from onnxgen.structure.classes import write_classes
+from onnxgen.structure.clues import says_what
 from onnxgen.structure.known import known_names, rename
 from onnxgen.structure.makers import layer_names
 from onnxgen.structure.nesting import copied
@@ -34,10 +35,13 @@ def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -
     """
     infos = dict(module.infos)  # a value of a loop has the size of no turn
     turns = frozenset(name for s in flattened(module.body) if isinstance(s, Loop) for name in s.turn)
+    given = {argument.value for argument in module.inputs}
+    told = {v: name for v, name in module.results.items() if v not in given and not says_what(module.hint(v))}
     module = replace(
         module,
         body=copied(module.body),
         infos=infos,
+        hints=module.hints | told,
         annotate=options.annotate,
         makers=layer_names(module.body),
         turns=turns,

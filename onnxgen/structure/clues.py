@@ -104,9 +104,9 @@ def says_what(name: FileText) -> bool:
 
 
 def is_general(name: FileText) -> bool:
-    """True for a name that any result may have: `output0`, `result`, `y`, `h2`."""
+    """True for a name that any result may have: `output0`, `result`, `y`, `h2`, `final_output`."""
     word = name.word().rstrip("_0123456789").rstrip("s")
-    return len(word) < 2 or word in ("out", "output", "result", "model_output")
+    return len(word) < 2 or word.removeprefix("final_").removeprefix("model_") in ("out", "output", "result")
 
 
 def own_name(hint: FileText) -> str:

@@ -23,6 +23,7 @@ from onnxgen.code.module_def import (
     expressions,
 )
 from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
+from onnxgen.common.names import FileText
 from onnxgen.structure.clues import input_name, is_general, says_what
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
@@ -42,7 +43,7 @@ def nest(scope: Scope, module: ModuleDef, names: Mapping[str, str] = NO_NAMES) -
     given = {a.value: input_name(a, scope.is_root, module.infos, module.roles, module.hints) for a in scope.inputs}
     nesting = _Nesting(scope, ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles))
     if scope.is_root:
-        hints = {o.value: module.hint(o.value) for o in scope.outputs if isinstance(o, Ref)}
+        hints = {o.value: module.results.get(o.value, FileText("")) for o in scope.outputs if isinstance(o, Ref)}
         is_one = len(scope.outputs) == 1  # a name such as `output` tells results apart, if there are several
         nesting.named = {v for v, name in hints.items() if says_what(name) and not (is_one and is_general(name))}
     nesting.run()

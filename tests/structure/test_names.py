@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import helper
 from torch import Tensor, nn
 
 from onnxgen.pipeline import generate
@@ -137,3 +139,22 @@ class Unused(nn.Module):
 def test_all_that_is_not_used_has_one_name(tmp_path: Path) -> None:
     text = forward(Unused(), (torch.randn(3, 2, 4),), tmp_path, "x")
     assert text.count(", _ = ") == 3 and not re.search(r"\b_\d", text), text
+
+
+@pytest.mark.parametrize(
+    ("inner", "output", "last"),
+    [
+        ("activated_77", "output", "return F.relu(x)"),
+        ("activated_77", "final_result", "return F.relu(x)"),
+        ("77", "boxes", "return boxes"),
+    ],
+)
+def test_only_the_name_of_an_output_makes_a_line_and_not_what_an_identity_is_made_of(
+    inner: str, output: str, last: str, tmp_path: Path
+) -> None:
+    nodes = [helper.make_node("Relu", ["x"], [inner]), helper.make_node("Identity", [inner], [output])]
+    io = [helper.make_tensor_value_info(name, 1, ["n", 4]) for name in ("x", output)]
+    graph = helper.make_graph(nodes, "g", io[:1], io[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "net.onnx")
+    source = generate(tmp_path / "net.onnx", tmp_path / "net.py").source
+    assert f"        {last}\n" in source
