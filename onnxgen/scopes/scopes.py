@@ -105,6 +105,12 @@ class Writer:
     def block(self, block: Token, path: ModulePath) -> None:
         """Write the paths of a block's parts."""
         self._write(block.nodes, path)
+        if self._is_row(block, path):
+            del self.classes[path]  # it is a list, whose items are its own
+            for i, part in enumerate(block.parts[0].parts):
+                self.classes[(*path, str(i))] = class_of(part)
+                self.block(part, (*path, str(i)))
+            return
         parts = [p for p in block.parts if p.is_layer]
         if len(parts) == 1 and not parts[0].is_region:  # the block has more than this layer, perhaps an activation
             self._write(parts[0].nodes, (*path, _ONLY_LAYER.get(parts[0].kind, "layer")))
@@ -121,7 +127,19 @@ class Writer:
             if role:
                 turn[role] += 1
                 self._part(part, (*path, f"{role}{turn[role]}" if counts[role] > 1 else role))
+        if not any(roles):
+            self._gates(block.parts, path)
         self.sequence(block.parts if any(roles) else self.arranger.arrange(block.parts, top=False), path)
+
+    def _is_row(self, block: Token, path: ModulePath) -> bool:
+        """True for an item of a list that is nothing but blocks which feed each other."""
+        run = block.parts[0]
+        return (
+            path[-1].isdigit()
+            and len(block.parts) == 1
+            and run.kind == "run"
+            and all(self.arranger.chained([a], [b]) for a, b in zip(run.parts, run.parts[1:]))
+        )
 
     def _body(self, region: Token, path: ModulePath) -> None:
         """Write the paths of a block that is a single region, whose layers are the block's own."""

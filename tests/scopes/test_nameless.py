@@ -45,6 +45,7 @@ EXPECTED = {
     "hf_clip": [(r"vision_layers\.\d", 2, 1), (r"text_layers\.\d", 2, 1)],
     "encoder_prenorm": [(r"layers\.\d", 2, 1)],
     "squeezenet": [(r"stages\.\d\.blocks\.\d", 5, 1)],
+    "lcnet": [(r"stages\.\d\.\d", 10, 1), (r"(.*\.)?se", 11, 2), (r"(.*\.)?se\.conv1", 2, 1)],
     "vgg": [(r"stage\d\.\d", 4, 1)],
     "denoiser": [(r"blocks\.\d", 9, 1), (r"blocks\.\d\.conv", 9, 1)],
     "super_resolution": [(r"blocks\.\d", 5, 1)],

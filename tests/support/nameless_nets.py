@@ -30,6 +30,34 @@ class SqueezeNet(nn.Sequential):
         super().__init__(*stem, *first, Fire(12, 4, 8), Fire(16, 4, 8), Fire(16, 4, 8), nn.Conv2d(16, 10, 1))
 
 
+class Gate(nn.Module):
+    """Squeeze and excitation."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.reduce, self.expand = nn.Conv2d(channels, channels // 4, 1), nn.Conv2d(channels // 4, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.adaptive_avg_pool2d(x, 1)
+        return x * F.hardsigmoid(self.expand(F.relu(self.reduce(h))))
+
+
+class Separable(nn.Sequential):
+    """PP-LCNet's block: of its last ones there is a gate in each."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, gated: bool = False) -> None:
+        depth = nn.Conv2d(inputs, inputs, kernel, stride, kernel // 2, groups=inputs)
+        gate = [Gate(inputs)] if gated else []
+        super().__init__(depth, nn.Hardswish(), *gate, nn.Conv2d(inputs, outputs, 1), nn.Hardswish())
+
+
+class LCNet(nn.Sequential):
+    def __init__(self) -> None:
+        wider = (Separable(8, 16), Separable(16, 16, stride=2), *(Separable(16, 16, 5) for _ in range(5)))
+        gated = (Separable(16, 24, 5, 2, True), Separable(24, 24, 5, gated=True), Separable(24, 24, 5, 2))
+        super().__init__(nn.Conv2d(3, 8, 3, 2, 1), *wider, *gated, Separable(24, 24, 5), nn.Flatten())
+
+
 class VGG(nn.Sequential):
     def __init__(self) -> None:
         parts: list[nn.Module] = []
@@ -185,6 +213,7 @@ def _cache() -> tuple[Tensor, ...]:
 
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "squeezenet": (SqueezeNet, _image(40)),
+    "lcnet": (LCNet, _image(32)),
     "vgg": (VGG, _image(16)),
     "denoiser": (Denoiser, _image(12)),
     "super_resolution": (SuperResolution, _image(12)),
