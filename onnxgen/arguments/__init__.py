@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from onnxgen.arguments.depths import with_depths
-from onnxgen.arguments.heads import with_heads
+from onnxgen.arguments.heads import attentions, with_heads
 from onnxgen.arguments.names import ATTENDING, LAYERS, MAKING, Argument, Roles, choose, number_of
 from onnxgen.arguments.rules import relate
 from onnxgen.arguments.sizes import Related, is_slot
@@ -25,7 +25,7 @@ from onnxgen.validate.values import Unreadable
 
 def with_arguments(classes: list[ClassTree], module: ModuleDef, specification: Specification) -> list[ClassTree]:
     """Return the classes with arguments for sizes that may change. A network of a layer or two needs none."""
-    if sum(member.layer in MAKING | ATTENDING for member in module.members) < LAYERS:
+    if sum(member.layer in MAKING | ATTENDING for member in module.members) + attentions(module) < LAYERS:
         return classes
     spotted, numbers = with_depths(spots_of(classes), module)
     spotted, heads = with_heads(spotted, module)

@@ -8,7 +8,7 @@ on them: whatever their number is, the width stays.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgen.arguments.names import HEADS, Argument
@@ -125,14 +125,24 @@ def _are_open(module: ModuleDef) -> bool:
     def shape(tree: ast.expr) -> tuple[Dim, ...]:
         return (module.infos.get(tree.value, Info()).shape or ()) if isinstance(tree, Ref) else ()
 
+    for call in _attentions(module):
+        masks = [shape(k.value) for k in call.keywords if k.arg == "attn_mask"]
+        if any(len(shape(operand)) != 4 for operand in call.args):
+            return False
+        if any(not mask or (len(mask) > 2 and mask[-3] != 1) for mask in masks):
+            return False
+    return True
+
+
+def attentions(module: ModuleDef) -> int:
+    """Return how often a network attends: also where its layers multiply with integers, and are none of torch's."""
+    return sum(1 for _ in _attentions(module))
+
+
+def _attentions(module: ModuleDef) -> Iterator[ast.Call]:
     for node in (node for statement in module.body for tree in expressions(statement) for node in walk(tree)):
         if isinstance(node, ast.Call) and dotted(node.func) == ATTENTION:
-            masks = [shape(k.value) for k in node.keywords if k.arg == "attn_mask"]
-            if any(len(shape(operand)) != 4 for operand in node.args):
-                return False
-            if any(not mask or (len(mask) > 2 and mask[-3] != 1) for mask in masks):
-                return False
-    return True
+            yield node
 
 
 def _numbers(tree: ClassTree) -> list[ast.Constant]:

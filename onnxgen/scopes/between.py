@@ -39,6 +39,7 @@ def infer_missing_scopes(model: ir.Model, options: Options) -> None:
     inferred.scope.update(_next_layers(nodes, inferred))
     inferred.scope.update(_by_parameters(nodes, inferred))
     inferred.scope.update(_biased(nodes, inferred))
+    inferred.scope.update(_looked_up(nodes, inferred))
     inferred.scope.update(_of_weights(nodes, inferred))
     for node in nodes:
         if node not in inferred.scope:
@@ -177,6 +178,17 @@ def _biased(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePa
             if before not in inferred.scope and before not in found and _only_use(before) is not None:
                 found[before] = scope
                 between += _producers(before) if any(is_a(before, trait) for trait in _SCALING) else ()
+    return found
+
+
+def _looked_up(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
+    """Return the scopes of nodes that take rows of a table which a module makes for nothing else: of that module."""
+    found: dict[ir.Node, ModulePath] = {}
+    for node in nodes:
+        table = node.inputs[0].producer() if node.op_type == "Gather" and node.inputs[0] is not None else None
+        if table is not None and node not in inferred.scope and _only_use(table) is node:
+            if inferred.scope.get(table) in inferred.layers:
+                found[node] = inferred.scope[table]
     return found
 
 

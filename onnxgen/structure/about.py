@@ -67,13 +67,14 @@ def describe(classes: Sequence[ClassTree]) -> None:
     """Set `about` of the classes. It is "" where there is nothing to say."""
     nouns: dict[str, str] = {}
     for tree in classes:
-        steps = [*_Steps(tree, nouns).of_forward()]
+        steps = [*_Steps(tree, nouns).of_forward()] or _of_matrix(tree)
         words = [step.word for step in steps]
         role = _role(tree, words)
         kind = "residual block" if steps and _adds_input(tree) else ""
         only = words[0] if len(steps) == 1 and not steps[0].is_many else ""
         nouns[tree.name] = role or kind or only or tree.name
-        said = ": ".join(filter(None, (kind, role or _listed(steps))))
+        listed = "" if only in nouns else _listed(steps)  # the name of another class alone says nothing
+        said = ": ".join(filter(None, (kind, role or listed)))
         tree.about = said[:1].upper() + said[1:]
 
 
@@ -187,6 +188,18 @@ def _word(name: str, call: ast.Call) -> str:
     if name.endswith("2d") and len(sizes) == 2 and all(map(str.isdigit, sizes)):
         word = f"{'x'.join(sizes)} {word}"
     return word.replace("convolution", "depthwise convolution") if given.get("groups") == channels != "1" else word
+
+
+def _of_matrix(tree: ClassTree) -> list[Step]:
+    """Return the layer that a class is which multiplies once with a matrix of its own tensors, or looks up its rows."""
+    nodes = [node for statement in tree.body for node in walk(statement)]
+    products = [n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult)]
+    if len(products) > 1 or any(isinstance(n, ast.Call) and function_of(n).startswith("F.") for n in nodes):
+        return []
+    if products and isinstance(products[0].left, ast.Name) and any(map(_own, walk(products[0].right))):
+        return [Step(LINEAR)]
+    rows = [n for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Name)]
+    return [Step(LAYERS["nn.Embedding"])] if len(rows) == 1 and any(map(_own, walk(rows[0].value))) else []
 
 
 def _role(tree: ClassTree, words: list[str]) -> str:

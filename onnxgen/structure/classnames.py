@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from onnxgen.code.module_def import Member, ModuleDef
-from onnxgen.code.quote import MemberRef, Ref, walk
+from onnxgen.code.quote import Ref, walk
 from onnxgen.code.torch_api import CONVOLUTIONS, RECURRENT, TRANSPOSED, function_of
 from onnxgen.common.names import RESERVED, ModulePath, Namer, class_name, singular
 from onnxgen.structure.literals import is_number
@@ -133,9 +133,12 @@ class ClassNames:
         shorts = list(dict.fromkeys(_short(self.module, scope) for scope in scopes))
         words = [re.findall("[A-Z][a-z0-9]*", short) for short in shorts]
         last = {w[-1] for w in words if w}
+        has_only_parameters = len(shorts) > 1 and _has_only_parameters(scopes[0])
         if len(shorts) == 1 or len(last) != 1:
-            return shorts[0] if len(shorts) == 1 or not _has_only_parameters(scopes[0]) else _of_parameters(scopes[0])
+            return _of_parameters(scopes[0]) if has_only_parameters else shorts[0]
         name = last.pop()
+        if has_only_parameters and self.roles.get(name):  # `Embeddings` is what has tables of embeddings
+            return _of_parameters(scopes[0])
         return f"{name}Block" if name in RESERVED else name
 
     def _free(self, name: str, scopes: Sequence[Scope] = ()) -> str:
@@ -180,7 +183,7 @@ def _short(module: ModuleDef, scope: Scope) -> str:
     word = _word(scope.path)
     if word in WHOLE and scope.path[-1][-1].isdigit():
         return "Block"
-    if word in WHOLE:
+    if word in WHOLE or (word in WRAPPED and len(scope.path) == 1 and not scope.path[0][-1].isdigit()):
         nested = sum(part in WHOLE for part in scope.path) > 1  # `model.model`
         recorded = module.classes.get((), "")  # without one, the network is called after its file
         return "Backbone" if nested or not recorded or recorded.endswith("Model") else class_name(f"{recorded}_model")
@@ -229,7 +232,7 @@ def _has_only_parameters(scope: Scope) -> bool:
 def _of_parameters(scope: Scope) -> str:
     """Return the name of such a class: it looks up rows of its own table, or multiplies with it."""
     nodes = [node for tree in scope.expressions() for node in walk(tree)]
-    looks_up = any(isinstance(n, ast.Subscript) and isinstance(n.value, MemberRef) for n in nodes)
+    looks_up = any(isinstance(n, ast.Subscript) and isinstance(n.slice, Ref) for n in nodes)
     return "EmbeddingTable" if looks_up else "Projection"
 
 

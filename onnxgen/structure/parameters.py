@@ -31,7 +31,7 @@ MAX_PARAMETERS = 10  # with the flags
 MAX_FLAGS = 4
 MAX_NAMELESS = 3  # parameters whose literals are not arguments with a name
 MAX_FACTOR = 16  # between two sizes of which one follows from the other
-SIZE = re.compile("channels|features|(?<!kernel_)size|^(hidden_|embed_)?dim$")  # the name of a width
+SIZE = re.compile("channels|features|(?<!kernel_)size|^(hidden_|embed_|embedding_)?dim$")  # the name of a width
 
 Column = dict[int, Slot]  # a literal in each instance that has it
 Flag = tuple[frozenset[int], str]  # the instances that have an optional part; its name, if it has no members

@@ -16,6 +16,7 @@ from onnxgen.common.names import identifier
 from onnxgen.structure.forms import Differ, Form, FormMaker, Node, Part
 from onnxgen.structure.layout import SELF
 from onnxgen.structure.literals import Key, Slot, fill, is_number
+from onnxgen.structure.matrices import size_names
 from onnxgen.structure.optional import Body, Only, flag_name
 from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use, parsed
 from onnxgen.structure.tree import Entry
@@ -61,6 +62,7 @@ class _Sharing:
         self.uses: dict[int, Use] = {}  # by id of the column
         self.optional: dict[Flag, str] = {}
         self.held: set[int] = set()  # by classes that it makes
+        self.sizes = size_names(form.scope)
         self._see(form.root, "", self.all)
         for node in (*form.nodes, form.returned):
             self._columns("", node.slots.values, True)
@@ -79,6 +81,9 @@ class _Sharing:
             self.optional.setdefault((only, ""), (_item_name(part) if row else "") or name)
         self.held |= self.maker.classes[part.maker].held if part.maker in self.maker.classes else set()
         self._columns(name, part.slots.values, False, f"{row} {part.maker}" if row else "")
+        for n, wanted in self.sizes.get(id(part.entry.member), {}).items():
+            for slot in part.slots.values.get(("", "#", n), {}).values():
+                slot.wanted = wanted
         if part.uniform is not None:
             column = {i: Slot(ast.Constant(n), "depth") for i, n in part.uniform.items()}
             self.uses[id(part.uniform)] = Use(column, name)
