@@ -36,7 +36,7 @@ def widths(uses: Sequence[Use], count: int, held: Iterable[int]) -> list[Group]:
         numbers = sizes(use)
         if numbers and len({*use.texts.values()}) == 1 and not use.in_forward and not _is_tuple(use):
             found.setdefault(numbers.pop(), []).append(use)
-    given = {number for number, own in found.items() if any(use.wanted != "groups" for use in own)}
+    given = {number for number, own in found.items() if any(SIZE.search(use.wanted) for use in own)}
     depends = any(other % number == 0 or number % other == 0 for number in given for other in fixed)
     if depends or len(given) > MOST or not given.isdisjoint(held) or any(_tables(uses)):
         return []

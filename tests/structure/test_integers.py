@@ -101,7 +101,7 @@ def _lose_names_of_lookups(path: Path) -> None:
 
 def test_sizes_are_called_as_those_of_torchs_layers(source: str) -> None:
     assert "torch.zeros(in_features, out_features, dtype=torch.int8)" in source
-    assert "torch.zeros(num_embeddings, 8, dtype=torch.int8)" in source
+    assert "torch.zeros(num_embeddings, embedding_dim, dtype=torch.int8)" in source
     assert "size" not in source[source.index("class ") : source.index("class Net")]
 
 
