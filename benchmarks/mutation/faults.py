@@ -260,9 +260,10 @@ def main() -> None:
                 continue
             functions = judges(fault, lines, made)
             tier, test = first_failing(functions, trees, suites)
-            found[tier] += 1
+            outcome = tier or ("undecided" if test == OVER else "MISSED")
+            found[outcome] += 1
             said = f"{fault.commit} {fault.subject[:70]}  [{test or f'{len(functions)} functions judge'}]"
-            print(f"{tier or 'MISSED':<7} {said}", flush=True)
+            print(f"{outcome:<9} {said}", flush=True)
             if found.total() == args.count:
                 break
     finally:
@@ -270,7 +271,8 @@ def main() -> None:
             git("worktree", "remove", "--force", str(folder / "tree"))
             shutil.rmtree(folder, ignore_errors=True)
     print(f"of {found.total()} faults, the quick tier finds {found['quick']}", end="")
-    print(f", and the other cases {found['rest']} more" if args.tier == "all" else "")
+    print(f", and the other cases {found['rest']} more" if args.tier == "all" else "", end="")
+    print(f"; {found['undecided']} ran out of time")
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from tests.backend.older import DOMAINS, Older, Version, older, versions
 from tests.ops.harness import all_cases
 from tests.ops.test_old_schemas import run_here
 
-PARTS = 32
+PARTS = 16
 ALL = os.environ.get("ONNXGEN_OLDER") == "all"
 SHARE = 0.5  # of the tests that bring nothing new
-AT_LEAST = 15  # tests that are run in each part
+AT_LEAST = 30  # tests that are run in each part
 
 
 def cases_of(part: int) -> list[Any]:

@@ -35,12 +35,12 @@ WAYS = {"Ctrl-C": _ctrl_c, "SIGTERM to all": _to_all, "SIGTERM to one": _to_one}
 class Interrupted:
     """A run in a folder, which is trained once to its end, and once with an interruption."""
 
-    def __init__(self, folder: Path, workers: int, count: int = 480, epochs: int = 4) -> None:
+    def __init__(self, folder: Path, workers: int, count: int = 480) -> None:
         network(folder, x=("float32", ["n", 5]))
         x = np.random.default_rng(0).normal(size=(count, 5)).astype(np.float32)
         np.savez(folder / "data.npz", x=x, y=np.arange(count) % 3)
         self.folder = folder
-        self.run = ("--workers", workers, "--val", 0.9, "--batch-size", 4, "--epochs", epochs)
+        self.run = ("--workers", workers, "--val", 0.9, "--batch-size", 4, "--epochs", 4)
 
     def trained(self, out: str, *more: object) -> Terminal:
         data = ("train", self.folder / "small.py", "--data", self.folder / "data.npz")

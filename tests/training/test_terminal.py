@@ -108,7 +108,7 @@ def hold(screen: Screen, rows: list[Row], first: int) -> None:
 
 def test_ctrl_c_in_a_validation_with_workers(tmp_path: Path) -> None:
     """The terminal signals the workers, too. `long_interrupted.py` draws the moments."""
-    run = Interrupted(tmp_path, workers=2, count=240, epochs=2)
+    run = Interrupted(tmp_path, workers=2, count=240)
     with run.trained("whole") as whole:
         assert whole.end() == 0, whole.text
     assert run.stopped("Ctrl-C", "epoch 1 of", after=0.05) == 130
