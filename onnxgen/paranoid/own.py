@@ -44,8 +44,15 @@ def Affine(x: Array, scale: Array, bias: Array) -> Array:
     return x * scale.reshape(1) + bias.reshape(1)  # the layer's numbers have one axis
 
 
+def _has_axes(x: Array, least: int = 1) -> None:
+    """Raise `ValueError` for a tensor of fewer axes than torch's function takes."""
+    if x.ndim < least:
+        raise ValueError(f"{x.ndim} axes")
+
+
 @own
 def WeightNorm(v: Array, g: Array, *, dim: int) -> Array:
+    _has_axes(v)
     axes = tuple(axis for axis in range(v.ndim) if axis != dim)
     return v * (g / np.sqrt((v * v).sum(axes, keepdims=bool(g.ndim))))
 
@@ -60,6 +67,9 @@ def Standardize(
     x: Array, scale: Array | None = None, bias: Array | None = None, *, epsilon: float, shape: Sequence[int] = ()
 ) -> Array:
     x = x.reshape(1, shape[0], -1) if len(shape) else x
+    _has_axes(x, 2)
+    if x.size == x.shape[1]:
+        raise ValueError("one value per channel, of which torch has no variance")
     axes, per_channel = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
     y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + x.dtype.type(epsilon))
     y = y if scale is None else y * scale.reshape(per_channel)
@@ -70,7 +80,12 @@ def Standardize(
 @own
 def Linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     product = x @ weight
-    return product if bias is None else product + bias
+    if weight.ndim > 2 or bias is not None and bias.size not in (1, bias.shape[-1] if product.ndim else 1):
+        raise ValueError(f"a matrix of {weight.ndim} axes, or a bias of several")
+    made = product if bias is None else product + bias.reshape(-1)  # the layer's has one axis
+    if made.shape != product.shape:
+        raise ValueError("a bias that gives the result other axes")
+    return made
 
 
 @own
@@ -107,27 +122,31 @@ def CosineSimilarity(x: Array, y: Array, *, axis: int, epsilon: float) -> Array:
 
 @own
 def Variance(x: Array, *, axes: Sequence[int], keepdims: int) -> Array:
-    return np.asarray(x.var(tuple(axes), ddof=1, keepdims=bool(keepdims)))
+    return np.asarray(x.var(tuple(axes) or None, ddof=1, keepdims=bool(keepdims)))
 
 
 @own
 def Deviation(x: Array, *, axes: Sequence[int], keepdims: int) -> Array:
-    return np.asarray(x.std(tuple(axes), ddof=1, keepdims=bool(keepdims)))
+    return np.asarray(x.std(tuple(axes) or None, ddof=1, keepdims=bool(keepdims)))
 
 
 @own
 def Attention(
     q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float, is_causal: int = 0, dropout: float = 0.0
 ) -> Array:
-    """softmax(q k^T scale + mask) v; a row whose keys are all hidden by a condition is zeros."""
+    """softmax(q k^T scale + mask) v; a row whose keys are all hidden is zeros."""
     scores = (q @ np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
+    if mask is not None and (
+        np.broadcast_shapes(mask.shape, scores.shape) != scores.shape or mask.ndim < 2 < q.ndim - 1
+    ):
+        raise ValueError(f"a mask {mask.shape} of scores {scores.shape}")
     shown = np.ones((), bool)
     if is_causal:
         shown = np.tril(np.ones(scores.shape[-2:], bool))
     if mask is not None and mask.dtype == bool:
         shown = shown & mask
     elif mask is not None:
-        scores = scores + mask
+        scores, shown = scores + mask, shown & (mask != -np.inf)
     shown = np.broadcast_to(shown, scores.shape)
     scores = np.where(shown, scores, -np.inf)
     with np.errstate(all="ignore"):
@@ -157,11 +176,14 @@ def Roll(x: Array, *, shifts: Sequence[int], axes: Sequence[int]) -> Array:
 
 @own
 def RepeatInterleave(x: Array, *, repeats: int, axis: int) -> Array:
+    _has_axes(x)
     return np.repeat(x, repeats, axis)
 
 
 @own
 def RotateHalf(x: Array) -> Array:
+    if x.shape[-1] == 1:
+        raise ValueError("one element has no halves")
     half = (x.shape[-1] + 1) // 2
     return np.concatenate([-x[..., half:], x[..., :half]], -1)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onnxgen.graph.operators import operators
+from onnxgen.helpers.affine import LearnableAffine
 from onnxgen.helpers.fake_quant import fake_quantize, fake_quantize_dynamic
 from onnxgen.helpers.rotary import rotate_half, rotate_pairs
 from onnxgen.paranoid import own_layers, own_transformer
@@ -23,8 +24,9 @@ W = torch.randn(6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.fl
 MASK = torch.tensor([[True, False, False, True], [False] * 4, [True] * 4, [False, True, True, False]])
 SDPA = F.scaled_dot_product_attention
 
-# (operator, inputs, attributes, what torch computes of the inputs)
-CASES: list[tuple[str, list[Tensor], dict[str, Any], Callable[..., Any]]] = [
+# operator, inputs, attributes, what torch computes of the inputs
+Case: TypeAlias = tuple[str, list[Tensor], dict[str, Any], Callable[..., Any]]
+CASES: list[Case] = [
     ("Standardize", [X], {"epsilon": 0.1}, lambda x: F.batch_norm(x, None, None, training=True, eps=0.1)),
     ("Standardize", [X[:1], Y[0, :, 0], Y[1, :, 0]], {"epsilon": 1e-3, "shape": [4, 2, 3]},
      lambda x, w, b: F.batch_norm(x, None, None, w, b, True, eps=1e-3).reshape(4, 2, 3)),
@@ -132,3 +134,112 @@ def test_text_is_numbered_in_its_order() -> None:
     table, codes = OWN["TextCodes"](words)
     assert list(table) == ["a", "b", "c"] and codes.tolist() == [[1, 0], [1, 2]]
     assert OWN["TextAt"](table, codes).tolist() == words.tolist()
+
+
+# ---- shapes at the edge: without axes, of one, with axes of size 0 and 1 ---------------------------------------------
+
+EDGES = [(), (1,), (3,), (0,), (1, 1), (4, 0), (0, 4), (2, 6), (1, 6), (2, 1), (2, 4, 6), (2, 0, 6), (2, 4, 1, 6)]
+WITHOUT_SIZE_0 = ("Standardize", "WeightNorm")  # torch ends the process on empty ones
+
+
+def learnable_affine(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    layer = LearnableAffine(torch.float64)
+    with torch.no_grad():
+        layer.scale.copy_(scale.reshape(1))
+        layer.bias.copy_(bias.reshape(1))
+        return layer(x)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def batch_normed(x: Tensor, w: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+    return F.batch_norm(x, None, None, w, b, training=True, eps=0.1)
+
+
+def of_axis(axis: int, shape: tuple[int, ...]) -> Iterator[Case]:
+    """What takes an axis."""
+    x, sizes = drawn(*shape), [n if i == axis % max(1, len(shape)) else 1 for i, n in enumerate(shape)]
+    yield "Glu", [x], {"axis": axis}, lambda x: F.glu(x, axis)
+    yield "Normalize", [x], {"axis": axis, "p": 2, "epsilon": 1e-12}, lambda x: F.normalize(x, 2, axis)
+    yield ("CosineSimilarity", [x, x.exp()], {"axis": axis, "epsilon": 1e-8},
+           lambda x, y: F.cosine_similarity(x, y, axis))  # fmt: skip
+    yield "Variance", [x], {"axes": [axis], "keepdims": 1}, lambda x: x.var((axis,), keepdim=True)
+    yield "Deviation", [x], {"axes": [axis], "keepdims": 0}, lambda x: x.std((axis,))
+    yield "Unbind", [x], {"axis": axis}, lambda x: x.unbind(axis)
+    yield "Stack", [x, x], {"axis": axis}, lambda x, y: torch.stack([x, y], axis)
+    yield "Roll", [x], {"shifts": [2], "axes": [axis]}, lambda x: torch.roll(x, (2,), (axis,))
+    yield "RepeatInterleave", [x], {"repeats": 3, "axis": axis}, lambda x: x.repeat_interleave(3, axis)
+    yield "WeightNorm", [x, drawn(*sizes)], {"dim": axis}, lambda v, g: torch._weight_norm(v, g, axis)
+
+
+def of_shape(shape: tuple[int, ...]) -> Iterator[Case]:
+    x, one, last = drawn(*shape), drawn(), shape[-1] if shape else 1
+    yield from (case for axis in {0, -1, len(shape) - 1} for case in of_axis(axis, shape))
+    yield "Affine", [x, one, one], {}, learnable_affine
+    yield "Affine", [x, drawn(1), drawn(1)], {}, learnable_affine
+    yield "Softplus", [x * 40], {"beta": 2.5}, lambda x: F.softplus(x, 2.5, 40)
+    yield "LogSigmoid", [x * 40], {}, F.logsigmoid
+    yield "Rsqrt", [x], {}, torch.rsqrt
+    yield "Variance", [x], {"axes": [], "keepdims": 0}, lambda x: x.var(())
+    yield "Deviation", [x], {"axes": [], "keepdims": 1}, lambda x: x.std((), keepdim=True)
+    yield "RotateHalf", [x], {}, rotate_half
+    yield "RotatePairs", [x], {}, rotate_pairs
+    yield "FakeQuantizeDynamic", [x], {}, fake_quantize_dynamic
+    yield "FakeQuantize", [x, one.abs()], {"low": -4, "high": 3}, lambda x, s: fake_quantize(x, s, 0, -4, 3)
+    for bias in ((5,), (1,), (), (6,), (2, 5)):
+        yield ("Linear", [x, drawn(last, 5), drawn(*bias)], {},
+               lambda x, w, b: F.linear(x, w.T, b))  # fmt: skip
+    yield "Linear", [x, drawn(last, 1), drawn(5)], {}, lambda x, w, b: F.linear(x, w.T, b)
+    yield "Standardize", [x], {"epsilon": 0.1}, batch_normed
+    if len(shape) > 1:
+        yield "Standardize", [x, drawn(shape[1]), drawn(shape[1])], {"epsilon": 0.1}, batch_normed
+
+
+def of_attention() -> Iterator[Case]:
+    for queries, keys in ((4, 4), (4, 1), (1, 4), (4, 0), (7, 4)):
+        for lead in ((), (2,), (2, 3), (0, 3)):
+            q, k, v = drawn(*lead, queries, 6), drawn(*lead, keys, 6), drawn(*lead, keys, 2)
+            yield (
+                "Attention",
+                [q, k, v],
+                {"scale": 0.3, "is_causal": 1},
+                lambda q, k, v: SDPA(q, k, v, is_causal=True, scale=0.3),
+            )
+            scores = drawn(queries, keys)
+            hidden = torch.full((queries, keys), -torch.inf, dtype=torch.float64)
+            for mask in (None, scores, scores > 0, scores[:1] > 0, scores > 99, hidden, scores[0], drawn(2, 1, 1, 1)):
+                given = [] if mask is None else [mask]
+                yield (
+                    "Attention",
+                    [q, k, v, *given],
+                    {"scale": 0.3},
+                    lambda q, k, v, m=None: SDPA(q, k, v, m, scale=0.3),
+                )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shape", [*EDGES, None], ids=str)
+def test_definitions_are_the_layers_at_the_edges(shape: tuple[int, ...] | None) -> None:
+    """Where the layer gives something, so does the definition, or it refuses. Where it refuses, the definition does."""
+    compared = 0
+    for op, inputs, attributes, layer in of_attention() if shape is None else of_shape(shape):
+        if op in WITHOUT_SIZE_0 and shape and 0 in shape:
+            continue
+        where = f"{op} {[tuple(t.shape) for t in inputs]} {attributes}"
+        try:
+            made = OWN[op](*(t.numpy() for t in inputs), **attributes)
+        except Exception:
+            continue
+        ours = made if isinstance(made, list) else [made]
+        try:
+            found = layer(*inputs)
+        except Exception as error:
+            pytest.fail(f"{where}: the layer refuses: {error}")
+        theirs = [found] if isinstance(found, Tensor) else found
+        assert [np.shape(a) for a in ours] == [tuple(b.shape) for b in theirs], where
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b.numpy(), 1e-9, 1e-12, err_msg=where)
+        compared += 1
+    assert compared > 10
