@@ -103,8 +103,7 @@ def build(
         with timed(report, "validate"):
             hold_keys(module, generated.tensors)
             hold(stored, module, json.loads(generated.metadata["wayback"]), options)
-        if is_paranoid(options):
-            hold_way_back(model, generated)
+            hold_way_back(model, generated, is_paranoid(options))
         return generated
 
 

@@ -99,6 +99,7 @@ CHECKS: dict[str, FunctionType] = {  # the product's checks that are always on, 
     "onnxgen.code.meant:hold": _nothing,
     "onnxgen.code.render:Frame.hold": _nothing,
     **dict.fromkeys(("onnxgen.code.printer:comment", "onnxgen.code.printer:between_quotes"), _the_text),
+    "onnxgen.paranoid.check:hold_way_back": _nothing,
     "onnxgen.paranoid.quick:checker_for": _unchecked,
     "onnxgen.validate.fallback:translated": _the_first,
 }  # type: ignore[assignment]

@@ -20,6 +20,7 @@ from onnxgen import Options
 from onnxgen.errors import WrongRewrite
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.paranoid.quick import PARANOID
 from onnxgen.passes import PASSES
 from onnxgen.pipeline import build
 from onnxgen.weights.dequantised import Dequantised
@@ -254,8 +255,8 @@ def model_of(name: str, folder: Path) -> Path:
     return folder / "m.onnx"
 
 
-def built(name: str, mode: str, folder: Path) -> str:
-    options = Options(quantized=mode, paranoid=True)
+def built(name: str, mode: str, folder: Path, paranoid: bool = True) -> str:
+    options = Options(quantized=mode, paranoid=paranoid)
     return build(model_of(name, folder), options, folder / "m.py").report.checked
 
 
@@ -269,6 +270,9 @@ def test_a_right_one_is_right(name: str, mode: str, tmp_path: Path) -> None:
 def test_a_wrong_one_is_caught(
     what: str, mode: str, name: str, wrong: Wrong, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With `--paranoid`, and without."""
+    monkeypatch.delenv(PARANOID, raising=False)
     wrong(monkeypatch)
-    with pytest.raises(WrongRewrite, match=said):
-        built(name, mode, tmp_path)
+    for paranoid in (True, False):
+        with pytest.raises(WrongRewrite, match=said):
+            built(name, mode, tmp_path, paranoid)

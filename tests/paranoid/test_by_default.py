@@ -1,0 +1,201 @@
+"""What each generation checks without an option: decisions, types, text, and what hides differences."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+
+import onnxgen.passes
+from onnxgen.errors import WrongRewrite, WrongTranslation
+from onnxgen.graph.annotations import TRAINABLE
+from onnxgen.options import Options
+from onnxgen.paranoid.picture import take
+from onnxgen.paranoid.quick import PARANOID
+from onnxgen.paranoid.region import Broken
+from onnxgen.paranoid.single import Single
+from onnxgen.passes import PASSES
+from onnxgen.pipeline import build
+from onnxgen.reader import read
+
+trainable, retype, dynamic, text = (
+    importlib.import_module(f"onnxgen.passes.{name}") for name in ("trainable", "retype", "dynamic", "text")
+)
+LAYER = (
+    '<ir_version: 8, opset_import: ["": 17]> net (float[n,4] x) => (float[n,4] y) '
+    "<float[4,4] w = {1,-2,3,-4,5,6,-7,8,9,-1,2,3,4,5,6,8}, float[4] b = {0.1,-0.7,0.3,0.25}> "
+    "{ a = MatMul(x, w) s = Add(a, b) y = Tanh(s) }"
+)
+MASKED = (
+    '<ir_version: 8, opset_import: ["": 17]> net (float[n,4,8] q, float[n,8,4] k, float[n,4,8] v, float[n,1,4] m) '
+    "=> (float[n,4,8] y) <float one = {1}, float low = {-10000}, float root = {2.5}> "
+    "{ h = Sub(one, m) a = Mul(h, low) s = MatMul(q, k) d = Div(s, root) c = Add(d, a) "
+    "p = Softmax<axis=-1>(c) y = MatMul(p, v) }"
+)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Generate a model without `--paranoid`."""
+    monkeypatch.delenv(PARANOID, raising=False)
+
+    def generated(model: onnx.ModelProto | str, **options: Any) -> Any:
+        model = onnx.parser.parse_model(model) if isinstance(model, str) else model
+        onnx.save(model, tmp_path / "m.onnx")
+        return build(tmp_path / "m.onnx", Options(**options), tmp_path / "m.py")
+
+    return generated
+
+
+def after(monkeypatch: pytest.MonkeyPatch, name: str, harm: Callable[[ir.Model], None]) -> None:
+    """Do something more at the end of the pass of a name."""
+
+    def wrapped(step: Any) -> Any:
+        def wrong(model: ir.Model, options: Options) -> None:
+            step(model, options)
+            harm(model)
+
+        wrong.__name__ = name
+        return wrong if step.__name__ == name else step
+
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [*map(wrapped, PASSES)])
+
+
+def test_a_wrong_decision_is_refused(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(model: ir.Model) -> None:
+        TRAINABLE.set(model.graph.initializers["w"], (False, "of course"))
+
+    assert made(LAYER)
+    after(monkeypatch, "trainable", forgets)
+    with pytest.raises(WrongRewrite, match="trainable is wrong: 'w' is not trained: of course"):
+        made(LAYER)
+
+
+def test_what_is_trained_is_decided_and_nothing_else(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_numbers(model: ir.Model) -> None:
+        model.graph.initializers["w"].const_value = ir.tensor(np.ones((4, 4), np.float32), name="w")
+
+    after(monkeypatch, "trainable", other_numbers)
+    with pytest.raises(WrongRewrite, match="the pass trainable is wrong: it changed the graph"):
+        made(LAYER)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("tensors", "'[wb]' is stored as FLOAT"),
+        ("facts", "is FLOAT|of several types"),
+        ("numbers", "has other numbers"),
+    ],
+)
+def test_another_type_of_some_is_refused(
+    dtype: str, what: str, said: str, made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made(LAYER, dtype=dtype)
+    given = retype._retype_value
+
+    def wrong(value: ir.Value, to: ir.DataType) -> None:
+        tensor = value.const_value
+        if what != "facts" or value.name != "y":
+            given(value, to)
+        if tensor is not None and what == "tensors":
+            value.const_value = tensor
+        if tensor is not None and what == "numbers":
+            value.const_value = retype.RetypedTensor(ir.tensor(tensor.numpy() * 1.5, name=value.name), to)
+
+    monkeypatch.setattr(retype, "_retype_value", wrong)
+    with pytest.raises(WrongRewrite, match=f"the pass retype is wrong: .*({said})"):
+        made(LAYER, dtype=dtype)
+
+
+def test_no_other_type_is_refused(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxgen.passes, "_retype", lambda model, options: None)
+    with pytest.raises(WrongTranslation, match=r"is trained, and is FLOAT$"):
+        made(LAYER, dtype="float16")
+
+
+def test_a_tensor_that_hides_a_difference_is_taken_away(
+    made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn masks of large numbers decide the softmax alone, so that no factor of the scores shows."""
+
+    def doubled(model: ir.Model) -> None:
+        for node in list(model.graph):
+            if node.op_type == "Attention":
+                node.attributes["scale"] = ir.AttrFloat32("scale", 2 * node.attributes["scale"].as_float())
+
+    assert "Attention" in str(made(MASKED).source) or "attention" in made(MASKED).source
+    after(monkeypatch, "attention", doubled)
+    with pytest.raises(WrongRewrite, match="the pass attention changed 'y'"):
+        made(MASKED)
+
+
+def test_a_size_that_the_file_states_is_not_drawn(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third name would be drawn as 4, as the last axis of x is stated."""
+    network = (
+        '<ir_version: 8, opset_import: ["": 17]> net (float[i,j,k,4] x) => (int64[1] y) '
+        "<int64[1] one = {1}> { n = Shape<start=2, end=3>(x) y = Div(n, one) }"
+    )
+
+    def other_axis(model: ir.Model) -> None:
+        for node in list(model.graph):
+            if node.op_type == "Shape":
+                node.attributes["start"], node.attributes["end"] = ir.AttrInt64("start", 3), ir.AttrInt64("end", 4)
+
+    after(monkeypatch, "axes", other_axis)
+    with pytest.raises(WrongRewrite, match="the pass axes changed"):
+        made(network)
+
+
+def test_what_onnxruntime_refuses_is_refused_however_large(made: Callable[..., Any], tmp_path: Path) -> None:
+    """Onnx's evaluator would take long; it need not be asked."""
+    pytest.importorskip("onnxruntime")
+    made(
+        '<ir_version: 8, opset_import: ["": 17]> net (float[1,2,6,6] x, float[3,2,3,3] w) => (float[1,3,4,4] y) '
+        "{ y = Conv(x, w) }"
+    )
+    (step,) = take(read(tmp_path / "m.onnx", Options())).nodes.values()
+    with pytest.raises(Broken, match="onnxruntime"):
+        Single(quick=True, most=10).run(step, [np.zeros(8, np.float32), np.zeros((3, 2, 3, 3), np.float32)], False)
+
+
+def test_what_is_rewritten_before_types_are_known_is_compared_then(
+    made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.quantized.test_dynamic import old
+
+    model = old()
+    del model.graph.value_info[:]
+    assert "of 0 nothing is said" in made(model).report.checked
+
+    def padded(model: ir.Model) -> None:
+        for node in list(model.graph):
+            if node.op_type == "DynamicConv":
+                node.attributes["pads"] = ir.AttrInt64s("pads", [0, 0, 0, 0])
+
+    after(monkeypatch, "dynamic", padded)
+    with pytest.raises(WrongRewrite, match="the pass dynamic changed"):
+        made(model)
+
+
+def test_text_that_is_not_made_numbers_is_refused(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = np.array([["a", "b"], ["c", "d"]], object)
+    graph = helper.make_graph(
+        [helper.make_node("GatherND", ["table", "x"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", 7, [2, 2])], [helper.make_tensor_value_info("y", 8, [2])],
+        [numpy_helper.from_array(words, "table")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert made(model)
+    monkeypatch.setattr(text, "_by_codes", lambda *_: None)
+    with pytest.raises(WrongRewrite, match="the pass text is wrong: GatherND y is given text"):
+        made(model)
