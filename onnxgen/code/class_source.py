@@ -58,6 +58,12 @@ def length(source: ClassSource) -> int:
     return _HEADS * (1 + unnamed) + sum(map(_height, lines))
 
 
+def forward_length(source: ClassSource) -> int:
+    """Return the number of lines of `forward`, about, without comments and empty lines."""
+    lines = (text.partition("  # ")[0] for text in source.forward)
+    return 1 + sum(_height(line) for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
 def _height(line: str) -> int:
     """Return how many lines the formatter makes of a statement; of a long one, each item in brackets is a line."""
     if len(line) <= _ROOM:

@@ -108,8 +108,9 @@ class Writer:
         if self._is_row(block, path):
             del self.classes[path]  # it is a list, whose items are its own
             for i, part in enumerate(block.parts[0].parts):
-                self.classes[(*path, str(i))] = class_of(part)
-                self.block(part, (*path, str(i)))
+                here = (*path, str(i))
+                self.classes[here] = class_of(part)
+                self.block(part, here)
             return
         parts = [p for p in block.parts if p.is_layer]
         if len(parts) == 1 and not parts[0].is_region:  # the block has more than this layer, perhaps an activation

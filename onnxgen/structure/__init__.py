@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from onnxgen.code.class_source import forward_length
 from onnxgen.code.class_tree import ClassTree, refuse_others
 from onnxgen.code.module_def import Loop, ModuleDef, flattened
 from onnxgen.common.names import ModulePath, class_name
@@ -23,6 +24,8 @@ from onnxgen.structure.scopes import Splitter
 
 __all__ = ["Plain", "join_branches", "structure"]
 
+LONGEST = 60  # lines of the network's own `forward`, if parts of it can be methods
+DIVIDED = 55  # lines that it has then, about
 Plain = frozenset[ModulePath]  # modules whose statements stay one by one, each in a class of its own
 
 
@@ -33,6 +36,23 @@ def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -
         OnnxgenError: the graph computes with a dim that no input has.
         Refused: a class holds something that a generated file may not contain.
     """
+    classes = _written(module, options, plain, 1.0)
+    share = 1.0
+    while (lines := forward_length(classes[-1].source)) > LONGEST and not plain and not options.flat:
+        share *= DIVIDED / lines
+        shorter = _written(module, options, plain, share)
+        if forward_length(shorter[-1].source) >= lines:
+            break  # no part of it can be a method
+        classes = shorter
+    recorded = {class_name(name) for path, name in module.classes.items() if path not in module.found_classes}
+    rename(classes, known_names(classes, module.reserved | module.own.names, recorded))
+    refuse_others(classes, module.own.names, module.own.has_calls)
+    describe(classes)
+    return classes
+
+
+def _written(module: ModuleDef, options: Options, plain: Plain, share: float) -> list[ClassTree]:
+    """Return the classes. `share`: how much of the root's `forward` stays in it; parts of the rest become methods."""
     infos = dict(module.infos)  # a value of a loop has the size of no turn
     turns = frozenset(name for s in flattened(module.body) if isinstance(s, Loop) for name in s.turn)
     given = {argument.value for argument in module.inputs}
@@ -42,13 +62,9 @@ def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -
         body=copied(module.body),
         infos=infos,
         hints=module.hints | told,
+        roles=dict(module.roles),
         annotate=options.annotate,
         makers=layer_names(module.body),
         turns=turns,
     )
-    classes = write_classes(module, Splitter(module, plain).root(options.flat), plain)
-    recorded = {class_name(name) for path, name in module.classes.items() if path not in module.found_classes}
-    rename(classes, known_names(classes, module.reserved | module.own.names, recorded))
-    refuse_others(classes, module.own.names, module.own.has_calls)
-    describe(classes)
-    return classes
+    return write_classes(module, Splitter(module, plain).root(options.flat), plain, share)

@@ -17,6 +17,7 @@ from onnxgen.code.quote import SizeOf, walk
 from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.structure.classnames import ClassNames
+from onnxgen.structure.divided import divide
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, parts, values
 from onnxgen.structure.gaps import fill_gaps
 from onnxgen.structure.literals import Signature
@@ -40,10 +41,11 @@ Groups = list[list[Scope]]  # scopes of one class; those of an inner list are eq
 Candidate = tuple[Groups, Form, Shared]  # a class before it is written
 
 
-def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath]) -> list[ClassTree]:
+def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath], share: float = 1.0) -> list[ClassTree]:
     """Write every class once, after the classes that it uses.
 
-    Scopes of `plain` stay as they are: no loops, no named sizes, a class of their own.
+    Scopes of `plain` stay as they are: no loops, no named sizes, a class of their own. `share`: how much of the
+    statements of the root stays in `forward`; parts of the rest become methods.
     """
     order = list(_bottom_up(root))
     callers = _callers(order)
@@ -70,6 +72,7 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath]) 
     order = list(_bottom_up(root))
     if root.path not in plain:
         extract(root, module)
+        divide(root, module, share)
     classes = Classes(module, root, order, plain)
     for level in _levels(order, classes.names):
         classes.add(level)

@@ -41,22 +41,22 @@ def extract(scope: Scope, module: ModuleDef) -> None:
     for body in bodies:
         while len(scope.methods) < MAX_METHODS and _Search(body, scope, module).run():
             pass
-    for inner, loop in zip(bodies[1:], _all_loops(scope.body)):
+    for inner, loop in zip(bodies[1:], all_loops(scope.body)):
         loop.body = inner.body
 
 
-def _all_loops(block: Sequence[Statement]) -> Iterator[Loop]:
+def all_loops(block: Sequence[Statement]) -> Iterator[Loop]:
     for statement in block:
         if isinstance(statement, Loop):
             yield statement
-            yield from _all_loops(statement.body)
+            yield from all_loops(statement.body)
 
 
 def _loops(scope: Scope) -> list[Scope]:
     """Return the bodies of the loops as scopes of their own."""
     return [
         Scope(scope.path, body=loop.body, outputs=[Ref(name) for name in loop.targets])
-        for loop in _all_loops(scope.body)
+        for loop in all_loops(scope.body)
     ]
 
 
@@ -213,10 +213,15 @@ class _Search:
         own = zip(*(column for column in zip(*(s.given for s in stretches)) if len(set(column)) > 1))
         begins = all(inputs.intersection(given) for given in own)
         wanted = "transform" if not layers else "encode" if begins else "step"
-        taken = {member.path[0] for member in self.root.members if member.path} | MODULE_ATTRIBUTES
-        taken |= {method.name for method in self.root.methods} | self.module.reserved
-        names = (wanted, *(f"{wanted}_{n}" for n in range(2, len(taken) + 3)))
-        return next(name for name in names if name not in taken)
+        return method_name(self.root, self.module, wanted)
+
+
+def method_name(root: Scope, module: ModuleDef, wanted: str) -> str:
+    """Return the name, with a number if the class has an attribute of that name."""
+    taken = {member.path[0] for member in root.members if member.path} | MODULE_ATTRIBUTES
+    taken |= {method.name for method in root.methods} | module.reserved
+    names = (wanted, *(f"{wanted}_{n}" for n in range(2, len(taken) + 3)))
+    return next(name for name in names if name not in taken)
 
 
 def _kind(facts: Info) -> tuple[object, ...]:
