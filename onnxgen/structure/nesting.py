@@ -85,17 +85,25 @@ class _Nesting:
             self._into_tuple()
 
     def _into_tuple(self) -> None:
-        """Move the last statements into a `return` of several results, in the order of computation."""
+        """Move the last statements into a `return` of several results, in the order of computation.
+
+        If the names of the results take more than a line, each result has a line of its own, which has room for more.
+        """
         scope = self.scope
         level = len(scope.path)
         room = LINE - len("return ") - sum(width(o, self.roles, level) + len(", ") for o in scope.outputs)
-        before = len(scope.outputs)
+        is_broken, before = room < 0, len(scope.outputs)
         while scope.body and isinstance(scope.body[-1], Assign) and self._is_movable(scope.body[-1]):
             last = scope.body[-1]
             if last.targets[0] in self.named:
                 break
             at = [i for i, o in enumerate(scope.outputs) if isinstance(o, Ref) and o.value == last.targets[0]]
-            room -= width(last.value, self.roles, level) - width(Ref(last.targets[0]), self.roles, level)
+            more = width(last.value, self.roles, level)
+            room = (
+                LINE - 4 - len(",") - more
+                if is_broken
+                else room - more + width(Ref(last.targets[0]), self.roles, level)
+            )
             if not at or at[0] >= before or room < 0 or depth(last.value) > MAX_DEPTH:
                 break
             before = at[0]

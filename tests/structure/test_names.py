@@ -141,6 +141,34 @@ def test_all_that_is_not_used_has_one_name(tmp_path: Path) -> None:
     assert text.count(", _ = ") == 3 and not re.search(r"\b_\d", text), text
 
 
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.multi_level_scores = nn.ModuleList(nn.Linear(4, 1) for _ in range(3))
+        self.multi_level_boxes = nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        maps = (x, torch.sin(x), torch.cos(x))
+        return tuple(
+            fc(of) for heads in (self.multi_level_scores, self.multi_level_boxes) for fc, of in zip(heads, maps)
+        )
+
+
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.heads = nn.Linear(4, 4), Heads()
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [torch.exp(y) for y in self.heads(self.backbone(x))]
+
+
+def test_results_that_take_a_line_each_are_computed_in_it(tmp_path: Path) -> None:
+    source = forward(Detector(), (torch.randn(3, 4),), tmp_path)
+    for name in ("scores", "boxes"):
+        assert f"            self.multi_level_{name}[0](x),\n            self.multi_level_{name}[1](" in source
+
+
 @pytest.mark.parametrize(
     ("inner", "output", "last"),
     [
