@@ -112,6 +112,8 @@ def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) 
         decided, why = TRAINABLE.get(value)
         if rules.wanted(value, tensor) is (not decided):
             yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}"
+        elif "the exporter" in why and not rules.is_recorded:
+            yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}, who recorded nothing"
 
 
 def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -352,7 +354,7 @@ def _is_table(tensor: ir.TensorProtocol) -> bool:
         return False
     if np.unique(table).size == 2 and np.count_nonzero(table) == max(table.shape):
         return any(bool(((table != 0).sum(axis) == 1).all()) for axis in (0, 1))
-    lines = [rows[0] for rows in (table, table.T) if (rows == rows[0]).all() and rows.shape[1] >= 3]
+    lines = [rows[0] for rows in (table, table.T) if (rows == rows[0]).all() and len(rows[0]) >= 3]
     return any(bool(line[0] != line[1] and (np.diff(line) == line[1] - line[0]).all()) for line in lines)
 
 

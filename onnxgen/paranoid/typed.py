@@ -67,10 +67,9 @@ def _of_node(before: Picture, after: Picture, old: Made, made: Made) -> Iterator
 
 def _is_number(picture: Picture, value: ir.Value) -> bool:
     """Return True for a single number that is not trained: torch takes these beside a tensor of any type."""
-    maker, tensor = picture.maker.get(value), picture.stored.get(value)
-    if maker is not None and maker.op == "Constant" and "value" in maker.attributes:
-        tensor = maker.attributes["value"].value
-    return tensor is not None and tensor.size == 1 and not is_trained(value)
+    maker, shape = picture.maker.get(value), picture.facts[value].shape
+    is_stored = value in picture.stored or maker is not None and maker.op == "Constant"
+    return is_stored and shape is not None and all(n == 1 for n in shape) and not is_trained(value)
 
 
 def _same_numbers(old: ir.TensorProtocol, new: ir.TensorProtocol) -> bool:

@@ -79,6 +79,51 @@ def test_a_wrong_decision_is_refused(made: Callable[..., Any], monkeypatch: pyte
         made(LAYER)
 
 
+def test_a_reason_that_the_file_does_not_give(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers at equal distances may be trained, but nothing is recorded of them."""
+
+    def decides(model: ir.Model) -> None:
+        TRAINABLE.set(model.graph.initializers["b"], (False, "the exporter computed it, and not from a parameter"))
+
+    text = LAYER.replace("MatMul(x, w)", "Neg(x)").replace("{0.1,-0.7,0.3,0.25}", "{0.1,0.2,0.3,0.4}")
+    assert made(text)
+    after(monkeypatch, "trainable", decides)
+    with pytest.raises(WrongRewrite, match="'b' is not trained: the exporter computed it, .*, who recorded nothing"):
+        made(text)
+
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]> net (float[4,4] x) => (float[4,4] y) '
+W = "float[4,4] w = {0.1,-0.72,0.33,-4.1,0.5,0.61,-0.07,0.8,0.99,-0.15,0.2,0.31,-0.4,0.53,0.6,0.88}"
+ROW = "float[4] w = {0.1,-0.72,0.33,-4.1}"
+ROWS = "float[4,4] w = {1,2,3,4,1,2,3,4,1,2,3,4,1,2,3,4}"
+PLACES = "float[4,4] w = {0,0,2,0,2,0,0,0,0,0,0,2,0,2,0,0}"
+TURNS = "int64 turns = {3}, bool going = {1}"
+BODY = "(int64 i, bool c, float[4,4] s) => (bool d, float[4,4] t) { d = Identity(c) t = MatMul(s, w) }"
+
+
+@pytest.mark.parametrize(
+    ("stored", "nodes", "is_trained"),
+    [
+        (f"{W}, {TURNS}", f"y = Loop<body = once {BODY}>(turns, going, x)", True),
+        (ROW, "y = Mul(x, w)", True),
+        (ROWS, "a = Tanh(x) y = Add(a, w)", False),
+        (PLACES, "a = Tanh(x) y = Add(a, w)", False),
+    ],
+    ids=["in a loop", "a row that no layer follows", "rows of even numbers", "a number in each row"],
+)
+def test_the_second_decision(
+    stored: str, nodes: str, is_trained: bool, made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decides_otherwise(model: ir.Model) -> None:
+        TRAINABLE.set(model.graph.initializers["w"], (not is_trained, "of course"))
+
+    text = f"{HEAD} <{stored}> {{ {nodes} }}"
+    assert made(text)
+    after(monkeypatch, "trainable", decides_otherwise)
+    with pytest.raises(WrongRewrite, match="trainable is wrong: 'w' is .*trained: of course"):
+        made(text)
+
+
 def test_what_is_trained_is_decided_and_nothing_else(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def other_numbers(model: ir.Model) -> None:
         model.graph.initializers["w"].const_value = ir.tensor(np.ones((4, 4), np.float32), name="w")
