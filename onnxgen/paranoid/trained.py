@@ -112,8 +112,8 @@ def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) 
         decided, why = TRAINABLE.get(value)
         if rules.wanted(value, tensor) is (not decided):
             yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}"
-        elif "the exporter" in why and not rules.is_recorded:
-            yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}, who recorded nothing"
+        elif rules.is_unfounded(value, why):
+            yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}, which is not so"
 
 
 def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -172,6 +172,15 @@ class Rules:
             return None  # of constants, or of a parameter of the root
         is_large = self.most is not None and size > self.most
         return None if is_large else self._by_elements(value, tensor, path)
+
+    def is_unfounded(self, value: ir.Value, why: str) -> bool:
+        """Return True if a reason surely does not apply."""
+        if "the exporter" in why:
+            return not self.is_recorded
+        if "deviation of the input" in why:
+            shifts = any(_op(node) in ("Sub", "Div") for node, _ in _uses(value))
+            return not shifts and not _may_precede_layer(value)
+        return "statistic of a BatchNorm" in why and not any(_may_be_statistic(*use) for use in _uses(value))
 
     def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[ir.Node, int]]) -> bool:
         """Return True if it is a scale of ones or bias of zeros of a layer without parameters."""
