@@ -53,7 +53,8 @@ class Side:
         if tensor is not None:
             return self.widened(tensor_elements(tensor))
         facts = self.picture.facts[value]
-        assert facts.data is not None
+        if facts.data is None:
+            raise Untold(f"{value.name} has no elements")
         if facts.data.dtype != object:
             return self.widened(np.asarray(facts.data))
         try:

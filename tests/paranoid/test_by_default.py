@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnxgen.passes
-from onnxgen.errors import WrongRewrite, WrongTranslation
+from onnxgen.errors import OnnxgenError, WrongRewrite, WrongTranslation
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import take
@@ -25,6 +25,7 @@ from onnxgen.paranoid.single import Single
 from onnxgen.passes import PASSES
 from onnxgen.pipeline import build
 from onnxgen.reader import read
+from tests.conftest import SHARED
 
 trainable, retype, dynamic, text = (
     importlib.import_module(f"onnxgen.passes.{name}") for name in ("trainable", "retype", "dynamic", "text")
@@ -252,3 +253,12 @@ def test_text_that_is_not_made_numbers_is_refused(made: Callable[..., Any], monk
     monkeypatch.setattr(text, "_by_codes", lambda *_: None)
     with pytest.raises(WrongRewrite, match="the pass text is wrong: GatherND y is given text"):
         made(model)
+
+
+@pytest.mark.parametrize("paranoid", [True, False])
+def test_a_branch_of_what_nothing_computes_is_refused_in_words(paranoid: bool, tmp_path: Path) -> None:
+    path = SHARED / "models" / "burn" / "ops" / "nested_if.onnx"
+    if not path.exists():
+        pytest.skip("the collection is not there")
+    with pytest.raises(OnnxgenError, match="input cond2 was never computed"):
+        build(path, Options(quantized="qat", paranoid=paranoid), tmp_path / "m.py")
