@@ -74,6 +74,8 @@ class Value(ParamType):
                 return typed(reading, self.wanted)
             except ValueError as error:
                 why = str(error)
+        if ",..." in like and "=" not in like and "" in (parts := value.split(",")) and value:
+            return self.fail(f"{value!r} has an empty name at place {parts.index('') + 1} of {len(parts)}", param, ctx)
         return self.fail(
             f"{value!r} is not {why}" + (f" like {like}" if "=" in like or "," in like else ""), param, ctx
         )
@@ -89,7 +91,7 @@ def _readings(text: str, is_pair: bool) -> Iterator[Any]:
         yield from (None, ())
     if isinstance(number := _literal(text), (int, float)) and not isinstance(number, bool):
         yield number
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip() or part for part in text.split(",")]  # a space may be a name: a character of texts
     if equals:
         pairs = [(name.strip(), value.strip()) for name, _, value in (part.partition("=") for part in parts)]
         yield dict(pairs) if all(name and value for name, value in pairs) else None

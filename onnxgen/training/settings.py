@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -340,10 +341,11 @@ def _names(classes: Iterable[str]) -> tuple[str, ...]:
             f"classes must be a list of names, not the text {classes!r}", help="give it like classes=('cat', 'dog')"
         )
     found = tuple(map(str, classes))
-    for place, name in enumerate(found):
-        empty = not name.strip() and name != " "  # a text may have spaces
-        if empty or name in found[:place]:
-            raise OnnxgenError("classes has an empty name" if empty else f"classes has {name!r} twice")
+    if "" in found:  # white space is a name: characters of texts are
+        raise OnnxgenError(f"classes has an empty name at place {found.index('') + 1} of {len(found)}")
+    for name, count in Counter(found).items():
+        if count > 1:
+            raise OnnxgenError(f"classes has {name!r} twice")
     return found
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch.utils.data import Dataset
 
+from onnxgen.cli import run as cli
 from onnxgen.cli.app import app
 from onnxgen.cli.train_options import given_settings
 from onnxgen.errors import OnnxgenError
@@ -222,19 +223,29 @@ def test_numbers_are_not_saved_as_class_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("cat,dog", ("cat", "dog")), ("none", ()), ("sea lion, cat", ("sea lion", "cat"))]
+    ("text", "value"),
+    [
+        ("cat,dog", ("cat", "dog")),
+        ("none", ()),
+        ("sea lion, cat", ("sea lion", "cat")),
+        (" ,-,\u3000", (" ", "-", "\u3000")),
+    ],
 )
 def test_the_option(text: str, value: tuple[str, ...]) -> None:
     context = app.commands["train"].make_context("train", ["--classes", text])
     assert given_settings(context) == {"classes": value}
 
 
+def test_an_empty_name_is_told_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli(["train", "model.py", "--data", "x.npz", "--classes", "a,,b"]) == 2
+    assert "'a,,b' has an empty name at place 2 of 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("classes", "what"),
     [
         (("cat", "cat"), "classes has 'cat' twice"),
-        (("cat", ""), "classes has an empty name"),
-        (("cat", "\t"), "classes has an empty name"),
+        (("cat", ""), "classes has an empty name at place 2 of 2"),
         ("cat,dog", "classes must be a list of names, not the text 'cat,dog' -> give it like classes=('cat', 'dog')"),
     ],
 )
