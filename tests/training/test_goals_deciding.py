@@ -146,6 +146,15 @@ def test_a_column_of_keypoints_settles_an_unsure_purpose() -> None:
     assert found == "outputs" and "the data also suits --task keypoints" in note
 
 
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_new_head_of_classes_leaves_a_reader_a_reader(sure: bool) -> None:
+    """A network of another kind becomes a classifier."""
+    for kind, output, task in (("ctc", SCORES, "ctc"), ("embedding", VECTOR, "outputs")):
+        model = network(kind if sure else "", output, candidates=() if sure else (kind, "regression"))
+        data = {"x": X, "text" if kind == "ctc" else "label": NAMES}
+        assert decided(model, data, replace_head=5)[0] == task
+
+
 def test_an_unsure_purpose_names_what_else_the_data_suits() -> None:
     unsure = network("", VECTOR, candidates=("classification", "embedding"))
     found, (note,) = decided(unsure, {"x": X, "label": NAMES})

@@ -128,12 +128,14 @@ class Suits:
         has: returns what the data has for it, as a sentence; "" if it lacks that.
         needs: what that is.
         alone: the names of a column that can't be meant for a loss of each output; `True` for any column.
+        new_head: True if the network is for the same also with a head of another number of classes.
     """
 
     task: str
     has: Callable[[Given, Purpose], str]
     needs: str
     alone: tuple[str, ...] | bool = ()
+    new_head: bool = False
 
     def is_certain(self, given: Given) -> bool:
         """Return True if the data can't be meant for a loss of each output."""
@@ -142,7 +144,7 @@ class Suits:
 
 _CAUSAL = Suits("language-model", _plain, "text alone, without a target")
 _SUITS = {  # by kind (see `purpose.KINDS`); other kinds are trained with a loss of each output
-    "ctc": Suits("ctc", _texts, "text for each sample", alone=True),
+    "ctc": Suits("ctc", _texts, "text for each sample", alone=True, new_head=True),
     "image-to-image": Suits("image-to-image", _images, "image as a target"),
     "keypoints": Suits("keypoints", _keypoints, "places for each sample", alone=TASKS["keypoints"].columns),
     "embedding": Suits("embedding", _vectors, "class for each sample"),
@@ -159,12 +161,14 @@ def decide(source: DataSource, model: nn.Module, settings: Settings) -> str:
         OnnxgenError: the network finds boxes, and the data has classes instead.
     """
     purpose = recorded_purpose(model)
-    if source.task or purpose is None or settings.replace_head is not None:
+    if source.task or purpose is None:
         return source.task or OUTPUTS
     given = Given(source, fed(model), settings)
     if not purpose.kind:
         return _of_candidates(given, purpose)
     suits = _suiting(purpose)
+    if settings.replace_head is not None and not (suits is not None and suits.new_head):
+        return OUTPUTS
     if suits is None:
         said = isinstance(settings.target, Mapping) or _speaks_against(settings, ())
         if purpose.kind == "detection" and not said and _classes(given, purpose):
@@ -184,6 +188,7 @@ def decide(source: DataSource, model: nn.Module, settings: Settings) -> str:
 def _of_candidates(given: Given, purpose: Purpose) -> str:
     """Return the task for a network whose purpose is unsure. If the data leaves several, a note names them."""
     found = {kind: _SUITS[kind] for kind in purpose.candidates if kind in _SUITS}
+    found = {kind: suits for kind, suits in found.items() if suits.new_head or given.settings.replace_head is None}
     found = {kind: suits for kind, suits in found.items() if suits.has(given, purpose)}
     found = {k: s for k, s in found.items() if not _speaks_against(given.settings, TASKS[s.task].losses)}
     if "embedding" in found and _has_a_score_of_each_class(given):
