@@ -13,10 +13,10 @@ import onnx_ir as ir
 from onnxgen.cli.say import aligned, progress, table, tell, tell_json
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.export.report import PREFIX
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
+from onnxgen.output.labels import PREFIX
 
 if TYPE_CHECKING:
     from onnxgen.purpose import Purpose

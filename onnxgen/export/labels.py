@@ -1,26 +1,17 @@
-"""Lists of classes that other tools keep in a file's metadata: rewritten, in their own form, if the classes are others.
-
-names       {0: 'person', 1: 'bicycle'}      ultralytics: a dict, as Python or JSON writes it
-classes     ["person", "bicycle"]            a list, as either writes it
-character   one character in each line       PaddleOCR
-labels      person,bicycle
-"""
+"""Lists of classes of other tools in a file's metadata: rewritten, in their own form, if the classes are others."""
 
 from __future__ import annotations
 
-import ast
-import json
-import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-KEYS = re.compile(r"(class|label)?_?names|class(es)?|labels?|id2label|characters?|alphabet|categories", re.IGNORECASE)
+from onnxgen.output.labels import KEYS, alphabet_of, read_list
 
 
 def relabelled(entries: dict[str, str], classes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return entries with the new classes, and the keys of those that list others in a form that is unknown.
 
-    An entry that lists the same classes stays as it is.
+    An entry that lists the same classes stays as it is, also one that lacks the space at the end of an alphabet. A
+    list with the name of the blank at one end keeps it there.
     """
     if not classes:
         return entries, []
@@ -28,49 +19,23 @@ def relabelled(entries: dict[str, str], classes: Sequence[str]) -> tuple[dict[st
     for key, text in entries.items():
         if not KEYS.fullmatch(key):
             continue
-        found = _read(text)
+        found = read_list(text)
         if found is None:
             del made[key]
             unknown.append(key)
-        elif found[0] != list(classes):
-            made[key] = found[1](list(classes))
+        elif (new := _renamed(found[0], list(classes))) != found[0]:
+            made[key] = found[1](new)
     return made, unknown
 
 
-Write = Callable[[list[str]], str]
-
-
-def _read(text: str) -> tuple[list[str], Write] | None:
-    """Return the classes that a text lists, and what writes others in its form."""
-    for parse, write in ((json.loads, _as_json), (ast.literal_eval, repr)):
-        try:
-            found = parse(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        if isinstance(found, list) and all(isinstance(name, str) for name in found):
-            return found, write
-        if isinstance(found, dict) and found and _is_counted(found):
-            kind = type(next(iter(found)))
-            return list(found.values()), lambda names, k=kind, w=write: w({k(i): n for i, n in enumerate(names)})
-        return None
-    for between in ("\n", ","):
-        names = text.split(between)
-        if len(names) > 1:
-            return _listed(names, between)
-    return None
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _is_counted(found: dict[Any, Any]) -> bool:
-    """True for a dict of names by 0, 1, 2, ..., as numbers or as text."""
-    names = all(isinstance(name, str) for name in found.values())
-    return names and ([*found] == [*range(len(found))] or [*found] == [*map(str, range(len(found)))])
-
-
-def _listed(names: list[str], between: str) -> tuple[list[str], Write]:
-    """Of names with something between them, and perhaps behind the last one."""
-    end = between if not names[-1] else ""
-    return names[: len(names) - bool(end)], lambda new: between.join(new) + end
+def _renamed(old: list[str], classes: list[str]) -> list[str]:
+    """Return a list with the new classes; the old one if it has the same."""
+    alphabet = alphabet_of(old)
+    if alphabet is None:
+        return classes
+    same = alphabet.of(len(classes) + 1)
+    if same is not None and [*same.characters] == classes:
+        return old
+    if alphabet.blank is None or not all(len(name) == 1 for name in classes):
+        return classes
+    return [old[0], *classes] if alphabet.blank == 0 else [*classes, old[-1]]

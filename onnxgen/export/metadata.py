@@ -12,7 +12,8 @@ import onnx
 from onnxgen.common.names import printable
 from onnxgen.export import files
 from onnxgen.export.labels import relabelled
-from onnxgen.export.report import PREFIX, ExportReport
+from onnxgen.export.report import ExportReport
+from onnxgen.output.labels import PREFIX
 from onnxgen.weights.streamed import TRAINED
 
 

@@ -10,7 +10,6 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.verify.report import VerifyReport
 
 BACK, ANEW = "written back", "exported anew"
-PREFIX = "onnxgen."  # of the keys that exports write to `metadata_props`
 
 
 @dataclass

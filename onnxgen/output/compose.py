@@ -31,6 +31,8 @@ from onnxgen.lowering.uses import uses
 from onnxgen.options import Options
 from onnxgen.output.asked import KEY as OPTIONS
 from onnxgen.output.asked import asked
+from onnxgen.output.labels import KEY as ALPHABET
+from onnxgen.output.labels import alphabet_in
 from onnxgen.output.merge import BASE, BUILD_LINE, packed
 from onnxgen.output.signature import KEY as SIGNATURE
 from onnxgen.output.signature import signature
@@ -181,8 +183,10 @@ def compose(
 
 
 def _of_options(model: ir.Model, options: Options) -> dict[str, str]:
-    """Return the metadata of the part of the network, its type, and how far it differs from the file."""
+    """Return the metadata of the part of the network, its type, its alphabet, and how far it differs from the file."""
     found = cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
+    if (alphabet := alphabet_in(model.metadata_props)) is not None:
+        found[ALPHABET] = alphabet.to_json()
     approximated = APPROXIMATED.get(model)
     return found if approximated is None else found | {APPROXIMATION: approximated.to_json()}
 

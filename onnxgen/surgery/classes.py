@@ -14,6 +14,11 @@ def set_classes(model: nn.Module, classes: tuple[str, ...]) -> None:
     _CLASSES[model] = classes
 
 
+def told_classes(model: nn.Module) -> tuple[str, ...] | None:
+    """Return what `set_classes` stored for this object, which may be (); None if it was not called."""
+    return _CLASSES.get(model)
+
+
 def classes_of(model: nn.Module) -> tuple[str, ...]:
     """Return the labels that `set_classes` stored for this object; empty if there are none."""
     return _CLASSES.get(model, ())

@@ -17,7 +17,6 @@ from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.head import find_head
 from onnxgen.surgery.ports import signature_of
-from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.checkpoint.identity import compare_model
 from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.data import check, feed, open_data
@@ -31,7 +30,7 @@ from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.endings import Look
 from onnxgen.training.finetune.freezing import freeze
-from onnxgen.training.finetune.kept import kept_places
+from onnxgen.training.finetune.kept import put_head
 from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.goals.choice import (
     DETECTION,
@@ -118,7 +117,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
         model, file, head, more = _detector(model, file, opened, settings)
         notes += more
     elif settings.replace_head is not None:
-        replace_head(model, settings.replace_head, keep=kept_places(model, opened, settings))
+        put_head(model, opened, settings)
         head = (find_head(model).path,) if settings.lora else ()
     adapter, more = _changed(model, file, head, settings)
     notes += more

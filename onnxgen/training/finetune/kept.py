@@ -6,10 +6,47 @@ from torch import nn
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.surgery.classes import classes_of
+from onnxgen.surgery.classes import classes_of, set_classes
 from onnxgen.surgery.head import find_head
+from onnxgen.surgery.replacing import replace_head
+from onnxgen.training.data import feed
 from onnxgen.training.data.samples import Data
+from onnxgen.training.goals.alphabet import extended, own_alphabet
 from onnxgen.training.settings import Settings
+
+
+def put_head(model: nn.Module, data: Data, settings: Settings) -> None:
+    """Give a model the head that `--replace-head` asks for.
+
+    Raises:
+        OnnxgenError: as `kept_places` and `replace_head`.
+    """
+    assert settings.replace_head is not None
+    if (new := _new_alphabet(model, data, settings)) is None:
+        replace_head(model, settings.replace_head, keep=kept_places(model, data, settings))
+        return
+    replace_head(model, settings.replace_head, keep=new[1])
+    set_classes(model, new[0])
+
+
+def _new_alphabet(model: nn.Module, data: Data, settings: Settings) -> tuple[tuple[str, ...], dict[int, int]] | None:
+    """Return the characters of a new head, and the old class of each new one that stays; the first one is the blank.
+
+    None if the model reads no text, does not keep its characters, or if nothing says which they are.
+    """
+    old = find_head(model).classes if settings.keep and settings.task == "ctc" else 0
+    own = own_alphabet(model, old) if old else None
+    if own is None or own.blank or settings.blank or settings.replace_head is None:
+        return None
+    if len(settings.classes) >= settings.replace_head:  # one of them is the blank, at any place
+        return None
+    from onnxgen.training.goals.ctc import characters_of  # imported here: it imports torchmetrics
+
+    column = feed(data, model, settings).others[0]
+    used = characters_of(next(iter(data.parts.values())), column)
+    names = settings.classes or extended(own.characters, used, settings.replace_head)
+    places = {character: place for place, character in enumerate(own.characters, 1)}
+    return names, {0: 0, **{place: places[name] for place, name in enumerate(names, 1) if name in places}}
 
 
 def kept_places(model: nn.Module, data: Data, settings: Settings) -> dict[int, int] | None:

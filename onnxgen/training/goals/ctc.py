@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,13 @@ from torchmetrics import MeanMetric
 from torchmetrics.text import CharErrorRate
 
 from onnxgen.errors import OnnxgenError, counted
+from onnxgen.output.labels import Alphabet
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.values import Values
 from onnxgen.training.endings import Ending, read_ending
+from onnxgen.training.goals.alphabet import own_alphabet
 from onnxgen.training.goals.decoding import greedy, spelled
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
 from onnxgen.training.goals.outputs import batch_axis, refuse_augment, trained_output
@@ -148,16 +150,18 @@ def make(found: Situation) -> list[Goal]:
     field, asked = found.samples.fields[column], found.settings.classes
     texts = _texts(column, field)
     known = _used(found.samples, column, texts)
+    used = characters_of(found.samples, column)
+    own = None if asked else own_alphabet(found.model, layout.classes)
     if asked and len(asked) not in (layout.classes, layout.classes - 1) and not texts:
         what = f"--classes has {counted(len(asked), 'name')}, but the output has {layout.classes - 1} beside the blank"
         raise OnnxgenError(what, help="name them in the order of the output, without the blank or with it")
-    blank = _blank(found, layout, [] if texts else known, asked)
+    blank = _blank(found, layout, [] if texts else known, asked, own)
     names = [name for i, name in enumerate(asked) if len(asked) < layout.classes or i != blank]
-    characters = names or (sorted({c for i in known for c in texts[i]}) if texts else [])
-    _check_characters(characters, layout, texts, known, found.settings.task)
+    characters = names or (own.characters if own is not None else used)
+    _check_characters(characters, layout, used, own, found.settings.task)
     goal = Reading(layout, column, blank, characters, texts)
     goal.settled = {"blank": blank, "classes": tuple(characters)}
-    goal.said = (*_notes(goal, asked), *_check(found, goal))
+    goal.said = (*_notes(goal, asked, own), *_check(found, goal))
     return [goal]
 
 
@@ -185,6 +189,12 @@ def _texts(column: str, field: Field) -> tuple[str, ...]:
     return field.classes
 
 
+def characters_of(samples: Samples, column: str) -> list[str]:
+    """Return the characters of the texts of a column in the training part, sorted; [] if it holds class indices."""
+    texts = _texts(column, samples.fields[column])
+    return sorted({c for i in _used(samples, column, texts) for c in texts[i]}) if texts else []
+
+
 def _used(samples: Samples, column: str, texts: Sequence[str]) -> list[int]:
     """Return the class indices of a column, or the indices of its texts, that the training part has."""
     if texts and column_of(samples, column) is None:
@@ -192,13 +202,15 @@ def _used(samples: Samples, column: str, texts: Sequence[str]) -> list[int]:
     return sorted(Values(samples, [column]).distinct(column) - ({PADDING} if not texts else set()))
 
 
-def _blank(found: Situation, layout: Layout, used: Sequence[int], names: Sequence[str]) -> int:
-    """Return the blank: as the settings or the names of all classes say, else the end that no target has."""
+def _blank(found: Situation, layout: Layout, used: Sequence[int], names: Sequence[str], own: Alphabet | None) -> int:
+    """Return the blank: as the settings, the alphabet or the names of all classes say, else the end without targets."""
     asked, last = found.settings.blank, layout.classes - 1
     if asked is not None:
         if asked > last:
             raise OnnxgenError(f"--blank {asked}: the output has the classes 0 to {last}")
         return asked
+    if own is not None and own.blank is not None:
+        return own.blank
     if len(names) == layout.classes:
         marks = [i for i, name in enumerate(names) if len(name) > 1]
         if len(marks) == 1:
@@ -218,22 +230,32 @@ def _blank(found: Situation, layout: Layout, used: Sequence[int], names: Sequenc
 
 
 def _check_characters(
-    characters: Sequence[str], layout: Layout, texts: Sequence[str], known: Iterable[int], task: str
+    characters: Sequence[str], layout: Layout, used: Sequence[str], own: Alphabet | None, task: str
 ) -> None:
-    if not texts:
+    """Check that there is a class for each character that texts have. `own`: the model's alphabet, if it is taken."""
+    if not used:
         return
-    if long := [name for name in characters if len(name) != 1]:
+    if own is None and (long := [name for name in characters if len(name) != 1]):
         way = "name each character"
         raise OnnxgenError(f"--task {task}: --classes has {long[0]!r}, which is no single character", help=way)
     if len(characters) > layout.classes - 1:
         what = f"the texts have {len(characters)} characters, but the output {layout.classes - 1} beside the blank"
         raise OnnxgenError(what, help=f"--replace-head {len(characters) + 1}, if the model ends in a layer of classes")
-    if lacking := sorted({c for i in known for c in texts[i]} - {*characters}):
-        what = f"the texts have {listed(lacking)}, which are not in --classes"
-        raise OnnxgenError(what, help="add them to --classes")
+    lacking = sorted({*used} - {*characters})
+    if lacking and own is not None:
+        what = f"the texts have {_spelled(lacking)}, which the model's alphabet of {len(characters):,} lacks"
+        way = f"--replace-head {layout.classes + len(lacking)} --keep adds them, and --classes names another alphabet"
+        raise OnnxgenError(what, help=way)
+    if lacking:
+        raise OnnxgenError(f"the texts have {_spelled(lacking)}, which are not in --classes", help="add them there")
 
 
-def _notes(goal: Reading, asked: Sequence[str]) -> list[str]:
+def _spelled(characters: Sequence[str]) -> str:
+    """Return characters in one line; those that can't be seen are U+3000 and the like."""
+    return listed(c if c.isprintable() and not c.isspace() else f"U+{ord(c):04X}" for c in characters)
+
+
+def _notes(goal: Reading, asked: Sequence[str], alphabet: Alphabet | None) -> list[str]:
     own = goal.layout
     ends = own.ending.kind or "logits"
     found = [
@@ -241,9 +263,16 @@ def _notes(goal: Reading, asked: Sequence[str]) -> list[str]:
         f"{own.time}): trained with ctc_loss, blank {goal.blank}; a sample's loss is divided by its target's length"
     ]
     free = own.classes - 1 - len(goal.characters)
-    if goal.texts and not asked:
+    if alphabet is not None:
+        whence = (
+            f"as {alphabet.source} of the file lists them" if alphabet.listed else "with the classes that they have"
+        )
+        found.append(
+            f"the {len(goal.characters):,} characters are the model's own, {whence}; give others with --classes"
+        )
+    elif goal.texts and not asked:
         found.append(f"characters in the order of the output: {''.join(goal.characters)!r}; give others with --classes")
-    if goal.texts and free:
+    if goal.texts and free > 0:
         found.append(f"{counted(free, 'class')} of the output stand for no character of the training part")
     return found
 

@@ -1,0 +1,151 @@
+"""Lists of classes that other tools keep in a file's metadata, and the alphabet that one of them may be.
+
+names       {0: 'person', 1: 'bicycle'}      ultralytics: a dict, as Python or JSON writes it
+classes     ["person", "bicycle"]            a list, as either writes it
+character   one character in each line       PaddleOCR
+labels      person,bicycle
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onnxgen.common.json_text import json_object
+from onnxgen.weights.streamed import TRAINED
+
+KEYS = re.compile(r"(class|label)?_?names|class(es)?|labels?|id2label|characters?|alphabet|categories", re.IGNORECASE)
+KEY = "alphabet"  # in the sidecar's metadata
+PREFIX = "onnxgen."  # of the keys that exports write to `metadata_props`
+SPACE = " "  # PaddleOCR adds it behind the list of the file
+Write = Callable[[list[str]], str]
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """The characters of a network that reads text, in the order of its classes, without the blank.
+
+    Attributes:
+        source: the key of the metadata that lists them.
+        characters: also signs of several code points, of which no text of the data is made.
+        blank: the class that stands for no character; None if the list does not say which.
+    """
+
+    source: str
+    characters: tuple[str, ...]
+    blank: int | None = None
+
+    @property
+    def listed(self) -> bool:
+        """False if it is of a training with onnxgen, after which classes at the end may stand for no character."""
+        return not self.source.startswith(PREFIX)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def of(self, classes: int) -> Alphabet | None:
+        """Return the alphabet of an output of so many classes; None if it is another number's.
+
+        The list may lack the space that comes last. Of equal characters the last one counts, as in PaddleOCR.
+        """
+        found = [*self.characters, *([SPACE] if len(self.characters) == classes - 2 else [])]
+        if not self.listed:
+            return self if len(self.characters) < classes else None
+        if len(found) != classes - 1:
+            return None
+        last = {character: place for place, character in enumerate(found)}
+        first = 1 if not self.blank else 0
+        named = (c if last[c] == place else f"<{place + first}>" for place, c in enumerate(found))
+        return Alphabet(self.source, tuple(named), self.blank)
+
+
+def alphabet_of(names: Sequence[str], source: str = "") -> Alphabet | None:
+    """Return the alphabet that a list of classes is; None if it is no list of characters.
+
+    The only name that is no single character stands for the blank, if it is the first or the last one.
+    """
+    signs = [place for place, name in enumerate(names) if len(name) != 1]
+    if 2 * len(signs) >= len(names):
+        return None
+    last = len(names) - 1
+    if len(signs) == 1 and signs[0] in (0, last):
+        return Alphabet(source, tuple(name for name in names if len(name) == 1), signs[0])
+    return Alphabet(source, tuple(names)) if all(names) else None
+
+
+def alphabet_in(entries: Mapping[str, str]) -> Alphabet | None:
+    """Return the alphabet of a file by its metadata; None if nothing there lists characters.
+
+    What an export of ours says of its run comes first, since it also names the blank.
+    """
+    if (own := trained_alphabet(entries.get(PREFIX + TRAINED, ""))) is not None:
+        return own
+    for key, text in entries.items():
+        if KEYS.fullmatch(key) and (listed := read_list(text)) is not None:
+            if (found := alphabet_of(listed[0], key)) is not None:
+                return found
+    return None
+
+
+def trained_alphabet(contract: str) -> Alphabet | None:
+    """Return the alphabet that the contract of a run names (`training.runs.contract`); None if there is none."""
+    try:
+        outputs = json_object(contract)["outputs"]
+        texts = [entry for entry in outputs if entry["kind"] == "text" and entry["characters"]]
+        return Alphabet(PREFIX + TRAINED, tuple(map(str, texts[0]["characters"])), int(texts[0]["blank"]))
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+
+
+def recorded_alphabet(metadata: Mapping[str, str]) -> Alphabet | None:
+    """Return the alphabet that a sidecar's metadata records: that of its run, else that of the ONNX file."""
+    if (own := trained_alphabet(metadata.get(TRAINED, ""))) is not None:
+        return own
+    try:
+        found = json_object(metadata[KEY])
+        blank = found["blank"]
+        return Alphabet(
+            str(found["source"]), tuple(map(str, found["characters"])), None if blank is None else int(blank)
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def read_list(text: str) -> tuple[list[str], Write] | None:
+    """Return the classes that a text lists, and what writes others in its form."""
+    for parse, write in ((json.loads, _as_json), (ast.literal_eval, repr)):
+        try:
+            found = parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(found, list) and all(isinstance(name, str) for name in found):
+            return found, write
+        if isinstance(found, dict) and found and _is_counted(found):
+            kind = type(next(iter(found)))
+            return list(found.values()), lambda names, k=kind, w=write: w({k(i): n for i, n in enumerate(names)})
+        return None
+    for between in ("\n", ","):
+        names = text.split(between)
+        if len(names) > 1:
+            return _listed(names, between)
+    return None
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_counted(found: dict[Any, Any]) -> bool:
+    """True for a dict of names by 0, 1, 2, ..., as numbers or as text."""
+    names = all(isinstance(name, str) for name in found.values())
+    return names and ([*found] == [*range(len(found))] or [*found] == [*map(str, range(len(found)))])
+
+
+def _listed(names: list[str], between: str) -> tuple[list[str], Write]:
+    """Of names with something between them, and perhaps behind the last one."""
+    end = between if not names[-1] else ""
+    return names[: len(names) - bool(end)], lambda new: between.join(new) + end

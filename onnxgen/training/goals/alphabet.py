@@ -1,0 +1,44 @@
+"""The characters that a model reads already, which are those of its file or of its own training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from torch import nn
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.output.labels import PREFIX, Alphabet, recorded_alphabet
+from onnxgen.surgery.classes import told_classes
+from onnxgen.verify.integrity import metadata_of
+
+
+def own_alphabet(model: nn.Module, classes: int) -> Alphabet | None:
+    """Return the alphabet of a model whose output has so many classes; None if nothing says what they are.
+
+    It is what was trained or chosen in this process (`set_classes`), else what the weights of its module record.
+    """
+    found = _recorded(model)
+    found = None if found is None else found.of(classes)
+    told = told_classes(model)
+    if told is None or (found is not None and found.characters == told):
+        return found
+    return Alphabet(PREFIX + "classes", told) if 0 < len(told) < classes else None
+
+
+def extended(known: Sequence[str], used: Sequence[str], classes: int) -> tuple[str, ...]:
+    """Return the alphabet of a new head of so many classes in which characters of an old one stay.
+
+    With room for all of them, the old ones keep their places, and those that only the data uses are behind them. With
+    less, it is the characters that the data uses.
+    """
+    every = (*known, *(c for c in used if c not in {*known}))
+    return every if len(every) < classes else tuple(used)
+
+
+def _recorded(model: nn.Module) -> Alphabet | None:
+    space = sys.modules.get(type(model).__module__)
+    try:
+        return None if space is None else recorded_alphabet(metadata_of(vars(space)))
+    except OnnxgenError:  # damaged weights, which the model does not need any more
+        return None

@@ -1,0 +1,173 @@
+"""The alphabet that a file lists is that of its training; a new head keeps characters; every character is itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from onnxgen import generate
+from onnxgen.cli import run as cli
+from onnxgen.errors import OnnxgenError
+from onnxgen.export.labels import relabelled
+from onnxgen.output.labels import Alphabet, alphabet_in, alphabet_of
+from onnxgen.training import Settings, evaluate, fit, load
+from onnxgen.training.prepare import Plan, prepare
+
+QUIET: dict[str, Any] = {"device": "cpu", "workers": 0, "val": 0.0}
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(8, 6, 4)).astype(np.float32)
+LISTED = "z\nb\na\n-"  # as PaddleOCR lists them: a space is behind them, and the blank before them
+READ = "zba- "
+WEIGHT = RNG.normal(size=(4, 6)).astype(np.float32)
+
+
+def reader(folder: Path, **metadata: str) -> Path:
+    """Return the module of a reader of 6 classes over 6 steps, which ends as PaddleOCR's do."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "fc.weight"], ["product"]),
+        helper.make_node("Add", ["product", "fc.bias"], ["sum"]),
+        helper.make_node("Softmax", ["sum"], ["y"], axis=2),
+    ]
+    ports = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6, 4]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6, 6]),
+    ]
+    stored = [("fc.weight", WEIGHT), ("fc.bias", np.zeros(6, np.float32))]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [numpy_helper.from_array(x, n) for n, x in stored])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    for key, text in metadata.items():
+        model.metadata_props.add(key=key, value=text)
+    onnx.save(model, folder / "net.onnx")
+    generate(folder / "net.onnx", folder / "net.py", force=True)
+    return folder / "net.py"
+
+
+def texts(*words: str) -> dict[str, Any]:
+    return {"x": X[: len(words)], "text": np.array(words, dtype=object)}
+
+
+def planned(model: Path | nn.Module, *words: str, **settings: Any) -> Plan:
+    return prepare(model, texts(*words), Settings(**{**QUIET, "task": "ctc", **settings}))
+
+
+def by_hand(words: tuple[str, ...], alphabet: str) -> Tensor:
+    """The loss of the file's own classes, by torch."""
+    logs = torch.from_numpy(X[: len(words)] @ WEIGHT).log_softmax(2)
+    lengths = torch.tensor([len(word) for word in words])
+    flat = torch.tensor([alphabet.index(c) + 1 for word in words for c in word])
+    each = F.ctc_loss(logs.transpose(0, 1), flat, torch.full((len(words),), 6), lengths, 0, "none")
+    return (each / lengths).mean()
+
+
+# ---- the list of the file --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("listed", [LISTED, LISTED + "\n ", json.dumps(["blank", *READ]), json.dumps([*READ])])
+def test_the_file_s_list_is_the_alphabet(listed: str, tmp_path: Path) -> None:
+    words = ("ab", "z", "a b", "-")
+    path = reader(tmp_path, character=listed)
+    found = evaluate(path, texts(*words), task="ctc", device="cpu", workers=0)
+    assert found["loss"] == pytest.approx(by_hand(words, READ).item(), rel=1e-5)
+    plan = planned(path, *words)
+    assert "".join(plan.settings.classes) == READ and plan.settings.blank == 0
+    assert "the 5 characters are the model's own, as character of the file lists them" in "\n".join(plan.notes)
+
+
+def test_without_a_list_that_fits_the_data_s_characters_are_sorted(tmp_path: Path) -> None:
+    for metadata in ({}, {"character": "a\nb\nc"}, {"names": "{0: 'cat', 1: 'dog', 2: 'a', 3: 'b', 4: 'emu'}"}):
+        assert planned(reader(tmp_path, **metadata), "ba", "z").settings.classes == ("a", "b", "z")
+
+
+def test_classes_that_are_named_come_before_the_list(tmp_path: Path) -> None:
+    plan = planned(reader(tmp_path, character=LISTED), "ba", classes=("a", "b"))
+    assert plan.settings.classes == ("a", "b")
+
+
+def test_characters_that_the_list_lacks_are_named_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(OnnxgenError) as caught:
+        planned(reader(tmp_path, character=LISTED), "ab", "q\u3000")
+    said = "the texts have q, U+3000, which the model's alphabet of 5 lacks -> --replace-head 8 --keep adds them"
+    assert str(caught.value.problems[0]).startswith(said)
+
+
+def test_a_run_is_asked_exported_and_trained_again_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, words = reader(tmp_path, character=LISTED), ("ab", "z", "a b", "-")
+    fit(path, texts(*words), out=tmp_path / "run", task="ctc", epochs=1, show="nothing", lr=1e-6, **QUIET)
+    best = (X @ WEIGHT).argmax(2)
+    read = ["".join(READ[i - 1] for i in torch.unique_consecutive(torch.tensor(row)).tolist() if i) for row in best]
+    assert [one.label for one in load(tmp_path / "run", device="cpu").predict({"x": X})] == read
+    assert cli(["export", str(tmp_path / "run"), "-o", str(tmp_path / "out.onnx")]) == 0
+    assert "character" not in capsys.readouterr().out  # the list is the same
+    assert {e.key: e.value for e in onnx.load(tmp_path / "out.onnx").metadata_props}["character"] == LISTED
+    again = planned(tmp_path / "run", "ba")
+    assert "".join(again.settings.classes) == READ
+    generate(tmp_path / "out.onnx", tmp_path / "out.py")
+    assert "".join(planned(tmp_path / "out.py", "ba").settings.classes) == READ
+
+
+def test_the_blank_of_a_run_comes_along(tmp_path: Path) -> None:
+    """Its exported file says that it is the last class."""
+    path = reader(tmp_path)
+    fit(path, texts("ab", "z"), out=tmp_path / "run", task="ctc", blank=5, epochs=1, show="nothing", **QUIET)
+    assert cli(["export", str(tmp_path / "run"), "-o", str(tmp_path / "out.onnx"), "--quiet"]) == 0
+    generate(tmp_path / "out.onnx", tmp_path / "out.py")
+    settings = planned(tmp_path / "out.py", "za").settings
+    assert (settings.blank, settings.classes) == (5, ("a", "b", "z"))
+
+
+def test_forms_of_lists() -> None:
+    assert alphabet_of(["a", "b", "<blank>"]) == Alphabet("", ("a", "b"), 2)
+    assert alphabet_of(["", "a", "b"]) == Alphabet("", ("a", "b"), 0)
+    assert alphabet_of(["cat", "dog"]) is None and alphabet_of([]) is None
+    assert alphabet_in({"author": "a\nb", "labels": "cat,dog", "alphabet": "a,b"}) == Alphabet("alphabet", ("a", "b"))
+    twice = alphabet_of(["a", " ", "b"])  # PaddleOCR's list of English ends in a space, and gets another one
+    found = None if twice is None else twice.of(5)
+    assert found is not None and found.characters == ("a", "<2>", "b", " ") and twice.of(4) == twice
+
+
+def test_a_new_list_keeps_the_form_of_the_old_one() -> None:
+    assert relabelled({"character": '["blank", "a", "b"]'}, ["x", "y"]) == ({"character": '["blank", "x", "y"]'}, [])
+    assert relabelled({"character": "a\nb\n#-"}, ["x", "y"]) == ({"character": "x\ny\n#-"}, [])
+    for same in ("a\nb", "a\nb\n "):
+        assert relabelled({"character": same}, ["a", "b", " "]) == ({"character": same}, [])
+
+
+# ---- a new head ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "alphabet"), [(8, "zba- pq"), (4, "abq"), (5, "abq")])
+def test_characters_stay_in_a_new_head(classes: int, alphabet: str, tmp_path: Path) -> None:
+    """With room for all, the old ones keep their places; with less, those of the data are there."""
+    path, words = reader(tmp_path, character=LISTED), ["ab", "q"] + (["p"] if "p" in alphabet else [])
+    plan = planned(path, *words, replace_head=classes, keep=True)
+    assert "".join(plan.settings.classes) == alphabet
+    made = plan.model(torch.from_numpy(X)).detach().log()
+    wanted = torch.from_numpy(X @ WEIGHT)
+    for place, character in enumerate(alphabet, 1):
+        if character in READ:  # as far above the blank as before
+            before = wanted[..., READ.index(character) + 1] - wanted[..., 0]
+            torch.testing.assert_close(made[..., place] - made[..., 0], before, atol=1e-4, rtol=1e-4)
+
+
+def test_an_alphabet_is_forgotten_with_its_head(tmp_path: Path) -> None:
+    plan = planned(reader(tmp_path, character=LISTED), "ba", replace_head=6)
+    assert plan.settings.classes == ("a", "b")
+
+
+# ---- characters ------------------------------------------------------------------------------------------------------
+
+
+def test_white_space_is_told_apart(tmp_path: Path) -> None:
+    words = ("a\u3000", "\u3000", " a", "\u00a0")
+    fit(reader(tmp_path), texts(*words), out=tmp_path / "run", task="ctc", epochs=1, show="nothing", **QUIET)
+    learner = load(tmp_path / "run", device="cpu")
+    assert learner.settings.classes == (" ", "a", "\u00a0", "\u3000")
