@@ -198,7 +198,8 @@ def _cells(answer: Answer, top: int) -> tuple[str, str]:
     """Return what is predicted, and how sure that is."""
     if isinstance(answer.label, str):
         rest = answer.top(top)[1:] if answer.probabilities else []
-        sure = f"{answer.probabilities[answer.label]:.1%}" if answer.probabilities else ""
+        known = answer.probabilities.get(answer.label, answer.score)
+        sure = "" if known is None else f"{known:.1%}"
         return answer.label.replace("\n", "\\n"), "  ".join([sure, *(f"{name} {p:.1%}" for name, p in rest)])
     if answer.label is not None and not answer.probabilities:  # the class of each position
         return " ".join(answer.label), ""
@@ -219,6 +220,7 @@ def _plain(one: Prediction, top: int) -> dict[str, Any]:
             continue
         probabilities = dict(answer.top(top) if top > 1 else answer.probabilities.items())
         answers[name] = {"label": answer.label, "probabilities": probabilities, "value": answer.value.tolist()}
+        answers[name] |= {} if answer.score is None else {"score": answer.score}
     return {"source": one.source, "outputs": answers}
 
 
@@ -247,6 +249,7 @@ def _csv(found: Sequence[Prediction], top: int) -> bytes:
             if answer.label is not None:
                 row[f"{before}label"] = answer.label if isinstance(answer.label, str) else " ".join(answer.label)
                 row |= {f"{before}p({label})": p for label, p in answer.probabilities.items()}
+                row |= {} if answer.score is None else {f"{before}score": answer.score}
             else:
                 values = answer.value.flatten().tolist()
                 row |= {f"{before}value{n if len(values) > 1 else ''}": value for n, value in enumerate(values)}

@@ -171,3 +171,24 @@ def test_white_space_is_told_apart(tmp_path: Path) -> None:
     fit(reader(tmp_path), texts(*words), out=tmp_path / "run", task="ctc", epochs=1, show="nothing", **QUIET)
     learner = load(tmp_path / "run", device="cpu")
     assert learner.settings.classes == (" ", "a", "\u00a0", "\u3000")
+
+
+# ---- how sure a text is ----------------------------------------------------------------------------------------------
+
+
+def test_a_text_has_the_score_of_paddleocr(tmp_path: Path) -> None:
+    path = reader(tmp_path, character=LISTED)
+    fit(path, texts("ab", "z"), out=tmp_path / "run", task="ctc", epochs=1, show="nothing", **QUIET)
+    learner = load(tmp_path / "run", device="cpu")
+    made = learner.model(torch.from_numpy(X)).detach().numpy()
+    found = learner.predict({"x": X})
+    for one, row in zip(found, made, strict=True):
+        ids, sure = row.argmax(1), row.max(1)
+        chosen = np.concatenate([[True], ids[1:] != ids[:-1]]) & (ids != 0)  # as its BaseRecLabelDecode does
+        assert one.answer.score == pytest.approx(np.mean(sure[chosen]) if chosen.any() else sure.mean(), rel=1e-6)
+    np.savez(tmp_path / "new.npz", x=X)
+    out = tmp_path / "out.csv"
+    assert cli(["predict", str(tmp_path / "run"), str(tmp_path / "new.npz"), "-o", str(out), "--device", "cpu"]) == 0
+    head, first, *_ = out.read_text().splitlines()
+    assert head == "source,label,score"
+    assert float(first.rpartition(",")[2]) == pytest.approx(found[0].answer.score)

@@ -44,6 +44,8 @@ class Answer:
             index, score, x1, y1, x2, y2 [n, 6]; else the output as it is.
         boxes: the objects in an image, the surest first; None for other answers.
         best: the greatest score that a detector gives in the image, also if no box is found; None for other answers.
+        score: of a text, the mean probability of its characters where they are read; of an empty one, of the blanks.
+            None for other answers.
         soft: True if the value has the probability of each class at each position instead, float32 [C, ...].
     """
 
@@ -53,6 +55,7 @@ class Answer:
     boxes: tuple[Box, ...] | None = None
     soft: bool = False
     best: float | None = None
+    score: float | None = None
 
     @property
     def is_image(self) -> bool:
@@ -98,7 +101,8 @@ class Prediction:
 
 def _shown(answer: Answer) -> str:
     if isinstance(answer.label, str):
-        return f"{answer.label} {answer.probabilities[answer.label]:.1%}" if answer.probabilities else answer.label
+        sure = answer.probabilities.get(answer.label, answer.score)
+        return answer.label if sure is None else f"{answer.label} {sure:.1%}"
     if answer.label is not None:
         return (", " if answer.probabilities or answer.boxes else " ").join(answer.label) or "no label"
     value = answer.value
@@ -186,9 +190,13 @@ def _labels(output: Tensor, target: Target) -> Answer:
 
 def _text(output: Tensor, target: Target) -> Answer:
     """Return the text of class scores, whose axes are `target.batch`, `target.axis` and time."""
-    best = output.argmax(target.axis, keepdim=True).squeeze(target.axis).reshape(1, -1)
-    ids = greedy(best, target.blank)[0]
-    return Answer(spelled(ids, target.blank, target.names), {}, output.squeeze(target.batch).numpy())
+    sure, best = (x.flatten() for x in _probabilities(output, target).max(target.axis))
+    ids = greedy(best[None], target.blank)[0]
+    read = best != target.blank
+    read[1:] &= best[1:] != best[:-1]  # a character is read at its first step, as PaddleOCR scores it
+    score = (sure[read] if ids else sure).mean().item()
+    text = spelled(ids, target.blank, target.names)
+    return Answer(text, {}, output.squeeze(target.batch).numpy(), score=score)
 
 
 def _peaks(output: Tensor, target: Target) -> Answer:
