@@ -4,9 +4,9 @@
 fields. Needs numpy, onnxruntime and Pillow. Text also needs tokenizers, and a sound of another rate scipy.
 """
 
+import argparse
 import csv
 import json
-import sys
 import wave
 
 import numpy as np
@@ -258,6 +258,10 @@ def said(how, outputs, inputs, path):
 
 
 if __name__ == "__main__":
-    network = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-    for answer in predict(network, sys.argv[2]):
+    parser = argparse.ArgumentParser(description="Ask an exported network about a file.")
+    parser.add_argument("network", metavar="tuned.onnx", help="what onnxgen exported after training")
+    parser.add_argument("file", metavar="FILE", help="a picture, a .wav, a .csv or a .txt")
+    given = parser.parse_args()
+    network = onnxruntime.InferenceSession(given.network, providers=["CPUExecutionProvider"])
+    for answer in predict(network, given.file):
         print(answer)

@@ -70,6 +70,11 @@ def test_the_program_needs_little(tmp_path: Path) -> None:
     assert label == wanted.label and probabilities == pytest.approx(wanted.probabilities, rel=1e-5)
 
 
+def test_the_program_says_how_it_is_called() -> None:
+    made = subprocess.run([sys.executable, deployed.__file__], capture_output=True, text=True)
+    assert made.returncode == 2 and made.stderr.startswith("usage: predict.py") and "Traceback" not in made.stderr
+
+
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
