@@ -133,6 +133,8 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool, tells_checks: 
     if result["status"] in ("written", "merged") and not verified:
         how = PARTLY if edited else ""
         tell("  next: " + shlex.join(["onnxgen", "verify", result["model"], result["module"]]) + how)
+        if result["parameters"]:
+            tell("  then: " + shlex.join(["onnxgen", "train", result["module"], "--data", "DATA"]))
     if verbose:
         _print_stages(result["stages"])
 

@@ -307,6 +307,16 @@ def test_templates(model: Path, out: Path, tmp_path: Path, capsys: Out) -> None:
     assert call(model, "-o", out, "--templates", folder, "--verify", "-q") == 0 and "# mine" in out.read_text()
 
 
+def test_what_comes_next(model: Path, out: Path, capsys: Out) -> None:
+    """A network without parameters can't be trained."""
+    assert call(model, "-o", out) == 0
+    check, then = capsys.readouterr().out.splitlines()[-2:]
+    assert check == f"  next: onnxgen verify {model} {out}" and then == f"  then: onnxgen train {out} --data DATA"
+    onnx.save(network(h.make_node("Relu", ["x"], ["y"])), model)
+    assert call(model, "-o", out) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == check
+
+
 def test_quiet_and_verbose(model: Path, out: Path, capsys: Out) -> None:
     assert call(model, "-o", out, "-q") == 0
     assert capsys.readouterr() == ("", "")
