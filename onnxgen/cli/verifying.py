@@ -95,6 +95,8 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
         equal = "NOT TOLD APART" if report.untold else f"equal, to {report.tolerance}"
         if report.partial:
             equal = "equal in all tensors that both have; outputs may differ, because layers do"
+        elif left := report.gradients.not_compared:
+            equal += f"; not compared: the gradients of {left} of {counted(report.gradients.groups, 'group')}"
         tell("NOT EQUAL" if report.differs else equal)
 
 

@@ -53,3 +53,4 @@ def test_groups_that_time_ran_out_for_are_counted(
     print_report(report, quiet=False)
     assert f"1 of {found.groups} groups" in (printed := " ".join(capsys.readouterr().out.split()))
     assert f"{found.not_compared} not compared (time ran out)" in printed
+    assert printed.endswith(f"; not compared: the gradients of {found.not_compared} of {found.groups} groups")
