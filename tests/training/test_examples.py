@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -49,6 +50,38 @@ def test_a_map_is_drawn_beside_its_image_and_target(tmp_path: Path) -> None:
     at = [drawn.getpixel((GAP + panel * (SIDE + 2) + side, 40)) for panel in (0, 1) for side in (30, 120)]
     assert at[0] == (0, 0, 0) and at[1] == (255, 255, 255), "the image"
     assert at[2] != at[3] and at[2] == coloured(torch.tensor([[0, 1]])).getpixel((0, 0)), "the target's two classes"
+
+
+class Lines(nn.Module):
+    """Images [n, 1, 4, 6] -> log-probabilities of four classes [n, 6, 4]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fc(x[:, 0].transpose(1, 2)).log_softmax(2)
+        return found
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_lines_of_text_are_drawn_with_what_is_read(
+    named: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[Shown] = []
+    monkeypatch.setattr(examples, "_tile", lambda image, shown: told.append(shown) or Image.new("RGB", (9, 9)))
+    x = np.random.default_rng(0).integers(0, 256, (20, 4, 6), np.uint8)
+    words = np.array(["ab", "c"] * 10) if named else np.array([[1, 2], [3, -1]] * 10)
+    more: dict[str, Any] = {"normalize": "0,1", "val": 0.5, "show": "nothing"} | ({} if named else {"blank": 0})
+    model = fit(Lines(), {"x": x, "y": words}, task="ctc", epochs=1, out=tmp_path, **more).model
+    assert (tmp_path / "examples.png").exists()
+    assert {one.truth for one in told} == ({"ab", "c"} if named else {"1 2", "3"})
+    best = [row.argmax(1) for row in model(torch.from_numpy(x[:, None]).float() / 255).detach()]
+    read = [[i for i in torch.unique_consecutive(row).tolist() if i] for row in best]
+    assert {one.said for one in told} <= {
+        "".join("abc"[i - 1] for i in ids) if named else " ".join(map(str, ids)) for ids in read
+    }
+    assert all(one.right == (one.truth == one.said) for one in told)
 
 
 def test_a_table_has_no_pictures(tmp_path: Path) -> None:

@@ -345,6 +345,14 @@ def test_a_slow_run_has_a_speed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert ends == ["0.3 samples/s", "9.5 samples/s", "10 samples/s", "1,234 samples/s"]
 
 
+def test_the_speed_of_an_epoch_fits_its_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """40 samples in the seconds that stand beside it, however long what is between the epochs takes."""
+    train(tmp_path, epochs=2)
+    said = re.findall(r"epoch \d of 2: .*; ([\d,]+) samples/s", capsys.readouterr().out)
+    took = [row["seconds"] for row in report.read_rows(tmp_path / "metrics.csv")]
+    assert [float(rate.replace(",", "")) for rate in said] == pytest.approx([40 / s for s in took], abs=0.51)
+
+
 def test_durations_and_sparklines() -> None:
     assert [duration(s) for s in (0.44, 12.4, 65, 7384, math.nan)] == ["0.4 s", "12 s", "1:05 min", "2:03:04 h", "?"]
     assert sparkline([]) == "" and sparkline([1.0]) == "▁" and sparkline([0.0, math.nan, 7.0]) == "▁█"

@@ -21,7 +21,7 @@ from onnxgen.training.data.values import Values
 from onnxgen.training.endings import Ending, read_ending
 from onnxgen.training.goals.alphabet import own_alphabet
 from onnxgen.training.goals.decoding import greedy, spelled
-from onnxgen.training.goals.goal import Goal, Outputs, Scores
+from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.outputs import batch_axis, refuse_augment, trained_output
 from onnxgen.training.runs.record import Target
 
@@ -111,6 +111,13 @@ class Reading(Goal, nn.Module):
 
     def scores(self) -> Scores:
         return _Errors(self)
+
+    def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown:
+        given, said = batch[self.column][place], self.read(outputs)[place]
+        wanted = self.texts[int(given)] if self.texts else given[given >= 0].tolist()
+        read = spelled(said, self.blank, self.characters)
+        truth = wanted if isinstance(wanted, str) else spelled(wanted, self.blank, self.characters)
+        return Shown(truth, read, truth == read)
 
     def target(self) -> Target:
         own = self.layout

@@ -38,12 +38,12 @@ class Progress(lightning.Callback):
         self.loss = float("nan")
         self.accuracy: float | None = None
         self.losses: deque[float] = deque(maxlen=SPARKLINE_LOSSES)
-        self.rate = 0.0  # samples per second
+        self.rate = 0.0  # samples per second, of late
         self.gone, self.left = 0.0, float("nan")  # seconds
         self.memory = 0  # bytes
         self._said: deque[str] = deque()
         self._printing = False
-        self._samples = self._steps = 0
+        self._samples = self._steps = self._in_epoch = 0  # samples since the last reading; steps; samples of the epoch
         self._begun = self._read = self._due = 0.0
 
     # ---- for subclasses
@@ -59,7 +59,8 @@ class Progress(lightning.Callback):
         row = self.metrics.rows[-1]
         best = self.metrics.best_row()
         of = f"{self.epochs}" if whole_epoch(trainer) else f"{self.epochs}, batch {self.batch} of {self.batches}"
-        self.say(epoch_line(row, of, best is row, self.rate))
+        rate = self._in_epoch / row["seconds"] if row["seconds"] else 0.0
+        self.say(epoch_line(row, of, best is row, rate))
 
     def close(self) -> None:
         """End the display."""
@@ -104,11 +105,12 @@ class Progress(lightning.Callback):
             self.say(f"continuing after step {trainer.global_step}, in epoch {self.epoch} of {self.epochs}")
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
-        self.epoch, self.batch = trainer.current_epoch + 1, 0
+        self.epoch, self.batch, self._in_epoch = trainer.current_epoch + 1, 0, 0
 
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Batch, index: int) -> None:
         self.batch = index + 1
-        self._samples += len(next(iter(batch.values()))) * share_of(trainer)[1]
+        samples = len(next(iter(batch.values()))) * share_of(trainer)[1]
+        self._samples, self._in_epoch = self._samples + samples, self._in_epoch + samples
         self._steps += 1
         if time.monotonic() >= self._due and trainer.is_global_zero:
             self._read_values(trainer, task, outputs)
