@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgen.common.names import printable
 from onnxgen.errors import WRITER, OnnxgenError, Problem
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, opset_of, told
@@ -19,8 +20,10 @@ from onnxgen.passes.match import standard_nodes
 from onnxgen.passes.recurrent import ACTIVATIONS
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import info
+from onnxgen.shapes.misfit import misfit
 from onnxgen.weights.stored import stored
 
+OTHER_SIZES = "give other sizes; the table of `onnxgen verify MODEL` shows some at which it runs"
 Sizes = tuple[Dim | None, ...]  # None: any size
 
 
@@ -33,6 +36,20 @@ def layer_sizes(model: ir.Model, options: Options) -> None:
     for node in standard_nodes(model, *ACTIVATIONS):
         shapes = [_shape(value) for value in node.inputs]
         _hold(model, node, dict(_recurrent(node, shapes)), shapes)
+    if options.input_shapes:
+        _runs_at(model, options)
+
+
+def _runs_at(model: ir.Model, options: Options) -> None:
+    """Refuse sizes of `--input-shape` at which a node of the graph can't run."""
+    for node in model.graph:
+        if why := misfit(node, opset_of(node, model)):
+            asked = ", ".join(f"{name}={','.join(map(str, dims))}" for name, dims in options.input_shapes.items())
+            given = ", ".join(
+                "?" if (s := info(v).shape) is None else f"[{', '.join(map(str, s))}]" for v in node.inputs
+            )
+            what = f"the file does not run with --input-shape {printable(asked)}: {why}, of {printable(given)}"
+            raise OnnxgenError(Problem(what, told(node), node.op_type, opset_of(node, model), OTHER_SIZES))
 
 
 def _vectors(model: ir.Model, node: ir.Node) -> Iterator[tuple[int, tuple[str, Sizes]]]:

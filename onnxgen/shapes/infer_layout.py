@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.shapes.dims import Dim, Sym, dim_max, dim_min, exact_div, floordiv, product, symbols
+from onnxgen.shapes.dims import Dim, Sym, dim_max, dim_min, exact_div, floordiv, known_different, product, symbols
 from onnxgen.shapes.infer_elementwise import broadcast
 from onnxgen.shapes.info import Info, Shape
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
@@ -37,8 +37,7 @@ def _reshape(n: NodeFacts) -> list[Info]:
         rest = target[: open_axes[0]] + target[open_axes[0] + 1 :]
         target[open_axes[0]] = n.fresh(open_axes[0]) if shape is None else _quotient(product(shape), product(rest))
     elif shape is not None:
-        sizes = product(shape), product(target)
-        if all(isinstance(size, int) for size in sizes) and sizes[0] != sizes[1]:
+        if known_different(product(shape), product(target)):
             raise Contradiction("Reshape to another number of elements")
     return [tensor(n.dtype(0), target)]
 

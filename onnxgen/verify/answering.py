@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from onnxgen.verify.check import Check
 
 MAX_REFUSALS = 120  # inputs that an oracle may refuse before it is given up
+MAX_SETTLED_REFUSALS = 6  # the same, if the sizes are those that the module was generated for
 MAX_REFUSAL_SHOWN = 120  # characters of an oracle's reason in a note
 MAX_PROBE_SECONDS = 1.0  # an oracle that takes longer for one run is not asked which sizes it takes
 # how onnxruntime says which node failed, before it says why
@@ -38,6 +39,7 @@ def answers(check: Check, runs: int, seed: int, feeds: Sequence[Mapping[str, Any
     """Yield inputs that an oracle accepts, with its outputs. Raises `OnnxgenError` if there are none."""
     graph, part = check.graph, check._part()
     how = partial(oracles, without_dropout=graph.training, part=part, exact=graph.multiplies_bytes)
+    settled = bool(check.options.input_shapes) and sizing.is_settled(graph)
     for oracle in how(check.path, new_ops=check.new_ops):
         if isinstance(oracle, Refused):
             check.refusals.append(str(oracle))
@@ -51,7 +53,8 @@ def answers(check: Check, runs: int, seed: int, feeds: Sequence[Mapping[str, Any
         for run in range(runs if feeds is None else len(feeds)):
             tries = _drawn(check, run, seed, used) if feeds is None else _own(check, feeds[run])
             before = len(check.refusals)
-            answer = _answer(check, oracle, tries, bool(used))
+            most = MAX_SETTLED_REFUSALS if settled else MAX_REFUSALS
+            answer = _answer(check, oracle, islice(tries, most), bool(used))
             if answer is not None and feeds is None:
                 answer = _told_by(check, answer)
             _note_refusals(check, oracle, check.refusals[before:], answer)
@@ -64,7 +67,13 @@ def answers(check: Check, runs: int, seed: int, feeds: Sequence[Mapping[str, Any
             if used[0] and len(used) > 1 and all(u == used[0] for u in used):
                 check.notes.append(f"of the sizes tried for dynamic dims, only {_sizes(used[0])} runs")
             return
+        if settled:
+            break
     reasons = "; ".join(dict.fromkeys(check.refusals[:1] + check.refusals[-1:]))
+    if settled:
+        shapes = ", ".join(f"{name} [{', '.join(map(str, facts.shape or ()))}]" for name, _, facts in graph.inputs)
+        what = f"could not verify {check.path}: the file itself does not run at the module's sizes, {printable(shapes)}"
+        raise OnnxgenError(f"{what} ({_short(check.refusals[0])})", help="generate it with other sizes: --input-shape")
     way_out = OWN_INPUTS
     if check.unsaid:
         way_out = f"give a reference for {', '.join(check.unsaid)} in a --plugin: @onnxgen.op(..., reference=...)"
@@ -119,8 +128,12 @@ def _note_refusals(check: Check, oracle: Oracle, refusals: Sequence[str], answer
     inputs, _, why = refusals[0].partition(": ")
     more = len(set(refusals)) - 1
     others = f"; and {more} more" if more else ""
-    why = NODE.sub(SHORT, why).partition("Non-zero status")[0].rstrip(", ")
-    check.notes.append(f"{inputs}: {why[:MAX_REFUSAL_SHOWN]}{others}")
+    check.notes.append(f"{inputs}: {_short(why)}{others}")
+
+
+def _short(why: str) -> str:
+    """Return an oracle's reason for a line: which node failed, and why."""
+    return NODE.sub(SHORT, why).partition("Non-zero status")[0].rstrip(", ")[:MAX_REFUSAL_SHOWN]
 
 
 def _spread(check: Check, answer: Answer, spread: str) -> dict[str, Any]:
@@ -138,7 +151,7 @@ def _own(check: Check, feeds: Mapping[str, Any]) -> Iterator[_Input]:
 def _answer(check: Check, oracle: Oracle, tries: Iterator[_Input], has_others: bool) -> Answer | None:
     """Return the answer to the first inputs that the oracle accepts. `has_others`: it has answered in other runs."""
     ran_on = 0
-    for sizes, seed, feeds in islice(tries, MAX_REFUSALS):
+    for sizes, seed, feeds in tries:
         started = time.monotonic()
         try:
             outputs = _ask(oracle, sizes, feeds)

@@ -98,7 +98,7 @@ class Check:
         return model
 
     def _cut(self, space: Mapping[str, Any], is_anew: bool) -> None:
-        """Restrict the comparison to the part, the ranks and the `--const` that the module was generated for.
+        """Restrict the comparison to the part, the sizes and the `--const` that the module was generated for.
 
         Args:
             is_anew: the file was exported from the module, and has no input that is a constant.
@@ -110,6 +110,7 @@ class Check:
         shapes = sizing.recorded_ranks(self.graph, metadata)
         is_known = is_anew or self.options.const
         given = (None if is_known else recorded_options(metadata, self.path.parent)) or Options()
+        shapes |= sizing.asked_sizes(self.graph, given.input_shapes, self.sizes)
         if given.const:
             shapes |= {name: dims for name, dims in given.input_shapes.items() if name in given.const}
             self.options = replace(self.options, const=given.const)

@@ -46,6 +46,27 @@ def recorded_ranks(graph: Graph, metadata: Mapping[str, str]) -> dict[str, tuple
     }
 
 
+def asked_sizes(
+    graph: Graph, asked: Mapping[str, tuple[int, ...]], said: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the sizes that a module was generated for (`--input-shape`), without the batch and what `said` gives."""
+    shapes = {name: facts.shape for name, _, facts in graph.inputs if facts.shape is not None}
+    found = {}
+    for name, dims in asked.items():
+        if len(shapes.get(name, ())) == len(dims):
+            axes = enumerate(zip(shapes[name], dims))
+            is_open = [
+                axis and not isinstance(dim, int) and not symbols(dim).keys() & said.keys() for axis, (dim, _) in axes
+            ]
+            found[name] = tuple(size if free else -1 for free, size in zip(is_open, dims))
+    return {name: dims for name, dims in found.items() if any(dim != -1 for dim in dims)}
+
+
+def is_settled(graph: Graph) -> bool:
+    """Return True if only the batch is open."""
+    return all(kind == "batch" for kind in kinds_of(graph).values())
+
+
 def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Iterator[Sizes]:
     """Yield sizes for the dynamic dims, by symbol, in the order in which a run tries them. `fixed`: given sizes.
 

@@ -84,3 +84,31 @@ def test_right_sizes_are_converted(op: str, tmp_path: Path) -> None:
     onnx.save(proto, tmp_path / "net.onnx")
     onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py")
     assert runs(proto, op) and onnxgen.verify(tmp_path / "net.onnx", tmp_path / "net.py").agrees
+
+
+def reshaped(to: list[int]) -> onnx.ModelProto:
+    """Images [n, 3, h, 8], pooled by 8: [n, 3, h/8, 1], reshaped."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["h"], "pool", kernel_shape=[8, 8], strides=[8, 8]),
+        helper.make_node("Shape", ["h"], ["s"], start=0, end=1),
+        helper.make_node("Concat", ["s", "rest"], ["to"], axis=0),
+        helper.make_node("Reshape", ["h", "to"], ["y"], "layer"),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", ["n", 3, "h", 8]), ("y", None)))
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(np.array(to), "rest")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(("height", "to"), [(16, [2, 3]), (24, [2, 3]), (16, [4, 2]), (24, [-1, 9])])
+def test_an_input_shape_at_which_the_file_does_not_run_is_one_line(height: int, to: list[int], tmp_path: Path) -> None:
+    onnx.save(reshaped(to), tmp_path / "net.onnx")
+    session = ort.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    options = onnxgen.Options(input_shapes={"x": (-1, 3, height, 8)})
+    try:
+        session.run(None, {"x": np.ones((5, 3, height, 8), np.float32)})
+    except Exception:
+        with pytest.raises(OnnxgenError, match=rf"node layer .*does not run with --input-shape x=-1,3,{height},8: "):
+            onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py", options)
+    else:
+        onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py", options)
+    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py")

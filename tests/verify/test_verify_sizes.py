@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxgen
-from onnxgen import Options
+from onnxgen import OnnxgenError, Options
 from onnxgen.verify import answering, feeds
 from onnxgen.verify.check import Check
 from onnxgen.verify.equations import named
@@ -203,3 +203,28 @@ def test_a_state_whose_batch_the_file_does_not_relate(tmp_path: Path) -> None:
     check = _blind(path)
     (answer,) = check.answers(1, 0, None)
     assert answer.oracle.name == "onnxruntime" and answer.sizes["m"] == answer.sizes["n"] < answer.sizes["t"]
+
+
+# ---- sizes that a module was generated for ---------------------------------------------------------------------------
+
+EIGHTHS_IN_TWO = """(float[n, 3, h, 1] x) => (float[a, b, c] z) {
+    small = MaxPool <kernel_shape = [8, 1], strides = [8, 1]> (x)  n = Shape <start = 0, end = 1> (small)
+    rest = Constant <value_ints = [-1, 2]> ()  r = Concat <axis = 0> (n, rest)  z = Reshape (small, r) }"""
+ALL: dict[str, Any] = {"runs": 2, "seed": 0, "feeds": None, "integrity": False, "locate": False, "partial": False}
+
+
+def test_a_module_is_verified_at_its_own_sizes(tmp_path: Path) -> None:
+    path, _ = graph(tmp_path, EIGHTHS_IN_TWO)
+    onnxgen.generate(path, tmp_path / "z.py", Options(input_shapes={"x": (-1, -1, 48, -1)}))
+    report = Check(path, Options(), rtol=1e-3, atol=1e-5).verify(tmp_path / "z.py", **ALL)
+    assert report.agrees and [run.inputs["x"] for run in report.runs] == [f"float32 [{n}, 3, 48, 1]" for n in (2, 3)]
+
+
+def test_sizes_at_which_the_file_itself_does_not_run(tmp_path: Path) -> None:
+    """Three channels of three rows are cut in two: the shapes alone do not tell that this fails."""
+    path, _ = graph(tmp_path, EIGHTHS_IN_TWO)
+    onnxgen.generate(path, tmp_path / "z.py", Options(input_shapes={"x": (-1, -1, 24, -1)}))
+    check = Check(path, Options(), rtol=1e-3, atol=1e-5)
+    with pytest.raises(OnnxgenError, match=r"does not run at the module's sizes, x \[n, 3, 24, 1\].*Reshape"):
+        check.verify(tmp_path / "z.py", **ALL)
+    assert len(check.refusals) <= 6

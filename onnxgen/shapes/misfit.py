@@ -1,0 +1,45 @@
+"""Which nodes can't run on tensors of the sizes that are known, though their ranks may fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.shapes.dims import Dim, TooComplex, substitute, symbols
+from onnxgen.shapes.expression import symbol
+from onnxgen.shapes.infer import RULES, STANDARD
+from onnxgen.shapes.info import Info, info
+from onnxgen.shapes.node_facts import NONSENSE, Contradiction, NodeFacts, Symbols
+
+
+def misfit(node: ir.Node, opset: int) -> str:
+    """Return why a node can't run on inputs of the known sizes, however large the others are; "" if it may run.
+
+    Sizes that are not known count as 1 or more: of nothing, a network may make anything.
+    """
+    rule = RULES.get(node.op_type) if node.domain in STANDARD else None
+    if rule is None:
+        return ""
+    try:
+        rule(NodeFacts(node, opset, [None if v is None else _of_something(info(v)) for v in node.inputs], Symbols({})))
+    except Contradiction as why:
+        return str(why)
+    except (*NONSENSE, TooComplex):
+        return ""
+    return ""
+
+
+def _of_something(facts: Info) -> Info:
+    shape = None if facts.shape is None else tuple(map(_at_least_one, facts.shape))
+    data = facts.data
+    if data is not None and data.dtype == object:
+        made = np.empty(data.shape, object)
+        made.flat = [_at_least_one(dim) for dim in data.flat]
+        data = made
+    return replace(facts, shape=shape, data=data)
+
+
+def _at_least_one(dim: Dim) -> Dim:
+    return substitute(dim, {name: symbol(name, known.source) + 1 for name, known in symbols(dim).items()})
