@@ -69,16 +69,22 @@ def answers(check: Check, runs: int, seed: int, feeds: Sequence[Mapping[str, Any
             return
         if settled:
             break
-    reasons = "; ".join(dict.fromkeys(check.refusals[:1] + check.refusals[-1:]))
-    if settled:
-        shapes = ", ".join(f"{name} [{', '.join(map(str, facts.shape or ()))}]" for name, _, facts in graph.inputs)
+    raise _refused_all(check, settled)
+
+
+def _refused_all(check: Check, settled: bool) -> OnnxgenError:
+    """Return the error of a file of which no oracle took any inputs. `settled`: their sizes are those of the module."""
+    if settled and check.refusals:
+        known = [(name, ", ".join(map(str, facts.shape or ()))) for name, _, facts in check.graph.inputs]
+        shapes = ", ".join(f"{name} [{shape}]" for name, shape in known)
         what = f"could not verify {check.path}: the file itself does not run at the module's sizes, {printable(shapes)}"
-        raise OnnxgenError(f"{what} ({_short(check.refusals[0])})", help="generate it with other sizes: --input-shape")
+        return OnnxgenError(f"{what} ({_short(check.refusals[0])})", help="generate it with other sizes: --input-shape")
+    reasons = "; ".join(dict.fromkeys(check.refusals[:1] + check.refusals[-1:]))
     way_out = OWN_INPUTS
     if check.unsaid:
         way_out = f"give a reference for {', '.join(check.unsaid)} in a --plugin: @onnxgen.op(..., reference=...)"
     what = f"could not verify {check.path}: onnxruntime and onnx.reference refused all inputs that were tried"
-    raise OnnxgenError(f"{what} ({reasons})", help=way_out)
+    return OnnxgenError(f"{what} ({reasons})", help=way_out)
 
 
 def _drawn(check: Check, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:

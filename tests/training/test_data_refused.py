@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
 from onnxgen.training import Settings
-from onnxgen.training.data import open_data
+from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.images import frame
 from onnxgen.training.data.opening import KINDS
 from tests.training.small import network
@@ -287,7 +287,7 @@ def test_images_of_different_sizes_for_an_input_of_any_size(tmp_path: Path) -> N
     image(tmp_path / "data/owl/b.png", (7, 7))
     assert said(tmp_path / "data", model) == (
         "input 'image' takes images of any size [batch, 3, height, width], but those of the data differ in size"
-        " -> name one: --size 224x224 (or generate with --input-shape image=-1,3,224,224)"
+        " -> name one: --size 32x32 (or generate with --input-shape image=-1,3,32,32)"
     )
 
 
@@ -313,6 +313,42 @@ def test_only_what_is_free_is_to_be_named(
         f" -> name one: --size {size} (or generate with --input-shape image={shape})"
     )
     open_data(tmp_path / "data", model, Settings(size=size, val=0))
+
+
+class FixedRows(torch.nn.Module):
+    """Images [n, 3, h, w], whose height is pooled by 16: 48 to 63 are three rows, which it wants."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.max_pool2d(x, (16, 1)).reshape(len(x), 9, -1).mean(2)
+
+
+def fixed_rows(folder: Path) -> torch.nn.Module:
+    model = network(folder, image=("float32", ("batch", 3, "height", "width")))
+    model.forward = FixedRows().forward  # type: ignore[method-assign]
+    return model
+
+
+def test_the_size_that_is_named_is_one_that_runs(tmp_path: Path) -> None:
+    image(tmp_path / "data/cat/a.png", (90, 30))
+    image(tmp_path / "data/owl/b.png", (110, 32))
+    model = fixed_rows(tmp_path)
+    way = "name one: --size 48x192 (or generate with --input-shape image=-1,3,48,192)"
+    assert said(tmp_path / "data", model).endswith(way)
+    model.forward = lambda x: x.reshape(len(x), 7, 7)  # type: ignore[method-assign]
+    end = "and it runs at none of those tried -> name one at which it runs: --size HEIGHTxWIDTH"
+    assert said(tmp_path / "data", model).endswith(end)
+
+
+@pytest.mark.parametrize("size", ["224x224", "32x100"])
+def test_a_size_that_fails_is_answered_with_one_that_runs(size: str, tmp_path: Path) -> None:
+    for name in ("cat/a.png", "cat/b.png", "owl/c.png", "owl/d.png"):
+        image(tmp_path / "data" / name, (112, 32))
+    model = fixed_rows(tmp_path)
+    settings = Settings(size=size, val=0, batch_size=2)
+    data = open_data(tmp_path / "data", model, settings)
+    with pytest.raises(OnnxgenError) as caught:
+        check(model, data, feed(data, model, settings), settings)
+    assert str(caught.value).endswith(" -> --size 48x192, at which it runs")
 
 
 def test_a_width_that_is_not_known_is_4_heights() -> None:

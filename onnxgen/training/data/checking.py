@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from onnxgen.output.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training import losses
+from onnxgen.training.data.advised import advised, runner, usual
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.fed import fed
-from onnxgen.training.data.images import shown
+from onnxgen.training.data.images import ToInput, shown
+from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import limit, stream_of
@@ -65,7 +67,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
                 which = _named(column, places, data)
                 problems.add(f"column {which} of {part} has {found}: {name} has {rows} rows", help=help)
     if tried.error and not problems.found:
-        problems.add(tried.error)
+        problems.add(replace(tried.error, help=_other_size(model, data, feeding)))
     names = [port.name for port in signature_of(model).outputs]
     for index, column in feeding.targets.items():
         check_order(next(iter(parts.values())).fields[column], column, settings.classes, problems)
@@ -235,6 +237,19 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
             given = [f"{column} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for column, x in columns]
             tried.error = Problem(f"the model fails on a batch of {', '.join(given)}: {typed(error)}")
     return tried
+
+
+def _other_size(model: nn.Module, data: Data, feeding: Feeding) -> str:
+    """Return the way out for a model that fails on the data's images and runs on those of another size; else ""."""
+    ports, samples = fed(model, None, signature_of(model)), next(iter(data.parts.values()))
+    runs = runner(model, ports)
+    step = samples.steps.get(feeding.inputs[0]) if isinstance(samples, Prepared) and runs is not None else None
+    if not isinstance(step, ToInput) or step.frame.axes == "flat":
+        return ""
+    frame = step.frame
+    height, width = usual(data.sizes) if data.sizes else (frame.height, frame.width)
+    found = advised(ports.inputs[0], frame.axes, {"C": frame.channels, "H": height, "W": width}, runs)
+    return f"--size {found['H']}x{found['W']}, at which it runs" if found else ""
 
 
 def _places(taken: Tensor, x: Tensor) -> Places:

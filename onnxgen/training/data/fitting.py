@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.advised import Runs, runner
 from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.bright import bright_notes, refuse_bright
 from onnxgen.training.data.classes import number_classes
@@ -87,7 +89,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     feeding = _fed(source, ports, settings, targets, members, text.score if text is not None else "")
     fit_sounds(source, ports, feeding)
     asked = asked_scales(settings, ports, model, source.notes)
-    images = _image_steps(source, ports, feeding, settings, asked)
+    images = _image_steps(source, model, ports, feeding, settings, asked)
     placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
     target = next(iter(feeding.aims), "")
     named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
@@ -99,7 +101,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in {*images, *placed}}, fields)
     joined = {**source.joined, **(text.joined if text is not None else {})}
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
-    found.text, found.task, found.rate = text, task, source.rate
+    found.text, found.task, found.rate, found.sizes = text, task, source.rate, source.sizes
     found.target = PAIR if members and not target else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
@@ -220,27 +222,34 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
 
 
 def _image_steps(
-    source: DataSource, ports: Signature, feeding: Feeding, settings: Settings, normalize: Mapping[str, str]
+    source: DataSource,
+    model: nn.Module,
+    ports: Signature,
+    feeding: Feeding,
+    settings: Settings,
+    normalize: Mapping[str, str],
 ) -> dict[str, ToInput]:
     """Return a step for each column of images, without a scale yet. Columns that may be images, too, are noted."""
     sizes = by_input(settings.size, [port.name for port in ports.inputs])
     pairs = list(zip(ports.inputs, feeding.inputs))
     whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
     refuse_bright(first := next(iter(source.parts.values())), whites)
-    left = [column for port, column in pairs if not whites[column] and len(port.dims or ()) == 4]
-    source.notes += bright_notes(first, left)
+    source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
     letterbox = settings.resize == "letterbox" or (settings.resize == "auto" and settings.task == DETECTION)
     if letterbox and settings.task == KEYPOINTS:
         raise OnnxgenError("--resize letterbox would not move the keypoints", help="--resize stretch")
-    made = {c: _image_step(source, c, port, whites[c], sizes[port.name], letterbox) for port, c in pairs if whites[c]}
+    step = partial(_image_step, source, letterbox=letterbox, runs=runner(model, ports))
+    made = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
     source.notes += converted(source.sizes, list(made.values()))
     return made
 
 
-def _image_step(source: DataSource, column: str, port: Port, white: float, size: str, letterbox: bool) -> ToInput:
+def _image_step(
+    source: DataSource, column: str, port: Port, white: float, size: str, letterbox: bool, runs: Runs | None
+) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
-    wanted = frame(port, _size(shape, port), size, source.sizes)
+    wanted = frame(port, _size(shape, port), size, source.sizes, runs)
     for part, samples in source.parts.items():  # files are decoded in the wanted size
         sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
         if sized is not None:

@@ -1,0 +1,87 @@
+"""A size of images to advise for a network that takes several: one at which it was seen to run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from statistics import median
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from onnxgen.output.signature import Port, Signature
+from onnxgen.surgery.example import undisturbed
+from onnxgen.training.model import fixed_batch
+
+Size: TypeAlias = tuple[int, int]  # height and width
+Sizes: TypeAlias = Collection[tuple[int, ...]]  # channels, height and width of the data's images
+Runs: TypeAlias = Callable[[tuple[int, ...]], bool]  # whether a network runs on an image of a shape
+
+USUAL = 224  # height and width for images of unknown or large sizes
+LARGEST = 640  # sides that are large
+STEP = 32  # most networks take its multiples
+SIDES = (32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)  # heights that networks have
+SECONDS = 10.0  # for trying them
+
+
+def usual(sizes: Sizes) -> Size:
+    """Return about the size of the data's images; that of many networks if it is large or not known."""
+    if not sizes:
+        return USUAL, USUAL
+    height, width = (_up(median(size[axis] for size in sizes)) for axis in (1, 2))
+    return (height, width) if max(height, width) <= LARGEST else (USUAL, USUAL)
+
+
+def runner(model: nn.Module, ports: Signature) -> Runs | None:
+    """Return a function that runs a network of one input on an image; None if it has several."""
+    if len(ports.inputs) != 1:
+        return None
+    dtype = getattr(torch, ports.inputs[0].dtype or "float32")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def runs(shape: tuple[int, ...]) -> bool:
+        with undisturbed(model), suppress(Exception):  # a network's code may raise anything
+            model(torch.zeros((fixed_batch(model) or 1, *shape), dtype=dtype, device=device))
+            return True
+        return False
+
+    return runs
+
+
+def advised(port: Port, axes: str, sides: Mapping[str, int], runs: Runs | None) -> Mapping[str, int]:
+    """Return channels, height and width at which a network runs, as near to `sides` as there are some.
+
+    Args:
+        axes: of the input's images, such as "CHW".
+        sides: by axis. Those that the input fixes are kept.
+        runs: None: nothing is tried.
+
+    Returns:
+        `sides` as they are if nothing was tried; {} if the network ran at no size.
+    """
+    if runs is None:
+        return sides
+    fixed = {axis for axis, dim in zip(axes, (port.dims or ())[1:]) if isinstance(dim, int)}
+    tried, begun = set[tuple[int, ...]](), time.monotonic()
+    for height, width in _near(sides["H"], sides["W"]):
+        found = {**sides, **{axis: size for axis, size in (("H", height), ("W", width)) if axis not in fixed}}
+        shape = tuple(found[axis] for axis in axes)
+        if shape not in tried and runs(shape):
+            return found
+        tried.add(shape)
+        if time.monotonic() - begun > SECONDS:
+            break
+    return {}
+
+
+def _near(height: int, width: int) -> Iterator[Size]:
+    """Yield sizes: these, multiples of a step, then others in the same proportions."""
+    yield height, width
+    yield _up(height), _up(width)
+    yield from ((side, _up(side * width / height)) for side in SIDES)
+
+
+def _up(size: float) -> int:
+    return max(-(-int(size) // STEP), 1) * STEP
