@@ -22,7 +22,7 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path
 
-_KEY = re.compile(r"(weight|bias)(_[ih]h(_l\d+(_reverse)?)?|_[guv]|_orig)?|running_(mean|var)|num_batches_tracked")
+_KEY = re.compile(r"weight|bias|running_")
 LONGER = 1.05  # than without names: what a source may be, since names help its reader
 
 
@@ -54,7 +54,7 @@ def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Mad
 def _are_keys(graph: ir.Graph) -> bool:
     """True if names are PyTorch's: those of tensors, `layers.0.fc.weight`, or those of nodes, `/layers.0/fc/MatMul`."""
     paths = [path for name in graph.initializers if (path := param_path(name))]
-    keys = sum(_KEY.fullmatch(path[-1]) is not None for path in paths)
+    keys = sum(_KEY.match(path[-1]) is not None for path in paths)
     by_torch = PRODUCER.get(graph) == "pytorch" or any((node.name or "").startswith("/") for node in graph)
     return by_torch or (keys > 0 and 2 * keys >= len(paths))
 

@@ -63,19 +63,6 @@ def test_keys_of_a_state_dict_are_obeyed(producer: str, tmp_path: Path) -> None:
     assert made.length == 1000
 
 
-@pytest.mark.parametrize("part", ["quantized", "scale", "zero_point", "resize"])
-def test_what_a_tool_makes_of_a_tensor_is_no_key(part: str, tmp_path: Path) -> None:
-    """Nobody has a state dict with `fc.weight_quantized`: such a name is obeyed only if it saves source."""
-    made, _ = reading(network(tmp_path / "net.onnx", f"layers.{{}}.fc.weight_{part}", "onnx.quantize"), 1000, 10)
-    assert made.length == 10
-
-
-@pytest.mark.parametrize("part", ["weight_hh_l1_reverse", "weight_g", "weight_orig", "weight"])
-def test_names_of_parametrised_and_recurrent_weights_are_keys(part: str, tmp_path: Path) -> None:
-    made, _ = reading(network(tmp_path / "net.onnx", f"layers.{{}}.fc.{part}"), 1000, 10)
-    assert made.length == 1000
-
-
 @pytest.mark.parametrize(
     "weight", ["linear_{}.w_0", "linear_{}.w_0_deepcopy_7", "p2o.helper.constant.{}", "val_{}_scale", "t{}"]
 )
