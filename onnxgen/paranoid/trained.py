@@ -140,7 +140,7 @@ class Rules:
         """Return True if a tensor is to be trained, False if not, None if no rule applies."""
         name, kind = value.name or "", value.metadata_props.get(KIND)
         size = tensor.size
-        if size == 0:
+        if size == 0 or name in self.options.const:  # an input that is a constant
             return False
         for pattern, decided in ((self.options.frozen, False), (self.options.trainable, True)):
             if pattern and re.search(pattern, name):
@@ -393,6 +393,8 @@ def _may_be_fixed(name: str, tensor: ir.TensorProtocol) -> bool:
     """
     if len(tensor.shape) < 3 or "weight" in name.rpartition(".")[2]:
         return False
+    if "buffer" in name.rpartition(".")[2]:
+        return True
     sizes = np.sort(np.abs(_numbers(tensor)[:MAX_EXAMINED_ELEMENTS]))
     pairs = np.diff(sizes) <= 1e-5 * sizes[1:]
     return bool(pairs.mean() > 0.25) if pairs.size else False

@@ -25,6 +25,7 @@ from onnxgen.errors import WrongTranslation
 from onnxgen.lowering import lower
 from onnxgen.options import Options
 from onnxgen.output import compose as generated
+from onnxgen.paranoid import quick
 from onnxgen.weights.provenance import way_back
 from tests.support.exported import exported
 
@@ -42,6 +43,12 @@ net (float[N, 3, 8, 8] x) => (float[N, 4] y) {
 trainable = sys.modules["onnxgen.passes.trainable"]  # in its package the name is the function's
 SHAPES = {"features.weight": (6, 3, 3, 3), "features.bias": (6,), "norm.weight": (6,), "norm.bias": (6,)}
 SHAPES |= {"matrix": (6, 5), "head.weight": (4, 5), "head.bias": (4,)}
+
+
+@pytest.fixture(autouse=True)
+def no_second_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about the check behind it, of the finished module."""
+    monkeypatch.setattr(quick, "wrong_decisions", lambda *_: iter(()))
 
 
 @pytest.fixture
