@@ -5,14 +5,12 @@ The rules are those of docs/EXTENDING.md. Where these here are silent (`None`), 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from onnxgen.graph.annotations import BLOCKED, ROOT, STILL, TRAINABLE, VARIES
 from onnxgen.graph.catalogue import is_a, known
@@ -35,14 +33,13 @@ from onnxgen.graph.traits import (
 )
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
+from onnxgen.paranoid.trained_numbers import counts, elements, follows, is_row, is_written, may_be_fixed, may_follow
 from onnxgen.scopes.origin import param_path, parameter_name
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
-PRECISE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _AFFINE = (JOINS, VIEW, STRIDES, SAME, STANDARDISES, ADDS, SCALES)
-MAX_EXAMINED_ELEMENTS = 4096  # elements of a tensor; only this many are examined
 
 
 @dataclass
@@ -149,7 +146,7 @@ class Rules:
             return False
         if value not in self.reach.sure or STILL.has(value):
             return None
-        if any(_op(node) == "Conv" and i == 1 for node, i in _uses(value)) and _counts(tensor):
+        if any(_op(node) == "Conv" and i == 1 for node, i in _uses(value)) and counts(tensor):
             return False
         if kind == "PARAMETER":
             return True
@@ -161,8 +158,8 @@ class Rules:
             return False
         is_folded = kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None
         if any(i in known(node).weights for node, i in uses):
-            is_clear = kind not in ("BUFFER", "CONSTANT_TENSOR") and not is_folded and not _may_be_fixed(name, tensor)
-            is_clear = is_clear and (self.by_pytorch or len(uses) == 1 or _elements(tensor) != {0.0})  # shared zeros
+            is_clear = kind not in ("BUFFER", "CONSTANT_TENSOR") and not is_folded and not may_be_fixed(name, tensor)
+            is_clear = is_clear and (self.by_pytorch or len(uses) == 1 or elements(tensor) != {0.0})  # shared zeros
             return True if is_clear else None  # a parameter may have been merged into a buffer
         if name.rpartition(".")[2] in ("running_mean", "running_var"):
             return None if any(i == known(node).matrix for node, i in uses) else False
@@ -204,23 +201,21 @@ class Rules:
             if slots and all(slots):
                 return False
             if tensor.size == 1 and not {"weight", "bias"} & set((path or ("",))[-1].split("_")):
-                return False if _is_written(tensor) and not _elements(tensor) <= {0.0, 1.0} else None
+                return False if is_written(tensor) and not elements(tensor) <= {0.0, 1.0} else None
         if tensor.size == 1 and not is_named:
             return None if VARIES.get(value) else False
         if path is not None and {"weight", "bias"} & set(path[-1].split("_")):
             return True
         if any(_scales_input(use.node, value, self.inputs) for use in value.uses()):
             return False
-        is_row = tensor.size == max(tensor.shape.numpy(), default=1)
-        if is_row and _may_scale_input(value, self.inputs, 4) and _may_precede_layer(value):
+        is_line = tensor.size == max(tensor.shape.numpy(), default=1)
+        if is_line and _may_scale_input(value, self.inputs, 4) and _may_precede_layer(value):
             return None  # the scaler of an input, or the weights of a layer that is spelled out
-        if _elements(tensor) == {0.0} and any(
-            node.op_type in ("MatMul", "Gemm") and i == 1 for node, i in _uses(value)
-        ):
+        if elements(tensor) == {0.0} and any(node.op_type in ("MatMul", "Gemm") and i == 1 for node, i in _uses(value)):
             return True  # LoRA's second matrix before training
-        fresh = self.has_state and not self.is_recorded and _is_row(tensor) and _elements(tensor) in ({0.0}, {1.0})
-        if fresh or not _follows(tensor):
-            return None if not fresh and _may_follow(tensor) else True
+        fresh = self.has_state and not self.is_recorded and is_row(tensor) and elements(tensor) in ({0.0}, {1.0})
+        if fresh or not follows(tensor):
+            return None if not fresh and may_follow(tensor) else True
         return False
 
 
@@ -242,9 +237,9 @@ def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bo
     if product is None or _op(product) != "MatMul" or not len(tensor.shape) or tensor.shape[-1] != tensor.size:
         return False
     matrix = stored(product.inputs[1])
-    if matrix is None or len(matrix.shape) != 2 or matrix.shape[1] != tensor.size or _follows(matrix):
+    if matrix is None or len(matrix.shape) != 2 or matrix.shape[1] != tensor.size or follows(matrix):
         return False
-    return None if _may_follow(matrix) else True
+    return None if may_follow(matrix) else True
 
 
 def _may_add_to_convolution(node: ir.Node, place: int) -> bool:
@@ -261,12 +256,6 @@ def _may_be_statistic(node: ir.Node, place: int) -> bool:
     """Return True for what may be the mean or the variance of a norm that is spelled out."""
     after = {_op(use.node) for use in node.outputs[0].uses()}
     return _op(node) == "Add" and after == {"Sqrt"} or _op(node) == "Sub" and place == 1 and "Div" in after
-
-
-def _is_written(tensor: ir.TensorProtocol) -> bool:
-    """Return True for a number of five digits at most, or a small whole one."""
-    number = np.float32(_numbers(tensor)[0])
-    return bool(number == np.float32(f"{number:.5g}"))
 
 
 def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
@@ -320,91 +309,3 @@ def _is_input(data: ir.Value | None, inputs: set[ir.Value], depth: int, through:
         return all(_is_input(v, inputs, depth - 1, through) for v in maker.inputs)
     of = maker.inputs if is_a(maker, ADDS, SCALES) else maker.inputs[:1]
     return any(_is_input(v, inputs, depth - 1, through) for v in of)
-
-
-def _is_row(tensor: ir.TensorProtocol) -> bool:
-    shape = tensor.shape.numpy()
-    return 1 < math.prod(shape) == max(shape)
-
-
-def _elements(tensor: ir.TensorProtocol) -> set[float]:
-    return set(np.unique(_numbers(tensor)).tolist())
-
-
-def _numbers(tensor: ir.TensorProtocol) -> NDArray[np.float64]:
-    return tensor.numpy().reshape(-1).astype(np.float64)
-
-
-def _follows(tensor: ir.TensorProtocol) -> bool:
-    """Return True if a tensor is a mask, evenly spaced, or powers of one number: such tensors are not learned."""
-    if tensor.size < 2:
-        return False
-    numbers = _numbers(tensor)
-    if np.unique(numbers[:MAX_EXAMINED_ELEMENTS]).size <= 4 and _masks(numbers):
-        return True
-    if tensor.size < 3 or not _is_row(tensor):
-        return _is_table(tensor)
-    steps = numbers[1:] - numbers[:-1]
-    if steps[0] and bool((steps == steps[0]).all()):
-        return True
-    if tensor.dtype not in PRECISE or not bool((numbers > 0).all()):
-        return False
-    factors = numbers[1:] / numbers[:-1] * (numbers[0] / numbers[1])
-    near = 32 * np.finfo(tensor.dtype.numpy()).eps
-    return numbers[0] != numbers[1] and bool((factors < 1 + near).all() and (factors > 1 - near).all())
-
-
-def _is_table(tensor: ir.TensorProtocol) -> bool:
-    """Return True for an even row or column that is repeated, and for rows with one number each, which is the same."""
-    table = _numbers(tensor).reshape([n for n in tensor.shape.numpy() if n != 1])
-    if table.ndim != 2 or not 4 < table.size <= MAX_EXAMINED_ELEMENTS or tensor.dtype not in PRECISE:
-        return False
-    if not np.isfinite(table).all() or np.unique(table).size > table.size // 2:
-        return False
-    if np.unique(table).size == 2 and np.count_nonzero(table) == max(table.shape):
-        return any(bool(((table != 0).sum(axis) == 1).all()) for axis in (0, 1))
-    lines = [rows[0] for rows in (table, table.T) if (rows == rows[0]).all() and len(rows[0]) >= 3]
-    return any(bool(line[0] != line[1] and (np.diff(line) == line[1] - line[0]).all()) for line in lines)
-
-
-def _may_follow(tensor: ir.TensorProtocol) -> bool:
-    """Return True if a tensor may be a rounded progression, the points of a grid, or a table of sines."""
-    some = _numbers(tensor)[:MAX_EXAMINED_ELEMENTS]
-    if some.size < 4 or not np.isfinite(some).all() or some.min() == some.max():
-        return False
-    if _is_row(tensor):
-        return np.unique(some).size <= min(8, some.size // 2) or bool(
-            np.ptp(np.diff(some)) < 0.05 * np.ptp(some) / some.size
-        )
-    if np.unique(some).size <= some.size // 2:
-        return True
-    columns = next(n for n in reversed(tensor.shape.numpy()) if n != 1)
-    rows = some[columns : 5 * columns]
-    if rows.size < 4 * columns:
-        return False
-    rows = rows.reshape(-1, columns)
-    return bool((np.abs((rows[0] + rows[2]) * rows[2] - (rows[1] + rows[3]) * rows[1]) < 0.01).all())
-
-
-def _may_be_fixed(name: str, tensor: ir.TensorProtocol) -> bool:
-    """Return True for kernels without a layer's name of which some taps are those of the other end, or close to them.
-
-    Such a kernel of a convolution may be a buffer, which some exporters do not tell from a parameter.
-    """
-    if len(tensor.shape) < 3 or "weight" in name.rpartition(".")[2]:
-        return False
-    if "buffer" in name.rpartition(".")[2]:
-        return True
-    sizes = np.sort(np.abs(_numbers(tensor)[:MAX_EXAMINED_ELEMENTS]))
-    pairs = np.diff(sizes) <= 1e-5 * sizes[1:]
-    return bool(pairs.mean() > 0.25) if pairs.size else False
-
-
-def _counts(tensor: ir.TensorProtocol) -> bool:
-    return _is_row(tensor) and tensor.size >= 4 and np.array_equal(_numbers(tensor), range(tensor.size))
-
-
-def _masks(numbers: NDArray[np.float64]) -> bool:
-    lowest = numbers.min()
-    barred = lowest if lowest <= -100 and 0 in numbers else -np.inf
-    return bool((np.isin(numbers, (0, 1, barred)) | (numbers <= np.finfo(np.float32).min)).all())
