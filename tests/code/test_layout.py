@@ -441,4 +441,4 @@ class TwoInputs(nn.Module):
 def test_inputs_of_the_graph_keep_their_names_side_by_side(tmp_path: Path) -> None:
     inputs = torch.randn(2, 4), torch.randn(2, 4)
     made = Layout(tmp_path, Towers(), *inputs, names=("query", "document"), dynamic={})
-    assert "def forward(self, query, document):" in made.forward["Inner"]
+    assert "def forward(self, query, document):" in made.forward["Backbone"]

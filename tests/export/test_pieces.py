@@ -300,7 +300,7 @@ def test_why_the_types_stay_those_of_the_file_is_told(tmp_path: Path, monkeypatc
 
     origin, report = SimpleNamespace(space={}, onnx=tmp_path / "net.onnx"), SimpleNamespace(notes=[])
     monkeypatch.setattr(changes, "retyped_file", refused)
-    for name, told in ((next(iter(changes.DTYPES)), True), ("", False)):
+    for name, told in ((next(iter(changes.NAMED)), True), ("", False)):
         monkeypatch.setattr(changes, "metadata_of", lambda space, name=name: {changes.KEY: name})
         report.notes.clear()
         made: Any = SimpleNamespace(origin=origin, options=None)

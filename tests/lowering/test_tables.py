@@ -62,7 +62,7 @@ class Encoder(nn.Module):
 
 def test_positions_of_a_module_inside_are_its_embedding(tmp_path: Path) -> None:
     source = made(Encoder, tmp_path, tokens, DYNAMO)
-    assert "self.position_embeddings = nn.Embedding(5, 8)" in classes(source)["Embeddings"]
+    assert "self.position_embeddings = nn.Embedding(5, dim)" in classes(source)["Embeddings"]
 
 
 class Scaled(nn.Module):

@@ -154,4 +154,4 @@ def test_a_bias_that_torch_stored_once_for_two_layers_starts_as_zeros(tmp_path: 
         torch.onnx.export(model, (torch.randn(2, 3, 16),), tmp_path / "e.onnx", dynamo=False)
     onnxgen.generate(tmp_path / "e.onnx", tmp_path / "e.py")
     text = (tmp_path / "e.py").read_text()
-    assert text.count("nn.Parameter(torch.zeros(16))") == 1 and text.count("shift = ") == 1
+    assert text.count("nn.Parameter(torch.zeros(") == 1 and text.count("shift = ") == 1
