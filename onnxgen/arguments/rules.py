@@ -228,6 +228,8 @@ class Rules(Shapes):
         if name in SAME:
             self.fix(operands[1:])
             return x
+        if name == "unflatten" and not is_literal(operands[2]):
+            return self._opened(x, value_of(operands[1]), operands[2])
         numbers = [value_of(operand) for operand in operands[1:]] if name != "expand" else []
         if name in REDUCING:
             return self._reduced(x, given.get("dim", numbers[0] if numbers else None), given.get("keepdim", False))
@@ -267,6 +269,15 @@ class Rules(Shapes):
             inner = (self.fixed(n) if n != -1 else self._share(x[at], math.prod(rest)) for n in numbers[1])
             return (*x[:at], *inner, *x[at + 1 :])
         raise Unknown
+
+    def _opened(self, x: Sizes, axis: int, parts: ast.expr) -> Sizes:
+        """`x.unflatten(0, (-1, y.shape[0]))`: an axis becomes several, whose sizes are those of an input."""
+        if not isinstance(parts, ast.Tuple):
+            raise Unknown
+        self.related.fix([x[axis]])
+        inner = [self.fixed(number(part)) if is_integer(part) else None for part in parts.elts]
+        at = axis % len(x)
+        return (*x[:at], *inner, *x[at + 1 :])
 
     def _reduced(self, x: Sizes, dims: Any, keeps: bool) -> Sizes:
         axes = {i % len(x) for i in (dims if isinstance(dims, (tuple, list)) else [dims])} if dims is not None else None

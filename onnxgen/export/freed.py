@@ -28,7 +28,7 @@ from onnxgen.reader import read
 from onnxgen.reader.placeholders import is_placeholder
 from onnxgen.reader.protos import opset_of, put, uses
 from onnxgen.shapes.dim_text import atom_text
-from onnxgen.shapes.dims import Dim, Sym, Symbol
+from onnxgen.shapes.dims import Dim, Sym, Symbol, is_symbol
 from onnxgen.shapes.expression import Atom
 from onnxgen.shapes.info import Info, info
 
@@ -212,6 +212,9 @@ class _Writer:
             ]
         if is_reshape and sum(isinstance(dim, Sym) for dim in dims) == 1:
             dims = [-1 if isinstance(dim, Sym) else dim for dim in dims]
+        computed = [dim for dim in dims if isinstance(dim, Sym) and not is_symbol(dim)]
+        if is_reshape and len(computed) == 1 and -1 not in dims:  # it follows from the others
+            dims = [-1 if dim == computed[0] else dim for dim in dims]
         if not any(isinstance(dim, Sym) for dim in dims):
             dtype = np.int64 if facts.dtype is None or facts.data.dtype == object else facts.dtype.numpy()
             return self._constant(np.array(dims, dtype).reshape(facts.data.shape), name)

@@ -14,7 +14,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
 from onnxgen.ops.subscript import subscript
-from onnxgen.shapes.dims import Dim, product
+from onnxgen.shapes.dims import Dim, Sym, is_symbol, product, symbols
 from onnxgen.shapes.infer_layout import equal_parts
 
 
@@ -116,7 +116,10 @@ def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, 
     for axis in range(len(shape)):
         parts = out[axis : axis + more + 1]
         if out[:axis] == shape[:axis] and out[axis + more + 1 :] == shape[axis + 1 :] and product(parts) == shape[axis]:
-            symbolic = [d for d in parts if not isinstance(d, int)]
+            symbolic = [d for d in parts if isinstance(d, Sym)]
+            if len(symbolic) == 2 and 0 not in parts and (computed := _computed(symbolic)) is not None:
+                sizes: tuple[Any, ...] = tuple(-1 if d is computed else d for d in parts)
+                return b("x.unflatten(i, s)", x=data, i=-1 if axis == len(shape) - 1 else axis, s=sizes)
             if len(symbolic) > 1 or 0 in parts or (symbolic and isinstance(shape[axis], int)):
                 return None
             if not symbolic and axis == 1 and len(shape) == 2 and not _moves_rows(b):
@@ -125,6 +128,15 @@ def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, 
             if not symbolic and axis == len(shape) - 1 and parts[-1] > parts[-2]:  # type: ignore[operator]
                 sizes = (*sizes[:-1], -1)  # heads: their number is chosen, and their size follows
             return b("x.unflatten(i, s)", x=data, i=-1 if axis == len(shape) - 1 else axis, s=sizes)
+    return None
+
+
+def _computed(dims: Sequence[Sym]) -> Sym | None:
+    """Return that of two sizes which is computed of an input's sizes, if the other one is the batch."""
+    for batch, other in (dims, reversed(dims)):
+        source = next(iter(symbols(batch).values())).source if is_symbol(batch) else None
+        if source is not None and source[1] == 0 and not is_symbol(other):
+            return other
     return None
 
 

@@ -128,6 +128,11 @@ def symbols(dim: Dim) -> dict[str, Symbol]:
     return {atom.name: atom for atom in atoms(dim) if isinstance(atom, Symbol)}
 
 
+def is_symbol(dim: Dim) -> bool:
+    """Return True if the dim is a name alone."""
+    return isinstance(dim, Sym) and any(dim == symbol(name) for name in symbols(dim))
+
+
 def apply(function: str, *args: Dim | float) -> Dim:
     """Return `function(*args)` in normal form, named as in `Call`. Raises `KeyError` for unknown functions."""
     if function == "scale_size":
