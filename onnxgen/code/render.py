@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -130,19 +130,35 @@ def render(
 
 
 def _needed_first(meant: Meant) -> set[str]:
-    """Return the copies that must be before the classes, whose annotations and defaults need them."""
-    pending: list[ast.AST] = []
-    for method in (method for tree in meant.classes for method in tree.methods):
-        arguments = (*method.args.args, *method.args.kwonlyargs)
-        pending += [tree for tree in (method.returns, *(a.annotation for a in arguments)) if tree is not None]
-        pending += [tree for tree in (*method.args.defaults, *method.args.kw_defaults) if tree is not None]
-    found: set[str] = set()
+    """Return the copies that stand before the classes: layers, and what annotations and defaults need."""
+    layers = {name: found.tree for name, found in meant.copied.items() if _is_layer(found.tree)}
+    methods = [method for tree in meant.classes for method in tree.methods]
+    pending = [needed for tree in (*layers.values(), *methods) for needed in _needed_at_once(tree)]
+    found = set(layers)
     while pending:
         names = {node.id for node in ast.walk(pending.pop()) if isinstance(node, ast.Name)}
         new = names & meant.copied.keys() - found
         found |= new
         pending += [meant.copied[name].tree for name in new]
     return found
+
+
+def _is_layer(tree: ast.AST) -> bool:
+    return isinstance(tree, ast.ClassDef) and any(dotted(base).startswith("nn.") for base in tree.bases)
+
+
+def _needed_at_once(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a definition that run where it stands: all but the bodies of functions."""
+    if isinstance(tree, ast.FunctionDef):
+        arguments = (*tree.args.args, *tree.args.kwonlyargs)
+        annotations = (tree.returns, *(argument.annotation for argument in arguments))
+        yield from (part for part in (*annotations, *tree.args.defaults, *tree.args.kw_defaults) if part is not None)
+        yield from tree.decorator_list
+    elif isinstance(tree, ast.ClassDef):
+        yield from (*tree.bases, *tree.decorator_list)
+        yield from (needed for statement in tree.body for needed in _needed_at_once(statement))
+    else:
+        yield tree
 
 
 def _title(frame: Frame) -> str:

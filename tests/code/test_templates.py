@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from onnxgen.cli import run
 from onnxgen.code import render
 from onnxgen.code.class_source import ClassSource
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.copied import Definition
+from onnxgen.code.copied import Definition, defined_name
 from onnxgen.code.meant import Meant
 from onnxgen.pipeline import build, check, generate
 from tests.conftest import ROOT
@@ -211,3 +212,19 @@ def test_the_docstring_of_a_class_is_as_black_leaves_it() -> None:
         text = f'class Net:\n    """{source.doc}"""\n\n    x = 1\n'
         assert render.formatted(text) == text and max(map(len, text.splitlines())) <= render.LINE_LENGTH
         assert " ".join(source.doc.split()) == f"{about}."
+
+
+def test_copied_layers_stand_before_the_classes_that_use_them() -> None:
+    """With what runs where they are defined; what their methods call may stand behind."""
+    net = ClassTree("Net", body=[ast.Return(ast.Name("x", ast.Load()))], inputs=[ast.arg("x")])
+    text = """
+        def later(): ...
+        def usual(): ...
+        class Base(nn.Linear): ...
+        class Layer(Base, nn.Module):
+            def forward(self, x, n=usual()): return later()
+        class Mode(TorchFunctionMode): ...
+    """
+    found = ast.parse(textwrap.dedent(text)).body
+    copies = {defined_name(node): Definition("", node) for node in found}
+    assert render._needed_first(Meant([net], copies)) == {"Base", "Layer", "usual"}

@@ -68,6 +68,8 @@ def test_a_learned_scale_and_bias_are_a_layer(tmp_path: Path) -> None:
     made = run(tmp_path / "net.onnx", tmp_path, feeds)
     assert_same(made.outputs[0].detach().numpy(), run_onnxruntime(model, feeds)[0])
     layers = [m for m in made.model.modules() if type(m).__name__ == "LearnableAffine"]
+    text = (tmp_path / "model.py").read_text()
+    assert text.index("class LearnableAffine") < text.index("LearnableAffine()") < text.index("WEIGHTS =")
     assert [m.scale.item() for m in layers] == [np.float32(scale) for scale in LEARNED]
     assert [m.bias.item() for m in layers] == [np.float32(shift) for shift in SHIFTS]
     assert_way_back(made, tmp_path / "net.onnx")
