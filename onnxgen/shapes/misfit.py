@@ -36,7 +36,7 @@ def _of_something(facts: Info) -> Info:
     data = facts.data
     if data is not None and data.dtype == object:
         made = np.empty(data.shape, object)
-        made.flat = [_at_least_one(dim) for dim in data.flat]
+        made.reshape(-1)[:] = [_at_least_one(dim) for dim in data.flat]
         data = made
     return replace(facts, shape=shape, data=data)
 
