@@ -7,6 +7,7 @@ command line prints an `OnnxgenError` without a traceback and exits with its `ex
 from __future__ import annotations
 
 import os
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -142,6 +143,30 @@ def one_line(error: BaseException, most: int = 300) -> str:
 def typed(error: BaseException, most: int = 300) -> str:
     """Return the type and message of another library's error, in one line."""
     return f"{type(error).__name__}: {one_line(error, most)}"
+
+
+def raised_in(error: BaseException) -> str:
+    """Return the name of the module that raised an exception; "" if it has no traceback."""
+    trace, name = error.__traceback__, ""
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    return name
+
+
+def raised_by_others(error: BaseException) -> str:
+    """Return the file and line of a person's own code that an exception came through; "" if it came through none.
+
+    Such code is in no package that is installed: a module that was generated and may have been edited, a plugin, a
+    function that an option names.
+    """
+    libraries = {os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(os.path.realpath(frame.filename))
+        known = file.is_relative_to(_HERE) or any(file.is_relative_to(folder) for folder in libraries)
+        if not known and file.suffix == ".py" and file.is_file():
+            return f"{frame.filename}, line {frame.lineno}"
+    return ""
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import time
 import warnings
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from onnxgen.cli.interrupting import CODE, Interrupting
 from onnxgen.cli.say import tell, tell_json
 from onnxgen.common.names import visible
 
@@ -26,7 +28,8 @@ DIFFERENT = 1
 BAD_INPUT = 2
 EDITED = 3
 BUG = 70
-INTERRUPTED = 130
+INTERRUPTED = CODE
+_ENDED = "code of yours (a module, a task, data) ended the program with sys.exit -> remove that, or raise an exception"
 GRACE = 10.0  # seconds in which the first process of a run ends after the others
 _PARENT = os.getppid()
 
@@ -37,7 +40,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
     args = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(_verified(args) if args[:1] == ["verify"] else run(args))
+    if args[:1] == ["verify"]:
+        sys.exit(_verified(args))
+    handler = Interrupting(lambda: _failed(args, "interrupted", INTERRUPTED))
+    handler.listen(signal.SIGINT, *([signal.SIGTERM] if "train" in args else []))  # also before the run listens to it
+    try:
+        code = run(args)
+    except KeyboardInterrupt:  # while the command itself was loaded, or its last line was printed
+        code = _failed(args, "interrupted", INTERRUPTED)
+    handler.ended = code
+    sys.exit(code)
 
 
 def _verified(args: list[str]) -> int:
@@ -57,7 +69,7 @@ def run(args: list[str]) -> int:
     import click
 
     from onnxgen.common.paths import lacking
-    from onnxgen.errors import OnnxgenError, typed
+    from onnxgen.errors import OnnxgenError, raised_by_others, raised_in, typed
 
     try:
         with _plain_warnings():
@@ -71,7 +83,9 @@ def run(args: list[str]) -> int:
         return _failed(args, f"{error.format_message()} (try: {command} -h)", BAD_INPUT)
     except (KeyboardInterrupt, click.Abort):
         return _failed(args, "interrupted", INTERRUPTED)
-    except (BrokenPipeError, SystemExit):  # click turns the one into the other; it exits for nothing else
+    except (BrokenPipeError, SystemExit) as error:  # click turns the one into the other
+        if isinstance(error, SystemExit) and not raised_in(error).startswith("click"):
+            return _failed(args, _ENDED, BAD_INPUT, traced=True)
         # the reader of our output has closed the pipe; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -83,6 +97,9 @@ def run(args: list[str]) -> int:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (known := lacking(error)) is not None:
             return _failed(args, str(known), BAD_INPUT, known.problems, traced=True)
+        if place := raised_by_others(error):
+            way = "mend it; if it is a generated module that nobody edited, this is a bug in onnxgen"
+            return _failed(args, f"{place} fails: {typed(error)} -> {way}", BAD_INPUT, traced=True)
         hint = "" if _is_verbose(args) else "; -v shows the traceback"
         what = f"this is a bug in onnxgen, please report it{hint}: {typed(error)}"
         return _failed(args, what, BUG, traced=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
-from onnxgen.common.paths import python_file
+from onnxgen.common.paths import like, python_file
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, is_there, read_config
 from onnxgen.training.data.glance import glance
@@ -57,13 +58,25 @@ def train_command(
 
         values = {**going_on_with(before, data), **chosen}
     show = "nothing" if quiet or as_json else "auto"
-    try:  # with what was given, so that a recipe sets the rest
+    with _interrupted():  # with what was given, so that a recipe sets the rest
         result = fit(run["model"], run["data"], settings=Settings(), show=show, **_of_settings(values))
-    except SystemExit:  # so Lightning answers a second Ctrl-C
-        raise KeyboardInterrupt from None
     if first_process():
         _tell(result, quiet, as_json)
     return INTERRUPTED if result.stopped == "interrupted" else 0
+
+
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    """Interrupt the command where Lightning would end the program.
+
+    So it answers a second Ctrl-C, and with a class of its own SIGTERM before the first step.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt) or type(error) is not SystemExit:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _of_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +108,7 @@ def _check(run: dict[str, str], settings: Settings, quiet: bool) -> None:
     if "model" not in run:
         raise OnnxgenError("MODEL is missing", help="onnxgen train model.py --data DATA")
     if not Path(run["model"]).is_file() and not Path(run["model"]).is_dir():
-        raise OnnxgenError(f"there is no file or folder {run['model']}", help=NAME)
+        raise OnnxgenError(f"there is no file or folder {run['model']}", help=like(Path(run["model"]), NAME))
     if settings.weights is not None and not settings.weights.is_file():
         raise OnnxgenError(f"there is no file {settings.weights}")
     if settings.teacher is not None and not settings.teacher.exists():

@@ -8,6 +8,7 @@ the first only).
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterable
@@ -55,10 +56,49 @@ def helper_files() -> list[Path]:
 
 def installing(extra: str) -> str:
     """The way out where a package is missing: the command that installs onnxgen again, from where it came from."""
-    source = str(_HERE.parent) if (_HERE.parent / "pyproject.toml").is_file() else _source()
+    of_checkout = (_HERE.parent / "pyproject.toml").is_file()
+    source = str(_HERE.parent) if of_checkout else _source()
     if extra:
         source = f"onnxgen[{extra}] @ {source}" if "://" in source else f"{source}[{extra}]"
-    return f"pip install {shlex.quote(source)}"
+    pinned = _HERE.parent / "constraints.txt"
+    kept = f"-c {shlex.quote(str(pinned))} " if of_checkout and _is_installed(pinned) else ""
+    return f"pip install {kept}{shlex.quote(source)}"
+
+
+def is_same_place(one: Path | str, other: Path | str) -> bool:
+    """Return True if both lead to one place. A link to itself leads nowhere, and `Path.resolve` fails on it."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _is_installed(constraints: Path) -> bool:
+    """Return True if what is installed of these packages has the versions that the file names."""
+    try:
+        lines = constraints.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    wanted = [line.partition("==")[::2] for line in lines if "==" in line and not line.startswith("#")]
+    found = {name: _version(name.strip()) for name, _ in wanted}
+    return any(found.values()) and all(found[name] in ("", version.split(";")[0].strip()) for name, version in wanted)
+
+
+def _version(name: str) -> str:
+    """Return the version of an installed package, without the build's own part (`+cpu`); "" if it is not installed."""
+    try:
+        return distribution(name).version.partition("+")[0]
+    except PackageNotFoundError:
+        return ""
+
+
+def like(path: Path, way: str) -> str:
+    """Return help for a file that is not there: the one in its folder with the most similar name, else `way`."""
+    import difflib  # for errors alone
+
+    try:
+        names = [other.name for other in path.parent.iterdir() if other.suffix == path.suffix]
+    except OSError:
+        names = []
+    close = difflib.get_close_matches(path.name[:100], names, 1)
+    return f"did you mean {path.parent / close[0]}?" if close else way
 
 
 def _source() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.checkpoint.stopping import deaf, held
+from onnxgen.training.checkpoint.stopping import deaf, held, said_alone
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.streaming.spans import Order, Spans, Window
 from onnxgen.training.data.streaming.stream import Unreadable, stream_of
@@ -383,6 +384,7 @@ def _same(batch: Any) -> Any:
 def _begin(worker: int) -> None:
     deaf()
     _follow_parent()
+    sys.excepthook = said_alone
 
 
 def _follow_parent() -> None:

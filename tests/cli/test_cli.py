@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import numpy as np
@@ -651,10 +652,7 @@ def test_usage_errors(args: list[str], capsys: Out) -> None:
 def test_errors(
     model: Path, error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Out
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("onnxgen.pipeline.generate", fail)
+    monkeypatch.setattr("onnxgen.pipeline.generate", Mock(side_effect=error))
     assert call(model) == code
     shown = capsys.readouterr()
     assert said in shown.err and "Traceback" not in shown.err and shown.out == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -99,7 +100,8 @@ def hold(code: int, errors: str, extra: str) -> None:
     """Check for one line that says how to install the package."""
     (line,) = errors.splitlines()
     way = f"'{ROOT}{extra}'" if extra else str(ROOT)
-    assert code == 2 and line.startswith("error: ") and f" -> pip install {way}" in line, line
+    assert code == 2 and line.startswith("error: ") and " -> pip install " in line, line
+    assert re.search(rf" -> pip install (-c \S+/constraints.txt )?{re.escape(way)}", line), line
 
 
 def test_verify_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
@@ -137,3 +139,23 @@ def test_an_installed_onnxgen_is_installed_from_where_it_came_from(
     monkeypatch.setattr(paths, "_HERE", tmp_path / "site" / "onnxgen")
     monkeypatch.setattr(paths, "distribution", lambda name: Recorded(url))
     assert paths.installing("") == plain and paths.installing("verify") == extra
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        ("# a comment\nnumpy=={numpy}\nonnxgen-none==1.0\n", True),
+        ("numpy==0.1\n", False),  # other versions are chosen there: pip must not replace them
+        ("onnxgen-none==1.0\n", False),
+        (None, False),
+    ],
+)
+def test_the_versions_of_a_checkout_stay(
+    lines: str | None, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "_HERE", tmp_path / "onnxgen")
+    (tmp_path / "pyproject.toml").touch()
+    if lines is not None:
+        (tmp_path / "constraints.txt").write_text(lines.format(numpy=np.__version__))
+    constraints = f"-c {tmp_path}/constraints.txt " if kept else ""
+    assert paths.installing("detection") == f"pip install {constraints}'{tmp_path}[detection]'"

@@ -72,10 +72,22 @@ def start(
     minus the signal that ended it.
     """
     if not hasattr(os, "fork"):
-        return _Started(words, out, err, cwd, env)
+        return begun(words, out, err, cwd=cwd, env=env)
     place, variables = cwd or Path.cwd(), os.environ if env is None else env
     variables = {name: value for name, value in variables.items() if name != SHARED}
     return Fork(os.environ.get(SHARED) or server().address, words, place, variables, out, err, ours)
+
+
+def begun(
+    words: Sequence[str | Path],
+    out: Path,
+    err: Path,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Any:
+    """Start an interpreter that has imported nothing, as `start` does."""
+    return _Started(words, out, err, cwd, env)
 
 
 class Fork:
@@ -138,7 +150,7 @@ class Fork:
 
 
 class _Started(subprocess.Popen[bytes]):
-    """Where no process can be forked: a process of its own, with the methods of a `multiprocessing.Process`."""
+    """A process of its own, not forked, with the methods of a `multiprocessing.Process`."""
 
     def __init__(
         self, words: Sequence[str | Path], out: Path, err: Path, cwd: Path | None, env: Mapping[str, str] | None

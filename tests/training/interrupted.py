@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -21,6 +22,13 @@ def _ctrl_c(terminal: Terminal) -> None:
     os.write(terminal.file, b"\x03")  # the kernel sends SIGINT to all processes of the foreground
 
 
+def _ctrl_c_twice(terminal: Terminal) -> None:
+    _ctrl_c(terminal)
+    time.sleep(random.uniform(0, 0.05))
+    with suppress(OSError):  # it has ended
+        _ctrl_c(terminal)
+
+
 def _to_all(terminal: Terminal) -> None:
     os.killpg(terminal.child.pid, signal.SIGTERM)
 
@@ -29,11 +37,25 @@ def _to_one(terminal: Terminal) -> None:
     os.kill(terminal.child.pid, signal.SIGTERM)
 
 
-WAYS = {"Ctrl-C": _ctrl_c, "SIGTERM to all": _to_all, "SIGTERM to one": _to_one}
+def _killed(terminal: Terminal) -> None:
+    os.kill(terminal.child.pid, signal.SIGKILL)
+
+
+KILL = "kill -9"
+WAYS = {
+    "Ctrl-C": _ctrl_c,
+    "Ctrl-C twice": _ctrl_c_twice,
+    "SIGTERM to all": _to_all,
+    "SIGTERM to one": _to_one,
+    KILL: _killed,
+}
 
 
 class Interrupted:
-    """A run in a folder, which is trained once to its end, and once with an interruption."""
+    """A run in a folder, which is trained once to its end, and once with an interruption.
+
+    With `fresh`, each process is an interpreter that has imported nothing yet.
+    """
 
     def __init__(self, folder: Path, workers: int, count: int = 480) -> None:
         network(folder, x=("float32", ["n", 5]))
@@ -42,45 +64,58 @@ class Interrupted:
         self.folder = folder
         self.run = ("--workers", workers, "--val", 0.9, "--batch-size", 4, "--epochs", 4)
 
-    def trained(self, out: str, *more: object) -> Terminal:
+    def trained(self, out: str, *more: object, fresh: bool = False) -> Terminal:
         data = ("train", self.folder / "small.py", "--data", self.folder / "data.npz")
-        return Terminal(*data, *self.run, "--out", self.folder / out, *more)
+        return Terminal(*data, *self.run, "--out", self.folder / out, *more, fresh=fresh)
 
-    def at_a_drawn_moment(self, way: str, seed: int) -> None:
-        """Let the run be as long as it is, and draw the moment of the signal."""
-        with self.trained("whole") as whole:
-            whole.read(lambda text: "training" in text)
+    def at_drawn_moments(self, way: str, seeds: range, fresh: bool = False) -> None:
+        """Let the run be as long as it is, and draw the moments of the signal.
+
+        They are from the first line of the run to its end, or with `fresh` from the start of Python to that line.
+        """
+        first, last = ("begins", "training") if fresh else ("training", "nothing that is said")
+        with self.trained("whole", fresh=fresh) as whole:
+            whole.read(lambda text: first in text)
             begun = time.monotonic()
+            whole.read(lambda text: last in text)
+            length = time.monotonic() - begun
             assert whole.end() == 0, whole.text
-        moment = random.Random(f"{way} {seed}").uniform(0, time.monotonic() - begun)
-        self.stopped(way, "training", moment)
+        for seed in seeds:
+            after = random.Random(f"{way} {seed}").uniform(0, length)
+            print(f"seed {seed}: {way} {after:.2f} s after {first!r}")
+            self.stopped(way, first, after, fresh)
+            shutil.rmtree(self.folder / "parts", ignore_errors=True)
 
-    def stopped(self, way: str, seen: str, after: float = 0.0) -> int:
+    def stopped(self, way: str, seen: str, after: float = 0.0, fresh: bool = False) -> int:
         """Send the signal some seconds after this was said. What is left is resumed, and then equal to `whole`.
 
         Returns the exit code.
         """
-        with self.trained("parts") as parts:
+        with self.trained("parts", fresh=fresh) as parts:
             parts.read(lambda text: seen in text)
             time.sleep(after)
             with suppress(ProcessLookupError):  # it has ended
                 WAYS[way](parts)
             code = parts.end()
-        check(self.folder / "parts", code, parts.text)
-        if code == 130:
-            with self.trained("parts", "--resume") as rest:
-                assert rest.end() == 0, rest.text
-        assert content(self.folder / "parts") == content(self.folder / "whole")
+        check(self.folder / "parts", way, code, parts.text)
+        if code == 0 or (self.folder / "parts" / "config.toml").exists():
+            if code:
+                with self.trained("parts", "--resume") as rest:
+                    assert rest.end() == 0, rest.text
+            assert content(self.folder / "parts") == content(self.folder / "whole")
         return code
 
 
-def check(out: Path, code: int, said: str) -> None:
+def check(out: Path, way: str, code: int, said: str) -> None:
     """What an interrupted run says and leaves; it may have ended before the signal came."""
-    assert code in (0, 130), said
-    assert not re.search("Traceback|bug|Error|error: (?!interrupted)", said), said
-    stepped = (out / "checkpoints" / "last.ckpt").exists()
-    assert ("stopped after" in said) == (stepped and code == 130), said
-    assert (out / "report.html").exists() == (stepped or code == 0), said
+    assert code in (0, -signal.SIGKILL if way == KILL else 130), (code, said)
+    assert not re.search("Traceback|bug|Error|Exception|error: (?!interrupted)", said), said
+    if code == 0:
+        assert (out / "report.html").exists(), said
+    elif way not in (KILL, "Ctrl-C twice"):
+        stepped = (out / "checkpoints" / "last.ckpt").exists()
+        assert ("stopped after" in said) == stepped == ("error: interrupted" not in said), said
+        assert (out / "report.html").exists() == stepped, said
 
 
 def content(out: Path) -> dict[str, object]:

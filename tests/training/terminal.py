@@ -28,24 +28,31 @@ for stream in range(3):
 os.close(terminal)
 sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)
 sys.argv[:2] = ["onnxgen"]
+"""
+SKETCHED = """
 from tests.training.sketches import sketched
 with sketched():
     runpy.run_module("onnxgen", run_name="__main__", alter_sys=True)
 """
+PLAIN = """
+print("begins")
+runpy.run_module("onnxgen", run_name="__main__", alter_sys=True)
+"""
 
 
 class Terminal:
-    """A process in a pseudo-terminal of its own."""
+    """A process in a pseudo-terminal of its own: a fork that has imported torch, or an interpreter that has not."""
 
-    def __init__(self, *command: object, width: int = 100) -> None:
+    def __init__(self, *command: object, width: int = 100, fresh: bool = False) -> None:
         self.file, self._begun = pty.openpty()
         self.resize(width)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
         for name in ("COLUMNS", "LINES"):
             environment.pop(name, None)
         self.modes = termios.tcgetattr(self.file)
-        words = ["-c", BEGIN, os.ttyname(self._begun), *map(str, command)]
-        self.child = forked.start(words, Path(os.devnull), Path(os.devnull), env=environment)
+        words = ["-c", BEGIN + (PLAIN if fresh else SKETCHED), os.ttyname(self._begun), *map(str, command)]
+        begin = forked.begun if fresh else forked.start
+        self.child = begin(words, Path(os.devnull), Path(os.devnull), env=environment)
         self.text, self._end = "", time.monotonic() + SECONDS
 
     def __enter__(self) -> Terminal:

@@ -15,6 +15,7 @@ import torch
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, predict
+from onnxgen.training.checkpoint.stopping import said_alone
 from onnxgen.training.data.samples import Field
 from onnxgen.training.loader import Loader
 from onnxgen.training.readers import count_workers
@@ -276,3 +277,12 @@ def test_a_worker_ends_if_its_parent_is_killed_while_it_starts(tmp_path):
     started.kill()
     assert part == b"", "a worker keeps the pipe open"
     assert started.exitcode == -signal.SIGKILL, said
+
+
+def test_a_worker_does_not_tell_that_its_parent_was_killed(capsys):
+    """Its thread that hands tensors on hears that the other end is gone, on the terminal of whoever killed the run."""
+    for error in (ConnectionResetError("Connection reset by peer"), EOFError()):
+        said_alone(type(error), error, None)
+    assert capsys.readouterr().err == ""
+    said_alone(ValueError, ValueError("another"), None)
+    assert "ValueError: another" in capsys.readouterr().err

@@ -129,3 +129,18 @@ def test_files_that_no_run_wrote_are_kept(here: Path, capsys: Out) -> None:
     before = contents(here)
     assert cli("train mine/model.py --data d.csv --out mine --epochs 1".split()) == 2
     assert "mine has model.py, but no run.json" in capsys.readouterr().err and contents(here) == before
+
+
+def test_a_run_that_was_killed_as_it_began_is_no_strange_folder(tmp_path: Path) -> None:
+    """It has `config.toml`, but no `run.json` yet. The lock is left, as only a kill leaves it."""
+    network(tmp_path, x=("float32", ["n", 4]))
+    np.savez(tmp_path / "d.npz", x=np.zeros((8, 4), np.float32), y=np.arange(8) % 3)
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "config.toml").write_text("epochs = 1\n")
+    given: dict[str, Any] = {"epochs": 1, "out": out, **QUIET}
+    with pytest.raises(OnnxgenError, match="it is not the folder of a run"):
+        fit(tmp_path / "small.py", tmp_path / "d.npz", **given)
+    (out / RUNNING).touch()
+    fit(tmp_path / "small.py", tmp_path / "d.npz", **given)
+    assert (out / "run.json").is_file() and not (out / RUNNING).exists()

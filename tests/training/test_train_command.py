@@ -233,6 +233,7 @@ def test_absolute_paths_are_not_changed(tmp_path: Path) -> None:
         ("--resume --out nowhere", "there is no run to resume in nowhere"),
         ("small.py --resume --out nowhere", "there is no run to resume in nowhere"),
         ("none.py", "there is no file or folder none.py -> name a module that onnxgen generated, or"),
+        ("mall.py", "there is no file or folder mall.py -> did you mean small.py?"),
         ("small.onnx", "first: onnxgen small.onnx -o small.py"),
         ("small.py --data none.npz", "there is no data at none.npz"),
         ("small.py --weights none.safetensors", "there is no file none.safetensors"),
@@ -324,7 +325,10 @@ def test_ctrl_c_twice_is_an_interruption(monkeypatch: pytest.MonkeyPatch, capsys
     """Lightning then ends the process with its own exit code."""
 
     def fit(*_: Any, **__: Any) -> Any:
-        raise SystemExit(1)
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise SystemExit(1)  # noqa: B904
 
     monkeypatch.setattr("onnxgen.cli.training._fit", lambda: fit)
     assert train(*SHORT) == 130 and capsys.readouterr().err.strip() == "error: interrupted"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import Any
 
 STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")  # job schedulers send the last one before the time is up
@@ -44,6 +46,8 @@ class Stopping:
     def heard(self) -> Iterator[None]:
         """Listen from the first line of a run to its report; Lightning's own handlers are between these two."""
         before = {number: signal.getsignal(number) for number in _numbers()}
+        if any(getattr(handler, "came", False) for handler in before.values()):  # a library has swallowed it
+            raise KeyboardInterrupt
         self.listen()
         try:
             yield
@@ -87,3 +91,9 @@ def deaf() -> None:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _numbers())
+
+
+def said_alone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what a thread of a worker raised, but not that the parent, which it hands batches to, was killed."""
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)

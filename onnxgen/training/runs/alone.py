@@ -27,7 +27,8 @@ def alone_in(out: Path, resume: bool) -> Iterator[None]:
         yield
         return
     there = [name for name in _WRITTEN if (out / name).exists()]
-    if there and not resume and not (out / RECORD).exists():
+    began = (out / RECORD).exists() or (out / RUNNING).exists()  # the latter is all that tells of a run that was killed
+    if there and not resume and not began:
         what = (
             f"{out} has {' and '.join(there)}, but no {RECORD}: it is not the folder of a run, and nothing is replaced"
         )
