@@ -19,6 +19,7 @@ from onnxgen.surgery.classes import classes_of
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
+from onnxgen.training.data.fitting import MEASURED
 from onnxgen.training.data.prepared import Tuples
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
@@ -32,7 +33,7 @@ from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
-from onnxgen.training.model import fixed_batch, open_model, scale_of, table_of
+from onnxgen.training.model import fixed_batch, open_model, table_of
 from onnxgen.training.prepare import objectives_of, refuse_outside
 from onnxgen.training.quiet import quiet
 from onnxgen.training.settings import Settings
@@ -167,7 +168,7 @@ def _ready(
         way = "give the table that the training fitted: `table` of the run's config.toml, or Data.table.to_json()"
         raise OnnxgenError("a table is fitted to training data, not to what is evaluated", help=way)
     opened = open_data(data, model, settings if targets else replace(settings, strict=True), targets=targets)
-    if settings.normalize == "auto" and not scale_of(model) and opened.normalize not in ("", "none"):
+    if any(MEASURED in note for note in opened.notes):  # and nobody said how: neither a setting nor the network's file
         way = "the model may have been trained with others: give them with normalize="
         warnings.warn(f"images are normalised by their own mean and deviation, {opened.normalize}; {way}", stacklevel=3)
     samples, settings = _part(opened, part), with_task(settings, opened)

@@ -54,6 +54,8 @@ from onnxgen.training.goals.deciding import decide
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
 
+MEASURED = "is normalised by the mean and deviation of the"  # in a note
+
 
 @dataclass(frozen=True)
 class Plain:
@@ -298,7 +300,7 @@ def _scaled(source: DataSource, column: str, step: ToInput, asked: str, known: s
         part = next(p for p in PARTS if p in source.parts)
         scale = measured(source.parts[part], column, step)
         source.notes.append(
-            f"{column} is normalised by the mean and deviation of the {part} part, {scale_text(scale)}; if the weights "
+            f"{column} {MEASURED} {part} part, {scale_text(scale)}; if the weights "
             "were trained with others, give them with --normalize mean,std"
         )
     return replace(step, scale=scale)

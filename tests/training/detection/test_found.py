@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import onnxgen
 from onnxgen.cli import run as command
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from onnxgen.training import fit, load
+from onnxgen.training import evaluate, fit, load
 from onnxgen.training.data.folder import decoded, size_of
 from onnxgen.training.data.letterbox import fit_of
 from onnxgen.training.goals.detection.found import boxes_of
@@ -131,6 +132,10 @@ def test_files_of_ultralytics_get_pixels_from_0_to_1(
     told = "net.onnx is a file of Ultralytics (its metadata has imgsz), which trains on pixels of 0 to 1"
     assert (told in plan.notes) == is_plain
     assert any("mean and deviation of the train part" in note for note in plan.notes) == (not by_ultralytics)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        evaluate(tmp_path / "net.py", place / "data", task="detection", normalize=asked, device="cpu", workers=0)
+    assert any("their own mean and deviation" in str(one.message) for one in warned) == (not by_ultralytics)
 
 
 def test_what_would_not_move_is_refused(place: Path, tmp_path: Path) -> None:
