@@ -18,11 +18,12 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training import losses
 from onnxgen.training.data.advised import advised, runner, usual
 from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.batchless import check_batch, refuse_whole_samples
 from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput, shown
 from onnxgen.training.data.prepared import Prepared
-from onnxgen.training.data.samples import Data, Feeding, Field, Samples
+from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import limit, stream_of
 from onnxgen.training.data.text.roles import BRANCH
@@ -44,6 +45,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     parts = data.parts
     problems = Problems()
     ports = fed(model, None, signature_of(model)).inputs
+    refuse_whole_samples(ports, feeding, next(iter(parts.values())))
     for part, samples in parts.items():
         _check_size(part, samples, ports, data, settings, problems)
         for port, column in zip(ports, feeding.inputs):
@@ -66,8 +68,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
                 help = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
                 which = _named(column, places, data)
                 problems.add(f"column {which} of {part} has {found}: {name} has {rows} rows", help=help)
-    if tried.error and not problems.found:
-        problems.add(replace(tried.error, help=_other_size(model, data, feeding)))
+    _check_tried(model, tried, data, feeding, settings, problems)
     names = [port.name for port in signature_of(model).outputs]
     for index, column in feeding.targets.items():
         check_order(next(iter(parts.values())).fields[column], column, settings.classes, problems)
@@ -79,6 +80,16 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         if index < len(tried.outputs) and of_classes:
             _check_classes(tried.outputs[index], column, seen, data, problems)
     problems.raise_if_any()
+
+
+def _check_tried(
+    model: nn.Module, tried: Tried, data: Data, feeding: Feeding, settings: Settings, problems: Problems
+) -> None:
+    """Tell that the model fails, unless something else does not fit; else look for a batch in what it makes."""
+    if tried.error and not problems.found:
+        problems.add(replace(tried.error, help=_other_size(model, data, feeding)))
+    elif not problems.found and ":" not in settings.task:  # a function of one's own may take what it likes
+        data.notes += check_batch(model, tried.batch, feeding)
 
 
 def _check_size(
@@ -214,11 +225,12 @@ Places = tuple[int, ...]  # indices into a flattened sample
 
 @dataclass
 class Tried:
-    """The result of a trial run: the outputs, or the error; and the embeddings that look up numbers of a column.
+    """The result of a trial run on `batch`: the outputs, or the error; and the embeddings that look up its numbers.
 
     An embedding is given by its path and its number of rows, by the column and the places in a sample that it looks up.
     """
 
+    batch: Batch
     outputs: tuple[Tensor, ...]
     embeddings: dict[tuple[str, Places], tuple[str, int]]
     error: Problem | None = None
@@ -228,7 +240,7 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
     batch = trial_batch(model, samples, settings.seed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     inputs = [x.contiguous() for x in feeding.arguments(batch, device)]
-    tried = Tried((), {})
+    tried = Tried(batch, (), {})
     with undisturbed(model), _embeddings(model, dict(zip(feeding.inputs, inputs)), tried):
         try:
             tried.outputs = tuple(outputs(model(*inputs)))

@@ -101,13 +101,14 @@ def arrangement(model: nn.Module) -> Arrangement | None:
 def _batch_of(ports: Sequence[Port]) -> str:
     """Return the name of the batch's size: the one that says so, else the first axis of most inputs; "" if none has."""
     names = [dim for port in ports for dim in dict.fromkeys(port.dims or ()) if isinstance(dim, str)]
-    if said := [name for name in names if _says_batch(name)]:
+    if said := [name for name in names if says_batch(name)]:
         return Counter(said).most_common(1)[0][0]
     first = [port.dims[0] for port in ports if port.dims and isinstance(port.dims[0], str)]
     return Counter(first).most_common(1)[0][0] if first else ""
 
 
-def _says_batch(name: str) -> bool:
+def says_batch(name: str) -> bool:
+    """Return True for the name of a size that is that of a batch."""
     return name.lower() in ("n", "b", "bs") or "batch" in name.lower()
 
 
@@ -116,7 +117,7 @@ def _axis(port: Port, batch: str) -> int:
     dims = port.dims or ()
     if not dims or dims[0] == batch or dims.count(batch) != 1:
         return 0
-    return dims.index(batch) if isinstance(dims[0], int) or _says_batch(batch) else 0
+    return dims.index(batch) if isinstance(dims[0], int) or says_batch(batch) else 0
 
 
 def _in_front(port: Port, axis: int) -> Port:
