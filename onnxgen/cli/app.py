@@ -11,7 +11,18 @@ import click
 
 from onnxgen._version import __version__
 from onnxgen.cli.building import build
-from onnxgen.cli.group import CODES, DEFAULT, MANNERS, WRITES, Command, DefaultGroup, Examples, exit_codes, option
+from onnxgen.cli.group import (
+    CODES,
+    DEFAULT,
+    MANNERS,
+    WRITES,
+    AnyPath,
+    Command,
+    DefaultGroup,
+    Examples,
+    exit_codes,
+    option,
+)
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.train_options import given_settings, train_options
@@ -37,7 +48,7 @@ def _command(
     return app.command(name, cls=Command, **given)
 
 
-_path = click.Path(path_type=Path)
+_path = AnyPath()
 _model = click.argument("model", type=_path)
 _file = partial(option, group="Files")
 _same = partial(option, group="Comparison")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxgen.cli.group import MANNERS, WRITES, Command, DefaultGroup, option
+from onnxgen.cli.group import MANNERS, WRITES, AnyPath, Command, DefaultGroup, option
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
 from onnxgen.cli.say import PARTLY, progress, tell, tell_json
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     ],
     codes=WRITES,
 )
-@click.argument("project", type=click.Path(path_type=Path), required=False)
+@click.argument("project", type=AnyPath(), required=False)
 @option("--check", is_flag=True, group="Build", help="Write nothing. Exit with 1 if a model is not fresh.")
 @option("--watch", is_flag=True, group="Build", help="Build again whenever a file is saved, until Ctrl-C.")
 @option("--force", is_flag=True, group="Build", help="Overwrite modules even if they were edited by hand.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -75,6 +76,18 @@ class Option(click.Option):
 def option(*names: str, **given: Any) -> Callable[[Function], Function]:
     """Make a `click.option` with a `group`."""
     return click.option(*names, cls=Option, **given)
+
+
+class AnyPath(click.Path):
+    """The path of a file or a folder that need not exist. `Path("")` would be the folder where we are."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(path_type=Path, **given)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if "\0" in str(value) or not str(value):
+            self.fail("a path is neither empty nor has it a zero byte", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def exit_codes(codes: Mapping[int, str]) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from onnxgen.cli.group import Function, option
+from onnxgen.cli.group import AnyPath, Function, option
 from onnxgen.common.declared import About
 from onnxgen.common.values import FLAG, NAMES, PATH, Kind
 from onnxgen.options import OPTIONS, Options
@@ -45,7 +44,7 @@ def _option(name: str, about: About, group: str) -> Callable[[Function], Functio
         given["type"] = click.Choice(kind.choices)
     elif kind is PATH:
         is_folder = about.like == "DIR"
-        given["type"] = click.Path(path_type=Path, file_okay=not is_folder, exists=is_folder)
+        given["type"] = AnyPath(file_okay=not is_folder, exists=is_folder)
     if kind is not PATH and kind is not FLAG:
         given |= {"multiple": kind.table or kind is NAMES, "callback": _parser(kind)}
     return option(about.option, name, group=group, metavar=about.like or None, help=about.help, **given)

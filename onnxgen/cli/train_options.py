@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from onnxgen.cli.group import Function, option
+from onnxgen.cli.group import AnyPath, Function, option
 from onnxgen.training.config import typed
 from onnxgen.training.settings import SETTINGS, Settings
 
@@ -27,9 +26,9 @@ CONFIG = "A file with options by name. The command line overrules it."
 
 def train_options(function: Function) -> Function:
     """Add an option for each setting, and --config and --data."""
-    function = option(
-        "--config", metavar="FILE.toml", type=click.Path(path_type=Path), group=SETTINGS["out"].group, help=CONFIG
-    )(function)
+    function = option("--config", metavar="FILE.toml", type=AnyPath(), group=SETTINGS["out"].group, help=CONFIG)(
+        function
+    )
     types, defaults = typing.get_type_hints(Settings), Settings()
     for name, about in reversed(SETTINGS.items()):
         wanted, default = types[name], getattr(defaults, name)

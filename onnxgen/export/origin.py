@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
+from onnxgen.common.paths import is_same_place
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.back import Record
 from onnxgen.output.signature import Signature, file_sha256, recorded
@@ -112,7 +113,7 @@ def _configured(module: Path) -> Path | None:
             raise OnnxgenError(f"{file} can't be read: {' '.join(str(error).split())}") from None
         for entry in models if isinstance(models, list) else []:
             source, output = (entry.get(k) if isinstance(entry, dict) else None for k in ("source", "output"))
-            if isinstance(source, str) and isinstance(output, str) and (folder / output).resolve() == module.resolve():
+            if isinstance(source, str) and isinstance(output, str) and is_same_place(folder / output, module):
                 return folder / source
         return None
     return None

@@ -226,6 +226,7 @@ def objective(
     Raises:
         OnnxgenError: no loss fits, the given loss does not fit, or the shapes leave open which axis is the classes'.
     """
+    _refuse_whole_numbers(output, name or str(index))
     ending = _ending(index, output, column, field, target, look)
     if asked == "auto":
         loss = _fitting(ending, output, target, field, name)
@@ -255,6 +256,12 @@ def objective(
     return Objective(
         index, name, column, loss, ending, 2 if binary else 0, labels=labels, metrics=metrics, of_map=output.ndim == 4
     )
+
+
+def _refuse_whole_numbers(output: Tensor, name: str) -> None:
+    if not output.is_floating_point():
+        what = f"output {name} is {str(output.dtype).removeprefix('torch.')}: only real numbers can be trained"
+        raise OnnxgenError(what, help="name a target of another output: --target OUTPUT=COLUMN")
 
 
 def _ending(index: int, output: Tensor, column: str, field: Field, target: Tensor, look: Look | None) -> Ending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from onnxgen.common.paths import python_file
-from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.common.paths import like, python_file
+from onnxgen.errors import OnnxgenError, one_line, typed
 from onnxgen.runtime.checkpoint import without_prefix
-from onnxgen.runtime.load import PARTIAL, from_pretrained
+from onnxgen.runtime.load import PARTIAL, build_fresh, from_pretrained
 from onnxgen.runtime.partial import load_partly, under_own_keys
 from onnxgen.surgery.classes import set_classes
 from onnxgen.training.data.fed import fed
@@ -44,9 +45,9 @@ def open_module(path: Path | str) -> ModuleType:
     Raises:
         OnnxgenError: there is no such file, it is not a Python file, or running it fails.
     """
-    path = Path(path).resolve()
+    path = Path(os.path.realpath(path))
     if not path.is_file():
-        raise OnnxgenError(f"there is no file or folder {path}", help=NAME)
+        raise OnnxgenError(f"there is no file or folder {path}", help=like(path, NAME))
     facts = python_file(path).stat()
     stamp = facts.st_mtime_ns, facts.st_size
     for module in list(sys.modules.values()):
@@ -64,11 +65,10 @@ def open_module(path: Path | str) -> ModuleType:
     try:
         # Not the spec's loader: it would take byte code of an older file of the same size and second.
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a file that ends the program is not a module
         del sys.modules[name]
-        raise OnnxgenError(
-            f"{path} can't be imported: {type(error).__name__}: {error}", help="generate it again with --force"
-        ) from error
+        what = f"{path} can't be imported: {typed(error)}"
+        raise OnnxgenError(what, help="generate it again with --force") from error
     return module
 
 
@@ -146,7 +146,7 @@ def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, igno
     if not hasattr(module, "Model"):
         raise OnnxgenError(f"{path} has no class Model", help="name a module that onnxgen generated")
     if fresh:
-        return module.Model(), ""
+        return build_fresh(module, path), ""
     model, said = _with_weights(path, module, weights, strict, ignore)
     note_learned(model)
     return model, said

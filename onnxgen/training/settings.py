@@ -216,6 +216,8 @@ class Settings:
         for name in ("weights", "out", "tokenizer", "teacher"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
+            if "\0" in str(getattr(self, name)):
+                raise OnnxgenError(f"{name} is no path: it has a zero byte")
         for name in ("freeze", "imports", "lora_target", "metric", "loggers"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))

@@ -271,7 +271,7 @@ def _same(file: Planned, tensors: Tensors) -> bool:
 
 def index_path(path: Path) -> Path:
     """Return the path of the index of the sidecar at `path`, used if it is sharded."""
-    return path.with_name(path.name + INDEX)
+    return path.parent / f"{path.name}{INDEX}"  # `with_name` fails on "."
 
 
 def _shard_pattern(path: Path) -> re.Pattern[str]:

@@ -24,7 +24,7 @@ from onnxgen.training.data.folder import Files, Seen, looked
 from onnxgen.training.data.layout import PARTS, SUFFIXES, part_called
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource, Rows, listed
-from onnxgen.training.data.table import TEXT
+from onnxgen.training.data.table import TEXT, rows_of
 from onnxgen.training.data.text.lines import lines_of
 
 IMAGE = "image"
@@ -199,7 +199,7 @@ def _single(source: DataSource, name: str, paths: _Paths, faults: Faults, strict
         some, rows = subset(others, kept[part]), kept[part]
         assert isinstance(some, Arrays)
         source.parts[part] = Listed(tuple(paths[part][name][i][0] for i in rows), None, (), size, others=some)
-        raw[part] = {n: np.asarray(v, dtype=object)[rows] for n, v in raw[part].items() if n != name}
+        raw[part] = {n: rows_of(v, rows) for n, v in raw[part].items() if n != name}
     source.raw, source.text, source.table = raw, source.text - {name}, False
     source.whites, source.sizes = {IMAGE: 255.0}, frozenset(s for s in sizes if not isinstance(s, str))
     left = [n for n in source.parts["train"].fields if n != IMAGE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from onnxgen.training.data.layout import SUFFIXES as IMAGES
 from onnxgen.training.data.layout import folders, part_called
 from onnxgen.training.data.samples import Batch, Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource
+from onnxgen.training.data.table import rows_of
 from onnxgen.training.settings import Settings
 
 SOUND = "sound"  # the column of a folder
@@ -89,7 +91,7 @@ def heard(path: Path, rate: int) -> NDArray[np.float32]:
     from scipy.signal import resample_poly
 
     try:
-        found, own = soundfile.read(path, dtype="float32", always_2d=True)
+        found, own = soundfile.read(_named(path), dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}") from None
     mono: NDArray[np.float32] = found.mean(1, dtype=np.float32)
@@ -99,12 +101,17 @@ def heard(path: Path, rate: int) -> NDArray[np.float32]:
     return np.asarray(resample_poly(mono, rate // divisor, own // divisor), dtype=np.float32)
 
 
+def _named(path: Path) -> str | bytes:
+    """Return a name as soundfile takes it: a text that is not in UTF-8 is none to it."""
+    return str(path) if os.name == "nt" else os.fsencode(path)
+
+
 def look_at_sound(path: Path) -> Seen:
     """Return rate and number of samples of a file, or why it can't be used. The whole file is decoded."""
     import soundfile
 
     try:
-        found, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        found, rate = soundfile.read(_named(path), dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
         return one_line(error, 100).removeprefix(f"Error opening '{path}': ")
     if not len(found):
@@ -211,7 +218,7 @@ def _fill(
         assert isinstance(some, Arrays)
         made[part] = Sounds(tuple(pairs[i][0] for i in kept), frames, rate, some, name)
         if part in rows:
-            rows[part] = {column: np.asarray(values, dtype=object)[kept] for column, values in rows[part].items()}
+            rows[part] = {column: rows_of(values, kept) for column, values in rows[part].items()}
     source.notes += faults.notes(left, settings.strict, skipped)
     source.parts, source.raw, source.rate = made, rows, rate
     if other := sum(count for own, count in rates.items() if own != rate):

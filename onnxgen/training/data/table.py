@@ -6,6 +6,7 @@ import csv
 import math
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted, one_line
-from onnxgen.training.data.source import Gaps, Lists, Rows, listed
+from onnxgen.training.data.source import Gaps, Held, Lists, Rows, listed
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
 TEXT = "text"  # a column of this name is text, also if all of it looks like numbers: 007
@@ -166,6 +167,15 @@ def arrow_column(path: Path, name: str, column: Any) -> Any:
         f"{path}: column {printable(name)!r} is of type {kind}",
     )
     return lists_of(values, what, way) or Problem(what, help=way)
+
+
+def rows_of(column: Any, rows: Sequence[int]) -> Any:
+    """Return some rows of a column as `read_csv` and others make it: an array, or the `Problem` of one."""
+    if not isinstance(column, Problem):
+        return np.asarray(column, dtype=object)[rows]
+    if not isinstance(column, Held) or column.values is None:
+        return column
+    return replace(column, values=column.values[rows])
 
 
 def lists_of(values: Any, what: str, way: str) -> Lists | None:

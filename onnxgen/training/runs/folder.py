@@ -35,7 +35,8 @@ def files_of(weights: Path) -> list[Path]:
 
 def there(weights: Path) -> Path | None:
     """Return the file to read weights from: one file, or the index of several. None if there is none."""
-    return next((path for path in (weights, weights.with_name(weights.name + INDEX)) if path.is_file()), None)
+    several = weights.parent / f"{weights.name}{INDEX}"  # `with_name` fails on "."
+    return next((path for path in (weights, several) if path.is_file()), None)
 
 
 def need_run(out: Path) -> None:

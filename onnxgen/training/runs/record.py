@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeAlias
 from onnxgen.common.atomic import replacing
 from onnxgen.common.built import MOST, Between, Metric, OneOf, built
 from onnxgen.common.json_text import json_object
+from onnxgen.common.paths import is_same_place
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import file_sha256
 from onnxgen.training.config import TYPES, seen_here, typed
@@ -387,9 +388,7 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
 
 def is_same(data: Any, own: str) -> bool:
     """Return True if `data` names the data of a run."""
-    if not own or not isinstance(data, (str, Path)):
-        return False
-    return str(data) == own or Path(data).resolve() == Path(own).resolve()
+    return bool(own) and isinstance(data, (str, Path)) and (str(data) == own or is_same_place(data, own))
 
 
 def _is_plain(value: Any) -> bool:
