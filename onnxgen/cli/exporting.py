@@ -50,11 +50,10 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         from onnxgen.training import open_model
 
         given = {**given, "weights": open_model(run)}
-    beside = record.place_of_origin(run).with_name(record.onnx) if record.onnx else Path()
     found = {
         "weights": given["weights"] or whole_weights(run, record),
         "out": run / f"{record.name}.onnx",
-        "onnx": beside if beside.is_file() else None,
+        "onnx": record.onnx_for(run),
     }
     facts = shipped_facts(run, record)
     return module, {**given, **{name: value for name, value in found.items() if given[name] is None}, "metadata": facts}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 import onnxgen
 from onnxgen.cli import run as cli
@@ -62,7 +67,7 @@ def test_a_free_size_is_that_of_the_training(place: Path) -> None:
     onnx.save(model, place / "free.onnx")
     onnxgen.generate(place / "free.onnx", place / "free.py", Options(annotate=True, frozen="fine.bias"))
     part, notes = part_to_train(place / "free.py")
-    assert part == place / "free_maps.py" and sizes_of(part) == "[batch, 3, 32, 48]"
+    assert part == place / "free_maps_32x48.py" and sizes_of(part) == "[batch, 3, 32, 48]"
     assert "trained with 32x48, which free.onnx tells (imgsz)" in notes[1]
     given = recorded_options(metadata_beside(part), place)
     shape = {"images": (-1, 3, 32, 48)}
@@ -73,10 +78,53 @@ def test_another_size_is_asked_for(place: Path) -> None:
     onnxgen.generate(place / "free.onnx", place / "free.py")
     part, _ = part_to_train(place / "free.py", "40x64")
     assert sizes_of(part) == "[batch, 3, 40, 64]"
+    written = part.read_bytes()
     again, notes = part_to_train(part, "32x32")  # of a module of raw maps, too
+    part_to_train(place / "free.py", "32x32")
+    assert part.read_bytes() == written, "an earlier run needs it"
     assert again == place / "free_maps_32x32.py" and sizes_of(again) == "[batch, 3, 32, 32]"
     assert notes == [f"images takes images of any size, and is trained with 32x32, as asked: {again} is trained"]
     assert part_to_train(part, "40x64") == (part, []) == part_to_train(part)
+
+
+class Enlarging(small.Thin):
+    """Adds what it enlarges to what it kept, so it takes multiples of 16 alone."""
+
+    def __init__(self) -> None:
+        super().__init__(detectors.yolov8())
+        self.fine = nn.Sequential(*(nn.Conv2d(count, 16, 3, 2, 1) for count in (3, 16, 16)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        fine = self.fine(images).relu()
+        coarse = self.coarse(fine).relu()
+        found: Tensor = self.head([fine + F.interpolate(coarse[:, :16], scale_factor=2.0), coarse])
+        return found
+
+
+def test_a_size_that_the_network_does_not_take_is_refused_before_anything_is_written(place: Path) -> None:
+    small.export(Enlarging(), place / "net.onnx", free=True)
+    onnxgen.generate(place / "net.onnx", place / "net.py")
+    before = sorted(place.iterdir())
+    session = onnxruntime.InferenceSession(place / "net.onnx")
+    for size, way in (("40x64", "32x64"), ("41x70", "48x64")):
+        said = f"net.onnx takes no images of {size}: the sizes height, width must be multiples of 16 -> --size {way}"
+        with pytest.raises(OnnxgenError) as error:
+            part_to_train(place / "net.py", size)
+        assert str(error.value) == said and sorted(place.iterdir()) == before
+        for tried, taken in ((size, False), (way, True)):
+            height, width = map(int, tried.split("x"))
+            with nullcontext() if taken else pytest.raises(Exception, match="Error. : . : (FAIL|RUNTIME_EXCEPTION)"):
+                session.run(None, {"images": np.zeros((1, 3, height, width), np.float32)})
+
+
+def test_a_run_needs_its_origin_only_for_the_place_of_the_file(place: Path) -> None:
+    write_yolo(place / "data", PARTS)
+    onnxgen.generate(place / "fixed.onnx", place / "net.py")
+    out = place / "run"
+    given: dict[str, Any] = {"epochs": 1, "replace_head": 5, "show": "nothing", "workers": 0, "device": "cpu"}
+    fit(place / "net.py", place / "data" / "data.yaml", out=out, **given)
+    (place / "net_maps.py").unlink()
+    assert cli(["evaluate", str(out), "--quiet"]) == 0
 
 
 def test_what_was_written_before_is_not_written_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +168,7 @@ def test_one_command_trains_a_free_detector_with_other_classes(place: Path) -> N
     found = fit(place / "free.py", data, size="32x48", out=place / "run", **given)
     assert found.model(torch.zeros(1, 3, 32, 48))[1].shape[1] == 5
     weights = place / "run" / "best.safetensors"
-    report = onnxgen.export(place / "free_maps.py", weights=weights, out=place / "new.onnx")
+    report = onnxgen.export(place / "free_maps_32x48.py", weights=weights, out=place / "new.onnx")
     assert report.method == "written back"
 
 

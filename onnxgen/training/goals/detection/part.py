@@ -27,7 +27,8 @@ def detector_of(model: nn.Module, size: str = "auto") -> Detector:
         OnnxgenError: the model is of no generated file, its ONNX file is not there, or it is no detector that can be
             read.
     """
-    found = detector_at(_module(model), metadata_of(vars(sys.modules[type(model).__module__])), size)
+    module, onnx_file = _files(model)
+    found = detector_at(module, metadata_of(vars(sys.modules[type(model).__module__])), size, onnx_file)
     names = [port.name for port in signature_of(model).outputs]  # some may have been added by hand
     return replace(found, missing=tuple(name for name in found.tail.maps if name not in names))
 
@@ -35,16 +36,20 @@ def detector_of(model: nn.Module, size: str = "auto") -> Detector:
 def ultralytics_file(model: nn.Module) -> Path | None:
     """Return the ONNX file of a model if Ultralytics wrote it; None if another one did, or if it is not there."""
     try:
-        file = source_of(_module(model), recorded(metadata_of(vars(sys.modules[type(model).__module__]))))
+        module, onnx_file = _files(model)
+        file = source_of(module, recorded(metadata_of(vars(sys.modules[type(model).__module__]))), onnx_file)
     except OnnxgenError:
         return None
     return None if ultralytics_size(onnx.load(file, load_external_data=False)) is None else file
 
 
-def _module(model: nn.Module) -> Path:
-    """Return the generated file of a model; of a run, the file that was trained, beside which its ONNX file is."""
+def _files(model: nn.Module) -> tuple[Path, Path | None]:
+    """Return the generated file of a model, and its ONNX file if that is beside another one: the origin of its run."""
     if (file := file_of(model)) is None:
         what = f"{type(model).__name__} is of no generated file, which would say how its boxes are decoded"
         raise OnnxgenError(what, help="give the path of the module that onnxgen generated")
     folder = file.parent
-    return read_record(folder).origin_for(folder) if (folder / RECORD).is_file() else file
+    if not (folder / RECORD).is_file():
+        return file, None
+    record = read_record(folder)
+    return record.origin_for(folder), record.onnx_for(folder)

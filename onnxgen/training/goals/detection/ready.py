@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.origin import source_of
@@ -24,12 +25,17 @@ from onnxgen.output.signature import Signature, recorded
 from onnxgen.output.write import Output
 from onnxgen.pipeline import check, generate
 from onnxgen.reader import read
+from onnxgen.shapes import propagate
+from onnxgen.shapes.dims import symbol
+from onnxgen.shapes.info import Info
+from onnxgen.shapes.refused import first_misfit
 from onnxgen.training.config import parse_size
 from onnxgen.weights.sidecar import sidecar_files
 from onnxgen.weights.streamed import read_header
 
 USUAL = (640, 640)  # height and width of a file that takes any size and does not tell that of its training
 _IMGSZ = re.compile(r"\[(\d+), *(\d+)\]")  # as Ultralytics writes it to the file's metadata
+_SIZED = re.compile(r"_\d+x\d+$")  # the end of the name of a module of raw maps
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -76,10 +82,10 @@ class Detector:
     @property
     def place(self) -> Path:
         """The module of the raw maps that is written beside this one."""
-        end = "maps"
-        if self.said and not self.missing:  # of raw maps already
-            end = "x".join(str(dim) for shape in self._images.values() for dim in shape[2:])
-        return self.module.with_name(f"{self.module.stem}_{end}.py")
+        stem = f"{self.module.stem}_maps" if self.missing else _SIZED.sub("", self.module.stem)
+        if self.said:  # earlier runs need those of other sizes
+            stem += "_" + "x".join(str(dim) for shape in self._images.values() for dim in shape[2:])
+        return self.module.with_name(f"{stem}.py")
 
     def refuse_whole(self) -> None:
         """Raise `OnnxgenError` if the module has the decoding of boxes inside, or is of no size."""
@@ -130,19 +136,22 @@ class Detector:
         return fingerprint(part.read_text(encoding="utf-8")) == metadata.get("fingerprint")
 
 
-def detector_at(module: Path, metadata: Mapping[str, str], size: str = "auto") -> Detector:
+def detector_at(
+    module: Path, metadata: Mapping[str, str], size: str = "auto", onnx_file: Path | None = None
+) -> Detector:
     """Return what is known of a detector.
 
     Args:
         module: the generated file.
         metadata: of its weights.
         size: "HxW", for a network that takes any size; "auto": that of its training, if the file tells it.
+        onnx_file: its ONNX file, if it is not where a module's is.
 
     Raises:
-        OnnxgenError: its ONNX file is not there, or it is no detector that can be read.
+        OnnxgenError: its ONNX file is not there, it is no detector that can be read, or it takes no images of the size.
     """
     signature = recorded(metadata)
-    onnx_file = source_of(module, signature)
+    onnx_file = source_of(module, signature, onnx_file)
     assert signature is not None
     shapes, said = _fixed(signature, onnx_file, size)
     tail = _tail(onnx_file.resolve(), signature.sha256, shapes)
@@ -219,4 +228,38 @@ def ultralytics_size(model: onnx.ModelProto) -> tuple[int, int] | None:
 @lru_cache(maxsize=8)
 def _tail(onnx_file: Path, sha256: str, shapes: _Shapes) -> Tail:
     """Return the tail of a file of this content. It takes seconds, and a run asks several times."""
-    return find_tail(read(onnx_file, Options(input_shapes=dict(shapes))))
+    model = _sized(onnx_file, shapes)
+    if first_misfit(model.graph) is not None:
+        raise _wrong_size(onnx_file, shapes)
+    return find_tail(model)
+
+
+def _sized(onnx_file: Path, shapes: _Shapes) -> ir.Model:
+    """Return the whole network with facts of all values for inputs of these shapes."""
+    options = Options(input_shapes=dict(shapes))
+    model = read(onnx_file, options)
+    propagate(model.graph, options)
+    return model
+
+
+def _wrong_size(onnx_file: Path, shapes: _Shapes) -> OnnxgenError:
+    """Make the error for images of a size that the network does not take, with the sizes that it takes."""
+    from onnxgen.verify.graph import Graph
+    from onnxgen.verify.multiples import MAX_STEP, described, steps
+
+    name, (batch, channels, *size) = next((name, dims) for name, dims in shapes if len(dims) == 4)
+    asked = dict(zip(("height", "width"), size))
+
+    def takes(sizes: Mapping[str, int]) -> bool:
+        one = tuple((n, (batch, channels, *sizes.values()) if n == name else dims) for n, dims in shapes)
+        return first_misfit(_sized(onnx_file, one).graph) is None
+
+    facts = Info(None, (1, channels, *(symbol(dim, (name, n + 2)) for n, dim in enumerate(asked))))
+    large = {dim: -(-length // MAX_STEP) * MAX_STEP for dim, length in asked.items()}
+    refused = [{dim: large[dim] + 1 for dim in asked}]  # each size is asked for, also one that went well
+    able = takes(large)
+    found = steps(Graph([(name, None, facts)], {}, []), refused, large, takes) if able else {}
+    near = {dim: max(round(length / found.get(dim, 1)), 1) * found.get(dim, 1) for dim, length in asked.items()}
+    why = described(found) if found else "inside it, tensors of sizes meet that do not go together"
+    way = "x".join(map(str, (near if found else large).values())) if able else "HxW names another size"
+    return OnnxgenError(f"{onnx_file.name} takes no images of {size[0]}x{size[1]}: {why}", help=f"--size {way}")
