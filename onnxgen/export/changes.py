@@ -13,7 +13,7 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export import files
 from onnxgen.export.back import write_back
 from onnxgen.export.decoding import fit_decoding
-from onnxgen.export.freed import fix_sizes, free_batch
+from onnxgen.export.freed import declare_outputs, fix_sizes, free_batch
 from onnxgen.export.heads import Head
 from onnxgen.export.norms import Norms
 from onnxgen.export.origin import Origin
@@ -103,6 +103,8 @@ class Changed:
             model = onnx.load(made, load_external_data=False)
             new = {key: (self.head.sizes[key][0],) for key in self.head.axes if key in report.added}  # of BatchNorms
             report.resized = [*resized, *self._fitted(model, made.parent, resized | new)]
+            if SIZES in done:
+                declare_outputs(model, made.parent)
             files.save(model, made, report.out)
         return frozenset(done)
 
@@ -141,6 +143,8 @@ class Changed:
         model = onnx.load(made, load_external_data=False)
         if change == SIZES:
             is_changed = fix_sizes(model, self.origin.signature)
+            if is_changed and self.head is None:  # else it is not fitted to the head yet
+                declare_outputs(model, made.parent)
         else:
             assert freed is not None
             is_changed = self._freed(model, report, freed, source)

@@ -27,6 +27,7 @@ from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.reader.placeholders import is_placeholder
 from onnxgen.reader.protos import opset_of, put, uses
+from onnxgen.shapes import propagate
 from onnxgen.shapes.dim_text import atom_text
 from onnxgen.shapes.dims import Dim, Sym, Symbol, is_symbol
 from onnxgen.shapes.expression import Atom
@@ -52,6 +53,25 @@ def fix_sizes(model: onnx.ModelProto, signature: Signature) -> bool:
             if dim.dim_param in sizes and not is_placeholder(dim.dim_param):
                 dim.dim_value = sizes[dim.dim_param]
     return True
+
+
+def declare_outputs(model: onnx.ModelProto, folder: Path) -> None:
+    """Declare the sizes of outputs that follow from those of the inputs, where the file has formulas of others.
+
+    A module that is a part of the network tells nothing of the outputs of the whole. `folder`: of the external data.
+    """
+    try:
+        graph = ir.serde.deserialize_model(model).graph
+    except Exception:  # onnx_ir cannot read some forms, such as types of maps
+        return
+    ir.external_data.set_base_dir(graph, folder)
+    graph.sort()
+    propagate(graph, Options())
+    facts = {value.name: info(value) for value in graph.outputs}
+    for value in model.graph.output:
+        for dim, size in zip(value.type.tensor_type.shape.dim, facts[value.name].shape or (), strict=False):
+            if isinstance(size, int) and not dim.HasField("dim_value"):
+                dim.dim_value = size
 
 
 def _fixed(

@@ -1,8 +1,12 @@
-"""Facts about the training that made a file: entries of its `metadata_props`, under a prefix of ours."""
+"""Facts about the training that made a file: entries of its `metadata_props`, under a prefix of ours.
+
+What other tools tell there of the classes and of the inputs is made to fit the file.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ from onnxgen.export.labels import relabelled
 from onnxgen.export.report import ExportReport
 from onnxgen.output.labels import PREFIX
 from onnxgen.weights.streamed import TRAINED
+
+IMGSZ = re.compile(r"\[(\d+), *(\d+)\]")  # height and width, as Ultralytics writes them
 
 
 def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportReport) -> None:
@@ -39,9 +45,26 @@ def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportRepor
     if unknown:
         left = ", ".join(map(printable, unknown))
         report.notes.append(f"left out what may list other classes, in a form that is not known: {left}")
+    kept = _of_input(kept, model.graph)
     if stale or new or kept != others:
         onnx.helper.set_model_props(model, kept | new)
         files.save(model, path, report.out)
+
+
+def _of_input(entries: dict[str, str], graph: onnx.GraphProto) -> dict[str, str]:
+    """Return the entries of Ultralytics with the size and the batch of the image that the network takes, if fixed."""
+    shapes = [value.type.tensor_type.shape.dim for value in graph.input]
+    images = [[dim.dim_value for dim in dims] for dims in shapes if len(dims) == 4]
+    match = IMGSZ.fullmatch(entries.get("imgsz", ""))
+    if match is None or len(images) != 1:
+        return entries
+    batch, _, height, width = images[0]  # 0 is an open one
+    made = dict(entries)
+    if height and width and (height, width) != (int(match[1]), int(match[2])):
+        made["imgsz"] = f"[{height}, {width}]"
+    if batch and "batch" in made:
+        made["batch"] = str(batch)
+    return made
 
 
 def _of_outputs(metadata: Mapping[str, str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:

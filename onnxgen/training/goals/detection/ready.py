@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.export.metadata import IMGSZ
 from onnxgen.export.origin import source_of
 from onnxgen.heads.reading import find_tail
 from onnxgen.heads.tail import Tail
@@ -34,7 +35,6 @@ from onnxgen.weights.sidecar import sidecar_files
 from onnxgen.weights.streamed import read_header
 
 USUAL = (640, 640)  # height and width of a file that takes any size and does not tell that of its training
-_IMGSZ = re.compile(r"\[(\d+), *(\d+)\]")  # as Ultralytics writes it to the file's metadata
 _SIZED = re.compile(r"_\d+x\d+$")  # the end of the name of a module of raw maps
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -221,7 +221,7 @@ def _size_of(model: onnx.ModelProto, file: Path, size: str) -> tuple[tuple[int, 
 def ultralytics_size(model: onnx.ModelProto) -> tuple[int, int] | None:
     """Return the height and width of the training, which Ultralytics writes into its files; None for other files."""
     told = {entry.key: entry.value for entry in model.metadata_props}
-    match = _IMGSZ.fullmatch(told.get("imgsz", ""))
+    match = IMGSZ.fullmatch(told.get("imgsz", ""))
     return None if match is None else (int(match[1]), int(match[2]))
 
 
