@@ -20,6 +20,7 @@ from onnxgen.training.runs.code import need_same_code, refuse_code
 from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, latest, need_run
 from onnxgen.training.runs.record import going_on, read_record
 from onnxgen.training.settings import Settings
+from onnxgen.training.words import command_words
 
 
 def train_command(
@@ -133,7 +134,7 @@ def _fit() -> Any:
     """Return `fit`, which takes seconds to import, with advice that names options. Raises `ModuleNotFoundError`."""
     from onnxgen.training.fit import fit
 
-    return inspect.unwrap(fit)
+    return command_words()(inspect.unwrap(fit))
 
 
 def _next(out: Path) -> str:

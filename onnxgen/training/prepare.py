@@ -65,6 +65,7 @@ class Plan:
         adapter: what is trained in place of the weights; None if the weights are.
         has_learned: True if the weights that training begins with are of a trained network, with its own head.
         classes: of each training sample [n], if each is to be drawn equally often.
+        head: the paths of the layers that are the head of a detector, where a setting asks for them; () if it is found.
         file: of the module that is trained (of a detector that of its raw maps), or the folder of a run to go on from;
             None if neither was named.
     """
@@ -79,6 +80,7 @@ class Plan:
     adapter: Adapter | None = None
     classes: np.ndarray | None = None
     has_learned: bool = False
+    head: tuple[str, ...] = ()
     file: Path | None = None
 
     @property
@@ -134,7 +136,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     notes += opened.notes + _told(objectives, settings)
     notes += [] if task_kind(settings.task) is not None else _untrained(model, feeding)
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
-    return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned and not head, file)
+    top = _top(model, head, settings)
+    learned = learned and not head
+    return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned, top, file)
 
 
 def _to_train(file: Path | None, data: Any, settings: Settings) -> tuple[Path | None, list[str]]:
@@ -197,6 +201,15 @@ def _detector(
         model = _begun(file, settings)[0]
     head, more = fit_head(model, opened, settings.replace_head)
     return model, file, head, notes + more
+
+
+def _top(model: nn.Module, head: tuple[str, ...], settings: Settings) -> tuple[str, ...]:
+    """Return the layers of a detector that a setting trains as its head. `head`: those that are new."""
+    if settings.task != DETECTION or not (settings.head_first or settings.head_lr != 1):
+        return ()
+    from onnxgen.training.goals.detection.head import class_layers  # as above
+
+    return head or class_layers(model)
 
 
 def _changed(

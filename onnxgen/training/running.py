@@ -280,6 +280,7 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
         head_lr=settings.head_lr,
         weight_decay=settings.weight_decay,
         layer_decay=settings.layer_decay,
+        head=plan.head or None,
     )
     if own := [p for module in own_modules(plan.objectives) for p in module.parameters()]:
         decay = {} if settings.weight_decay is None else {"weight_decay": settings.weight_decay}

@@ -236,9 +236,12 @@ class Settings:
             raise OnnxgenError(what, help="give it like cat=1,dog=2.5")
 
     def _check_words(self) -> None:
-        if self.keep and (self.replace_head is None or self.task == "detection"):
+        if self.keep and self.task == "detection":
+            what = "keep leaves classes in a new head of a classifier, and all classes of a detector's new head are new"
+            raise OnnxgenError(what, help="leave out --keep")
+        if self.keep and self.replace_head is None:
             what = "keep says which classes stay in a new head of a classifier"
-            raise OnnxgenError(what, help="--replace-head 12 --keep; a detector's classes are all new")
+            raise OnnxgenError(what, help="--replace-head 12 --keep")
         known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS, "resize": RESIZES}
         found = [(name, getattr(self, name), words) for name, words in known.items()]
         found += [("loggers", name, (*LOGGERS, "none")) for name in self.loggers]

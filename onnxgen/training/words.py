@@ -1,7 +1,8 @@
 """Advice in the words of the caller: options for the command line, arguments of `fit` for Python.
 
 Messages name settings as options of `onnxgen train`. `python_words` changes them where Python calls, and `run_words`
-where a run is asked, which has its settings already. The outermost of them counts.
+where a run is asked, which has its settings already. `command_words` changes arguments of Python into options where a
+command runs. The outermost of them counts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ spoken: ContextVar[Callable[[str], str]] = ContextVar("spoken", default=str)  # 
 _FIELDS = {about.option: name for name, about in SETTINGS.items()}
 # a value is a number, or a word that ends its part of the sentence: not that of "--monitor takes one of ..."
 _OPTION = re.compile(r"(--[a-z][a-z-]*)(?: (\d+(?= )|[^\s-]\S*?(?=[,;:)](?:\s|$)|$| or | and )))?")
+_NAMED = re.compile(r"(?<![\w.-])([a-z][a-z_]*)=(?![^\s,;:)])")  # an argument without a value
+# arguments of `onnxgen.surgery` that the command line has no option for
+_PYTHON_ALONE = (
+    (re.compile(r"name it with (output= or )?head="), "only Python can name it, when it calls replace_head"),
+    (re.compile(r"give (another )?example=(, the arguments of forward \(.*\))?"), "only Python can give another input"),
+)
 
 
 @contextmanager
@@ -26,6 +33,15 @@ def python_words() -> Iterator[None]:
     """Change the advice of errors that are raised in this context, and of the lines of a run, by `in_python`."""
     with _words(
         in_python, lambda problem: replace(problem, what=in_python(problem.what), help=in_python(problem.help))
+    ):
+        yield
+
+
+@contextmanager
+def command_words() -> Iterator[None]:
+    """Change the advice of errors that are raised in this context by `in_command`."""
+    with _words(
+        in_command, lambda problem: replace(problem, what=in_command(problem.what), help=in_command(problem.help))
     ):
         yield
 
@@ -58,6 +74,13 @@ def _words(lines: Callable[[str], str], change: Callable[[Problem], Problem]) ->
 def in_python(text: str) -> str:
     """Return a text with arguments in place of the options of settings: `val=0` for `--val 0`."""
     return text if text.startswith("onnxgen ") else _OPTION.sub(_argument, text)  # a whole command stays one
+
+
+def in_command(text: str) -> str:
+    """Return a text with options in place of arguments of Python: `--classes` for `classes=`."""
+    for argument, said in _PYTHON_ALONE:
+        text = argument.sub(said, text)
+    return _NAMED.sub(lambda found: SETTINGS[found[1]].option if found[1] in SETTINGS else found[0], text)
 
 
 def _argument(found: re.Match[str]) -> str:

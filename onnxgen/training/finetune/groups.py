@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ def param_groups(
     head_lr: float = 1.0,
     weight_decay: float | None = None,
     layer_decay: float | None = None,
-    head: str | None = None,
+    head: str | Sequence[str] | None = None,
     example: Example | None = None,
 ) -> list[dict[str, Any]]:
     """Return all parameters, once each, in groups for any optimizer of `torch.optim`.
@@ -34,7 +35,7 @@ def param_groups(
         head_lr: the rate of the head, or the heads of several outputs, as a multiple of `lr`.
         weight_decay: None: the optimizer's.
         layer_decay: the rate of each block (see `blocks`) as a multiple of the next block's rate.
-        head: the path of the module that gets `head_lr`, if it is not the last layer with weights.
+        head: the path of the module that gets `head_lr`, or of several, if it is not the last layer with weights.
         example: see `find_head`; the model is run only if `head_lr` is not 1.
 
     Returns:
@@ -64,12 +65,14 @@ def param_groups(
     return list(groups.values())
 
 
-def _head(model: nn.Module, head: str | None, example: Example | None) -> tuple[str, ...]:
+def _head(model: nn.Module, head: str | Sequence[str] | None, example: Example | None) -> tuple[str, ...]:
     if head is None:
         return last_layers(model, example_for(model, example))
-    if not any(f"{name}.".startswith(f"{head}.") for name, _ in model.named_parameters()):
-        raise OnnxgenError(f"no layer is called {head!r}", help=near(head, [n for n, _ in model.named_modules()]))
-    return (head,)
+    paths = (head,) if isinstance(head, str) else tuple(head)
+    for path in paths:
+        if not any(f"{name}.".startswith(f"{path}.") for name, _ in model.named_parameters()):
+            raise OnnxgenError(f"no layer is called {path!r}", help=near(path, [n for n, _ in model.named_modules()]))
+    return paths
 
 
 def _without_decay(model: nn.Module) -> set[str]:

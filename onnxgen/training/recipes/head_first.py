@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import lightning
@@ -19,16 +20,19 @@ class HeadFirst(lightning.Callback):
     What is frozen already stays frozen. Several processes would not average the gradients of what is unfrozen later.
 
     Args:
-        model: the model; it runs once, to find the heads of its outputs.
+        model: the model; without `head` it runs once, to find the heads of its outputs.
         length: a number of epochs, or a share of all steps below 1.
         example: see `find_head`.
+        head: the paths of the head's modules, if they are no last layers with weights.
 
     Raises:
         OnnxgenError: no output has a head.
     """
 
-    def __init__(self, model: nn.Module, length: float, example: Example | None = None) -> None:
-        heads = [f"{path}." for path in last_layers(model, example_for(model, example))]
+    def __init__(
+        self, model: nn.Module, length: float, example: Example | None = None, head: Sequence[str] = ()
+    ) -> None:
+        heads = [f"{path}." for path in head or last_layers(model, example_for(model, example))]
         self.length, self.until = length, 0
         self._parameters = [
             p for n, p in model.named_parameters() if p.requires_grad and not any(f"{n}.".startswith(h) for h in heads)

@@ -50,4 +50,5 @@ def _head_first(plan: Plan) -> HeadFirst:
     assert plan.data.train is not None
     batch = trial_batch(plan.model, plan.data.train, plan.settings.seed)
     device = next(plan.model.parameters()).device
-    return HeadFirst(plan.model, plan.settings.head_first, tuple(plan.feeding.arguments(batch, device)))
+    example = tuple(plan.feeding.arguments(batch, device))
+    return HeadFirst(plan.model, plan.settings.head_first, example, plan.head)

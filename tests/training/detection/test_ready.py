@@ -23,6 +23,7 @@ from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.asked import recorded_options
+from onnxgen.surgery.head import find_head
 from onnxgen.training import fit
 from onnxgen.training.data.glance import glance
 from onnxgen.training.goals.detection import ready
@@ -30,6 +31,7 @@ from onnxgen.training.goals.detection.ready import metadata_beside, part_to_trai
 from onnxgen.training.runs.listing import Run, compared, listed, page
 from onnxgen.training.runs.rows import read_rows
 from onnxgen.training.settings import Settings
+from onnxgen.training.words import command_words, in_command
 from onnxgen.weights.streamed import read_header
 from samples.tasks.scenes import draw_scenes, write_coco, write_yolo
 from tests.heads import small
@@ -229,3 +231,59 @@ def test_boxes_of_another_task_leave_the_module(place: Path, monkeypatch: pytest
     write_yolo(place / "data", PARTS)
     monkeypatch.setattr(ready, "part_to_train", lambda *_: pytest.fail("cut"))
     glance(place / "net.py", str(place / "data" / "data.yaml"), Settings(task=task))
+
+
+@pytest.mark.parametrize("classes", [None, 5])
+def test_the_layers_of_the_classes_are_the_head(place: Path, classes: int | None) -> None:
+    """The head alone is trained at first: in an epoch nothing else changes. Of three classes it is the file's own."""
+    write_yolo(place / "data", PARTS)
+    onnxgen.generate(place / "fixed.onnx", place / "net.py")
+    given: dict[str, Any] = {"epochs": 1, "replace_head": classes, "show": "nothing", "workers": 0, "device": "cpu"}
+    found = fit(place / "net.py", place / "data", out=place / "run", head_first=1, head_lr=2, **given)
+    before = load_file(place / "net_maps.safetensors")
+    changed = {key for key, tensor in found.model.state_dict().items() if not torch.equal(tensor, before[key])}
+    assert changed == {f"heads.{level}.2.{name}" for level in (0, 1) for name in ("weight", "bias")}
+
+
+def test_the_command_line_names_options_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OnnxgenError) as error, command_words():
+        find_head(nn.Conv2d(3, 4, 1), torch.zeros(1, 3, 8, 8))
+    assert "-> only Python can name it, when it calls replace_head; there are " in str(error.value)
+    assert in_command("a has owl, but classes= has cat") == "a has owl, but --classes has cat"
+    assert in_command("--inputs a=classes+b, lr=0.1") == "--inputs a=classes+b, lr=0.1"
+    write_yolo(place / "data", PARTS)
+    onnxgen.generate(place / "fixed.onnx", place / "net.py")
+    command = ["train", str(place / "net.py"), "--data", str(place / "data"), "--replace-head", "2", "--keep"]
+    assert cli([*command, "--out", str(place / "run")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.endswith("all classes of a detector's new head are new -> leave out --keep")
+
+
+def test_an_exported_file_tells_the_size_that_it_takes(place: Path) -> None:
+    """As Ultralytics' metadata does, and in the shapes of its outputs, which were formulas of other sizes."""
+    model = onnx.load(place / "free.onnx")
+    told = {"imgsz": "[320, 320]", "batch": "7", "stride": "32"}
+    onnx.helper.set_model_props(model, told)
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_param = "floor(height/8) + 1"
+    onnx.save(model, place / "free.onnx")
+    onnxgen.generate(place / "free.onnx", place / "free.py")
+    part, _ = part_to_train(place / "free.py", "32x64")
+    onnxgen.export(part, out=place / "new.onnx")
+    made = onnx.load(place / "new.onnx")
+    assert {entry.key: entry.value for entry in made.metadata_props} == {**told, "imgsz": "[32, 64]"}
+    session = onnxruntime.InferenceSession(place / "new.onnx")
+    (found,) = session.run(None, {"images": np.zeros((1, 3, 32, 64), np.float32)})
+    assert session.get_outputs()[0].shape[1:] == list(found.shape[1:])
+    weights = load_file(part.with_suffix(".safetensors"))
+    fewer = {key: tensor[:2] if len(tensor) == 3 else tensor for key, tensor in weights.items()}
+    save_file(fewer, place / "fewer.safetensors")
+    onnxgen.export(part, weights=place / "fewer.safetensors", out=place / "fewer.onnx")
+    dims = onnx.load(place / "fewer.onnx").graph.output[0].type.tensor_type.shape.dim
+    assert [dim.dim_value for dim in dims][1:] == [found.shape[1] - 1, found.shape[2]], (
+        "of two classes in place of three"
+    )
+    shape = {"images": (2, 3, 32, 64)}
+    onnxgen.generate(place / "free.onnx", place / "two.py", Options(input_shapes=shape))
+    onnxgen.export(place / "two.py", out=place / "two.onnx")
+    made = onnx.load(place / "two.onnx")
+    assert {entry.key: entry.value for entry in made.metadata_props}["batch"] == "2"

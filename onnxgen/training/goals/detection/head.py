@@ -47,6 +47,18 @@ def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[s
     return paths, [f"a new head for {wanted} classes, in place of {tail.classes}: {', '.join(paths)}"]
 
 
+def class_layers(model: nn.Module) -> tuple[str, ...]:
+    """Return the paths of the layers that compute the classes of a detector: its head for `--head-lr`, `--head-first`.
+
+    Raises:
+        OnnxgenError: see `layers_of_maps` and `detector_of`.
+    """
+    names = [port.name for port in signature_of(model).outputs]
+    tail = detector_of(model).tail
+    layers = layers_of_maps(model, example_for(model), [names.index(tail.maps[n.classes.map]) for n in tail.levels])
+    return tuple(dict.fromkeys(path for found in layers for path in (found.head.path, *found.head.also)))
+
+
 def tail_of_model(tail: Tail, shapes: Sequence[Sequence[Any]]) -> Tail:
     """Return the tail with the number of classes that a model has.
 
