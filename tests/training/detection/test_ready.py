@@ -28,6 +28,7 @@ from onnxgen.training import fit
 from onnxgen.training.data.glance import glance
 from onnxgen.training.goals.detection import ready
 from onnxgen.training.goals.detection.ready import metadata_beside, part_to_train
+from onnxgen.training.prepare import prepare
 from onnxgen.training.runs.listing import Run, compared, listed, page
 from onnxgen.training.runs.rows import read_rows
 from onnxgen.training.settings import Settings
@@ -287,3 +288,19 @@ def test_an_exported_file_tells_the_size_that_it_takes(place: Path) -> None:
     onnxgen.export(place / "two.py", out=place / "two.onnx")
     made = onnx.load(place / "two.onnx")
     assert {entry.key: entry.value for entry in made.metadata_props}["batch"] == "2"
+
+
+def test_classes_without_names_are_told(place: Path) -> None:
+    write_yolo(place / "data", PARTS)
+    (place / "data" / "data.yaml").unlink()
+    onnxgen.generate(place / "fixed.onnx", place / "net.py")
+    way = "name them in data.yaml (names) or classes.txt"
+    for head, said in (
+        (None, f"they are the first 3 of the model's 3, called 0, 1, 2 -> {way}, for a head of their own"),
+        (4, f"they are called 0, 1, 2 -> {way}"),
+    ):
+        plan = prepare(place / "net.py", place / "data", Settings(replace_head=head, device="cpu"))
+        assert f"data has no names of its classes: {said}" in plan.notes
+    (place / "data" / "classes.txt").write_text("circle\nsquare\ntriangle\n")
+    plan = prepare(place / "net.py", place / "data", Settings(device="cpu"))
+    assert not any("has no names" in note for note in plan.notes)

@@ -17,6 +17,7 @@ from onnxgen.surgery.head import layers_of_maps
 from onnxgen.surgery.ports import signature_of
 from onnxgen.surgery.replacing import put_rows
 from onnxgen.training.data.samples import Data
+from onnxgen.training.data.source import listed
 from onnxgen.training.goals.detection.part import detector_of
 from onnxgen.training.goals.detection.targets import COLUMN
 
@@ -39,12 +40,23 @@ def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[s
     places = [next(n for n, port in enumerate(ports) if port.name == name) for name in detector.tail.maps]
     tail = tail_of_model(detector.tail, [ports[place].dims or () for place in places])
     named = len(next(iter(data.parts.values())).fields[COLUMN].classes) if COLUMN in data.named else tail.classes
+    said = _unnamed(data, tail, classes)
     if classes is None and named == tail.classes:
-        return (), []
+        return (), said
     wanted = classes or named
     need_decoding(detector.onnx, detector.options, detector.tail, wanted)
     paths = replace_classes(model, tail, places, wanted)
-    return paths, [f"a new head for {wanted} classes, in place of {tail.classes}: {', '.join(paths)}"]
+    return paths, [*said, f"a new head for {wanted} classes, in place of {tail.classes}: {', '.join(paths)}"]
+
+
+def _unnamed(data: Data, tail: Tail, classes: int | None) -> list[str]:
+    """Return a note of what the classes are and are called, if the data numbers them and has no names."""
+    if COLUMN in data.named:
+        return []
+    names = next(iter(data.parts.values())).fields[COLUMN].classes
+    whose = f"the first {len(names)} of the model's {tail.classes}, " if classes is None else ""
+    way = "name them in data.yaml (names) or classes.txt" + (", for a head of their own" if classes is None else "")
+    return [f"{data.name} has no names of its classes: they are {whose}called {listed(names)} -> {way}"]
 
 
 def class_layers(model: nn.Module) -> tuple[str, ...]:
