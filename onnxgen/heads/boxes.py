@@ -67,7 +67,7 @@ def undecoded(maps: Maps, probe: Probe) -> Reading | None:
         raw = corners(replace(tail, kind="distances"), drawn)
         for value in probe.seen(grid.counts):
             for order in grid.orders():
-                table = value.drawn[order]
+                table = value.drawn[order][:, :4]  # YOLOX has objects and classes behind them
                 low = [(cells_of(level) + 0.5) * level.stride for level in levels]
                 far = np.concatenate([np.full(len(cells), level.stride) for cells, level in zip(low, levels)])[:, None]
                 found = np.concatenate(low)

@@ -28,7 +28,7 @@ from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
 
 QUERIES = "a head of queries (DETR) is trained by matching, which onnxgen can't do"
-CUT = "name the raw maps with --outputs, and give a loss of your own"
+CUT = "generate the module again with --outputs, which names the raw maps, and train it with a loss of your own"
 
 
 def find_tail(model: ir.Model) -> Tail:

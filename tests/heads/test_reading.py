@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.export.decoding import need_decoding
 from onnxgen.heads.reading import find_tail
 from onnxgen.heads.tail import Tail, tail_of
 from onnxgen.options import Options
@@ -144,6 +145,31 @@ def test_offsets(folder: Path) -> None:
     found, (whole,) = decoded(path, tail, "output0")
     close(found.boxes, to_corners(torch.from_numpy(whole[..., :4])), absolute=1e-4)
     close(found.scores, whole[..., 4:5] * whole[..., 5:])
+
+
+def undecoded(levels: list[list[Tensor]]) -> Tensor:
+    """YOLOX without `decode_in_inference`."""
+    flat = [[x.flatten(2).transpose(1, 2) for x in maps] for maps in levels]
+    return torch.cat([torch.cat((box, objects.sigmoid(), each.sigmoid()), -1) for box, objects, each in flat], 1)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_offsets_that_the_file_does_not_decode(folder: Path, classes: int) -> None:
+    """The oracle is the formula of YOLOX's `demo_postprocess`."""
+    path = small.export(small.Small((4, 1, classes), undecoded), folder / "raw.onnx")
+    tail = tail_in(path)
+    assert (tail.kind, tail.classes, tail.decoded) == ("offsets", classes, "") and "YOLOX" in tail.assumed
+    found, (whole,) = decoded(path, tail, "output0")
+    (height, width), grids, strides = small.IMAGE, [], []
+    for stride in (8, 16):
+        x, y = np.meshgrid(np.arange(width // stride), np.arange(height // stride))
+        grids.append(np.stack((x, y), 2).reshape(-1, 2))
+        strides.append(np.full((grids[-1].shape[0], 1), stride))
+    cells, far = np.concatenate(grids), np.concatenate(strides)
+    wanted = np.concatenate(((whole[0, :, :2] + cells) * far, np.exp(whole[0, :, 2:4]) * far), 1)
+    close(found.boxes[0], to_corners(torch.from_numpy(wanted).float()), absolute=1e-4)
+    close(found.scores, whole[..., 4:5] * whole[..., 5:])
+    need_decoding(path, Options(), tail, 5)
 
 
 def test_one_class_is_not_taken_for_the_objectness(folder: Path) -> None:
