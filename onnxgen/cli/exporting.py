@@ -10,7 +10,7 @@ from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
 from onnxgen.training.runs.code import need_same_code
-from onnxgen.training.runs.contract import shipped_facts
+from onnxgen.training.runs.contract import onnx_beside_origin, shipped_facts
 from onnxgen.training.runs.record import need_own_code, read_record, whole_weights
 
 
@@ -53,7 +53,7 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     found = {
         "weights": given["weights"] or whole_weights(run, record),
         "out": run / f"{record.name}.onnx",
-        "onnx": record.onnx_for(run),
+        "onnx": onnx_beside_origin(run, record),
     }
     facts = shipped_facts(run, record)
     return module, {**given, **{name: value for name, value in found.items() if given[name] is None}, "metadata": facts}

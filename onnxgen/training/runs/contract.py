@@ -103,3 +103,9 @@ def _output(target: Target) -> dict[str, Any]:
         return {"name": target.name, "kind": "labels", **axes, "apply": applied, "names": target.names}
     applied = "none" if target.loss == "multi_margin_loss" else APPLIED[target.activation]
     return {"name": target.name, "kind": "classes", **axes, "apply": applied, "names": target.all_names}
+
+
+def onnx_beside_origin(run: Path, record: Record) -> Path | None:
+    """Return the ONNX file of a run, which is beside the module that was trained; None if it is not there."""
+    found = record.place_of_origin(run).with_name(record.onnx) if record.onnx else None
+    return found if found is not None and found.is_file() else None

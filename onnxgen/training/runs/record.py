@@ -287,11 +287,6 @@ class Record:
         found = self.place_of_origin(run)
         return found if has_code(found, self.code) and is_same_code(found, run) else run / self.module
 
-    def onnx_for(self, run: Path) -> Path | None:
-        """Return the ONNX file beside the module that was trained, as `origin_for`; None if it is not there."""
-        found = self.place_of_origin(run).with_name(self.onnx) if self.onnx else None
-        return found if found is not None and found.is_file() else None
-
     def place_of_origin(self, run: Path) -> Path:
         """Return where the module that was trained was, as it is named from the current folder."""
         return Path(seen_here("model", self.origin, run)) if self.origin else run / self.module

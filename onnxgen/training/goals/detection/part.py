@@ -15,6 +15,7 @@ from onnxgen.output.signature import recorded
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.goals.detection.ready import Detector, detector_at, ultralytics_size
 from onnxgen.training.report.facts import file_of
+from onnxgen.training.runs.contract import onnx_beside_origin
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import read_record
 from onnxgen.verify.integrity import metadata_of
@@ -52,4 +53,4 @@ def _files(model: nn.Module) -> tuple[Path, Path | None]:
     if not (folder / RECORD).is_file():
         return file, None
     record = read_record(folder)
-    return record.origin_for(folder), record.onnx_for(folder)
+    return record.origin_for(folder), onnx_beside_origin(folder, record)
