@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxgen.arguments.names import ENDS, WIDTHS, Argument, expression
+from onnxgen.arguments.names import HEADS, WIDTHS, Argument, expression
 from onnxgen.arguments.written import Spot, spotted
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import rewrite, walk
@@ -80,7 +80,7 @@ class _Writer:
 
 def _is_count(argument: Argument) -> bool:
     """True for numbers of heads and of blocks, which stand behind all sizes."""
-    return argument.name not in {*WIDTHS, *ENDS}
+    return argument.name in (HEADS, "num_layers", "num_blocks")
 
 
 def _is_store(part: ast.AST) -> bool:

@@ -62,11 +62,11 @@ class SelfAttention(nn.Module):
 class Output(nn.Module):
     """Linear layer."""
 
-    def __init__(self, dim, features):
+    def __init__(self, in_features, out_features):
         super().__init__()
-        self.dense = nn.Linear(features, dim)
+        self.dense = nn.Linear(in_features, out_features)
         self.dropout = nn.Dropout(0.1)
-        self.LayerNorm = nn.LayerNorm(dim, eps=1e-12)
+        self.LayerNorm = nn.LayerNorm(out_features, eps=1e-12)
 
     def forward(self, x, residual):
         x = self.dropout(self.dense(x)) + residual
@@ -88,9 +88,9 @@ class Attention(nn.Module):
 class Intermediate(nn.Module):
     """Linear layer."""
 
-    def __init__(self, dim):
+    def __init__(self, in_features, out_features):
         super().__init__()
-        self.dense = nn.Linear(dim, 4 * dim)
+        self.dense = nn.Linear(in_features, out_features)
 
     def forward(self, x):
         return F.gelu(self.dense(x))
@@ -102,8 +102,8 @@ class Layer(nn.Module):
     def __init__(self, dim, num_heads):
         super().__init__()
         self.attention = Attention(dim, num_heads)
-        self.intermediate = Intermediate(dim)
-        self.output = Output(dim, 4 * dim)
+        self.intermediate = Intermediate(dim, 4 * dim)
+        self.output = Output(4 * dim, dim)
 
     def forward(self, x, mask):
         x = self.attention(x, mask)
@@ -151,7 +151,7 @@ class Bert(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "64605438067b44b244f5575a6d0b09f7"
+FINGERPRINT = "da6e5ab834ae1a1344f5575a6d0b09f7"
 
 
 def bert(pretrained=True, **kwargs):

@@ -20,9 +20,9 @@ from torch.testing import assert_close
 class PatchEmbed(nn.Module):
     """4x4 convolution."""
 
-    def __init__(self, in_channels, dim):
+    def __init__(self, in_channels, out_channels):
         super().__init__()
-        self.proj = nn.Conv2d(in_channels, dim, kernel_size=4, stride=4)
+        self.proj = nn.Conv2d(in_channels, out_channels, kernel_size=4, stride=4)
 
     def forward(self, x):
         return self.proj(x).flatten(2).transpose(1, 2)
@@ -95,7 +95,7 @@ class ViT(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "e4d5c13e79b2c728c57614e57fd4cda8"
+FINGERPRINT = "0fceaeb5272d2771c57614e57fd4cda8"
 
 
 def vi_t(pretrained=True, **kwargs):
