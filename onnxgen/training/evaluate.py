@@ -19,7 +19,7 @@ from onnxgen.surgery.classes import classes_of
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
-from onnxgen.training.data.fitting import MEASURED
+from onnxgen.training.data.images import MEASURED
 from onnxgen.training.data.prepared import Tuples
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples

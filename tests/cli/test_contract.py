@@ -103,7 +103,7 @@ def test_only_plain_files_are_replaced(place: Place, capsys: Out, force: list[st
     os.mkfifo(place.folder / "pipe")
     os.mkfifo(place.folder / "pipe.py")
     assert "a folder" in _refused(place, capsys, "-o", place.folder / "sub", *force)
-    assert "a folder" in _refused(place, capsys, "-o", "", *force)
+    assert "a path is neither empty" in _refused(place, capsys, "-o", "", *force)
     assert "not a regular file" in _refused(place, capsys, "-o", place.folder / "pipe.py", *force)
     assert "not a regular file" in _refused(
         place, capsys, "-o", place.out, "--weights", place.folder / "pipe", "--force"

@@ -17,6 +17,7 @@ if sys.platform == "win32":
 # `onnxgen.cli.run` is what each of these makes of it; the signals come from the process itself.
 BEGIN = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background ignores it
 import onnxgen.cli as cli
 def ask(number=signal.SIGINT):
     os.kill(os.getpid(), number)

@@ -262,7 +262,7 @@ def test_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[0] == f"training Net (15 parameters) on toys (40 train, 40 val) with cpu, to {tmp_path}"
     assert lines[1:6] == ["a step"] * 5
     values = r"loss [\d.]+, accuracy [\d.]+%"
-    assert re.fullmatch(rf"epoch 1 of 2: train {values}; val {values} \(best\); .* s", lines[6])
+    assert re.fullmatch(rf"epoch 1 of 2: train {values}; val {values} \(best\); .* s; [\d,.]+ samples/s", lines[6])
     assert lines[12].startswith("epoch 2 of 2: ") and "best" not in lines[12] and len(lines) == 13
 
 

@@ -26,6 +26,7 @@ from onnxgen.training.data.image_pairs import TASK
 from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, asked_scales, image_target, with_clean_target
 from onnxgen.training.data.images import (
     CHANNELS,
+    MEASURED,
     ToInput,
     axes_of,
     by_input,
@@ -53,8 +54,6 @@ from onnxgen.training.goals.choice import AUTO, DETECTION, KEYPOINTS, names_of_c
 from onnxgen.training.goals.deciding import decide
 from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
-
-MEASURED = "is normalised by the mean and deviation of the"  # in a note
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     fields = next(iter(source.parts.values())).fields
     steps = _steps(ports, feeding, fields, placed)
     source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in {*images, *placed}}, fields)
-    joined = {**source.joined, **(text.joined if text is not None else {})}
-    found = Data(None, name=source.name, notes=source.notes, target=target, named=named, joined=joined, table=table)
+    found = Data(None, name=source.name, notes=source.notes, target=target, named=named, table=table)
+    found.joined = {**source.joined, **(text.joined if text is not None else {})}
     found.text, found.task, found.rate, found.sizes = text, task, source.rate, source.sizes
     found.target = PAIR if members and not target else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
@@ -297,8 +296,7 @@ def _scaled(source: DataSource, column: str, step: ToInput, asked: str, known: s
         scale = parse_scale(known, step.frame.channels)
         source.notes.append(f"{column} is normalised by {known}, as in training")
     else:
-        part = next(p for p in PARTS if p in source.parts)
-        scale = measured(source.parts[part], column, step)
+        scale = measured(source.parts[part := next(p for p in PARTS if p in source.parts)], column, step)
         source.notes.append(
             f"{column} {MEASURED} {part} part, {scale_text(scale)}; if the weights "
             "were trained with others, give them with --normalize mean,std"

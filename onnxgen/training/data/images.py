@@ -24,6 +24,7 @@ from onnxgen.training.data.samples import Samples
 CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 MAX_MEASURED = 10_000  # images from which mean and deviation are computed
 _MEASURED_AT_ONCE = 500
+MEASURED = "is normalised by the mean and deviation of the"  # in a note of what was measured
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL converts to gray
 _NOISE = 2  # the stream of random numbers of `ToInput.noise`; augmentation has 0 and 1
 _TIMES = 4  # how many times wider than high a line of text is, say
