@@ -77,6 +77,8 @@ def to_numpy(value: Any) -> Any:
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     import torch
 
+    if tensor.is_meta:
+        raise TypeError("a tensor on the device meta, which has no values")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
     if name in _RAW:

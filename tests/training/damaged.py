@@ -126,9 +126,26 @@ WAYS: dict[str, tuple[Callable[[str, random.Random], tuple[str, str]], ...]] = {
 }
 
 
+def in_its_place(file: Path, draw: random.Random) -> str:
+    """Put something else in the place of a file, or a byte that is not in UTF-8 into it."""
+    way = draw.choice(("removed", "a folder", "dangling", "a loop", "empty", "not in UTF-8"))
+    data = file.read_bytes()
+    file.unlink()
+    if way == "a folder":
+        file.mkdir()
+    elif way in ("dangling", "a loop"):
+        file.symlink_to("nothing" if way == "dangling" else file.name)
+    elif way != "removed":
+        place = draw.randrange(len(data))
+        file.write_bytes(b"" if way == "empty" else data[:place] + b"\xff" + data[place:])
+    return f"{file.name}: {way}"
+
+
 def damage(run: Path, draw: random.Random) -> str:
     """Damage a file of a run, or write it in another encoding. Returns what was done."""
     name = draw.choice([name for name, ways in WAYS.items() for _ in ways])
+    if draw.random() < 0.15:
+        return in_its_place(run / draw.choice([name, "last.safetensors"]), draw)
     file, encoding = run / name, "utf-8" if name.endswith(("json", "toml", "csv", "py")) else "latin-1"
     text = file.read_bytes().decode(encoding)
     if draw.random() < 0.05:

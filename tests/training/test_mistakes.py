@@ -117,3 +117,32 @@ def test_labels_of_several_kinds_in_a_list_of_images(place: Path, capsys: Out) -
 @pytest.mark.parametrize("weights", ["", "."])
 def test_weights_without_a_name(weights: str, place: Path, capsys: Out) -> None:
     refused(capsys, "evaluate", "table/run", "--weights", weights, "--device", "cpu")
+
+
+@pytest.mark.parametrize("number", [b"0", b"\xff"])
+def test_classes_as_bytes(number: bytes, place: Path, capsys: Out) -> None:
+    with np.load("table/d.npz") as found:
+        np.savez("table/d.npz", x=found["x"], y=np.where(found["y"] == 0, number, found["y"].astype(bytes)))
+    command = ["train", "table/small.py", "--data", "table/d.npz", *SHORT]
+    if number == b"0":
+        assert cli(command) == 0 and json.loads(Path("new/run.json").read_text())["targets"][0]["names"] == [*"012"]
+    else:
+        assert "column 'y' holds bytes that are no text" in refused(capsys, *command)
+
+
+def test_an_output_that_was_summed_by_hand(place: Path, capsys: Out) -> None:
+    """The signature still says that it has the batch's axis."""
+    file = place / "sounds" / "small.py"
+    file.write_text(file.read_text().replace("return scores", "return scores.sum()"))
+    said = refused(capsys, "train", str(file), "--data", "sounds/d", *SHORT)
+    assert "the network takes one sample: of 2 of them it makes an output 'scores' of []" in said
+
+
+def test_an_output_without_values(place: Path, capsys: Out) -> None:
+    file = place / "sounds" / "small.py"
+    file.write_text(file.read_text().replace("return scores", "return scores.to('meta')"))
+    capsys.readouterr()
+    assert cli(["export", str(file), "-o", "new.onnx"]) == cli(["verify", "sounds/small.onnx", str(file)]) == 1
+    said = capsys.readouterr()
+    for shown in (said.err, said.out):
+        assert "output 0 is a tensor on the device meta, which has no values" in shown

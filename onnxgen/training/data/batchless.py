@@ -33,10 +33,11 @@ def refuse_whole_samples(ports: Sequence[Port], feeding: Feeding, samples: Sampl
             raise OnnxgenError(f"{what}, without a batch axis", help=_WAY)
 
 
-def check_batch(model: nn.Module, batch: Batch, feeding: Feeding) -> list[str]:
+def check_batch(model: nn.Module, batch: Batch, feeding: Feeding, made: Sequence[Tensor]) -> list[str]:
     """Return a note if outputs for a sample depend on the others of its batch, which may then be no batch.
 
-    The signature decides where it names the batch, else the network does, in runs on the samples of `batch`.
+    The signature decides where it names the batch, else the network does, in runs on the samples of `batch`, of which
+    it has made `made`.
 
     Raises:
         OnnxgenError: an output does not grow with the number of samples.
@@ -47,9 +48,9 @@ def check_batch(model: nn.Module, batch: Batch, feeding: Feeding) -> list[str]:
     declared = [set(made_of[n].dims or ()) for n in wanted if n < len(made_of)]
     follows = all(any(dim in first for dim in dims if isinstance(dim, str)) for dims in declared)
     count = len(batch[feeding.inputs[0]])
+    follows &= all(count in made[n].shape for n in wanted if n < len(made))  # the module may have been edited
     if count < 2 or follows and all(isinstance(dim, str) and says_batch(dim) for dim in first):
         return []
-    made = _run(model, batch, feeding)
     if len(made) != len(made_of):  # it fails, or makes text
         return []
     still = [] if follows else _still(model, batch, feeding, made, wanted)
@@ -60,7 +61,9 @@ def check_batch(model: nn.Module, batch: Batch, feeding: Feeding) -> list[str]:
     return _mixed(model, batch, feeding, made, wanted, ports)
 
 
-def _still(model: nn.Module, batch: Batch, feeding: Feeding, made: list[Tensor], wanted: Sequence[int]) -> list[int]:
+def _still(
+    model: nn.Module, batch: Batch, feeding: Feeding, made: Sequence[Tensor], wanted: Sequence[int]
+) -> list[int]:
     """Return which outputs are as large for another number of samples; for a fixed number, which lack it."""
     fixed, count = fixed_batch(model), len(batch[feeding.inputs[0]])
     if fixed:
@@ -81,7 +84,12 @@ def _run(model: nn.Module, batch: Batch, feeding: Feeding) -> list[Tensor]:
 
 
 def _mixed(
-    model: nn.Module, batch: Batch, feeding: Feeding, made: list[Tensor], wanted: Sequence[int], ports: Sequence[Port]
+    model: nn.Module,
+    batch: Batch,
+    feeding: Feeding,
+    made: Sequence[Tensor],
+    wanted: Sequence[int],
+    ports: Sequence[Port],
 ) -> list[str]:
     """Return a note if the outputs for the first sample are others when all samples are that one."""
     count = len(batch[feeding.inputs[0]])

@@ -89,7 +89,7 @@ def _check_tried(
     if tried.error and not problems.found:
         problems.add(replace(tried.error, help=_other_size(model, data, feeding)))
     elif not problems.found and ":" not in settings.task:  # a function of one's own may take what it likes
-        data.notes += check_batch(model, tried.batch, feeding)
+        data.notes += check_batch(model, tried.batch, feeding, tried.outputs)
 
 
 def _check_size(

@@ -93,7 +93,10 @@ def _divided(key: str) -> tuple[str, str] | None:
 def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = False) -> DataSource:
     """Like `from_columns`, for arrays of each part. A `Problem` in place of a column says why it can't be used."""
     files = {part: columns for part, columns in parts.items() if isinstance(columns, Rows)}
-    parts = {part: {n: _gaps_of(name, n, c) for n, c in columns.items()} for part, columns in parts.items()}
+    parts = {
+        part: {n: _gaps_of(name, n, _decoded(name, n, c)) for n, c in columns.items()}
+        for part, columns in parts.items()
+    }
     raw = {
         part: {n: c.values if isinstance(c, Held) else c for n, c in columns.items()} for part, columns in parts.items()
     }
@@ -153,6 +156,17 @@ def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
             help="the first axis of each must be the samples",
         )
     return found
+
+
+def _decoded(name: str, column: str, values: Any) -> Any:
+    """Return an array of bytes as one of text; anything else as it is. Raises `OnnxgenError` if it is not UTF-8."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "S":
+        return values
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        what = f"{name}: column {printable(column)!r} holds bytes that are no text: {error}"
+        raise OnnxgenError(what, help="store text, or numbers") from None
 
 
 def tensor_of(values: Any, what: str) -> Any:

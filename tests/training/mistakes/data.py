@@ -219,7 +219,11 @@ def fault(data: Path, draw: random.Random) -> str:
     if not file.is_file() or draw.random() < 0.15:
         return in_place(file, draw)
     change = KINDS.get(file.suffix, in_bytes) if draw.random() < 0.75 else in_bytes
-    made, said = change(file.read_bytes(), draw)
+    before = file.read_bytes()
+    try:
+        made, said = change(before, draw)
+    except Exception:  # there is an earlier fault in it, so it can't be read
+        made, said = in_bytes(before, draw)
     file.write_bytes(made)
     if draw.random() < 0.15 and data.is_dir():  # all files of its kind are so
         for path in below:
