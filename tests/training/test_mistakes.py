@@ -146,3 +146,12 @@ def test_an_output_without_values(place: Path, capsys: Out) -> None:
     said = capsys.readouterr()
     for shown in (said.err, said.out):
         assert "output 0 is a tensor on the device meta, which has no values" in shown
+
+
+def test_numbers_that_torch_lacks(place: Path, capsys: Out) -> None:
+    if np.dtype(np.longdouble).itemsize == 8:
+        pytest.skip("longdouble is float64 here")
+    with np.load("table/d.npz") as found:
+        np.savez("table/d.npz", x=found["x"].astype(np.longdouble), y=found["y"])
+    said = refused(capsys, "train", "table/small.py", "--data", "table/d.npz", *SHORT)
+    assert f"has dtype {np.dtype(np.longdouble)}" in said

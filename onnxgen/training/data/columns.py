@@ -182,7 +182,7 @@ def tensor_of(values: Any, what: str) -> Any:
             if array.ndim != 1:
                 raise OnnxgenError(f"{what} is text of rank {array.ndim}; text must be one class name for each sample")
             return array.astype(object)
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:  # torch has no longdouble
             raise OnnxgenError(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype in (np.uint16, np.uint32, np.uint64):  # torch can't index these
