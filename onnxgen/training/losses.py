@@ -226,7 +226,7 @@ def objective(
     Raises:
         OnnxgenError: no loss fits, the given loss does not fit, or the shapes leave open which axis is the classes'.
     """
-    _refuse_whole_numbers(output, name or str(index))
+    _refuse_untrainable(output, name or str(index))
     ending = _ending(index, output, column, field, target, look)
     if asked == "auto":
         loss = _fitting(ending, output, target, field, name)
@@ -258,7 +258,12 @@ def objective(
     )
 
 
-def _refuse_whole_numbers(output: Tensor, name: str) -> None:
+def _refuse_untrainable(output: Any, name: str) -> None:
+    """Refuse what no loss is computed of. The module may have been edited."""
+    if not isinstance(output, Tensor) or output.is_meta:
+        kind = "nothing" if output is None else f"a {type(output).__name__}"
+        what = "a tensor on the device meta" if isinstance(output, Tensor) else kind
+        raise OnnxgenError(f"output {name} is {what}, and no tensor with values", help="mend `forward` of the module")
     if not output.is_floating_point():
         what = f"output {name} is {str(output.dtype).removeprefix('torch.')}: only real numbers can be trained"
         raise OnnxgenError(what, help="name a target of another output: --target OUTPUT=COLUMN")

@@ -155,3 +155,18 @@ def test_numbers_that_torch_lacks(place: Path, capsys: Out) -> None:
         np.savez("table/d.npz", x=found["x"].astype(np.longdouble), y=found["y"])
     said = refused(capsys, "train", "table/small.py", "--data", "table/d.npz", *SHORT)
     assert f"has dtype {np.dtype(np.longdouble)}" in said
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("scores.detach()", "no gradient reaches a parameter from the loss"),
+        ("scores.to('meta')", "output 0 is a tensor on the device meta, and no tensor with values"),
+        ("None", "output 0 is nothing, and no tensor with values"),
+        ("(scores for _ in range(2))", "output 0 is a generator, and no tensor with values"),
+    ],
+)
+def test_outputs_that_cant_be_trained(returned: str, told: str, place: Path, capsys: Out) -> None:
+    file = place / "sounds" / "small.py"
+    file.write_text(file.read_text().replace("return scores", f"return {returned}"))
+    assert told in refused(capsys, "train", str(file), "--data", "sounds/d", *SHORT)
