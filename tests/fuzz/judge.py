@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, WrongRewrite
 from tests.fuzz.cases import Place
 from tests.fuzz.targets import SOURCES, Target
 
@@ -57,6 +57,9 @@ class Judge:
         except OnnxgenError as error:
             outcome = _refusal(error)
         except BaseException as error:
+            if isinstance(error, WrongRewrite) and error.step == "trainable":  # a user gets a note
+                self.place.clean()
+                return "a doubt about what is trained"
             raise Broken("".join(traceback.format_exception(error))[-6000:]) from None
         left = self.place.clean()
         if outcome != "made" and left:

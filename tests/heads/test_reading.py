@@ -320,7 +320,10 @@ class Classifier(nn.Module):
     "make, what",
     [
         (Queries, r"no raw maps of a detector: the layers end in .*\[1, 24, 4\].* -> a head of queries \(DETR\)"),
-        (Classifier, r"no raw maps of a detector: the layers end in .*\[1, 5\] -> name the raw maps"),
+        (
+            Classifier,
+            r"no raw maps of a detector: the layers end in .*\[1, 5\] -> .*--outputs, which names the raw maps",
+        ),
         (
             lambda: small.Small((8, 6), small.nothing_known, True),
             r"the layers end in .*\[1, 8, 4, 6\], .*\[1, 6, 4, 6\].* nothing behind them decodes boxes in a known way",
