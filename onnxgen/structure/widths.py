@@ -18,6 +18,7 @@ from onnxgen.structure.parameters import SIZE, Group, Use
 LEAST = 8  # a smaller number is no width that somebody chooses
 MOST = 3  # widths of a class that is no table
 ROW = 3  # items of a list that is a table
+KEY = "key"  # of a constant in the weights
 PLAIN = ("", "groups")  # what else may be a width: the size of a parameter, the groups of a convolution
 STEPS = re.compile("kernel_size|stride|padding|dilation|dim|num_heads|dropout|depth")  # no sizes, or written as -1
 
@@ -38,7 +39,8 @@ def widths(uses: Sequence[Use], count: int, held: Iterable[int]) -> list[Group]:
             found.setdefault(numbers.pop(), []).append(use)
     given = {number for number, own in found.items() if any(SIZE.search(use.wanted) for use in own)}
     depends = any(other % number == 0 or number % other == 0 for number in given for other in fixed)
-    if depends or len(given) > MOST or not given.isdisjoint(held) or any(_tables(uses)):
+    stored = any(use.wanted == KEY for use in uses)  # a constant, whose sizes the text does not tell
+    if depends or stored or len(given) > MOST or not given.isdisjoint(held) or any(_tables(uses)):
         return []
     made = []
     for number in given:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tests.structure.test_structure import classes, images, made, rows
 from tests.support.real import imported
+from tests.zoo.export import Case
 
 
 class Attention(nn.Module):
@@ -105,3 +106,27 @@ class Held(nn.Sequential):
 def test_what_forward_depends_on_keeps_its_numbers_and_so_does_who_makes_it(tmp_path: Path) -> None:
     split, block, _ = classes(made(Held, tmp_path, rows)).values()
     assert "def __init__(self):" in split and "def __init__(self):" in block
+
+
+class Weighed(nn.Module):
+    """A constant beside a layer of its width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        table = torch.rand(5, 8, generator=torch.Generator().manual_seed(3))
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.fc(x) * self.table)
+
+
+class Pair(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Weighed(), Weighed())
+
+
+def test_who_has_a_constant_keeps_the_width(tmp_path: Path) -> None:
+    block, _ = classes(made(Pair, tmp_path, rows, Case("dynamo", 18, False))).values()
+    assert "constant(" in block and "nn.Linear(8, 8)" in block
