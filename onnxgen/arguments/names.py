@@ -2,7 +2,8 @@
 
 Goes in: the classes of sizes that may change, with the numbers in the text that they are. Comes out: the arguments,
 each with its default, and for each of these numbers what is written for it. Sizes of one name and number are one
-argument. A width that is a multiple of another one follows from it.
+argument. A width that is a multiple of another one follows from it. Widths of a convolutional network that do not
+depend on each other are a table, `widths=(64, 128, 256)`, if they are few.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from math import isqrt
 
 from onnxgen.arguments.sizes import Related, Size, is_slot
 from onnxgen.code.module_def import Assign, ModuleDef
-from onnxgen.code.quote import refs
+from onnxgen.code.quote import quote, refs
 from onnxgen.code.torch_api import CONVOLUTIONS, NORMS, RECURRENT, TRANSPOSED
 from onnxgen.lowering.roles import called
 
@@ -30,6 +31,8 @@ WIDTHS = ("hidden_dim", "channels", "dim", "hidden_size")
 ORDER = "vocab_size in_channels in_features input_size num_classes out_channels out_features".split()
 ORDER += [*WIDTHS, "num_layers", "num_blocks"]
 FACTORS = (1, 2, 3, 4, 6, 8, 16)  # of a width that follows from another
+TABLE = range(2, 6)  # how many widths a table has
+MERGED = 8  # of equal maps that a concatenation makes one, the most
 CLASSES = re.compile("head|class|logit|cls|^fc|^outc?$|^linear$|tag|label")
 VOCABULARY = re.compile("^(word|tok|char|wte|emb|encoder|text|src|input)")
 NAMELESS = re.compile(r"embedding\d+")  # one of several tables whose names tell nothing
@@ -44,6 +47,7 @@ class Argument:
     number: int
     spots: dict[int, int]  # by the id of a spot, the number that is written there
     uses: int  # in how many places of layers it is
+    entry: int | None = None  # its place in the table of widths
 
     @property
     def is_shared(self) -> bool:
@@ -148,27 +152,55 @@ def choose(found: list[Argument], written: Mapping[int, int]) -> list[Argument]:
         if first is not argument:
             first.join(argument)
     widths = [argument for argument in same.values() if argument.name in WIDTHS and argument.is_shared]
+    table: list[Argument] = []
     if widths:
-        # a number that is written once may be that of coordinates, of which the others are multiples by accident
-        often = [argument for argument in widths if len(argument.spots) > 1] or widths
-        base = max(often, key=lambda a: (sum(len(o.spots) for o in widths if follows(o, a)), a.number, a.rank))
-        for other in [*same.values()]:
-            # not the width of an input: the network would take others than its caller has
-            is_equal = other.name in ("out_features", *WIDTHS) and other.number == base.number
-            if other is not base and (is_equal or (other in widths and follows(other, base))):
-                base.join(other)
-                del same[other.name, other.number]
-        others = {spot for a in same.values() if a.name not in WIDTHS for spot in a.spots}
-        rest = {number for spot, number in written.items() if spot not in others | base.spots.keys()}
-        is_half = not rest.isdisjoint(base.spots.values())
-        if is_half or len(base.spots) < MOST * (len(written) - len(others)):
+        base = _base(widths)
+        table = _table(widths) if base.name == "channels" else []
+        if not table:
+            _join(same, widths, base)
+        beside = [a for a in same.values() if (a not in table if table else a.name not in WIDTHS)]
+        others = {spot for argument in beside for spot in argument.spots}
+        spots = {spot: number for argument in table or [base] for spot, number in argument.spots.items()}
+        rest = {number for spot, number in written.items() if spot not in others | spots.keys()}
+        is_half = not rest.isdisjoint(spots.values())
+        if is_half or len(spots) < MOST * (len(written) - len(others)):
             same = {key: argument for key, argument in same.items() if argument.name not in WIDTHS}
+            table = []
+    for entry, argument in enumerate(table):
+        argument.entry = entry
     made: dict[str, Argument] = {}
-    for argument in sorted(same.values(), key=lambda a: -len(a.spots)):  # the commonest of a name has it
+    single = [argument for argument in same.values() if argument.entry is None]
+    for argument in sorted(single, key=lambda a: -len(a.spots)):  # the commonest of a name has it
         is_one = argument.number == 1 and argument.name.startswith("out_")  # what the network tells is one number
         if (argument.name in PLAIN and not is_one) or (argument.is_shared and argument.number >= LEAST):
             made.setdefault(argument.name, argument)
-    return sorted(made.values(), key=lambda argument: argument.rank)[:MAX_ARGUMENTS]
+    chosen = sorted(made.values(), key=lambda argument: argument.rank)[: MAX_ARGUMENTS - bool(table)]
+    return sorted([*chosen, *table], key=lambda argument: argument.rank)
+
+
+def _join(same: dict[tuple[str, int], Argument], widths: list[Argument], base: Argument) -> None:
+    """Let a width give those that are equal to it or follow from it."""
+    for other in [*same.values()]:
+        # not the width of an input: the network would take others than its caller has
+        is_equal = other.name in ("out_features", *WIDTHS) and other.number == base.number
+        if other is not base and (is_equal or (other in widths and follows(other, base))):
+            base.join(other)
+            del same[other.name, other.number]
+
+
+def _base(widths: list[Argument]) -> Argument:
+    """Return the width that most of the others follow from."""
+    # a number that is written once may be that of coordinates, of which the others are multiples by accident
+    often = [argument for argument in widths if len(argument.spots) > 1] or widths
+    return max(often, key=lambda a: (sum(len(o.spots) for o in widths if follows(o, a)), a.number, a.rank))
+
+
+def _table(widths: list[Argument]) -> list[Argument]:
+    """Return the widths of convolutions, if they are few and hardly a number is a multiple of them."""
+    found = [argument for argument in widths if argument.name == "channels" and argument.number >= LEAST]
+    factors = ({number // argument.number for number in argument.spots.values()} for argument in found)
+    is_plain = all(len(own & {*FACTORS}) <= 2 for own in factors)  # with what a concatenation makes of it
+    return found if is_plain and len(found) in TABLE else []
 
 
 def follows(argument: Argument, base: Argument) -> bool:
@@ -178,9 +210,10 @@ def follows(argument: Argument, base: Argument) -> bool:
 def expression(number: int, argument: Argument, name: str) -> ast.expr:
     """Return what is written for a number that an argument gives: `2 * channels`, `2 * channels * 7 * 7` of a map."""
     factor = number // argument.number
-    sides = ((first, isqrt(factor // first)) for first in FACTORS if factor > max(FACTORS))
+    most = max(FACTORS) if argument.entry is None else MERGED
+    sides = ((first, isqrt(factor // first)) for first in FACTORS if factor > most)
     first, side = next(((f, side) for f, side in sides if f * side * side == factor), (factor, 1))
-    value: ast.expr = ast.Name(name, ast.Load())
+    value = quote(name)
     if first > 1:
         value = ast.BinOp(ast.Constant(first), ast.Mult(), value)
     for _ in range(2 if side > 1 else 0):

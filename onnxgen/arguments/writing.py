@@ -14,7 +14,7 @@ from typing import Any
 from onnxgen.arguments.names import HEADS, WIDTHS, Argument, expression
 from onnxgen.arguments.written import Spot, spotted
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.quote import rewrite, walk
+from onnxgen.code.quote import quote, rewrite, walk
 from onnxgen.common.names import Namer
 from onnxgen.structure.parameters import Parameter
 
@@ -28,6 +28,9 @@ def write(classes: Sequence[ClassTree], arguments: list[Argument], reserved: fro
     """Write the arguments into the classes, of which each stands after those that it uses."""
     writer = _Writer(arguments, reserved)
     return [writer.write(tree, tree is classes[-1]) for tree in classes]
+
+
+TABLE = "widths"
 
 
 class _Writer:
@@ -47,11 +50,20 @@ class _Writer:
         needed = dict(sorted(needed.items(), key=lambda item: not is_root and _is_count(item[1])))
         self.needs[tree.name] = list(needed.values())
         namer = Namer(self.reserved | {parameter.name for parameter in tree.parameters} | _locals(tree))
+        table = [argument for argument in needed.values() if argument.entry is not None]
+        whole = namer.take(TABLE) if table and (is_root or len(table) > 1) else ""
         wanted = {id(a): "width" if a.name in namer and a.name in WIDTHS else a.name for a in needed.values()}
-        names = {key: namer.take(name) for key, name in wanted.items()}
-        made = [Parameter(names[i], "int", str(a.number) if is_root else None) for i, a in needed.items()]
+        names = {
+            key: f"{whole}[{needed[key].entry}]" if whole and needed[key] in table else namer.take(name)
+            for key, name in wanted.items()
+        }
+        defaults = {names[i].partition("[")[0]: str(a.number) for i, a in needed.items()}
+        if whole:
+            defaults[whole] = str((*(argument.number for argument in table),))
+        made = [Parameter(name, "int", default if is_root else None) for name, default in defaults.items()]
         own = sum(parameter.default is None for parameter in tree.parameters)
-        sizes = len(made) if is_root else sum(not _is_count(argument) for argument in needed.values())
+        counts = {names[i] for i, argument in needed.items() if _is_count(argument)}
+        sizes = len(made) if is_root else sum(parameter.name not in counts for parameter in made)
         return replace(
             tree,
             setup=[self._final(part, names) for part in tree.setup],
@@ -69,13 +81,20 @@ class _Writer:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and self.needs.get(node.func.id):
                 sizes = [a for a in self.needs[node.func.id] if not _is_count(a)]
                 counts = [a for a in self.needs[node.func.id] if _is_count(a)]
-                before, behind = ([ast.Name(names[id(a)], ast.Load()) for a in part] for part in (sizes, counts))
+                before, behind = (_passed(part, names) for part in (sizes, counts))
                 keywords = [ast.keyword(k.arg, self._final(k.value, names)) for k in node.keywords]
                 args = [*before, *(self._final(a, names) for a in node.args), *behind]
                 return ast.Call(node.func, args, keywords)
             return None
 
         return rewrite(tree, change)
+
+
+def _passed(needed: list[Argument], names: dict[int, str]) -> list[ast.expr]:
+    """Return what a class is given for the arguments that it needs. Several widths of a table are all of it."""
+    whole = sum(argument.entry is not None for argument in needed) > 1
+    texts = {id(a): names[id(a)].partition("[")[0] if whole and a.entry is not None else names[id(a)] for a in needed}
+    return [quote(text) for text in dict.fromkeys(texts.values())]
 
 
 def _is_count(argument: Argument) -> bool:

@@ -16,13 +16,13 @@ import ast
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from string import ascii_lowercase
 
 from onnxgen.code.allowed import BUILTINS
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.printer import GLANCE, INDENT
-from onnxgen.code.quote import call, quote, walk
+from onnxgen.code.quote import call, quote, rewrite, walk
 from onnxgen.code.torch_api import SIGNATURES, dotted
 
 MIN_ITEMS = 3
@@ -107,6 +107,8 @@ class _Lists:
         if not isinstance(items[0], ast.Call):
             return None
         values = [[leaf for leaf, _ in self._leaves(item)] for item in items]
+        if (indexed := self._indexed(items[0], values)) is not None:
+            return indexed
         columns = [tuple(map(ast.unparse, column)) for column in zip(*values)]
         varying = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
         if not 0 < len(varying) <= MAX_COLUMNS:
@@ -127,6 +129,23 @@ class _Lists:
         targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names.values()]
         target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
         return _starred(made, [ast.comprehension(target, source, [], 0)])
+
+    def _indexed(self, first: ast.expr, values: list[list[ast.expr]]) -> ast.expr | None:
+        """Return `[layer(widths[i], widths[i + 1]) for i in range(3)]` for entries of a table that move on."""
+        name = "i" if "i" not in self.taken else "index"
+        varies = [len({*map(ast.dump, column)}) > 1 for column in zip(*values)]
+        varying = [[leaf for leaf, other in zip(own, varies) if other] for own in values]
+        places = [[_place(node) for leaf in own for node in ast.walk(leaf)] for own in varying]
+        begins = [min((place for place in own if place is not None), default=0) for own in places]
+        steps = {b - a for a, b in pairwise(begins)}
+        moved = {tuple(ast.dump(_moved(leaf, name, begin)) for leaf in own) for own, begin in zip(varying, begins)}
+        if steps not in ({1}, {-1}) or len(moved) > 1:
+            return None
+        at = iter(varies)
+        made = self._rebuilt(first, "", lambda leaf, _: _moved(leaf, name, begins[0]) if next(at) else leaf)
+        turns = call("range", *([min(begins)] if min(begins) else []), max(begins) + 1)
+        source = turns if steps == {1} else call("reversed", turns)
+        return _starred(made, [ast.comprehension(ast.Name(name, ast.Store()), source, [], 0)])
 
     def _names(self, wanted: list[str]) -> list[str]:
         """Return names for variables: the argument's, if there is one variable or it is no size, or else a letter."""
@@ -237,15 +256,36 @@ def _has_arguments(item: ast.expr) -> bool:
     return not isinstance(item, ast.Call) or bool(item.args or item.keywords)
 
 
+def _place(tree: ast.AST) -> int | None:
+    """Return which entry of a table a tree is: 2 of `widths[2]`; None for other trees."""
+    if not isinstance(tree, ast.Subscript) or not isinstance(tree.value, ast.Name):
+        return None
+    return tree.slice.value if isinstance(tree.slice, ast.Constant) and type(tree.slice.value) is int else None
+
+
+def _moved(tree: ast.expr, name: str, begin: int) -> ast.expr:
+    """Return `widths[i + 1]` for `widths[3]`, if the turn begins at 2."""
+
+    def change(node: ast.AST) -> ast.expr | None:
+        if (place := _place(node)) is None or not isinstance(node, ast.Subscript):
+            return None
+        at: ast.expr = ast.Name(name, ast.Load())
+        at = ast.BinOp(at, ast.Add(), ast.Constant(place - begin)) if place > begin else at
+        return ast.Subscript(node.value, at, ast.Load())
+
+    moved: ast.expr = change(tree) or rewrite(tree, change)
+    return moved
+
+
 def _is_simple(tree: ast.expr) -> bool:
-    """True for numbers, names, and what is computed of them."""
+    """True for numbers, names, entries of a table, and what is computed of them."""
     if isinstance(tree, ast.BinOp):
         return _is_simple(tree.left) and _is_simple(tree.right)
     if isinstance(tree, ast.UnaryOp):
         return _is_simple(tree.operand)
     if isinstance(tree, ast.Tuple):
         return all(map(_is_simple, tree.elts))
-    return isinstance(tree, (ast.Constant, ast.Name))
+    return isinstance(tree, (ast.Constant, ast.Name)) or _place(tree) is not None
 
 
 def _height(tree: ast.expr, column: int, before: int = 0) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ class Text(nn.Module):
 
 
 class Image(nn.Module):
-    """Widths that are multiples of the first, a depthwise convolution, and what `flatten` makes of channels."""
+    """Two widths, a depthwise convolution, and what `flatten` makes of channels."""
 
     def __init__(self, colours: int = 3, width: int = 8, classes: int = 5) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Fixed(nn.Module):
         return y.reshape(-1, 2, 3, 4).permute(0, 3, 1, 2).reshape(-1, 12, 2)
 
 
-def defaults(ran: Ran) -> dict[str, int]:
+def defaults(ran: Ran) -> dict[str, Any]:
     return {k: p.default for k, p in inspect.signature(type(ran.model)).parameters.items()}
 
 
@@ -97,22 +98,58 @@ THEIRS = {
     ("network", "given", "wanted", "case"),
     [
         (Text, WORDS, {"vocab_size": 30, "num_classes": 5, "dim": 16, "num_heads": 2, "num_blocks": 3}, "legacy-17"),
-        *((Image, IMAGES, {"in_channels": 3, "num_classes": 5, "channels": 8}, case) for case in CASES),
+        *((Image, IMAGES, {"in_channels": 3, "num_classes": 5, "widths": (8, 16)}, case) for case in CASES),
         *((Table, ROWS, {"in_features": 3, "out_features": 2}, case) for case in CASES),
     ],
 )
-def test_what_an_argument_gives(network: Any, given: Tensor, wanted: dict[str, int], case: str) -> None:
+def test_what_an_argument_gives(network: Any, given: Tensor, wanted: dict[str, Any], case: str) -> None:
     ran = held(network().eval(), [given], case)
     assert {name: defaults(ran)[name] for name in wanted} == wanted
     assert {*defaults(ran)} - {*wanted} <= {"hidden_dim"}
     theirs = dict(zip(wanted, THEIRS[network]))
     for name, number in wanted.items():
-        changed, original = type(ran.model)(**{name: 2 * number}), network(**{theirs[name]: 2 * number})
+        twice = tuple(2 * width for width in number) if isinstance(number, tuple) else 2 * number
+        own = twice[0] if isinstance(twice, tuple) else twice
+        changed, original = type(ran.model)(**{name: twice}), network(**{theirs[name]: own})
         shapes = {key: tensor.shape for key, tensor in original.state_dict().items()}
         assert {key: tensor.shape for key, tensor in changed.state_dict().items()} == shapes
         changed.load_state_dict(original.state_dict())
         x = torch.cat([given, given], 1) if name in ("in_channels", "in_features") else given
         torch.testing.assert_close(changed.eval()(x), original.eval()(x))
+
+
+class Merging(nn.Module):
+    """Widths that do not depend on each other, and levels in both directions that a concatenation joins."""
+
+    def __init__(self, widths: tuple[int, ...] = (8, 16, 32, 64), classes: int = 5) -> None:
+        super().__init__()
+        pairs = [*pairwise(widths)]
+        self.stem = nn.Conv2d(3, widths[0], 3, 1, 1)
+        self.down = nn.ModuleList([nn.Conv2d(a, b, 3, 2, 1) for a, b in pairs])
+        self.reduce = nn.ModuleList([nn.Conv2d(b, a, 1, bias=False) for a, b in pairs[::-1]])
+        self.up = nn.ModuleList([nn.Conv2d(2 * a, a, 3, 1, 1) for a, _ in pairs[::-1]])
+        self.head = nn.Linear(widths[0] * 8 * 8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = [self.stem(x)]
+        for down in self.down:
+            skips.append(torch.relu(down(skips[-1])))
+        x = skips.pop()
+        for reduce, up in zip(self.reduce, self.up):
+            x = torch.relu(up(torch.cat([skips.pop(), F.interpolate(reduce(x), scale_factor=2)], 1)))
+        return self.head(x.flatten(1))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("widths", [(8, 16, 32, 64), (7, 24, 5, 9)])
+def test_widths_that_do_not_depend_on_each_other_are_a_table(widths: tuple[int, ...], case: str) -> None:
+    given = torch.rand(2, 3, 8, 8)
+    ran = held(Merging().eval(), [given], case)
+    assert defaults(ran) == {"in_channels": 3, "widths": (8, 16, 32, 64), "num_classes": 5}
+    assert "nn.Conv2d(widths[i + 1], widths[i], kernel_size=1, bias=False) for i in reversed(range(3))" in ran.source
+    changed, original = type(ran.model)(widths=widths), Merging(widths).eval()
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(given), original(given))
 
 
 @pytest.mark.parametrize("case", CASES)

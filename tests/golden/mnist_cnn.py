@@ -18,12 +18,12 @@ from torch.testing import assert_close
 
 
 class MnistCNN(nn.Module):
-    def __init__(self, in_channels=1, channels=32, num_classes=10):
+    def __init__(self, in_channels=1, widths=(32, 64), num_classes=10):
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, kernel_size=3)
-        self.conv2 = nn.Conv2d(channels, 2 * channels, kernel_size=3)
+        self.conv1 = nn.Conv2d(in_channels, widths[0], kernel_size=3)
+        self.conv2 = nn.Conv2d(widths[0], widths[1], kernel_size=3)
         self.dropout1 = nn.Dropout(0.25)
-        self.fc1 = nn.Linear(2 * channels * 12 * 12, 128)
+        self.fc1 = nn.Linear(widths[1] * 12 * 12, 128)
         self.dropout2 = nn.Dropout()
         self.fc2 = nn.Linear(128, num_classes)
 
@@ -39,7 +39,7 @@ class MnistCNN(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("mnist_cnn.safetensors")
-FINGERPRINT = "e0bd13aed467eb7b3a90e51d57082e76"
+FINGERPRINT = "5d54ae09f34e86b03a90e51d57082e76"
 
 
 def mnist_cnn(pretrained=True, **kwargs):

@@ -41,21 +41,15 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    def __init__(self, in_channels=3, channels=64, num_classes=1000):
+    def __init__(self, in_channels=3, widths=(64, 128, 256, 512), num_classes=1000):
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, kernel_size=7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.layer1 = nn.Sequential(*[BasicBlock(channels, channels) for _ in range(2)])
-        self.layer2 = nn.Sequential(
-            BasicBlock(channels, 2 * channels, stride=2), BasicBlock(2 * channels, 2 * channels)
-        )
-        self.layer3 = nn.Sequential(
-            BasicBlock(2 * channels, 4 * channels, stride=2), BasicBlock(4 * channels, 4 * channels)
-        )
-        self.layer4 = nn.Sequential(
-            BasicBlock(4 * channels, 8 * channels, stride=2), BasicBlock(8 * channels, 8 * channels)
-        )
-        self.fc = nn.Linear(8 * channels, num_classes)
+        self.conv1 = nn.Conv2d(in_channels, widths[0], kernel_size=7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.layer1 = nn.Sequential(*[BasicBlock(widths[0], widths[0]) for _ in range(2)])
+        self.layer2 = nn.Sequential(BasicBlock(widths[0], widths[1], stride=2), BasicBlock(widths[1], widths[1]))
+        self.layer3 = nn.Sequential(BasicBlock(widths[1], widths[2], stride=2), BasicBlock(widths[2], widths[2]))
+        self.layer4 = nn.Sequential(BasicBlock(widths[2], widths[3], stride=2), BasicBlock(widths[3], widths[3]))
+        self.fc = nn.Linear(widths[3], num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(image)))
@@ -69,7 +63,7 @@ class ResNet18(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "411d840531a1b16501bf1ab6e7649990"
+FINGERPRINT = "81c38911984cb6b101bf1ab6e7649990"
 
 
 def resnet18(pretrained=True, **kwargs):
