@@ -21,6 +21,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from itertools import compress, product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from onnxgen.runtime.load import imported
 from onnxgen.verify.check import Check
 from onnxgen.verify.convert import to_torch
 
+MOST_AXES = 6
 COUNTS = re.compile("num_layers|num_blocks|depth")
 Inputs = tuple[Any, ...]
 
@@ -47,6 +49,8 @@ def drawn(name: str, default: Any, unit: int, rng: random.Random) -> Any:
         return rng.choice([n for n in range(1, default + 1) if default % n == 0])
     if COUNTS.search(name):
         return max(1, default + rng.choice([-1, 1, 2]))
+    if "vocab" in name or name == "max_length":
+        return default + rng.randrange(1, 9)  # the drawn input has numbers below its own
     step = unit if default % unit == 0 else 1
     return step * rng.choice([n for n in range(1, 2 * default // step + 2) if n * step != default])
 
@@ -54,18 +58,19 @@ def drawn(name: str, default: Any, unit: int, rng: random.Random) -> Any:
 def unit_of(network: nn.Module) -> int:
     """The number that widths must be multiples of: groups of norms, heads of attention."""
     numbers = [m.num_groups for m in network.modules() if isinstance(m, nn.GroupNorm)]
-    numbers += [m.num_heads for m in network.modules() if isinstance(getattr(m, "num_heads", None), int)]
-    return math.lcm(*numbers) if numbers else 1
+    heads = [getattr(m, "num_heads", None) for m in network.modules()]
+    return math.lcm(*numbers, *(number for number in heads if isinstance(number, int)))
 
 
 def candidates(inputs: Inputs, sizes: dict[int, int]) -> Iterator[Inputs]:
-    """The inputs, and those in which an axis of one size has the other size that goes with it."""
-    yield inputs
-    for i, value in enumerate(inputs):
-        for axis, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
-            if size in sizes:
-                at = torch.arange(sizes[size]) % size
-                yield (*inputs[:i], value.index_select(axis, at), *inputs[i + 1 :])
+    """The inputs, and those in which axes of one size have the other size that goes with it."""
+    axes = [(i, axis) for i, x in enumerate(inputs) for axis, n in enumerate(getattr(x, "shape", ())) if n in sizes]
+    for chosen in product([False, True], repeat=min(len(axes), MOST_AXES)):
+        given = [*inputs]
+        for i, axis in compress(axes, chosen):
+            size = given[i].shape[axis]
+            given[i] = given[i].index_select(axis, torch.arange(sizes[size]) % size)
+        yield tuple(given)
 
 
 def works(network: nn.Module, given: Inputs) -> str:
@@ -76,7 +81,7 @@ def works(network: nn.Module, given: Inputs) -> str:
         sums = [value.sum() for value in outputs if value.requires_grad]
         if not sums and not any(p.requires_grad for p in network.parameters()):
             return "trained"  # it has nothing to train
-        torch.stack(sums).sum().backward()
+        torch.stack(sums).sum().backward()  # type: ignore[no-untyped-call]
         return "trained"
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0][:150]
@@ -97,7 +102,7 @@ def rows_of(path: Path, draws: int, rng: random.Random, folder: Path) -> Iterato
         for name in [*([n] for n in defaults), [*defaults]]:
             for _ in range(draws):
                 values = {n: drawn(n, defaults[n], unit, rng) for n in name}
-                sizes = {defaults[n]: values[n] for n in name if n.startswith(("in_", "input_"))}
+                sizes = {defaults[n]: values[n] for n in name if n.startswith(("in_", "input_", "hidden_size"))}
                 row = {"file": path.stem[:40], "values": str(values)[:100], "built": 0, "trained": 0, "why": ""}
                 try:
                     network = build(**values).eval()

@@ -57,7 +57,7 @@ def _arguments(related: Related, reader: Reader, module: ModuleDef, made: list[A
             continue  # a size that no number of its own in the text gives
         spots |= {other for other, like in reader.equal.items() if other not in places and like <= spots}
         numbers = {spot: int(reader.spots[spot].value) for spot in spots}  # type: ignore[arg-type]
-        number = number_of(numbers.values())
+        number = number_of([*numbers.values(), *roles.taken(sizes)])
         if number is not None and (name := roles.name(sizes)):
             made.append(Argument(name, number, numbers, len(slots)))
     widths = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}

@@ -79,6 +79,16 @@ class Roles:
         """Return True if a place has the size of a layer's inputs or outputs."""
         return self.layers.get(str(place[0])) in SIZED and place[2:] in ((0,), (1,), ("groups",))
 
+    def is_taken(self, size: Size) -> bool:
+        """Return True for an axis of an input of the network."""
+        return not is_slot(size) and size[0] in self.given
+
+    def taken(self, sizes: list[Size]) -> list[int]:
+        """Return the channels that the network takes. What its first layer takes may be a multiple of them."""
+        convolves = any(self.layers[str(size[0])] in CONVOLUTIONS for size in sizes if is_slot(size))
+        values = [self.related.value[size] for size in sizes if convolves and self.is_taken(size)]
+        return [value for value in values if isinstance(value, int)]
+
     def name(self, sizes: list[Size]) -> str:
         """Return the name of an argument, or "" if it is not clear what the size is for."""
         slots = [size for size in sizes if is_slot(size)]
@@ -88,7 +98,7 @@ class Roles:
             return "" if self._is_one_of_several(rows[0]) else _of_rows(rows[0])
         if all(layer == "nn.MultiheadAttention" and place == (1,) for layer, place, _ in made):
             return HEADS
-        comes = any(size[0] in self.given for size in sizes if not is_slot(size))
+        comes = any(map(self.is_taken, sizes))
         goes = any(size[0] in self.returned for size in sizes if not is_slot(size))
         outs = [(layer, path) for layer, place, path in made if place == (1,) and layer in MAKING]
         ins = [layer for layer, place, path in made if place == (0,) and layer in MAKING]
@@ -100,10 +110,10 @@ class Roles:
             return "num_classes" if is_class else "out_channels" if convolves else "out_features"
         if comes and (goes or not ins):
             return ""
-        if comes:
-            return "in_channels" if convolves else "input_size" if ins[0] in RECURRENT else "in_features"
         if any(layer in RECURRENT and place == (1,) for layer, place, _ in made):
             return "hidden_size"
+        if comes:
+            return "in_channels" if convolves else "input_size" if ins[0] in RECURRENT else "in_features"
         if any(layer in ("nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention") for layer, _, _ in made):
             return "dim"
         if convolves and (outs or ins):

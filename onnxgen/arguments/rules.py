@@ -108,8 +108,13 @@ class Rules(Shapes):
             return self._several(tree.value.func.member, tree.value.args)[value_of(tree.slice)]  # type: ignore
         left = list(self.sizes(tree.value))
         made: list[Size] = []
-        for index in tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]:
-            if isinstance(index, ast.Slice):
+        indices = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
+        for i, index in enumerate(indices):
+            if isinstance(index, ast.Constant) and index.value is ...:
+                behind = sum(not (isinstance(n, ast.Constant) and n.value is None) for n in indices[i + 1 :])
+                made += left[: len(left) - behind]
+                left = left[len(left) - behind :]
+            elif isinstance(index, ast.Slice):
                 axis = left.pop(0)
                 if index.lower is not None or index.upper is not None or index.step is not None:
                     self.related.fix([axis])

@@ -152,6 +152,28 @@ def test_widths_that_do_not_depend_on_each_other_are_a_table(widths: tuple[int, 
     torch.testing.assert_close(changed.eval()(given), original(given))
 
 
+class Focused(nn.Module):
+    """A first layer that takes a multiple of the channels that the network takes."""
+
+    def __init__(self, colours: int = 3) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(4 * colours, 16, 3, 1, 1), nn.Conv2d(16, 16, 3, 1, 1)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]]
+        return self.head(torch.relu(self.conv2(torch.relu(self.conv1(torch.cat(parts, 1))))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_channels_are_those_of_the_input(case: str) -> None:
+    ran = held(Focused().eval(), [IMAGES], case)
+    assert defaults(ran)["in_channels"] == 3
+    changed, original, given = type(ran.model)(in_channels=5), Focused(5).eval(), torch.rand(2, 5, 8, 8)
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(given), original(given))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_forward_has_a_number_for_is_no_argument(case: str) -> None:
     assert defaults(held(Fixed(), [torch.rand(3, 8)], case)) == {"in_features": 8}
