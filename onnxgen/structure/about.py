@@ -22,6 +22,7 @@ from onnxgen.code.torch_api import (
     TRANSPOSED,
     function_of,
 )
+from onnxgen.structure.makers import SHORTCUTS
 
 LINEAR = "linear layer"
 LAYERS = {
@@ -50,7 +51,6 @@ GATES = ("torch.sigmoid", "F.sigmoid", "F.hardsigmoid")
 MEANS = ("average pooling", "convolution", LINEAR)
 COUNTED = ("layer", "convolution", "block", "embedding", "cell", "encoder", "decoder", "transformer")
 NUMBERS = ("", "", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-SHORTCUTS = ("downsample", "shortcut")  # what structure and torchvision call the projection beside a block
 MAX_STEPS = 6  # a longer list says what there is, but not in which order
 
 

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from onnxgen.code.quote import call, literal, quote, tensor_of
+from onnxgen.structure.makers import SHORTCUTS
 from onnxgen.structure.tree import Entry
 
 SELF = ast.Name("self", ast.Load())
@@ -58,8 +59,8 @@ def layout(root: Entry, text: Callable[[ast.expr], str]) -> Layout:
     """Lay out what a class registers. `text` prints an expression."""
     made = Layout([], {}, text)
     if not root.is_list or not root.is_gapless or any(entry.flag for entry in root.below.values()):
-        for name, entry in root.below.items():
-            _assign(made, SELF, name, entry)
+        for name, entry in sorted(root.below.items(), key=lambda item: item[0] in SHORTCUTS):
+            _assign(made, SELF, name, entry)  # what stands beside the block comes behind it
         return made
     made.layers = _repeated(made, [_value(made, entry) for entry in root.below.values()])
     _reach(made, SELF, root)

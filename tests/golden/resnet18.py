@@ -22,16 +22,16 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels, out_channels, stride=1):
         super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
         self.downsample = nn.Identity()
         if stride != 1 or in_channels != out_channels:
             self.downsample = nn.Sequential(
                 nn.Conv2d(in_channels, out_channels, kernel_size=1, stride=stride, bias=False),
                 nn.BatchNorm2d(out_channels),
             )
-        self.conv1 = nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(out_channels)
-        self.conv2 = nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(out_channels)
 
     def forward(self, x):
         identity = self.downsample(x)
@@ -63,7 +63,7 @@ class ResNet18(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "81c38911984cb6b101bf1ab6e7649990"
+FINGERPRINT = "d0dd64e7fde968d401bf1ab6e7649990"
 
 
 def resnet18(pretrained=True, **kwargs):
