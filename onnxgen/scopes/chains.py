@@ -12,7 +12,7 @@ _MAX_BODIES = 16  # different residual bodies that are searched for
 
 
 @dataclass
-class _Body:
+class Body:
     """The part of a residual region before the addition: its layers, and the soft tokens around them."""
 
     label: Hashable
@@ -21,12 +21,16 @@ class _Body:
     trailing: list[Hashable]
 
 
-def wrap_chains(tokens: list[Token], exits: Callable[[list[Token]], int]) -> list[Token]:
+def wrap_chains(tokens: list[Token], exits: Callable[[list[Token]], int], known: dict[Hashable, Body]) -> list[Token]:
     """Replace chains that equal the body of a residual region by tokens with the region's label.
 
-    The first such chain of a network often lacks the layer that widens (MobileNet's first block).
+    The first such chain of a network often lacks the layer that widens (MobileNet's first block). `known`: the bodies
+    that were seen before, to which those of these tokens are added. They count within branches, as in a CSP block.
     """
-    for body in _bodies(tokens):
+    seen = _bodies(tokens)
+    known.update(seen)
+    bodies = known if any(token.kind.startswith("concat") for token in tokens) else seen
+    for body in sorted(bodies.values(), key=lambda b: -len(b.layers))[:_MAX_BODIES]:
         made: list[Token] = []
         rest = list(tokens)
         while rest:
@@ -44,8 +48,8 @@ def wrap_chains(tokens: list[Token], exits: Callable[[list[Token]], int]) -> lis
     return tokens
 
 
-def _bodies(tokens: list[Token]) -> list[_Body]:
-    found: dict[Hashable, _Body] = {}
+def _bodies(tokens: list[Token]) -> dict[Hashable, Body]:
+    found: dict[Hashable, Body] = {}
     for token in tokens:
         if token.kind != "add" or not token.is_region or token.label in found:
             continue
@@ -54,11 +58,11 @@ def _bodies(tokens: list[Token]) -> list[_Body]:
         if len(at) > 1 and all(parts[i].kind in _LAYERS for i in at) and all(p.is_soft or p.is_layer for p in parts):
             leading = [p.label for p in parts[: at[0]]]
             trailing = [p.label for p in parts[at[-1] + 1 :]]
-            found[token.label] = _Body(token.label, [parts[i].label for i in at], leading, trailing)
-    return sorted(found.values(), key=lambda b: -len(b.layers))[:_MAX_BODIES]
+            found[token.label] = Body(token.label, [parts[i].label for i in at], leading, trailing)
+    return found
 
 
-def _match(tokens: list[Token], layers: list[Hashable], body: _Body) -> int:
+def _match(tokens: list[Token], layers: list[Hashable], body: Body) -> int:
     """Return how many of the last tokens are such a chain; 0 if there is none."""
     at = len(tokens)
     for label in reversed(body.trailing):

@@ -2,7 +2,8 @@
 
 Examples are a residual connection, the branches of an Inception block, the gate of a squeeze-and-excite and the three
 projections of an attention. All paths from a vertex meet in its immediate post-dominator. Paths to outputs that only
-show an intermediate value (hidden states, key and value caches) do not count.
+show an intermediate value (hidden states, key and value caches) do not count. The layer that mixes concatenated
+branches belongs to their region.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from onnxgen.scopes.flow import Flow
+from onnxgen.scopes.kinds import kind
+from onnxgen.shapes.info import info
 
 _MAX_HEIGHT = 12  # regions nested in regions
 _STEPS_PER_VERTEX = 64  # budget of the search
@@ -21,7 +24,7 @@ class Region:
 
     Attributes:
         fork: the vertex outside the region whose value several take; -1 for a graph input.
-        merge: the vertex where the paths meet, the last of the region.
+        merge: the vertex where the paths meet, the last of the region but for a layer that mixes what it concatenates.
         nodes: all its vertices, in order.
         height: how deep regions are nested in it; 1 if there are none.
         inner: the regions directly inside, in order.
@@ -163,11 +166,39 @@ class _Search:
         inside = set(best[2])
         if height > _MAX_HEIGHT or not all(inside.issuperset(r.nodes) for r in inner):
             return
-        region = self.made[merge] = Region(best[1], merge, best[2], height, inner)
+        nodes = [*best[2], *self._mixing(best[1], merge)]
+        region = self.made[merge] = Region(best[1], merge, nodes, height, inner)
         for child in inner:
             del self.made[child.merge]
         for i in region.nodes:
             self.owner[i] = region
+
+    def _mixing(self, fork: int, merge: int) -> list[int]:
+        """Return the pointwise layer behind concatenated branches, with its norm and activation.
+
+        It is the branches' own if each of them begins with a layer that narrows their input, as in a CSP block. In
+        others, as SqueezeNet's, it narrows the input of the next block.
+        """
+        branches = [i for i in self.flow.after[fork] if fork >= 0 and self.flow.weighs[i]]
+        found, at = list[int](), merge
+        if len(branches) < 2 or not kind(self.flow, merge).startswith("concat") or not all(map(self._narrows, branches)):
+            return []
+        for wanted in (("point",), ("norm", "act"), ("act",)):
+            after = self.flow.after[at]
+            if len(after) == 1 and kind(self.flow, after[0]) in wanted and self.flow.before[after[0]] == [at]:
+                at = after[0]
+                found.append(at)
+            elif not found:
+                break
+        return found
+
+    def _narrows(self, i: int) -> bool:
+        """True if a vertex makes a map of fewer channels."""
+        node = self.flow.nodes[i]
+        before, made = (info(value).shape if value is not None else None for value in (node.inputs[0], node.outputs[0]))
+        if before is None or made is None or len(made) < 3:
+            return False
+        return isinstance(before[1], int) and isinstance(made[1], int) and made[1] < before[1]
 
     def _is_closed(self, fork: int, merge: int) -> bool:
         """True if the merge takes nothing that is older than the fork."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgen.scopes.chains import wrap_chains
+from onnxgen.scopes.chains import Body, wrap_chains
 from onnxgen.scopes.tokens import Token, Tokenizer, joined
 
 _MAX_UNIT = 64  # tokens in a unit
@@ -42,6 +42,7 @@ class Arranger:
         self.tokenizer = tokenizer
         self.flow = tokenizer.flow
         self.known: dict[tuple[Hashable, ...], int] = {}  # units that are blocks, and how many layers each has
+        self.bodies: dict[Hashable, Body] = {}  # of residual regions, by label
 
     def arrange(self, tokens: list[Token], top: bool = True) -> list[Token]:
         """Return the sequence with repetitions as tokens of kind "run" and "block".
@@ -50,7 +51,7 @@ class Arranger:
         """
         if not top and sum(t.is_layer for t in tokens) < 3:
             return tokens
-        tokens = wrap_chains(self._straight(self.tokenizer.opened(tokens)), self.exits)
+        tokens = wrap_chains(self._straight(self.tokenizer.opened(tokens)), self.exits, self.bodies)
         if not top:
             tokens = self._known(tokens)
         least = 2 * _MIN_LAYERS - 2 if top else _MIN_LAYERS

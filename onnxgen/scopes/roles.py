@@ -49,7 +49,9 @@ def class_of(block: Token) -> str:
     if residual:
         return _SHAPES.get(tuple(found), "MlpBlock" if set(found) == {"linear"} else "ResidualBlock")
     if any(p.kind == "concat" for p in parts):
-        return "DenseBlock" if len(parts) == 1 and parts[0].is_dense else "BranchBlock"
+        joins = any(p.kind.startswith("concat ") for p in block.parts)
+        name = "FuseBlock" if joins else "DenseBlock" if len(parts) == 1 and parts[0].is_dense else "BranchBlock"
+        return name
     if found == ["depth", "point"]:
         return "DepthwiseSeparable"
     if "recurrent" in found:

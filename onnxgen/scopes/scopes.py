@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from itertools import groupby
 
 import onnx_ir as ir
@@ -18,7 +19,7 @@ from onnxgen.scopes.tokens import Token
 from onnxgen.shapes.info import info
 
 _CLASSES = {"mlp": "Mlp", "conv_module": "ConvModule", "cross_attn": "CrossAttention"}  # of parts
-_CLASSES |= {"attn": "Attention", "self_attn": "Attention", "dense": "DenseBlock"}
+_CLASSES |= {"branches": "BranchBlock", "attn": "Attention", "self_attn": "Attention", "dense": "DenseBlock"}
 _ONLY_LAYER = {"conv": "conv", "point": "conv", "depth": "conv", "deconv": "deconv", "linear": "fc", "recurrent": "rnn"}
 _ENDS = ("norm", "drop", "scale")  # behind a part, these belong to the block around it
 
@@ -28,17 +29,24 @@ class Writer:
 
     Attributes:
         classes: class names by path.
+        equal: how many blocks of the root have each label.
     """
 
     def __init__(self, flow: Flow, arranger: Arranger, taken: set[str]) -> None:
         self.flow, self.arranger, self.taken = flow, arranger, taken
         self.classes: dict[ModulePath, str] = {}
+        self.equal = Counter[Hashable]()
 
-    def sequence(self, tokens: list[Token], path: ModulePath) -> None:
-        """Write the paths of the runs and blocks in the sequence of the module at `path`."""
+    def sequence(self, tokens: list[Token], path: ModulePath, listed: bool = False) -> None:
+        """Write the paths of the runs and blocks in the sequence of the module at `path`.
+
+        `listed`: a block alone is an item of a list, too, since equal modules have several.
+        """
         found = [token for token in tokens if token.kind in ("run", "block")]
+        if not path:
+            self.equal.update(b.label for token in found for b in ([token] if token.kind == "block" else token.parts))
         groups = [group for token in found for group in self._groups(token, not path)]
-        bases = [base_name(group[0], len(group) > 1, self._is_chain(group), not path) for group in groups]
+        bases = [base_name(group[0], len(group) > 1 or listed, self._is_chain(group), not path) for group in groups]
         if "decoder_layers" in bases:
             bases = ["encoder_layers" if base == "layers" else base for base in bases]
         if bases.count("layers") > 1:
@@ -53,7 +61,7 @@ class Writer:
             turn[base] += 1
             name = f"{base}{turn[base]}" if counts[base] > 1 else base
             for i, block in enumerate(group):
-                here = (*path, name, str(i)) if len(group) > 1 else (*path, name)
+                here = (*path, name, str(i)) if len(group) > 1 or listed else (*path, name)
                 self.classes[here] = class_of(block)
                 self.block(block, here)
 
@@ -119,7 +127,7 @@ class Writer:
             self._body(parts[0], path)
             return
         roles = [part_name(p) if p.is_region else "" for p in parts]
-        roles = ["" if role == "branches" and p.weight < 4 else role for role, p in zip(roles, parts)]
+        roles = ["" if role == "branches" and self._is_own(p, block) else role for role, p in zip(roles, parts)]
         if any(p.crosses for p in parts) and roles.count("attn") > 1:
             cross = ["cross_attn" if part.crosses else "self_attn" for part in parts]
             roles = [own if role == "attn" else role for own, role in zip(cross, roles)]
@@ -131,6 +139,12 @@ class Writer:
         if not any(roles):
             self._gates(block.parts, path)
         self.sequence(block.parts if any(roles) else self.arranger.arrange(block.parts, top=False), path)
+
+    def _is_own(self, branches: Token, block: Token) -> bool:
+        """True if the layers of branches are the block's own: they are few, or plain and in no other block."""
+        is_plain = not any(p.is_region and p.is_layer for p in branches.parts)
+        counts = self.arranger.tokenizer.counts
+        return branches.weight < 4 or (is_plain and counts[branches.label] == self.equal[block.label])
 
     def _is_row(self, block: Token, path: ModulePath) -> bool:
         """True for an item of a list that is nothing but blocks which feed each other."""
@@ -147,7 +161,7 @@ class Writer:
         own = [p for p in region.parts if p not in region.skip]
         self._gates(own, path)
         self._downsample(region.skip, path)
-        self.sequence(self.arranger.arrange(own, top=False), path)
+        self.sequence(self.arranger.arrange(own, top=False), path, region.label in self.arranger.tokenizer.repeats)
 
     def _part(self, region: Token, path: ModulePath) -> None:
         """Write the path of a part of a block, without the norm before it and the addition, which are the block's."""
@@ -160,7 +174,8 @@ class Writer:
             self._write([i], (*path, name))
         if not names:
             self._gates(inner, path)
-            self.sequence(self.arranger.arrange(inner, top=False), path)
+            listed = region.label in self.arranger.tokenizer.repeats
+            self.sequence(self.arranger.arrange(inner, top=False), path, listed)
 
     def _gates(self, parts: list[Token], path: ModulePath) -> None:
         for part in parts:

@@ -23,7 +23,7 @@ class Token:
         label: equal for what could be one class.
         nodes: its vertices, in order.
         weight: how many layers with a matrix it has.
-        parts: its tokens, in order; the merge of a region is the last.
+        parts: its tokens, in order, those of a region up to its merge.
         skip: the tokens on the shortcut of a residual region.
         fork: the vertex before a region; -2 for other tokens.
         is_dense: the region's input is concatenated with its result.
@@ -60,16 +60,18 @@ class Tokenizer:
 
     Attributes:
         counts: how many regions have each label.
+        repeats: the labels of regions of which one has equal parts in a row.
     """
 
     def __init__(self, flow: Flow, barriers: set[int]) -> None:
         self.flow, self.barriers = flow, barriers
         self.counts: Counter[Hashable] = Counter()
+        self.repeats: set[Hashable] = set()
         self._labels: dict[Hashable, int] = {}
 
     def sequence(self, nodes: Iterable[int], regions: list[Region]) -> list[Token]:
         """Return the tokens of these vertices, each region as one token at its end."""
-        ends = {r.merge: r for r in regions}
+        ends = {r.nodes[-1]: r for r in regions}
         inside = {i for r in regions for i in r.nodes}
         made = []
         for i in nodes:
@@ -89,7 +91,7 @@ class Tokenizer:
         """Return a region as one token. Its label is the sequence of its layers, without repetitions."""
         parts = self.sequence(region.nodes, region.inner)
         weight = sum(p.weight for p in parts)
-        merge = parts[-1].kind.split()[0]
+        merge = kind(self.flow, region.merge).split()[0]
         fed = region.fork in self.flow.before[region.merge]
         token = Token(merge, merge, region.nodes, weight, parts, [], region.fork, fed and merge == "concat")
         layers = [p for p in parts if p.is_layer]
@@ -102,12 +104,16 @@ class Tokenizer:
         if merge == "add":
             token.skip = self._skip(region, parts)
             layers = [p for p in layers if p not in token.skip]
-        content = (merge, *collapsed([p.label for p in layers]))
+        labels = [p.label for p in layers]
+        content = (merge, *collapsed(labels))
+        repeats = len(content) <= len(labels)
         if has_attention(token):  # it has many spellings, even within one file
             token.crosses = self._crosses(region)
             content = (merge, "attention", token.crosses) if merge == "add" else content
         token.label = self.label(content)
         self.counts[token.label] += 1
+        if repeats:
+            self.repeats.add(token.label)
         return token
 
     def _crosses(self, region: Region) -> bool:

@@ -114,9 +114,38 @@ class CSPLayer(nn.Module):
         self.conv1 = nn.Conv2d(a, b, 1)
         self.conv2 = nn.Conv2d(a, b, 1)
         self.blocks = nn.Sequential(Bottleneck())
+        self.conv3 = nn.Conv2d(2 * b, a, 1)
 
     def forward(self, x):
-        return torch.cat([self.blocks(F.silu(self.conv1(x))), F.silu(self.conv2(x))], dim=1)
+        x = torch.cat([self.blocks(F.silu(self.conv1(x))), F.silu(self.conv2(x))], dim=1)
+        return F.silu(self.conv3(x))
+
+
+class DarkStage(nn.Module):
+    def __init__(self):
+        self.conv = nn.Conv2d(a, b, 3)
+        self.csp = CSPLayer()
+
+    def forward(self, x):
+        return self.csp(F.silu(self.conv(x)))
+
+
+class DecoupledHead(nn.Module):
+    def __init__(self):
+        self.stem = nn.Conv2d(a, b, 1)
+        self.cls_conv1 = nn.Conv2d(b, b, 3)
+        self.cls_conv2 = nn.Conv2d(b, b, 3)
+        self.cls_pred = nn.Conv2d(b, c, 1)
+        self.reg_conv1 = nn.Conv2d(b, b, 3)
+        self.reg_conv2 = nn.Conv2d(b, b, 3)
+        self.reg_pred = nn.Conv2d(b, 4, 1)
+        self.obj_pred = nn.Conv2d(b, 1, 1)
+
+    def forward(self, x):
+        x = F.silu(self.stem(x))
+        probs = torch.sigmoid(self.cls_pred(F.silu(self.cls_conv2(F.silu(self.cls_conv1(x))))))
+        x = F.silu(self.reg_conv2(F.silu(self.reg_conv1(x))))
+        return torch.cat([self.reg_pred(x), torch.sigmoid(self.obj_pred(x)), probs], dim=1)
 """,
     "timm": """
 class ConvNormAct(nn.Module):

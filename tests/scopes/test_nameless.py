@@ -49,7 +49,7 @@ EXPECTED = {
     "vgg": [(r"stage\d\.\d", 4, 1)],
     "denoiser": [(r"blocks\.\d", 9, 1), (r"blocks\.\d\.conv", 9, 1)],
     "super_resolution": [(r"blocks\.\d", 5, 1)],
-    "detector": [(r"blocks\.\d", 3, 2), (r".*(branches|block)\.block(s\.\d)?", 6, 1)],
+    "detector": [(r"blocks\.\d", 3, 1), (r".*branches|block", 4, 1), (r".*(branches|block)\.blocks\.\d", 6, 1)],
     "cached_decoder": [(r"layers\.\d", 3, 1), (r"layers\.\d\.attn", 3, 1)],
     "translator": [(r"encoder_layers\.\d", 3, 1), (r"decoder_layers\.\d\.cross_attn\.q_proj", 3, 1)],
 }

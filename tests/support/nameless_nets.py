@@ -110,22 +110,24 @@ class ConvSiLU(nn.Sequential):
 
 
 class Shortcut(nn.Module):
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, adds: bool) -> None:
         super().__init__()
+        self.adds = adds
         self.conv1, self.conv2 = ConvSiLU(channels, channels, 3), ConvSiLU(channels, channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv2(self.conv1(x))
+        h: Tensor = self.conv2(self.conv1(x))
+        return x + h if self.adds else h
 
 
 class CSP(nn.Module):
-    """YOLO's block: residual blocks in one of two branches."""
+    """YOLO's block: blocks in one of two branches, residual ones in the backbone."""
 
-    def __init__(self, inputs: int, outputs: int, blocks: int) -> None:
+    def __init__(self, inputs: int, outputs: int, blocks: int, adds: bool = True) -> None:
         super().__init__()
         half = outputs // 2
         self.conv1, self.conv2 = ConvSiLU(inputs, half), ConvSiLU(inputs, half)
-        self.blocks = nn.Sequential(*(Shortcut(half) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(Shortcut(half, adds) for _ in range(blocks)))
         self.conv3 = ConvSiLU(2 * half, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,7 +142,7 @@ class Detector(nn.Module):
         self.stem = ConvSiLU(3, 6, 3, 2)
         sizes = ((6, 8, 1), (8, 12, 2), (12, 16, 2))
         self.stages = nn.ModuleList(nn.Sequential(ConvSiLU(i, o, 3, 2), CSP(o, o, n)) for i, o, n in sizes)
-        self.neck = CSP(28, 12, 1)
+        self.neck = CSP(28, 12, 1, adds=False)
         self.heads = nn.ModuleList(
             nn.Sequential(ConvSiLU(c, 8, 3), ConvSiLU(8, 8, 3), nn.Conv2d(8, 7, 1)) for c in (12, 16)
         )
