@@ -181,7 +181,8 @@ class _Search:
         """
         branches = [i for i in self.flow.after[fork] if fork >= 0 and self.flow.weighs[i]]
         found, at = list[int](), merge
-        if len(branches) < 2 or not kind(self.flow, merge).startswith("concat") or not all(map(self._narrows, branches)):
+        is_joined = len(branches) > 1 and kind(self.flow, merge).startswith("concat")
+        if not is_joined or not all(map(self._narrows, branches)):
             return []
         for wanted in (("point",), ("norm", "act"), ("act",)):
             after = self.flow.after[at]

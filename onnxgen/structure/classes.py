@@ -27,6 +27,7 @@ from onnxgen.structure.runs import Place, collect_calls, collect_runs, has_one
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 from onnxgen.structure.sequences import share_rows
 from onnxgen.structure.share import Shared, share
+from onnxgen.structure.sliced import slice_lists
 from onnxgen.structure.sizes import resolve_sizes
 from onnxgen.structure.stretches import roll
 from onnxgen.structure.union import unite
@@ -68,6 +69,7 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath], 
             roll(scope, module, [s for s in scope.body if isinstance(s, Loop) and id(s) not in own])
             collect_calls(scope, module)
             fill_gaps(scope)
+            slice_lists(scope)
     share_rows([scope for scope in order if scope.path not in plain], module.reserved)
     order = list(_bottom_up(root))
     if root.path not in plain:

@@ -45,7 +45,7 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
             where the same list of another module is.
     """
     parts = parts_of(scope)
-    flow = _Flow(scope)
+    flow = Flow(scope)
     ones = {path for path in parts if _of_one(flow, parts, path, loops, module) is not None}
     for path in sorted(parts.keys() - ones, key=len, reverse=True):
         items = {int(name): item for name, item in parts[path].items() if item is not None}
@@ -59,14 +59,14 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
         run = _of_one(flow, parts, path, loops, module) if path in ones else None  # of the body as it is now
         if run is not None:
             run.write()
-            flow = _Flow(scope)
+            flow = Flow(scope)
         elif path not in scope.containers:
             flow = _looped(flow, _items(parts, path), module, loops)
 
 
 def collect_calls(scope: Scope, module: ModuleDef) -> None:
     """Replace calls of one submodule, each with the result of the call before it, by a loop."""
-    flow = _Flow(scope)
+    flow = Flow(scope)
     for member in _called_often(scope):
         flow = _looped(flow, Items(None, [{-1: member}]), module, {})
 
@@ -82,7 +82,7 @@ def has_one(scope: Scope) -> bool:
 
 
 def _of_one(
-    flow: _Flow,
+    flow: Flow,
     parts: dict[ModulePath, dict[str, Member | None]],
     path: ModulePath,
     loops: dict[Place, Run],
@@ -98,7 +98,7 @@ def _of_one(
     return run if run.is_regular and run.arrange() else None
 
 
-def _looped(flow: _Flow, items: Items | None, module: ModuleDef, loops: dict[Place, Run]) -> _Flow:
+def _looped(flow: Flow, items: Items | None, module: ModuleDef, loops: dict[Place, Run]) -> Flow:
     """Make a loop over these items, if there can be one; return the flow after that."""
     anchors = _anchors(flow, items) if items is not None else []
     if items is None or len(anchors) < 2:
@@ -112,11 +112,11 @@ def _looped(flow: _Flow, items: Items | None, module: ModuleDef, loops: dict[Pla
         run.write()
         if items.path is not None:
             loops.setdefault(place(flow.scope, items.path), run)
-        return _Flow(flow.scope)  # its results may be items of a list now, in all statements after it
+        return Flow(flow.scope)  # its results may be items of a list now, in all statements after it
     return flow
 
 
-def _anchors(flow: _Flow, items: Items) -> list[list[Assign]]:
+def _anchors(flow: Flow, items: Items) -> list[list[Assign]]:
     """Return the statements that use each item; [] if they are not all assignments of the body."""
     if items.path is None:
         found = [[statement] for statement in flow.mentions[id(items.parts[0][-1])]]
@@ -167,7 +167,7 @@ def _items(parts: dict[ModulePath, dict[str, Member | None]], path: ModulePath) 
     return Items(path, found) if alike and names == [*range(len(found))] else None
 
 
-class _Flow:
+class Flow:
     """The dataflow of a body, kept up to date while chains of its statements are replaced by one.
 
     Attributes:
@@ -196,7 +196,7 @@ class _Flow:
         self.users.update(dict.fromkeys(used(statement), statement))
         if isinstance(statement, Assign) and len(statement.targets) == 1:
             self.makers[statement.targets[0]] = statement
-            member = _called(statement)
+            member = called(statement)
             if member is not None:
                 self.calls.setdefault(id(member), []).append(statement)
 
@@ -223,6 +223,15 @@ class _Flow:
         self._replaced[id(chain[0])] = whole
         self.exchange(chain, [whole])
 
+    def after(self, statement: Assign) -> Assign | None:
+        """Return the only statement that uses the result of this one, if it is its only operand."""
+        target = statement.targets[0]
+        found = self.users.get(target) if self.uses[target] == 1 else None
+        if not isinstance(found, Assign) or len(found.targets) != 1 or not isinstance(found.value, ast.Call):
+            return None
+        given = operand(found.value)
+        return found if isinstance(given, Ref) and refs(found.value) == (target,) else None
+
     def settle(self) -> None:
         """Write the replacements into the scope's body."""
         body: list[Statement] = []
@@ -237,7 +246,7 @@ class _Flow:
 class _Sequence:
     """Follows a chain of calls through a body, from one item of a container to the next."""
 
-    def __init__(self, flow: _Flow, path: ModulePath, items: dict[int, Member]) -> None:
+    def __init__(self, flow: Flow, path: ModulePath, items: dict[int, Member]) -> None:
         self.flow, self.path, self.items = flow, path, items
 
     def runs(self) -> list[Chain] | None:
@@ -258,10 +267,10 @@ class _Sequence:
         loose: list[Loose] = []  # functions since the last item
         statement = found[-1][2]
         while True:
-            after = self._after(statement)
+            after = self.flow.after(statement)
             if after is None:
                 break
-            member = _called(after)
+            member = called(after)
             if waiting and member is self.items[waiting[0]]:
                 if not self._append(found, loose, waiting[0]):
                     return None
@@ -286,19 +295,10 @@ class _Sequence:
             value = found[0][2].value
             given = value.args[0] if isinstance(value, ast.Call) and value.args else None
             maker = self.flow.makers.get(given.value) if isinstance(given, Ref) else None
-            function = self._function(maker) if maker is not None and self._after(maker) is found[0][2] else None
+            function = self._function(maker) if maker is not None and self.flow.after(maker) is found[0][2] else None
             if maker is None or function is None or function[0] is None or function[0] >= found[0][0]:
                 return
             found.insert(0, (function[0], function[1], maker))
-
-    def _after(self, statement: Assign) -> Assign | None:
-        """Return the only statement that uses the result of this one, if it is its only operand."""
-        target = statement.targets[0]
-        after = self.flow.users.get(target) if self.flow.uses[target] == 1 else None
-        if not isinstance(after, Assign) or len(after.targets) != 1 or not isinstance(after.value, ast.Call):
-            return None
-        given = operand(after.value)
-        return after if isinstance(given, Ref) and refs(after.value) == (target,) else None
 
     def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
         """Return a functional layer as a module, and its number if its scope has one (`/features/features.1/Relu`)."""
@@ -329,7 +329,7 @@ class _Sequence:
         return True
 
 
-def _sequence(flow: _Flow, path: ModulePath, items: dict[int, Member]) -> Member | None:
+def _sequence(flow: Flow, path: ModulePath, items: dict[int, Member]) -> Member | None:
     """Replace a chain over these items by a call of an `nn.Sequential`; return that, or None if it is not a chain."""
     chains, scope = _Sequence(flow, path, items).runs(), flow.scope
     if chains is None or not fillable([index for index, _, _ in chains[0]]):
@@ -356,7 +356,7 @@ def _close(functions: list[Loose]) -> list[Loose]:
     return [(None, member, statement) for _, member, statement in functions]
 
 
-def _called(statement: Assign) -> Member | None:
+def called(statement: Assign) -> Member | None:
     """Return the submodule that a statement calls with one argument."""
     value = statement.value
     is_plain = isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords

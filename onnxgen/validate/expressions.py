@@ -203,6 +203,8 @@ class Expressions:
         if isinstance(value, Holder):
             if isinstance(index, str) and value.kind == "ModuleDict":
                 return value.children[index]
+            if isinstance(index, slice) and value.kind == "Sequential" and value.definition is None:
+                return Holder("Sequential", children=dict([*value.children.items()][index]))
             value = self.iterate(value)
         if isinstance(value, Node) and isinstance(index, slice):
             value = self.iterate(value) or value

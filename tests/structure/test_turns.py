@@ -113,3 +113,23 @@ def test_a_stretch_is_divided_from_every_statement_and_also_without_its_last_tur
     assert _ways(9, 3) == [(0, 3), (0, 2), (1, 2), (2, 2), (3, 2)]
     assert _ways(13, 4) == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 2), (3, 2), (4, 2), (5, 2)]
     assert _ways(3, 2) == []
+
+
+class Skipping(nn.Module):
+    """A list like that of a detector: stretches of it are chains, and what one gives is joined with a later one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        chain = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.Tanh()]
+        self.model = nn.ModuleList([*chain, nn.Identity(), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 2, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.model[1](self.model[0](x))
+        x = torch.cat([self.model[3](self.model[2](skip)), skip], 1)
+        return self.model[6](self.model[5](x))
+
+
+def test_neighbours_in_a_list_are_called_as_a_slice(tmp_path: Path) -> None:
+    source = made(Skipping, tmp_path)
+    assert "self.model[:2](x)" in source and "self.model[2:4](" in source and "self.model[5:](" in source
+    assert "self.model = nn.Sequential(" in source
