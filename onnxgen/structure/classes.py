@@ -27,8 +27,8 @@ from onnxgen.structure.runs import Place, collect_calls, collect_runs, has_one
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 from onnxgen.structure.sequences import share_rows
 from onnxgen.structure.share import Shared, share
-from onnxgen.structure.sliced import slice_lists
 from onnxgen.structure.sizes import resolve_sizes
+from onnxgen.structure.sliced import slice_lists
 from onnxgen.structure.stretches import roll
 from onnxgen.structure.union import unite
 from onnxgen.structure.unpacked import unpack_shapes

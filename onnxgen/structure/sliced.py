@@ -1,6 +1,6 @@
 """Calls of neighbours in a list: `self.model[:5](x)` for five items of which each feeds only the next one.
 
-Goes in: a scope whose list is neither called as a whole nor looped over. Comes out: the scope with these calls replaced.
+Goes in: a scope whose list is neither called as a whole nor looped over. Comes out: the scope with slices called.
 The list is an `nn.Sequential` then, since only those have slices that can be called.
 """
 
