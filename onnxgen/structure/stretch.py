@@ -147,8 +147,17 @@ class Stretch(Run):
         if number is not None and (item := listed(number)) is not None:
             return singular(self.module.roles.get(item[0], ""))
         if number is not None and not isinstance(number, MemberRef):
-            return "t" if isinstance(value_of(number), float) else "i"
+            return self._of_number(value)
         return self.module.roles.get(value, "")
+
+    def _of_number(self, value: str) -> str:
+        """Return the name of a number: the keyword that takes it, `stride` if each is twice the one before, or a letter."""
+        keywords = (node for s in self.turns[0] for node in walk(s.value) if isinstance(node, ast.keyword))
+        taken = (k.arg for k in keywords if isinstance(k.value, Ref) and k.value.value == value)
+        numbers = next([value_of(self.numbers[n]) for n in names] for names in self.own if names[0] == value)
+        doubled = len(numbers) > 2 and numbers[0] >= 4 and all(b == 2 * a for a, b in pairwise(numbers))
+        letter = "t" if isinstance(numbers[0], float) else "i"
+        return next(taken, None) or ("stride" if doubled else letter)
 
     def _order(self) -> list[int]:
         """Name modules first, and then what they take."""

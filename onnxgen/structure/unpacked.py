@@ -44,7 +44,7 @@ def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
         if shape is None or max(axes) >= len(shape):  # of unknown rank
             continue
         is_asked = axes.total() > 1 and any(isinstance(shape[axis], Sym) for axis in axes)  # a number is read in place
-        if value in lives.first and (is_asked or lives.outlives(value)):
+        if value in lives.first and (is_asked or (value in lives.arguments and lives.outlives(value))):
             made.setdefault(lives.first[value], []).append(_unpacking(scope, module, value, sorted(axes), names))
 
     def change(node: ast.AST) -> ast.expr | None:
