@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, blocks, expressions, used
 from onnxgen.code.quote import Ref, refs
@@ -41,6 +41,8 @@ class Names:
         self.busy: dict[str, str] = {}  # name -> the live value that has it
         self._free: dict[str, int] = {}  # base -> a number below which all are taken
         self._number_of: dict[str, tuple[str, int]] = {}  # name -> its base and number
+        self.numbered: set[str] = set()  # bases of such names
+        self.spent: set[str] = set()  # names with a number whose values are not used any more: no other value has them
         self.reserved = reserved
         self.arguments = {a.value for a in scope.inputs}
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
@@ -91,7 +93,7 @@ class Names:
             return sure
         name = self.clues.hint(value)
         hint = name.identifier()
-        several = value in self.clues.given and len(self.clues.given & self.arguments) > 1
+        several = value in self.clues.given and len(self.arguments) > 1
         if several and _IDENTIFIER.fullmatch(hint) and not is_made_up(name):
             return hint  # one of several inputs of the graph
         return "" if self.scope.is_root else self.uses.roles.get(value, "")
@@ -122,7 +124,8 @@ class Names:
             ended = self._release(needs[i], last, i, kept)
             for target in statement.targets:
                 if target not in self.names:
-                    self._take(target, self._wanted(target, statement, ended) if target in last else [UNUSED])
+                    wanted = self._wanted(target, statement, ended) if target in last else [UNUSED]
+                    self._take(target, wanted, ended.values())
                     if target not in last:
                         self._set_free(self.names[target])
 
@@ -131,7 +134,7 @@ class Names:
         for name in statement.targets:
             if name not in self.names:
                 self._take(name, self._wanted(name, statement, {}))
-        outside = dict(self.busy)
+        outside, spent = dict(self.busy), set(self.spent)
         if isinstance(statement, Loop):
             inside = {r for e in expressions(statement) for r in refs(e)}
             for name in statement.turn:
@@ -142,7 +145,7 @@ class Names:
         for block in blocks(statement):
             before = dict(self.busy)
             self._block(block, statement.targets, set(before.values()))
-            self.busy = before
+            self.busy, self.spent = before, set(spent)
             self._free.clear()
         self.busy = outside
         self._free.clear()
@@ -158,24 +161,33 @@ class Names:
         return ended
 
     def _set_free(self, name: str) -> None:
-        if self.busy.pop(name, None) is not None and name in self._number_of:
-            base, n = self._number_of[name]
+        del self.busy[name]
+        base, n = self._number_of.get(name, (name, 2))
+        if base in (*CHAINS, self.branch):
             self._free[base] = min(n, self._free.get(base, 2))
+        elif base in self.numbered:
+            self.spent.add(name)
 
-    def _take(self, value: str, wanted: list[str]) -> None:
-        """Give a value the first wanted name that is free, or else the last one with a number."""
-        names = [local(name) for name in wanted]
+    def _take(self, value: str, wanted: list[str], ended: Collection[str] = ()) -> None:
+        """Give a value the first wanted name that is free, or else the last one with a number.
+
+        `ended`: names of values that this one uses up, and may have again.
+        """
+        again = [name for name in ended if self._number_of.get(name, ("", 0))[0] == wanted[-1]]
+        names = [local(name) for name in (*wanted, *again)]
+        gone = self.spent - {*ended} | self.reserved
         for name in names:
-            if name not in self.busy and name not in self.reserved:
+            if name not in self.busy and name not in gone:
                 break
         else:
-            base = names[-1]
+            base = wanted[-1]
             n = self._free.get(base, 2)
-            while f"{base}{n}" in self.busy or f"{base}{n}" in self.reserved:
+            while f"{base}{n}" in self.busy or f"{base}{n}" in gone:
                 n += 1
             name = local(f"{base}{n}")
             self._free[base] = n + 1
             self._number_of[name] = base, n
+            self.numbered.add(base)
         self.names[value] = name
         self.busy[name] = value
         self.has_main = self.has_main or name == MAIN

@@ -85,7 +85,7 @@ class _Nesting:
             self._into_tuple()
 
     def _into_tuple(self) -> None:
-        """Move the last statements into a `return` of several results, in the order of computation.
+        """Move the last statements into a `return` of several results, in the order of the layers that they call.
 
         If the names of the results take more than a line, each result has a line of its own, which has room for more.
         """
@@ -95,19 +95,21 @@ class _Nesting:
         is_broken, before = room < 0, len(scope.outputs)
         while scope.body and isinstance(scope.body[-1], Assign) and self._is_movable(scope.body[-1]):
             last = scope.body[-1]
-            if last.targets[0] in self.named:
+            name = last.targets[0]
+            at = next((i for i, o in enumerate(scope.outputs) if name in refs(o)), None)
+            if name in self.named or at is None:
                 break
-            at = [i for i, o in enumerate(scope.outputs) if isinstance(o, Ref) and o.value == last.targets[0]]
-            more = width(last.value, self.roles, level)
-            room = (
-                LINE - 4 - len(",") - more
-                if is_broken
-                else room - more + width(Ref(last.targets[0]), self.roles, level)
-            )
-            if not at or at[0] >= before or room < 0 or depth(last.value) > MAX_DEPTH:
+            merged = _inline(scope.outputs[at], name, last.value)
+            more = width(merged, self.roles, level)
+            if is_broken:
+                room = LINE - 4 - len(",") - more
+            else:
+                room -= more - width(scope.outputs[at], self.roles, level)
+            is_whole = isinstance(scope.outputs[at], Ref)
+            if (at >= before if is_whole else _called(last.value)) or room < 0 or depth(merged) > MAX_DEPTH:
                 break
-            before = at[0]
-            scope.outputs[before] = last.value
+            before = at if is_whole else before
+            scope.outputs[at] = merged
             scope.nodes = last.nodes + scope.nodes
             scope.body.pop()
 

@@ -151,7 +151,7 @@ class Stretch(Run):
         return self.module.roles.get(value, "")
 
     def _of_number(self, value: str) -> str:
-        """Return the name of a number: the keyword that takes it, `stride` if each is twice the one before, or a letter."""
+        """Return the name of a number: the keyword that takes it, `stride` for those that double, or a letter."""
         keywords = (node for s in self.turns[0] for node in walk(s.value) if isinstance(node, ast.keyword))
         taken = (k.arg for k in keywords if isinstance(k.value, Ref) and k.value.value == value)
         numbers = next([value_of(self.numbers[n]) for n in names] for names in self.own if names[0] == value)
