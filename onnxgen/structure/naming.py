@@ -93,9 +93,11 @@ class Names:
             return sure
         name = self.clues.hint(value)
         hint = name.identifier()
-        several = value in self.clues.given and len(self.arguments) > 1
-        if several and _IDENTIFIER.fullmatch(hint) and not is_made_up(name):
-            return hint  # one of several inputs of the graph
+        several = len(self.clues.given & self.arguments) > 1  # inputs of the graph
+        beside = len(self.arguments) > 1 and len(hint) > 1 and value not in self.uses.roles  # of other arguments
+        is_own = _IDENTIFIER.fullmatch(hint) and not is_made_up(name)
+        if value in self.clues.given and (several or beside) and is_own:
+            return hint
         return "" if self.scope.is_root else self.uses.roles.get(value, "")
 
     def _wanted_argument(self, value: str) -> list[str]:
