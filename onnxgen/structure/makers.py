@@ -31,12 +31,13 @@ RESULTS = {
 PLAIN = {
     "amax": "highest", "amin": "lowest", "grid_sample": "sampled", "arange": "positions", "new_zeros": "zeros",
     "zeros": "zeros", "ones": "ones", "zeros_like": "zeros", "ones_like": "ones",
+    "scaled_dot_product_attention": "attn",
 }  # fmt: skip
 # the same, where the name of a branch is taken
 WEAK = {
-    "sum": "total", "cumsum": "total", "stack": "stacked", "cat": "joined", "einsum": "product",
-    "scatter_add": "summed", "index_add": "summed", "index_select": "picked", "gather": "picked",
-    "take_along_dim": "picked",
+    "sum": "total", "cumsum": "total", "stack": "stacked", "cat": "joined", "einsum": "product", "prod": "product",
+    "conv1d": "conv", "conv2d": "conv", "where": "chosen", "scatter_add": "summed", "index_add": "summed",
+    "index_select": "picked", "gather": "picked", "take_along_dim": "picked",
 }  # fmt: skip
 # what is beside the main chain
 ASIDE = frozenset("positions highest lowest zeros ones diff normed norm inverse".split())
@@ -168,7 +169,7 @@ def _of_layer(layer: MemberRef) -> tuple[str, str]:
     words = word.split("_")
     if word in ("", *"xyz") or "from" in words or words[0] == "norm" or words[-1] in VAGUE or len(last) > LONGEST:
         embedding = "emb" if layer.member.layer == "nn.Embedding" else ""
-        return embedding, last if re.search(r"[a-z]\d+$", last) and len(last) <= LONGEST else ""
+        return embedding, last if len(last) <= LONGEST and re.fullmatch(r"(?!to_)[a-z][a-z_]+\d*", last) else ""
     return last if last[-1].isdigit() else word, ""
 
 

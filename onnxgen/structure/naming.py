@@ -48,6 +48,7 @@ class Names:
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
         self.uses = used_as(scope, infos, clues.roles)
         self.branch = "out" if BRANCH in clues.roles.values() else BRANCH  # a state is `h`, too
+        self.at = {target: i for i, s in enumerate(scope.body) for target in s.targets}
         self.has_main = False  # a value was given the name `x`
         self.pending = set(self.uses.fed)  # the arguments that a layer still waits for
         self.forked: set[str] = set()  # values of which another layer of the root has made a named one
@@ -254,7 +255,14 @@ class Names:
         names += [MAIN] if self.has_main and needs and made.plain not in ASIDE else []
         if plain and not made.is_features:
             return [*names, *plain]
-        return [*names, self.branch, *self._fitting([made.vague], statement), self.branch]
+        vague = self._fitting([made.vague], statement)
+        waits = made.is_features and self._waits(value)
+        return [*names, *(vague if waits else []), self.branch, *vague, self.branch]
+
+    def _waits(self, value: str) -> bool:
+        """True if a statement after the next one needs a value."""
+        made = self.at.get(value)
+        return made is not None and self.uses.places[value][-1] > made + 1
 
     def _fork(self, needs: list[str]) -> None:
         """Note that a named value is made of one value alone."""
