@@ -83,14 +83,14 @@ class Made:
 
 def made_by(tree: ast.expr) -> Made:
     """Return what an expression says about its value."""
-    node, made = seen_through(tree), Made()
+    node, made, is_scaled = seen_through(tree), Made(), False
     while True:
         name, operands = called(node)
         if name == "mean" and isinstance(operands[0], ast.BinOp) and isinstance(operands[0].op, ast.Pow):
             made.result = "variance"
             return made
-        if name in RESULTS:
-            made.result = RESULTS[name]
+        if name in RESULTS or (is_scaled and name == "sum"):
+            made.result = RESULTS.get(name, "mean")
             return made
         if _is_root_of_sum(node):
             made.plain = "norm"
@@ -101,6 +101,7 @@ def made_by(tree: ast.expr) -> Made:
             made.plain = made.plain or RESAMPLED.get(name, "")
         if inner is None:
             break
+        is_scaled = is_scaled or (isinstance(node, ast.BinOp) and (is_number(node.left) or is_number(node.right)))
         node = seen_through(inner)
     if isinstance(node, Ref):
         made.base = "" if made.plain else node.value

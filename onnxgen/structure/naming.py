@@ -256,7 +256,7 @@ class Names:
         if plain and not made.is_features:
             return [*names, *plain]
         vague = self._fitting([made.vague], statement)
-        waits = made.is_features and self._waits(value)
+        waits = self.branch == BRANCH and self._waits(value)
         return [*names, *(vague if waits else []), self.branch, *vague, self.branch]
 
     def _waits(self, value: str) -> bool:

@@ -50,7 +50,7 @@ class Beside(nn.Module):
         self.make, self.scale = make, scale
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        h, made = self.fc(x), self.make(x)
+        h, made = torch.sin(self.fc(x)), self.make(x)
         made = made if self.scale is None else self.scale(made, self.w)
         return made * h, made + x, h.exp() * x
 
