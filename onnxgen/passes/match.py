@@ -57,6 +57,8 @@ def uniform(value: ir.Value | None, depth: int = 8) -> float | None:
     if made_by(value, "ConstantOfShape"):
         tensor = node.attributes.get_tensor("value", None)
         return 0.0 if tensor is None else float(tensor.numpy().reshape(-1)[0])
+    if made_by(value, "Mul") and any(scalar(v) == 0 for v in node.inputs):  # no integer is NaN
+        return 0.0 if (dtype := info(value).dtype) is not None and dtype.is_integer() else None
     if not made_by(value, "Cast") and (not is_a(node, MOVES) or is_a(node, FILLS)):
         return None
     data = known(node).data

@@ -5,8 +5,8 @@ values, and Where with a condition that is known to be the same everywhere.
 
 A CastLike becomes a Cast if the other tensor's type is known, since it does not use that tensor's elements.
 
-A node that makes a graph output stays, so that the output keeps its name. So does an Identity that gives a stored
-tensor the name of a parameter: the legacy exporter stores equal tensors once.
+A node that makes a graph output becomes an Identity, so that the output keeps its name. An Identity that gives a
+stored tensor the name of a parameter stays, too: the legacy exporter stores equal tensors once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ def no_ops(model: ir.Model, options: Options) -> None:
         node = _without_like(node)
         source = _passed_on(node) if node.domain == "" and len(node.outputs) == 1 else None
         output = node.outputs[0]
-        if source is None or output.is_graph_output() or node.graph is None:
+        if source is None or node.graph is None:
+            continue
+        if output.is_graph_output():
+            if not _is_alias(node):
+                replace(node, ir.Node(*ALIAS, [source]))
             continue
         ir.convenience.replace_all_uses_with(output, source)
         drop(node)

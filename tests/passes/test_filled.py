@@ -67,3 +67,22 @@ def test_what_is_not_one_number_stays(
     dtype: int, steps: list[tuple[str, list[str]]], constants: dict[str, object]
 ) -> None:
     check(net(dtype, 2, steps, constants), dtype)
+
+
+@pytest.mark.parametrize(("kind", "is_kept"), [(INT, False), (FLOAT, True)])
+def test_a_number_that_is_only_added_to_keep_an_input_is_no_number(kind: int, is_kept: bool) -> None:
+    """`x + (0 * rate)`: the result is named by the file. A rate that is a float may be NaN."""
+    nodes = [
+        helper.make_node("Mul", ["rate", "zero"], ["nothing"]),
+        helper.make_node("Cast", ["nothing"], ["added"], to=FLOAT),
+        helper.make_node("Add", ["x", "added"], ["out"]),
+    ]
+    x, rate = helper.make_tensor_value_info("x", FLOAT, [2, 3]), helper.make_tensor_value_info("rate", kind, [])
+    out = helper.make_tensor_value_info("out", FLOAT, [2, 3])
+    zero = numpy_helper.from_array(np.array(0, NUMPY[kind]), "zero")
+    graph = helper.make_graph(nodes, "net", [x, rate], [out], [zero])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    feeds = {"x": np.ones((2, 3), np.float32), "rate": np.array(16000, NUMPY[kind])}
+    ran = run_model(model, feeds)
+    np.testing.assert_array_equal(ran.outputs[0], run_onnxruntime(model, feeds)[0])
+    assert ("rate" in ran.forward) == is_kept, ran.forward
