@@ -92,7 +92,8 @@ def _write(part: _Part, root: Scope, module: ModuleDef) -> None:
     layers = any(callee(node) for s in inside for tree in expressions(s) for node in walk(tree))
     begins = not {argument.value for argument in root.inputs}.isdisjoint(part.given)
     where = "step" if part.block is not root.body else "encode" if begins else "decode"
-    name = method_name(root, module, where if layers else "transform")
+    steps = [s.value for s in flattened(inside) if isinstance(s, Assign)]
+    name = method_name(root, module, where if layers else "transform", steps)
     method = Scope(root.path, body=inside, is_method=True)
     method.inputs = [Input(value, annotation(module.infos.get(value, Info()))) for value in part.given]
     method.outputs = [Ref(value) for value in part.made]

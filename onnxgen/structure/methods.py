@@ -14,6 +14,7 @@ stretch, or is an argument. Each search has a budget, so the time stays linear.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, Input, Loop, ModuleDef, Statement, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
 from onnxgen.common.names import MODULE_ATTRIBUTES
+from onnxgen.lowering.roles import seen_through
 from onnxgen.shapes.info import Info
+from onnxgen.structure.makers import made_by
 from onnxgen.structure.scopes import Method, Scope, callee
 from onnxgen.structure.stretches import common, numbered, text_of
 
@@ -212,16 +215,29 @@ class _Search:
         inputs = {argument.value for argument in self.root.inputs}
         own = zip(*(column for column in zip(*(s.given for s in stretches)) if len(set(column)) > 1))
         begins = all(inputs.intersection(given) for given in own)
-        wanted = "transform" if not layers else "encode" if begins else "step"
-        return method_name(self.root, self.module, wanted)
+        steps = [self._value(row) for row in first.rows]
+        wanted = "step" if not begins else "encode"
+        if not layers:
+            wanted = "rearrange" if all(map(_is_view, steps)) else "transform"
+        return method_name(self.root, self.module, wanted, steps)
 
 
-def method_name(root: Scope, module: ModuleDef, wanted: str) -> str:
-    """Return the name, with a number if the class has an attribute of that name."""
+def method_name(root: Scope, module: ModuleDef, wanted: str, steps: Sequence[ast.expr]) -> str:
+    """Return the name. If it is taken, a word is added that says what the last of the steps makes, or a number."""
     taken = {member.path[0] for member in root.members if member.path} | MODULE_ATTRIBUTES
     taken |= {method.name for method in root.methods} | module.reserved
-    names = (wanted, *(f"{wanted}_{n}" for n in range(2, len(taken) + 3)))
+    made = [made_by(step) for step in reversed(steps)]
+    words = (re.sub(r"_?\d+$", "", m.layer or m.result or m.plain or m.vague) for m in made)
+    told = (f"{wanted}_{word}" for word in words if word)
+    names = (wanted, *told, *(f"{wanted}_{n}" for n in range(2, len(taken) + 3)))
     return next(name for name in names if name not in taken)
+
+
+def _is_view(tree: ast.AST) -> bool:
+    """True for a view of a value, perhaps with another sign."""
+    while isinstance(tree := seen_through(tree), ast.UnaryOp):
+        tree = tree.operand
+    return isinstance(tree, Ref)
 
 
 def _kind(facts: Info) -> tuple[object, ...]:

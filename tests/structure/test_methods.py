@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 
 from onnxgen import pipeline
 from onnxgen.code.copied import helper_names
+from onnxgen.code.module_def import ModuleDef
 from onnxgen.common.names import RESERVED
+from onnxgen.structure.methods import method_name
+from onnxgen.structure.scopes import Method, Scope
 from tests.structure.test_known import Cv, Res, Split
 from tests.structure.test_names import forward
 from tests.structure.test_structure import classes, made
@@ -210,3 +214,11 @@ def test_what_is_written_plainly_has_no_methods(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(pipeline, "structure", lambda module, options, _: structure(module, options, frozenset({()})))
     source = made(Towers, tmp_path, lambda batch=2: vectors(batch) * 2)
     assert [source.count(f"self.{layer}(") for layer in ("fc1", "fc2", "fc3")] == [2, 2, 2]
+
+
+def test_a_second_method_is_called_after_what_it_makes() -> None:
+    root, module = Scope((), methods=[Method("encode", Scope(()), [])]), ModuleDef("Net")
+    steps = [ast.parse(text, mode="eval").body for text in ("torch.tanh(a)", "torch.argmax(b)", "c.flatten(1)")]
+    assert method_name(root, module, "encode", steps) == "encode_index"
+    assert method_name(root, module, "step", steps) == "step"
+    assert method_name(root, module, "encode", steps[2:]) == "encode_2"
