@@ -19,7 +19,6 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.structure.classnames import ClassNames
 from onnxgen.structure.divided import divide
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, parts, values
-from onnxgen.structure.gaps import fill_gaps
 from onnxgen.structure.literals import Signature
 from onnxgen.structure.loops import Run
 from onnxgen.structure.methods import extract
@@ -28,7 +27,7 @@ from onnxgen.structure.scopes import ClassRef, Scope, callee
 from onnxgen.structure.sequences import share_rows
 from onnxgen.structure.share import Shared, share
 from onnxgen.structure.sizes import resolve_sizes
-from onnxgen.structure.sliced import slice_lists
+from onnxgen.structure.sliced import fill_gaps, slice_lists
 from onnxgen.structure.stretches import roll
 from onnxgen.structure.union import unite
 from onnxgen.structure.unpacked import unpack_shapes
