@@ -17,7 +17,7 @@ from onnxgen.arguments.names import Argument
 from onnxgen.arguments.written import Spot
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import Assign, ModuleDef, flattened
-from onnxgen.code.quote import MemberRef, call, quote, walk
+from onnxgen.code.quote import call, members, quote, walk
 from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import ModulePath
 from onnxgen.shapes.dims import Dim
@@ -138,8 +138,8 @@ def _are_equal(module: ModuleDef, path: str, row: _Row) -> bool:
     for statement in flattened(module.body):
         if not isinstance(statement, Assign):
             continue
-        members = [node.member.path for node in walk(statement.value) if isinstance(node, MemberRef)]
-        for number in {at[len(around)] for at in (*members, statement.scope) if at[: len(around)] == around != at}:
+        paths = [member.path for member in members(statement.value)]
+        for number in {at[len(around)] for at in (*paths, statement.scope) if at[: len(around)] == around != at}:
             infos = [module.infos.get(target) for target in statement.targets]
             shapes.setdefault(number, []).extend(info.shape if info else None for info in infos)
     first, *others = shapes.values()

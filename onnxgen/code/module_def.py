@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from onnxgen.code.copied import helper_names
 from onnxgen.code.own_code import OwnCode
-from onnxgen.code.quote import refs, rewrite
+from onnxgen.code.quote import Change, members, refs, rewrite
 from onnxgen.code.stub import Stub
 from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import RESERVED, FileText, ModulePath
@@ -197,11 +197,29 @@ def own_expressions(statement: Statement) -> list[ast.expr]:
     return [tree for name in _EXPRESSIONS[type(statement)] if (tree := getattr(statement, name)) is not None]
 
 
-def change_own(statement: Statement, change: Callable[[ast.AST], ast.expr | None]) -> None:
+def change_own(statement: Statement, change: Change) -> None:
     """Rewrite a statement's own expressions, not those of its nested blocks (see `quote.rewrite`)."""
     for name in _EXPRESSIONS[type(statement)]:
         if (tree := getattr(statement, name)) is not None:
             setattr(statement, name, rewrite(tree, change))
+
+
+def members_of(statement: Statement) -> list[Member]:
+    """Return the members that a statement uses, nested blocks included."""
+    return [member for tree in expressions(statement) for member in members(tree)]
+
+
+def spelled(statement: Assign, token: Callable[[ast.AST], str | None]) -> str:
+    """Return what a statement does: equal texts for statements that differ only in nodes of one token.
+
+    `token`: returns the text that stands for a node with all below it; None for a node that is written out.
+    """
+
+    def change(node: ast.AST) -> ast.expr | None:
+        text = token(node)
+        return None if text is None else ast.Name(text, ast.Load())
+
+    return f"{len(statement.targets)} {statement.form} {ast.dump(rewrite(statement.value, change))}"
 
 
 def assigned(statement: Statement) -> Iterator[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onnxgen.code.module_def import Member
 
 
+Change = Callable[[ast.AST], ast.expr | None]  # what `rewrite` puts in the place of a node; None keeps it
 REMARK, APART = "_onnxgen_remark", "_onnxgen_apart"  # attributes of statements, which `printer.py` writes
 
 
@@ -199,8 +200,7 @@ def _template(text: str) -> ast.expr:
 def quote(template: str, **values: Any) -> ast.expr:
     """Return the expression in `template`, with each name in `values` replaced by its value."""
     made = {name: literal(value) for name, value in values.items()}
-    found: ast.expr = rewrite(_template(template), lambda n: made.get(n.id) if isinstance(n, ast.Name) else None)
-    return found
+    return rewrite(_template(template), lambda n: made.get(n.id) if isinstance(n, ast.Name) else None)
 
 
 def tensor_of(owner: ast.expr, key: str) -> ast.expr:
@@ -244,7 +244,11 @@ def _fields(tree: ast.AST) -> tuple[str, ...]:
     return found
 
 
-def rewrite(tree: Any, change: Callable[[ast.AST], ast.expr | None]) -> Any:
+@overload
+def rewrite(tree: ast.expr, change: Change) -> ast.expr: ...
+@overload
+def rewrite(tree: Any, change: Change) -> Any: ...
+def rewrite(tree: Any, change: Change) -> Any:
     """Replace nodes of `tree` by what `change` returns for them (None: keep).
 
     `tree` is not modified: nodes above a replaced one are copied, all others shared.
@@ -269,6 +273,16 @@ def rewrite(tree: Any, change: Callable[[ast.AST], ast.expr | None]) -> Any:
             copied = _copy(tree)
         setattr(copied, name, changed)
     return tree if copied is None else copied
+
+
+def put(values: Mapping[str, ast.expr | str]) -> Change:
+    """Return what puts expressions, or other values, in the place of values."""
+
+    def change(node: ast.AST) -> ast.expr | None:
+        made = values.get(node.value) if isinstance(node, Ref) else None
+        return Ref(made) if isinstance(made, str) else made
+
+    return change
 
 
 def _copy(tree: ast.AST) -> ast.AST:
@@ -309,6 +323,11 @@ def refs(tree: ast.AST) -> Sequence[str]:
     if found is None:
         found = tree.__dict__["_refs"] = tuple(n.value for n in walk(tree) if isinstance(n, Ref))
     return found
+
+
+def members(tree: ast.AST) -> list[Member]:
+    """Return the members that an expression uses, in order, with repetitions."""
+    return [n.member for n in walk(tree) if isinstance(n, MemberRef)]
 
 
 def depth(tree: ast.AST) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, blocks, change_own, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite, unless, walk
+from onnxgen.code.quote import MemberRef, Ref, call, put, quote, refs, rewrite, unless, walk
 from onnxgen.common.names import ModulePath, module_part, printable
 from onnxgen.errors import Problems
 
@@ -156,13 +156,9 @@ class _Adding:
         module.infos[before], module.hints[before] = module.infos[name], module.hint(name)
         if name in module.roles:
             module.roles[before] = module.roles[name]
-
-        def change(node: ast.AST) -> ast.expr | None:
-            return Ref(before) if isinstance(node, Ref) and node.value == name else None
-
         maker.targets = tuple(before if t == name else t for t in maker.targets)
         for statement in [s for inner in _blocks(inside) for s in inner]:
-            change_own(statement, change)
+            change_own(statement, put({name: before}))
         drop = Assign((name,), quote("d(x)", d=MemberRef(member), x=Ref(before)), member.path[:-1], maker.nodes)
         block.insert(next(i for i, s in enumerate(block) if s is maker) + 1, drop)
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
-from onnxgen.code.quote import MemberRef, call, quote, unless, walk
+from onnxgen.code.quote import MemberRef, call, members, quote, unless
 from onnxgen.common.names import ModulePath, identifier, module_part, unscoped
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
 from onnxgen.lowering.beginnings import share_beginnings
@@ -297,7 +297,7 @@ class Members:
 
     def _used(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
         trees = [*(e for s in body for e in expressions(s)), *outputs]
-        used = {id(n.member) for tree in trees for n in walk(tree) if isinstance(n, MemberRef)}
+        used = {id(member) for tree in trees for member in members(tree)}
         return [m for m in self.members if id(m) in used]
 
     def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:

@@ -9,13 +9,11 @@ That a choice of operands is right is not argued here: the caller proves each jo
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from onnxgen.code.module_def import Assign, If, ModuleDef, Statement, expressions, used
-from onnxgen.code.quote import Ref, SizeOf, rewrite
+from onnxgen.code.quote import Ref, SizeOf, put, rewrite
 from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.shapes.info import Info
@@ -54,14 +52,9 @@ def _drop_copies(module: ModuleDef, end: int) -> None:
         if len(copy.targets) != 1 or copy.targets[0] in needed:
             break
         own, value = copy.targets[0], copy.value
-        change = partial(_replaced, own, value)
-        module.outputs = [rewrite(output, change) for output in module.outputs]
+        module.outputs = [rewrite(output, put({own: value})) for output in module.outputs]
         end -= 1
         del module.body[end]
-
-
-def _replaced(name: str, value: Ref, tree: ast.AST) -> ast.expr | None:
-    return value if isinstance(tree, Ref) and tree.value == name else None
 
 
 class _Joined:

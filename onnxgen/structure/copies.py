@@ -7,7 +7,6 @@ body, without the copies that are not needed. An `if` of which one side only han
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 
 from onnxgen.code.module_def import (
@@ -22,7 +21,7 @@ from onnxgen.code.module_def import (
     flattened,
     used,
 )
-from onnxgen.code.quote import Ref, refs
+from onnxgen.code.quote import Change, Ref, put, refs
 from onnxgen.structure.scopes import Scope
 
 
@@ -131,16 +130,12 @@ def _mentioned(statement: Statement) -> set[str]:
 
 def rename(statement: Statement, old: str, new: str) -> None:
     """Rename a value in a statement and its nested blocks."""
-
-    def change(tree: ast.AST) -> Ref | None:
-        return Ref(new) if isinstance(tree, Ref) and tree.value == old else None
-
     for each in flattened([statement]):
         each.targets = tuple(new if t == old else t for t in each.targets)
-    replace_in(statement, change)
+    replace_in(statement, put({old: new}))
 
 
-def replace_in(statement: Statement, change: Callable[[ast.AST], ast.expr | None]) -> None:
+def replace_in(statement: Statement, change: Change) -> None:
     """Rewrite every expression of a statement, nested blocks included (see `quote.rewrite`)."""
     for each in flattened([statement]):
         change_own(each, change)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from onnxgen.code.annotations import note_merged
 from onnxgen.code.module_def import Assign, If, Member, Statement, With, assigned
-from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
+from onnxgen.code.quote import MemberRef, Ref, members, rewrite
 from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.structure.literals import Key, Signature, Slot, Traced, trace
@@ -185,8 +185,7 @@ class FormMaker:
 
     def made(self, build: ast.expr) -> ast.expr:
         """Return the expression that makes a member, with the final names of the file's classes."""
-        made: ast.expr = rewrite(build, lambda n: self.built[id(n.scope)] if isinstance(n, ClassRef) else None)
-        return made
+        return rewrite(build, lambda n: self.built[id(n.scope)] if isinstance(n, ClassRef) else None)
 
     def _node(self, scope: Scope, statement: Statement, env: Mapping[str, Def], instance: int) -> Node:
         inner = list(dict.fromkeys(assigned(statement))) if not isinstance(statement, Assign) else []
@@ -283,7 +282,7 @@ def add_node(node: Node, counterpart: Node) -> None:
 
 def inner_members(node: Node) -> list[Member]:
     """Return the members that a statement uses."""
-    return [n.member for e in node.expressions for n in walk(e) if isinstance(n, MemberRef)]
+    return [member for tree in node.expressions for member in members(tree)]
 
 
 def reachable(form: Form, instance: int | None = None) -> dict[Node, int]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from onnxgen.code import printer
 from onnxgen.code.module_def import Assign, Loop, Statement, blocks
-from onnxgen.code.quote import Ref, refs, rewrite
+from onnxgen.code.quote import Ref, put, refs, rewrite
 from onnxgen.common.names import UNUSED, LocalName
 from onnxgen.structure.nesting import LINE, called_before
 from onnxgen.structure.scopes import Scope
@@ -87,9 +87,7 @@ class Lists:
             return  # one use fills it
         if called_before(statement.value, name):
             return
-        value: ast.expr = rewrite(
-            statement.value, lambda n: whole.value if isinstance(n, Ref) and n.value == name else None
-        )
+        value = rewrite(statement.value, put({name: whole.value}))
         if self._width(replace(statement, value=value)) <= room:
             statement.value = value
             statement.nodes = (*whole.nodes, *statement.nodes)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnxgen.code.copied import arguments, helper_names
+from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import MemberRef, Ref, rewrite, value_of
 from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, RECURRENT, dotted
 
@@ -134,10 +135,18 @@ def is_plain_number(tree: ast.AST) -> bool:
     return isinstance(tree, ast.Constant) and type(tree.value) is not bool and isinstance(tree.value, (int, float))
 
 
-def with_names(tree: ast.expr, names: Mapping[int, str]) -> ast.expr:
-    """Return an expression with values in the place of some of its numbers, by the `id` of the number's tree."""
-    made: ast.expr = rewrite(tree, lambda node: Ref(names[id(node)]) if id(node) in names else None)
-    return made
+def differing(trees: Iterable[ast.expr]) -> Iterator[tuple[tuple[str, ...], tuple[ast.expr, ...]]]:
+    """Yield each number that differs between expressions which are else alike: its texts and its trees."""
+    for column in zip(*map(numbers_of, trees)):
+        texts = tuple(map(ast.unparse, column))
+        if len({*texts}) > 1:
+            yield texts, column
+
+
+def with_names(statement: Assign, names: Mapping[int, str]) -> Assign:
+    """Return a statement with values in the place of some of its trees, by the `id` of the tree."""
+    value = rewrite(statement.value, lambda node: Ref(names[id(node)]) if id(node) in names else None)
+    return statement if value is statement.value else replace(statement, value=value)
 
 
 def trace(tree: ast.expr, token: Callable[[ast.AST], str | None], classes: Mapping[str, Signature]) -> Traced:

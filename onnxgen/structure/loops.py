@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, used
-from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite
+from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite, walk
 from onnxgen.common.names import FileText, identifier, singular
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import is_made_up
@@ -22,11 +22,12 @@ from onnxgen.structure.sublayers import work
 from onnxgen.structure.turns import Items
 
 LIST = "list"  # in the value of a list that a loop fills
+ITEM = "%item "  # begins the name of an item of a list that differs from turn to turn
 Result = tuple[int, int]  # a value that each turn makes: the index of a statement, and of one of its targets
 
 
 class Run:
-    """The dataflow between the turns of a run, over a list of submodules or calls of one (`find_turns`).
+    """The dataflow between the turns of a run over a list of submodules (`find_turns`).
 
     If it `is_regular` and can `arrange` the statements, `write` replaces them by a loop.
 
@@ -43,9 +44,15 @@ class Run:
         kept: the results that are used later, and not only those of the last turn.
         before, after: the statements around the loop.
         beside: how many other items are in a list that has all values of a kept result.
+        left: the results that only the last turn has a use for after the loop.
+        numbers: what is no value and has a name because it differs from turn to turn, by name.
+        halves: the values that are half of other ones in each turn, as paddings are of kernels, with those.
     """
 
     beside = 0
+    left: Sequence[Result] = ()
+    numbers: Mapping[str, ast.expr] = {}
+    halves: Mapping[int, int] = {}
 
     def __init__(
         self, scope: Scope, items: Items, turns: list[list[Assign]], uses: Counter[str], module: ModuleDef
@@ -82,8 +89,8 @@ class Run:
         return bool(self.starts) and (nearly_all or len(self.turns[0]) == 1)
 
     def _ends(self, turn: int, result: Result) -> bool:
-        """True for a carried value of the last turn."""
-        return turn == len(self.turns) - 1 and result in self.starts
+        """True for a value of the last turn that is read after the loop by the variable that it left."""
+        return turn == len(self.turns) - 1 and (result in self.starts or result in self.left)
 
     def _operand(self, at: int, names: tuple[str, ...]) -> Result | int | None:
         """Return the entry of `reads` for an operand of the statements at this index. May find that turns differ."""
@@ -128,7 +135,8 @@ class Run:
 
     def _used(self, statement: Statement) -> list[str]:
         """Return the values that a statement of a turn needs."""
-        return used(statement)
+        items = (listed(self.numbers[name]) for name in used(statement) if name in self.numbers)
+        return [*used(statement), *(item[0] for item in items if item is not None)]
 
     def write(self) -> list[Statement]:
         """Replace the turns. Returns the statements of the loop, and those that begin its variables."""
@@ -139,14 +147,16 @@ class Run:
             lists.append(MemberRef(container))
         parts = self._parts()
         own = [self._value(f"own{n}", self._role(names[0])) for n, names in enumerate(self.own)]
-        self.halves = self._halves()
-        order = [n for n in self._order() if n not in self.halves]
+        modules_first = sorted(range(len(own)), key=lambda n: not self.own[n][0].startswith(ITEM))
+        order = [n for n in modules_first if n not in self.halves]
         lists += [self._column(self.own[n]) for n in order]
         results = [self._collected(result) for result in self.kept]
         begun: list[Statement] = [
             Assign((self._name(r),), self._before(start), scope.path) for r, start in self.starts.items()
         ]
-        begun += [Assign((n,), self._begun(result), scope.path) for n, result in zip(results, self.kept)]
+        for name, result in zip(results, self.kept):
+            items = ast.List([Ref(self._name(result)) for _ in self._first(result)], ast.Load())
+            begun.append(Assign((name,), items, scope.path))
         body: list[Statement] = []
         for s in range(len(last)):
             body.append(self._statement(s, parts, own))
@@ -162,7 +172,7 @@ class Run:
             turn.append(self._value("count", ""))
             lists.append(call("range", len(self.turns)))
         iterable = lists[0] if len(lists) == 1 else call("zip", *lists)
-        around = (*map(self._name, self.starts), *results, *map(self._name, self._left))
+        around = (*map(self._name, self.starts), *results, *map(self._name, self.left))
         loop = Loop(tuple(turn), iterable, None, body, around, scope.path, form=form)
         self._forget_sizes()
         self._reuse(loop)
@@ -171,30 +181,13 @@ class Run:
         scope.body = [*self.before, *begun, loop, *self.after]
         return [*begun, loop]
 
-    def _begun(self, result: Result) -> ast.expr:
-        """Return the list that collects a result, before the first turn."""
-        return ast.List([], ast.Load())
-
-    @property
-    def _left(self) -> list[Result]:
-        """The results of the last turn that are read after the loop by the variable that it left."""
-        return []
-
-    def _order(self) -> list[int]:
-        """Return the order in which the loop names the values that each turn has its own of."""
-        return [*range(len(self.own))]
-
-    def _halves(self) -> dict[int, int]:
-        """Return the values that are half of other ones in each turn, as paddings are of kernels, with those."""
-        return {}
-
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         """Return the values of one variable, one for each turn."""
         return ast.Tuple([self._before(name) for name in names], ast.Load())
 
     def _before(self, name: str) -> ast.expr:
         """Return a value from before the loop."""
-        return Ref(name)
+        return self.numbers.get(name) or Ref(name)
 
     def _forget_sizes(self) -> None:
         """Forget the dims of values that have other dims in another turn, so that no comment shows them."""
@@ -222,7 +215,7 @@ class Run:
 
         def change(node: ast.AST) -> ast.expr | None:
             if isinstance(node, MemberRef) and id(node.member) in self.items.number:
-                return Ref(parts[self.items.number[id(node.member)]]) if parts else None
+                return Ref(parts[self.items.number[id(node.member)]])
             if not isinstance(node, Ref):
                 return None
             read = next(reads)
@@ -266,8 +259,7 @@ class Run:
         return inside and (mine.dtype, mine.shape, mine.kind) == (its.dtype, its.shape, its.kind)
 
     def _value(self, kind: str, role: str) -> str:
-        path = next(iter(self.items.parts[0].values())).path if self.items.path is None else self.items.path
-        value = f"{'.'.join(path)}%{kind}"
+        value = f"{'.'.join(self.items.path or ())}%{kind}"
         if role:
             self.module.roles[value] = role
         return value
@@ -288,7 +280,7 @@ class Run:
         role = carried if result in self.starts else f"{name}s" if name else "outputs"
         value = self._value(f"{LIST}{result[0]}.{result[1]}", role)
         self.module.infos[value] = Info(kind="sequence")
-        self.module.lengths[value] = len(self.turns) + self._offset(result)
+        self.module.lengths[value] = len(self._collects(result))
         return value
 
     def _names(self, result: Result) -> tuple[str, ...]:
@@ -297,16 +289,16 @@ class Run:
 
     def _collects(self, result: Result) -> tuple[str, ...]:
         """Return the values in the list that collects a result."""
-        return self._names(result)
+        return (*self._first(result), *self._names(result))
 
-    def _offset(self, result: Result) -> int:
-        """The index of the first turn's result in the list that collects it."""
-        return 0
+    def _first(self, result: Result) -> tuple[str, ...]:
+        """Return the value before the first turn, if the list that collects a result begins with it, else ()."""
+        return ()
 
     def _read_lists(self, results: dict[Result, str]) -> None:
         """Read results of single turns from the lists that collect them."""
         at = {
-            name: (results[result], i + self._offset(result))
+            name: (results[result], i + len(self._first(result)))
             for name, (i, result) in self.made.items()
             if result in results and not self._ends(i, result)
         }
@@ -325,6 +317,36 @@ class Run:
         for statement in self.after:
             replace_in(statement, change)
         self.scope.outputs = _starred([rewrite(o, change) for o in self.scope.outputs], len(self.turns))
+
+
+class OneTurn(Run):
+    """A loop over a list of one item, where the same list of another module has several: both may be of one class.
+
+    The statement that calls the item does what a turn of the other loop, `like`, does.
+    """
+
+    def __init__(
+        self, scope: Scope, items: Items, statement: Assign, uses: Counter[str], module: ModuleDef, like: Run
+    ) -> None:
+        super().__init__(scope, items, [[statement]], uses, module)
+        given = refs(statement.value)
+        self.is_regular = (
+            like.kept == [(0, 0)] == [*like.starts]
+            and len(like.turns[0]) == 1
+            and not like.own
+            and like.items.text(like.turns[-1][0]) == items.text(statement)
+            and len(given) == len(like.reads[0])
+            and self._is_listed(statement.targets[0], like.beside)
+        )
+        if self.is_regular:
+            self.reads, self.kept = like.reads, like.kept
+            self.starts = {(0, 0): given[like.reads[0].index((0, 0))]}
+
+    def _is_listed(self, value: str, beside: int) -> bool:
+        """True if a value is an item of a list with so many others."""
+        trees = (node for tree in self.scope.expressions() for node in walk(tree))
+        lists = [tree.elts for tree in trees if isinstance(tree, ast.List)]
+        return any(len(e) - 1 == beside and any(isinstance(i, Ref) and i.value == value for i in e) for e in lists)
 
 
 def with_whole(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Statement
-from onnxgen.code.quote import MemberRef, Ref, refs, walk
+from onnxgen.code.quote import MemberRef, Ref, members, refs
 from onnxgen.code.torch_api import ACTIVATIONS
 from onnxgen.common.names import identifier, singular
 from onnxgen.lowering.roles import called, is_number, seen_through
@@ -112,7 +112,7 @@ def made_by(tree: ast.expr) -> Made:
         made.layer, made.vague = _of_layer(member)
         made.layer = NOUNS.get(made.layer, made.layer) if made.is_features else made.layer
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        made.is_features = any(isinstance(n, MemberRef) for n in walk(node.right))
+        made.is_features = bool(members(node.right))
     if not made.is_features:
         made.plain = made.plain or _plain(node, name, operands)
         made.vague = "" if made.plain else _weak(node, name)

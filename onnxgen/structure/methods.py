@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, Input, Loop, ModuleDef, Statement, used
-from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
+from onnxgen.code.quote import Ref, members, put, refs, rewrite, walk
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.lowering.roles import seen_through
 from onnxgen.shapes.info import Info
@@ -174,8 +174,8 @@ class _Search:
         place = {name: (True, i) for i, name in enumerate(stretch.made)}
         place |= {name: (False, i) for i, name in enumerate(stretch.given)}
         values = [self._value(row) for row in stretch.rows]
-        members = [id(node.member) for value in values for node in walk(value) if isinstance(node, MemberRef)]
-        return [[place[name] for name in refs(value)] for value in values] + [members]
+        used_members = [id(member) for value in values for member in members(value)]
+        return [[place[name] for name in refs(value)] for value in values] + [used_members]
 
     def _write(self, stretches: list[_Stretch], results: list[int]) -> None:
         first, infos = stretches[0], self.module.infos
@@ -191,7 +191,7 @@ class _Search:
         for row in first.rows:
             statement = self.body.body[row]
             assert isinstance(statement, Assign)
-            made = rewrite(statement.value, lambda n: Ref(own[n.value]) if isinstance(n, Ref) else None)
+            made = rewrite(statement.value, put(own))
             targets = tuple(own[target] for target in statement.targets)
             nodes = tuple(node for s in stretches for node in self.body.body[s.rows[first.rows.index(row)]].nodes)
             inner.body.append(Assign(targets, made, statement.scope, nodes, statement.form))

@@ -22,7 +22,7 @@ from onnxgen.code.module_def import (
     change_own,
     expressions,
 )
-from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
+from onnxgen.code.quote import MemberRef, Ref, depth, members, put, refs, rewrite, walk
 from onnxgen.common.names import FileText
 from onnxgen.structure.clues import input_name, is_general, says_what
 from onnxgen.structure.scopes import ClassRef, Scope, callee
@@ -99,7 +99,7 @@ class _Nesting:
             at = next((i for i, o in enumerate(scope.outputs) if name in refs(o)), None)
             if name in self.named or at is None:
                 break
-            merged = _inline(scope.outputs[at], name, last.value)
+            merged: ast.expr = rewrite(scope.outputs[at], put({name: last.value}))
             more = width(merged, self.roles, level)
             if is_broken:
                 room = LINE - 4 - len(",") - more
@@ -151,7 +151,7 @@ class _Nesting:
         mine, before = _called(inner), called_before(outer, name)
         if not mine.isdisjoint(before) or (METHOD in mine and before) or (METHOD in before and mine):
             return False
-        merged = _inline(outer, name, inner)
+        merged = rewrite(outer, put({name: inner}))
         deep, many = _layers(merged)
         if depth(merged) > MAX_DEPTH or deep > layers or many > MAX_LAYERS:
             return False
@@ -169,8 +169,7 @@ def width(tree: ast.expr, names: Mapping[str, str], level: int) -> int:
             return ast.Name("self" + "".join(parts), ast.Load())
         return None
 
-    text: ast.expr = rewrite(tree, shown)
-    return len(ast.unparse(text))
+    return len(ast.unparse(rewrite(tree, shown)))
 
 
 def _called(tree: ast.AST) -> set[int]:
@@ -209,9 +208,8 @@ def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
     for statement in block:
         if isinstance(statement, Assign) and len(statement.targets) == 1:
             needed = refs(statement.value)
-            members = any(isinstance(n, MemberRef) for n in walk(statement.value))
             alone = len(set(needed)) == 1 and uses[needed[0]] == len(needed)
-            if alone and not members and statement.targets[0] not in earlier:
+            if alone and not members(statement.value) and statement.targets[0] not in earlier:
                 followers[needed[0]] = statement
         earlier.update(assigned(statement), (name for tree in expressions(statement) for name in refs(tree)))
     made: list[Statement] = []
@@ -249,11 +247,5 @@ def _under_comprehension(tree: ast.expr) -> bool:
 
 def _absorb(statement: Statement, before: Assign) -> None:
     """Let a statement do what the one before it does."""
-    name, inner = before.targets[0], before.value
-    change_own(statement, lambda n: inner if isinstance(n, Ref) and n.value == name else None)
+    change_own(statement, put({before.targets[0]: before.value}))
     statement.nodes = before.nodes + statement.nodes
-
-
-def _inline(outer: ast.expr, name: str, inner: ast.expr) -> ast.expr:
-    changed: ast.expr = rewrite(outer, lambda n: inner if isinstance(n, Ref) and n.value == name else None)
-    return changed

@@ -252,8 +252,7 @@ class _Writing:
                 return Ref(self.names[next(operands)])
             return None
 
-        changed: ast.expr = rewrite(self.fill(node, index, node.expressions[index]), change)
-        return changed
+        return rewrite(self.fill(node, index, node.expressions[index]), change)
 
 
 def _is_choice(value: ast.expr) -> bool:

@@ -10,8 +10,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 
-from onnxgen.code.module_def import Assign, If, ModuleDef, Statement, assigned, expressions, used
-from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, quote, rewrite, walk
+from onnxgen.code.module_def import (
+    Assign,
+    If,
+    ModuleDef,
+    Statement,
+    assigned,
+    expressions,
+    members_of,
+    spelled,
+    used,
+)
+from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, put, quote, walk
 from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import ModulePath
 from onnxgen.shapes.dims import Sym, symbol, symbols
@@ -43,11 +53,11 @@ class Branch:
         first: dict[object, str] = {}  # what each text computed first: passes copy the views that they move
         for each in copied(block):
             replace_in(each, self._read)
-            replace_in(each, lambda n: Ref(alias[n.value]) if isinstance(n, Ref) and n.value in alias else None)
+            replace_in(each, put(alias))
             if isinstance(each, Assign) and len(each.targets) == 1:
                 (target,), text = each.targets, (head_of(each), *operands(each.value))
                 before = each.value.value if isinstance(each.value, Ref) else first.setdefault(text, target)
-                if before != target and not has_member(each):
+                if before != target and not members_of(each):
                     alias[target] = before
                     continue
             self.block.append(each)
@@ -106,7 +116,7 @@ class Branch:
             for name in dict.fromkeys(assigned(each)) if index in self.written else ():
                 here[name] = fresh(name)  # the statement stands in another `if`, too
                 rename(each, name, here[name])
-            replace_in(each, lambda n: Ref(here[n.value]) if isinstance(n, Ref) and n.value in here else None)
+            replace_in(each, put(here))
             made.append(each)
         self.written |= found
         return made, here
@@ -134,7 +144,7 @@ class Pairs:
         """Return, for statements of the second branch, those of the first."""
         for head, mine in list(self.free.items()):
             its = [j for j, other in enumerate(self.heads[1]) if other == head]
-            if len(its) == len(mine) and has_member(self.one.block[mine[0]]):
+            if len(its) == len(mine) and members_of(self.one.block[mine[0]]):
                 for i, j in zip(list(mine), its):
                     self._add(i, j)
         while self._more(whole=True) or self._more(whole=False) or self._before():
@@ -182,7 +192,7 @@ class Pairs:
         """Return the pairs that can't stand: each branch needs another order, or a size is only known in a branch."""
         cycles = {i for cycle in in_cycles(edges(self.one, self.other, self.pairs)) for i in cycle}
         inside = {i for i in cycles if i in self.pairs.values()}
-        weak = {i for i in inside if not has_member(self.one.block[i])}
+        weak = {i for i in inside if not members_of(self.one.block[i])}
         alone = {i for j, i in self.pairs.items() if self._sizes(self.one, i, self.pairs.values())}
         alone |= {i for j, i in self.pairs.items() if self._sizes(self.other, j, self.pairs)}
         return alone | (weak or inside)
@@ -208,17 +218,13 @@ def edges(one: Branch, other: Branch, pairs: dict[int, int]) -> list[list[int]]:
 def head_of(statement: Statement) -> str:
     if not isinstance(statement, Assign) or not statement.targets:
         return ""
-    return f"{len(statement.targets)} {statement.form} {ast.dump(rewrite(statement.value, _token))}"
+    return spelled(statement, _token)
 
 
-def _token(tree: ast.AST) -> ast.expr | None:
-    if isinstance(tree, Ref):
-        return ast.Name("?")
+def _token(tree: ast.AST) -> str | None:
     if isinstance(tree, MemberRef):
-        return ast.Name(f"member {id(tree.member)}")
-    if isinstance(tree, SizeOf):
-        return ast.Name("size")
-    return ast.Name("device") if isinstance(tree, DeviceOf) else None
+        return f"member {id(tree.member)}"
+    return type(tree).__name__ if isinstance(tree, (Ref, SizeOf, DeviceOf)) else None
 
 
 def operands(tree: ast.AST) -> list[Operand]:
@@ -228,7 +234,3 @@ def operands(tree: ast.AST) -> list[Operand]:
 
 def tree_of(operand: Operand) -> ast.expr:
     return Ref(operand) if isinstance(operand, str) else SizeOf(operand)
-
-
-def has_member(statement: Statement) -> bool:
-    return any(isinstance(n, MemberRef) for tree in expressions(statement) for n in walk(tree))

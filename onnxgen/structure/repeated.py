@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 
-from onnxgen.code.module_def import Assign, Statement, expressions
-from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, refs, rewrite, walk
+from onnxgen.code.module_def import Assign, Statement, members_of, spelled
+from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, refs, walk
 from onnxgen.shapes.info import Info
-from onnxgen.structure.literals import numbers_of, with_names
+from onnxgen.structure.literals import differing, with_names
 
 MAX_NUMBERS = 3  # arguments of a class that are numbers
 
@@ -45,7 +45,7 @@ def repeated(statements: list[Statement], infos: dict[str, Info]) -> Repeated | 
     assigns = [s for s in statements if isinstance(s, Assign) and s.targets]
     if len(assigns) < len(statements):
         return None
-    layers = [[n.member.path for e in expressions(s) for n in walk(e) if isinstance(n, MemberRef)] for s in assigns]
+    layers = [[member.path for member in members_of(s)] for s in assigns]
     counts = Counter(path for paths in layers for path in paths)
     count = gcd(*counts.values()) if counts else 1
     if count < 2:
@@ -118,38 +118,18 @@ def _with_arguments(calls: list[list[Assign]]) -> tuple[list[list[Assign]], dict
 
     Nothing is changed if there are too many of them, or if the calls differ in more.
     """
-    first = calls[0]
-    if any(len(call) != len(first) for call in calls):
-        return calls, {}
-    found = [[numbers_of(s.value) for s in call] for call in calls]
-    counts = [[len(trees) for trees in call] for call in found]
-    if any(count != counts[0] for count in counts):
-        return calls, {}
-    columns: dict[tuple[int, int], tuple[str, ...]] = {}
-    for s, size in enumerate(counts[0]):
-        for n in range(size):
-            texts = tuple(ast.unparse(call[s][n]) for call in found)
-            if len(set(texts)) > 1:
-                columns[s, n] = texts
-    kinds = list(dict.fromkeys(columns.values()))
-    if not 0 < len(kinds) <= MAX_NUMBERS:
-        return calls, {}
+    kinds: dict[tuple[str, ...], int] = {}
     numbers: dict[str, ast.expr] = {}
-    made = []
-    for c, call in enumerate(calls):
-        own = []
-        for s, statement in enumerate(call):
-            names = {id(tree): number_name(first[0], kinds.index(columns[s, n]), c)
-                     for n, tree in enumerate(found[c][s]) if (s, n) in columns}  # fmt: skip
-            numbers.update((names[id(tree)], tree) for tree in found[c][s] if id(tree) in names)
-            own.append(replace(statement, value=with_names(statement.value, names)) if names else statement)
-        made.append(own)
-    return made, numbers
-
-
-def number_name(statement: Assign, kind: int, call: int) -> str:
-    """Return the name of a number that differs from call to call."""
-    return f"{statement.targets[0]}%number{kind}.{call}"
+    names: list[dict[int, str]] = [{} for _ in calls]
+    for row in zip(*calls):
+        for texts, column in differing(statement.value for statement in row):
+            kind = kinds.setdefault(texts, len(kinds))
+            for call, tree in enumerate(column):
+                name = names[call][id(tree)] = f"{calls[0][0].targets[0]}%number{kind}.{call}"
+                numbers[name] = tree
+    if len(kinds) > MAX_NUMBERS:
+        return calls, {}
+    return [[with_names(s, own) for s in call] for call, own in zip(calls, names)], numbers
 
 
 def _text(statements: list[Assign]) -> tuple[list[str], list[str], list[str]]:
@@ -157,19 +137,19 @@ def _text(statements: list[Assign]) -> tuple[list[str], list[str], list[str]]:
     names: dict[str, str] = {}
     inputs: list[str] = []
 
-    def change(node: ast.AST) -> ast.expr | None:
+    def token(node: ast.AST) -> str | None:
         if isinstance(node, Ref):
             if node.value not in names:
                 names[node.value] = f"%in{len(inputs)}"
                 inputs.append(node.value)
-            return ast.Name(names[node.value], ast.Load())
+            return names[node.value]
         if isinstance(node, MemberRef):
-            return ast.Name("%" + ".".join(node.member.path), ast.Load())
-        return ast.Name(f"%{node.dim}", ast.Load()) if isinstance(node, SizeOf) else None
+            return "%" + ".".join(node.member.path)
+        return f"%{node.dim}" if isinstance(node, SizeOf) else None
 
     lines, made = [], []
     for statement in statements:
-        lines.append(f"{statement.form} {len(statement.targets)} {ast.dump(rewrite(statement.value, change))}")
+        lines.append(spelled(statement, token))
         for target in statement.targets:
             names[target] = f"%{len(names)}"
             made.append(target)

@@ -23,8 +23,7 @@ from onnxgen.code.torch_api import LAYER_OF, function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.structure.classnames import role_path
 from onnxgen.structure.literals import is_literal, is_number
-from onnxgen.structure.loops import Run
-from onnxgen.structure.one_turn import OneTurn
+from onnxgen.structure.loops import OneTurn, Run
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.tree import fillable
 from onnxgen.structure.turns import Items, find_turns
@@ -62,13 +61,6 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
             flow = Flow(scope)
         elif path not in scope.containers:
             flow = _looped(flow, _items(parts, path), module, loops)
-
-
-def collect_calls(scope: Scope, module: ModuleDef) -> None:
-    """Replace calls of one submodule, each with the result of the call before it, by a loop."""
-    flow = Flow(scope)
-    for member in _called_often(scope):
-        flow = _looped(flow, Items(None, [{-1: member}]), module, {})
 
 
 def place(scope: Scope, path: ModulePath) -> Place:
@@ -110,33 +102,19 @@ def _looped(flow: Flow, items: Items | None, module: ModuleDef, loops: dict[Plac
         if not run.is_regular or not run.arrange():
             continue
         run.write()
-        if items.path is not None:
-            loops.setdefault(place(flow.scope, items.path), run)
+        loops.setdefault(place(flow.scope, items.path or ()), run)
         return Flow(flow.scope)  # its results may be items of a list now, in all statements after it
     return flow
 
 
 def _anchors(flow: Flow, items: Items) -> list[list[Assign]]:
     """Return the statements that use each item; [] if they are not all assignments of the body."""
-    if items.path is None:
-        found = [[statement] for statement in flow.mentions[id(items.parts[0][-1])]]
-    else:
-        found = [[s for part in item.values() for s in flow.mentions.get(id(part), ())] for item in items.parts]
+    found = [[s for part in item.values() for s in flow.mentions.get(id(part), ())] for item in items.parts]
     plain = {i: s for i, s in enumerate(flow.scope.body) if isinstance(s, Assign) and s.targets}
     at = {id(s): i for i, s in plain.items()}
     if not all(found) or any(id(s) not in at for statements in found for s in statements):
         return []
     return [[plain[n] for n in sorted({at[id(s)] for s in statements})] for statements in found]
-
-
-def _called_often(scope: Scope) -> list[Member]:
-    """Return the submodules that are called three times or more."""
-    found: dict[int, list[Member]] = {}
-    for statement in scope.body:
-        member = callee(statement.value) if isinstance(statement, Assign) else None
-        if member is not None and member.kind == "module":
-            found.setdefault(id(member), []).append(member)
-    return [members[0] for members in found.values() if len(members) > 2]
 
 
 def parts_of(scope: Scope) -> dict[ModulePath, dict[str, Member | None]]:
@@ -286,7 +264,9 @@ class _Sequence:
             return None
         own = [entry for entry in loose if entry[0] is not None or entry[2].scope[: len(self.path)] == self.path]
         if own == loose[: len(own)]:
-            self._append(found, _close(own) if _is_gapless(found) else own, None)
+            if all(number == i for i, (number, _, _) in enumerate(found)):  # then no key depends on their numbers
+                own = [(None, member, after) for _, member, after in own]
+            self._append(found, own, None)
         return found
 
     def _prepend(self, found: Chain) -> None:
@@ -312,12 +292,7 @@ class _Sequence:
             return None
         return index, Member((*self.path, str(index or 0)), build, "module")
 
-    def _append(
-        self,
-        found: Chain,
-        loose: list[Loose],
-        end: int | None,
-    ) -> bool:
+    def _append(self, found: Chain, loose: list[Loose], end: int | None) -> bool:
         """Add functions, with their numbers or the next free ones; False if there is no free number before `end`."""
         for index, member, statement in loose:
             before = found[-1][0]
@@ -345,15 +320,6 @@ def _sequence(flow: Flow, path: ModulePath, items: dict[int, Member]) -> Member 
         whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
         flow.replace([statement for _, _, statement in found], whole)
     return container
-
-
-def _is_gapless(chain: Chain) -> bool:
-    return all(index == i for i, (index, _, _) in enumerate(chain))
-
-
-def _close(functions: list[Loose]) -> list[Loose]:
-    """Forget the numbers of functions behind the last submodule: no key depends on them, so they leave no gap."""
-    return [(None, member, statement) for _, member, statement in functions]
 
 
 def called(statement: Assign) -> Member | None:

@@ -13,8 +13,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from onnxgen.code.kinds import annotation
-from onnxgen.code.module_def import Assign, If, Input, Member, ModuleDef, Statement, assigned, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, refs, value_of, walk
+from onnxgen.code.module_def import (
+    Assign,
+    If,
+    Input,
+    Member,
+    ModuleDef,
+    Statement,
+    assigned,
+    expressions,
+    members_of,
+    used,
+)
+from onnxgen.code.quote import MemberRef, Ref, refs, value_of
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
 from onnxgen.common.names import FileText, ModulePath, common_scope, module_part
@@ -134,7 +145,7 @@ class Splitter:
         for member in self.module.members:
             self._owner(member.path[:-1]).members.append(member)
         for owner in self.owners.values():
-            used_first = dict.fromkeys(id(member) for statement in owner.body for member in _members(statement))
+            used_first = dict.fromkeys(id(member) for statement in owner.body for member in members_of(statement))
             order = {key: n for n, key in enumerate(used_first)}
             owner.members.sort(key=lambda m: order.get(id(m), len(order)))
         return scope
@@ -148,7 +159,7 @@ class Splitter:
         """Return the class of a statement: its scope, shortened to one that exists and has the members it uses."""
         if id(statement) not in self.scopes:
             own = tuple(module_part(p) for p in statement.scope)
-            path = common_scope([own, *(member.path[:-1] for member in _members(statement))]) or ()
+            path = common_scope([own, *(member.path[:-1] for member in members_of(statement))]) or ()
             for n in range(1, len(path) + 1):
                 if path[:n] in self.leaves or path[:n] not in self.worthy:
                     path = path[: n - 1]
@@ -244,7 +255,7 @@ class Splitter:
         """
         inner = [unit for unit in units if unit.key is not None]
         between = [statement for unit in units if unit.key is None for statement in unit.statements]
-        if len(inner) != 1 or any(_members(statement) for statement in between):
+        if len(inner) != 1 or any(members_of(statement) for statement in between):
             return False
         taken = {id(statement) for statement in between}
         for i, statement in enumerate(statements):
@@ -343,10 +354,6 @@ def _containers(members: list[Member]) -> set[ModulePath]:
             numbered = member.path[n].isdigit() and (n + 1 < len(member.path) or member.kind == "module")
             below[member.path[:n]] = below.get(member.path[:n], True) and numbered
     return {path for path, numbered in below.items() if numbered}
-
-
-def _members(statement: Statement) -> list[Member]:
-    return [n.member for e in expressions(statement) for n in walk(e) if isinstance(n, MemberRef)]
 
 
 def _edges(units: list[Unit], where: dict[str, str]) -> list[list[int]]:

@@ -16,11 +16,10 @@ from onnxgen.common.names import identifier
 from onnxgen.structure.forms import Differ, Form, FormMaker, Node, Part
 from onnxgen.structure.layout import SELF
 from onnxgen.structure.literals import Key, Slot, fill, is_number
-from onnxgen.structure.matrices import size_names
 from onnxgen.structure.optional import Body, Only, flag_name
 from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use, parsed
 from onnxgen.structure.tree import Entry
-from onnxgen.structure.widths import sizes, widths
+from onnxgen.structure.widths import size_names, sizes, widths
 
 
 @dataclass

@@ -16,7 +16,7 @@ from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expres
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, value_of, walk
 from onnxgen.common.names import ModulePath, identifier, singular
 from onnxgen.structure.literals import is_plain_number
-from onnxgen.structure.loops import Result, Run, listed, position
+from onnxgen.structure.loops import ITEM, Result, Run, listed, position
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.turns import Items
 
@@ -70,10 +70,7 @@ class Stretch(Run):
     """The turns of a stretch.
 
     Attributes:
-        numbers: the numbers and members that have names, by name.
         is_part: there are more turns.
-        left: the results that only the last turn has a use for after the loop.
-        whole: the results whose list begins with the value before the first turn.
         dropped: the `id`s of statements that the loop replaces.
     """
 
@@ -86,7 +83,6 @@ class Stretch(Run):
         is_part: bool,
     ) -> None:
         self.around, self.numbers, self.is_part = around, numbers, is_part
-        self.left: list[Result] = []
         self.dropped: set[int] = set()
         super().__init__(around.scope, Items(None, [{}]), turns, around.uses, module)
 
@@ -101,7 +97,7 @@ class Stretch(Run):
             users.setdefault(result, set()).add(turn)
         self.left = sorted(r for r, turns in users.items() if r not in self.starts and turns == {last})
         self.kept = [result for result in self.kept if result not in self.left]
-        if not all(self._is_list(names) for names in self.own if names[0].startswith("%item ")):
+        if not all(self._is_list(names) for names in self.own if names[0].startswith(ITEM)):
             return False
         if not self.starts:
             return (
@@ -127,13 +123,6 @@ class Stretch(Run):
         )
         return not self.starts and self.kept == [(len(turn) - 1, 0)] and len(turn) <= CHAINED and chained
 
-    def _ends(self, turn: int, result: Result) -> bool:
-        return turn == len(self.turns) - 1 and (result in self.starts or result in self.left)
-
-    @property
-    def _left(self) -> list[Result]:
-        return self.left
-
     def _value(self, kind: str, role: str) -> str:
         value = f"{self.turns[0][0].targets[0]}%{kind}"
         if role:
@@ -141,7 +130,7 @@ class Stretch(Run):
         return value
 
     def _role(self, value: str) -> str:
-        if value.startswith("%item "):
+        if value.startswith(ITEM):
             return identifier(singular(self._items((value,))[0][-1]))
         number = self.numbers.get(value)
         if number is not None and (item := listed(number)) is not None:
@@ -159,12 +148,8 @@ class Stretch(Run):
         letter = "t" if isinstance(numbers[0], float) else "i"
         return next(taken, None) or ("stride" if doubled else letter)
 
-    def _order(self) -> list[int]:
-        """Name modules first, and then what they take."""
-        return sorted(super()._order(), key=lambda n: not self.own[n][0].startswith("%item "))
-
     def _column(self, names: tuple[str, ...]) -> ast.expr:
-        if names[0].startswith("%item "):
+        if names[0].startswith(ITEM):
             return self._list(names)
         if (part := self._listed(names)) is not None:
             return part
@@ -208,12 +193,8 @@ class Stretch(Run):
             return Ref(whole) if start == 0 else quote("x[n:]", x=Ref(whole), n=start)
         return quote("x[:n]", x=Ref(whole), n=end) if start == 0 else None
 
-    def _used(self, statement: Statement) -> list[str]:
-        names = super()._used(statement)
-        items = (listed(self.numbers[name]) for name in names if name in self.numbers)
-        return [*names, *(item[0] for item in items if item is not None)]
-
     def write(self) -> list[Statement]:
+        self.halves = self._halves()
         made = super().write()
         self.scope.body = [statement for statement in self.scope.body if id(statement) not in self.dropped]
         return made
@@ -235,23 +216,10 @@ class Stretch(Run):
         path, _ = self._items(names)
         return MemberRef(self.scope.containers.setdefault(path, Member(path, quote("nn.ModuleList"), "module")))
 
-    def _before(self, name: str) -> ast.expr:
-        return self.numbers.get(name) or Ref(name)
-
-    def _begun(self, result: Result) -> ast.expr:
-        return ast.List([Ref(self._name(result))] if self._is_whole(result) else [], ast.Load())
-
-    def _is_whole(self, result: Result) -> bool:
-        """True if a list has the value before the first turn as its first item, and then those of all turns."""
+    def _first(self, result: Result) -> tuple[str, ...]:
         names = (self.starts[result], *self._names(result)) if result in self.starts else ()
-        return bool(names) and names in self.around.lists.get(names[0], ()) and self.uses[names[1]] > 0
-
-    def _collects(self, result: Result) -> tuple[str, ...]:
-        first = (self.starts[result],) if self._is_whole(result) else ()
-        return (*first, *self._names(result))
-
-    def _offset(self, result: Result) -> int:
-        return 1 if self._is_whole(result) else 0
+        is_whole = bool(names) and names in self.around.lists.get(names[0], ()) and self.uses[names[1]] > 0
+        return names[:1] if is_whole else ()
 
 
 def is_range(values: list[float]) -> bool:

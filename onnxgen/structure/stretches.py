@@ -15,13 +15,13 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, assigned, expressions, used
+from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, assigned, members_of, spelled, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, value_of, walk
-from onnxgen.structure.literals import is_plain_number, numbers_of, with_names
-from onnxgen.structure.loops import listed
+from onnxgen.structure.literals import differing, is_plain_number, with_names
+from onnxgen.structure.loops import ITEM, listed
 from onnxgen.structure.order import depth_first
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.stretch import Around, Stretch, is_range
@@ -37,6 +37,7 @@ MAX_NUMBERS = 4  # sequences of numbers that a loop goes over
 FEW = 4  # turns that are enough to compare rotations
 LEAST_GAIN = 2.0  # lines, about
 MANY, LEAST_OF_MANY = 4, 1.0  # a loop of so many turns may gain less
+LEAST_OF_CALLS = -0.5  # of three calls of one submodule
 STATEMENTS_A_LINE = 2.0
 IN_LANES = 0.9  # what a stretch of statements is worth that do not follow each other
 WITH_NUMBERS = 0.8  # what a stretch with other numbers in each turn is worth beside one that is the same
@@ -112,7 +113,7 @@ def _calls_in_order(body: Sequence[Statement], order: Sequence[int]) -> bool:
     """True if an order leaves the calls of each module in theirs."""
     last: dict[int, int] = {}
     for i in order:
-        for member in (n.member for tree in expressions(body[i]) for n in walk(tree) if isinstance(n, MemberRef)):
+        for member in members_of(body[i]):
             if last.setdefault(id(member), i) > i:
                 return False
             last[id(member)] = i
@@ -132,21 +133,15 @@ def text_of(statement: Statement, index: int) -> str:
     """
     if not isinstance(statement, Assign) or not statement.targets:
         return f"alone {index} {id(statement)}"
-    return f"{len(statement.targets)} {statement.form} {_spelled(statement.value)}"
+    return spelled(statement, _token)
 
 
-def _spelled(node: object) -> str:
-    if isinstance(node, list):
-        return f"[{','.join(map(_spelled, node))}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
+def _token(node: ast.AST) -> str | None:
     if _is_operand(node) or listed(node):
         return "%"
     if isinstance(node, MemberRef):
         return f"%item {'.'.join(node.member.path[:-1])}" if is_item(node.member) else f"%{id(node.member)}"
-    if is_plain_number(node):
-        return f"%={ast.unparse(node)};"
-    return f"{type(node).__name__}({','.join(_spelled(getattr(node, name, None)) for name in node._fields)})"
+    return f"%={ast.unparse(node)};" if is_plain_number(node) else None
 
 
 def is_item(member: Member) -> bool:
@@ -226,7 +221,7 @@ def _loop(around: Around, module: ModuleDef, statements: list[Statement], period
             continue
         changed, stretch = made
         gain = (turns - 1) * period / STATEMENTS_A_LINE - stretch.cost
-        if stretch.is_regular and gain >= _least(turns, bool(stretch.starts)):
+        if stretch.is_regular and gain >= _least(stretch):
             scope.body = [changed.get(id(statement), statement) for statement in body]
             if stretch.arrange():
                 return next(s for s in stretch.write() if isinstance(s, Loop))
@@ -234,10 +229,13 @@ def _loop(around: Around, module: ModuleDef, statements: list[Statement], period
     return None
 
 
-def _least(turns: int, carries: bool) -> float:
+def _least(stretch: Stretch) -> float:
     """Return how many lines a loop must gain."""
-    if not carries:  # one item for each turn, as in a list of scales
+    turns, first = len(stretch.turns), stretch.turns[0]
+    if not stretch.starts:  # one item for each turn, as in a list of scales
         return LEAST_GAIN if turns < 3 else 0
+    if len(first) == 1 and callee(first[0].value) is not None:  # one submodule, called again and again
+        return LEAST_GAIN if turns < 3 else LEAST_OF_CALLS
     return LEAST_GAIN if turns < MANY else LEAST_OF_MANY
 
 
@@ -267,9 +265,7 @@ def _stretch(
         return None
     changed: dict[int, Assign] = {}
     for statements, names in zip(divided, naming.named):
-        for statement in statements:
-            value = with_names(statement.value, names) if names else statement.value
-            changed[id(statement)] = statement if value is statement.value else replace(statement, value=value)
+        changed |= {id(statement): with_names(statement, names) for statement in statements}
     made = [[changed[id(statement)] for statement in statements] for statements in divided]
     return changed, Stretch(around, made, module, naming.numbers, count < turns)
 
@@ -291,18 +287,16 @@ class _Naming:
 
     def see(self, row: tuple[Assign, ...]) -> bool:
         """Name what differs between the same statements of all turns. Returns False if the turns cannot be alike."""
-        for column in zip(*(numbers_of(_without_items(statement.value)) for statement in row)):
-            texts = tuple(map(ast.unparse, column))
-            if len(set(texts)) > 1:
-                if self.count > MANY_SIZES and not is_range(list(map(value_of, column))):
-                    return False
-                self.kinds.add(texts)
-                for turn, (text, tree) in enumerate(zip(texts, column)):
-                    self._name(turn, f"%number {text}", tree)
-        for items in zip(*(_members(statement, is_item) for statement in row)):
+        for texts, column in differing(_without_items(statement.value) for statement in row):
+            if self.count > MANY_SIZES and not is_range(list(map(value_of, column))):
+                return False
+            self.kinds.add(texts)
+            for turn, (text, tree) in enumerate(zip(texts, column)):
+                self._name(turn, f"%number {text}", tree)
+        for items in zip(*(_items(statement) for statement in row)):
             if any(item.member is not items[0].member for item in items):
                 for turn, item in enumerate(items):
-                    self._name(turn, f"%item {'.'.join(item.member.path)}", item)
+                    self._name(turn, f"{ITEM}{'.'.join(item.member.path)}", item)
         return all(self._see_operands(operands) for operands in zip(*(_operands(statement) for statement in row)))
 
     def _see_operands(self, operands: tuple[ast.expr, ...]) -> bool:
@@ -340,9 +334,8 @@ def _operands(statement: Assign) -> list[ast.expr]:
 
 def _without_items(tree: ast.expr) -> ast.expr:
     """Return an expression without the indices of what it reads from lists."""
-    made: ast.expr = rewrite(tree, lambda node: ast.Name("item", ast.Load()) if listed(node) else None)
-    return made
+    return rewrite(tree, lambda node: ast.Name("item", ast.Load()) if listed(node) else None)
 
 
-def _members(statement: Assign, fits: Callable[[Member], bool]) -> list[MemberRef]:
-    return [node for node in walk(statement.value) if isinstance(node, MemberRef) and fits(node.member)]
+def _items(statement: Assign) -> list[MemberRef]:
+    return [node for node in walk(statement.value) if isinstance(node, MemberRef) and is_item(node.member)]

@@ -16,8 +16,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, Member, Statement, assigned, used
-from onnxgen.code.quote import MemberRef, Ref, refs, rewrite
+from onnxgen.code.module_def import Assign, Member, Statement, assigned, spelled, used
+from onnxgen.code.quote import MemberRef, Ref, refs
 from onnxgen.common.names import ModulePath
 
 MAX_CUTS = 8  # up to so many statements between two turns are divided at every point
@@ -28,7 +28,7 @@ class Items:
     """The items that a loop goes over.
 
     Attributes:
-        path: the module path of the list; None for the calls of one submodule.
+        path: the module path of the list; None of a stretch, whose items have names of their own (`stretch.py`).
         parts: for each item its submodules by number; an item that is itself a submodule has the number -1.
     """
 
@@ -45,14 +45,13 @@ class Items:
 
     def text(self, statement: Assign) -> str:
         """Return a text that is equal for statements that do the same with other values and another item."""
+        return spelled(statement, self._token)
 
-        def change(node: ast.AST) -> ast.expr | None:
-            if isinstance(node, MemberRef):
-                number = self.number.get(id(node.member))
-                return ast.Name(f"%{id(node.member)}" if number is None else f"item {number}", ast.Load())
-            return ast.Name("%", ast.Load()) if isinstance(node, Ref) else None
-
-        return f"{len(statement.targets)} {statement.form} {ast.dump(rewrite(statement.value, change))}"
+    def _token(self, node: ast.AST) -> str | None:
+        if isinstance(node, MemberRef):
+            number = self.number.get(id(node.member))
+            return f"%{id(node.member)}" if number is None else f"item {number}"
+        return "%" if isinstance(node, Ref) else None
 
 
 def find_turns(body: list[Statement], items: Items, anchors: list[list[Assign]]) -> Iterator[list[list[Assign]]]:

@@ -233,8 +233,7 @@ class ClassWriter:
 
     def _final(self, tree: ast.expr) -> ast.expr:
         """Return an expression with the local names of values and with `self...` for members."""
-        made: ast.expr = rewrite(tree, self._reached)
-        return made
+        return rewrite(tree, self._reached)
 
     def _reached(self, node: ast.AST) -> ast.expr | None:
         if isinstance(node, Ref):
@@ -242,8 +241,7 @@ class ClassWriter:
         if isinstance(node, MemberRef):
             return self.member(node.member, self.reach)
         if isinstance(node, ClassRef):
-            made: ast.expr = rewrite(self.built[id(node.scope)], formula)
-            return made
+            return rewrite(self.built[id(node.scope)], formula)
         return formula(node)
 
     def member(self, member: Member, reach: dict[int, ast.expr]) -> ast.expr:
