@@ -46,13 +46,14 @@ def _block(block: list[Statement], after: set[str], outside: set[str], anew: set
         for inner in blocks(statement):
             around = {name for other in block for name in other.targets}
             _block(inner, set(statement.targets), {*outside, *around, *turn}, anew)
-    anew |= _assign_anew(block, after, outside)
+    kept = after | outside
+    anew |= _assign_anew(block, kept)
     q = 0
     while q < len(block):
         copy = block[q]
         if isinstance(copy, Assign) and len(copy.targets) == 1 and isinstance(copy.value, Ref):
             new, old = copy.targets[0], copy.value.value
-            first = 0 if new == old else _definition(block, q, new, old, after, outside)
+            first = 0 if new == old else _definition(block, q, new, old, kept, lambda i: _mentioned(block[i]))
             if first is not None:
                 for i in range(first, q):
                     rename(block[i], old, new)
@@ -61,18 +62,17 @@ def _block(block: list[Statement], after: set[str], outside: set[str], anew: set
         q += 1
 
 
-def _assign_anew(block: list[Statement], after: set[str], outside: set[str]) -> set[str]:
+def _assign_anew(block: list[Statement], kept: set[str]) -> set[str]:
     """Let each `if` assign a value anew that one of its sides only copies. Returns the values that one does."""
     anew: set[str] = set()
     choices = [(i, s, side) for i, s in enumerate(block) if isinstance(s, If) for side in (s.orelse, s.then)]
     copies = [(i, s, side, copy) for i, s, side in choices for copy in side if _copied(copy) in s.targets]
     mentioned = [_mentioned(statement) for statement in block] if copies else []
-    last = {name: i for i, names in enumerate(mentioned) for name in names}
     for at, choice, side, copy in copies:
         (new,), (old,) = copy.targets, used(copy)
-        if old in outside or old in after or last[old] > at or (side is choice.then and len(side) == 1):
+        if (side is choice.then and len(side) == 1) or not _may_replace(choice, new, old):
             continue
-        first = _start(block, at, new, old, mentioned.__getitem__) if _may_replace(choice, new, old) else None
+        first = _definition(block, at, new, old, kept, mentioned.__getitem__)
         if first is not None:
             for i in range(first, at + 1):
                 if old in mentioned[i]:
@@ -102,17 +102,16 @@ def _may_replace(choice: If, new: str, old: str) -> bool:
     return True
 
 
-def _definition(block: list[Statement], q: int, new: str, old: str, after: set[str], outside: set[str]) -> int | None:
-    """Return the index of the statement that first assigns `old`, if it can be named `new` from there to `q`."""
-    if old in outside or old in after:
-        return None
-    first = _start(block, q, new, old, lambda i: _mentioned(block[i]))
-    return None if first is None or any(old in _mentioned(s) for s in block[q + 1 :]) else first
+def _definition(
+    block: list[Statement], q: int, new: str, old: str, kept: set[str], mentioned: Callable[[int], set[str]]
+) -> int | None:
+    """Return the index of the statement that first assigns `old`, if it can be named `new` from there to `q`.
 
-
-def _start(block: list[Statement], q: int, new: str, old: str, mentioned: Callable[[int], set[str]]) -> int | None:
-    """Return the index of the statement that first assigns `old`, if nothing from there to `q` has `new`."""
-    first = q - 1
+    Args:
+        kept: the values that also exist outside the block.
+        mentioned: returns the values in a statement.
+    """
+    first = -1 if old in kept else q - 1
     while first >= 0 and (old not in block[first].targets or old in used(block[first])):
         if new in mentioned(first):
             return None
@@ -121,7 +120,7 @@ def _start(block: list[Statement], q: int, new: str, old: str, mentioned: Callab
         return None
     start = block[first]
     clash = new in start.targets if isinstance(start, Assign) else new in mentioned(first)
-    return None if clash else first
+    return None if clash or any(old in mentioned(i) for i in range(q + 1, len(block))) else first
 
 
 def _mentioned(statement: Statement) -> set[str]:

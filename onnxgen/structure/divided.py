@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxgen.code.kinds import annotation
-from onnxgen.code.module_def import Assign, Input, Loop, ModuleDef, Statement, expressions, flattened, used
+from onnxgen.code.module_def import Assign, Input, ModuleDef, Statement, expressions, flattened, used
 from onnxgen.code.quote import Ref, refs, walk
 from onnxgen.shapes.info import Info
-from onnxgen.structure.methods import MAX_METHODS, all_loops, method_name
+from onnxgen.structure.methods import MAX_METHODS, loops_of, method_name
 from onnxgen.structure.scopes import Method, Scope, callee
 
 LEAST = 10  # statements of a part
@@ -46,9 +46,10 @@ def divide(scope: Scope, module: ModuleDef, share: float) -> None:
     most = int(share * whole)
     before = len(scope.methods)
     while (left := sum(1 for _ in flattened(scope.body))) > most and len(scope.methods) < before + MAX_METHODS:
-        loops = list(all_loops(scope.body))
         outputs = [name for tree in scope.outputs for name in refs(tree)]
-        blocks = [(scope.body, outputs), *((loop.body, [*loop.targets, *_stops(loop)]) for loop in loops)]
+        blocks = [(scope.body, outputs)]
+        for loop in loops_of(scope.body):
+            blocks.append((loop.body, [*loop.targets, *(refs(loop.stop) if loop.stop is not None else ())]))
         lists = {s.targets[0] for s in flattened(scope.body) if isinstance(s, Assign) and isinstance(s.value, ast.List)}
         parts = (part for block, after in blocks for part in _parts(block, after, most))
         found = [part for part in parts if lists.isdisjoint((*part.given, *part.made))]
@@ -56,10 +57,6 @@ def divide(scope: Scope, module: ModuleDef, share: float) -> None:
         if best is None or best.worth(left) <= 0:
             return
         _write(best, scope, module)
-
-
-def _stops(loop: Loop) -> list[str]:
-    return list(refs(loop.stop)) if loop.stop is not None else []
 
 
 def _parts(block: list[Statement], after: Sequence[str], most: int) -> Iterator[_Part]:

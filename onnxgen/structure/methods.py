@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxgen.code.kinds import annotation
-from onnxgen.code.module_def import Assign, Input, Loop, ModuleDef, Statement, used
+from onnxgen.code.module_def import Assign, Input, Loop, ModuleDef, Statement, flattened, used
 from onnxgen.code.quote import Ref, members, put, refs, rewrite, walk
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.lowering.roles import seen_through
@@ -40,27 +40,18 @@ STATEMENTS_A_LINE = 2.0
 
 def extract(scope: Scope, module: ModuleDef) -> None:
     """Give the root methods for the stretches that its body, or the body of one of its loops, has several times."""
-    bodies = [scope, *_loops(scope)]
-    for body in bodies:
+    loops = loops_of(scope.body)
+    inner = [Scope(scope.path, body=loop.body, outputs=[Ref(name) for name in loop.targets]) for loop in loops]
+    for body in (scope, *inner):
         while len(scope.methods) < MAX_METHODS and _Search(body, scope, module).run():
             pass
-    for inner, loop in zip(bodies[1:], all_loops(scope.body)):
-        loop.body = inner.body
+    for body, loop in zip(inner, loops):
+        loop.body = body.body
 
 
-def all_loops(block: Sequence[Statement]) -> Iterator[Loop]:
-    for statement in block:
-        if isinstance(statement, Loop):
-            yield statement
-            yield from all_loops(statement.body)
-
-
-def _loops(scope: Scope) -> list[Scope]:
-    """Return the bodies of the loops as scopes of their own."""
-    return [
-        Scope(scope.path, body=loop.body, outputs=[Ref(name) for name in loop.targets])
-        for loop in all_loops(scope.body)
-    ]
+def loops_of(block: Sequence[Statement]) -> list[Loop]:
+    """Return the loops of a block, each before those in it."""
+    return [statement for statement in flattened(block) if isinstance(statement, Loop)]
 
 
 @dataclass

@@ -7,22 +7,14 @@ units that are in cycles.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 def in_cycles(before: list[list[int]]) -> list[set[int]]:
     """Return the strongly connected components of more than one unit (Kosaraju). `before[i]` must precede i."""
     after = _reversed(before)
-    finished: list[int] = []
-    seen: set[int] = set()
-    stack = [(i, False) for i in range(len(before))]
-    while stack:
-        i, is_done = stack.pop()
-        if is_done:
-            finished.append(i)
-        elif i not in seen:
-            seen.add(i)
-            stack += [(i, True), *((j, False) for j in before[i])]
+    finished = _finished(before, range(len(before)))
+    seen = set(finished)
     found: list[set[int]] = []
     for root in reversed(finished):
         component = set()
@@ -62,17 +54,22 @@ def depth_first(before: list[list[int]], first: Collection[int] = ()) -> list[in
         first: units that come as early as possible, in this order.
     """
     after = _reversed(before)
-    order: dict[int, None] = {}
-    stack = [(i, False) for i in reversed([*first, *(i for i in range(len(before)) if not after[i])])]
+    return _finished(before, [*first, *(i for i in range(len(before)) if not after[i])])
+
+
+def _finished(before: list[list[int]], roots: Sequence[int]) -> list[int]:
+    """Return the units in the order in which a depth-first search from these roots leaves them."""
+    order: list[int] = []
+    stack = [(i, False) for i in reversed(roots)]
     seen: set[int] = set()
     while stack:
         i, is_done = stack.pop()
         if is_done:
-            order[i] = None
+            order.append(i)
         elif i not in seen:
             seen.add(i)
             stack += [(i, True), *((j, False) for j in reversed(before[i]))]
-    return list(order)
+    return order
 
 
 def _reversed(before: list[list[int]]) -> list[list[int]]:
