@@ -1,6 +1,7 @@
 """Known blocks, in plain PyTorch, and what tells them apart: the table of `known.py`.
 
-A block is written as the generator would write it, without norms and dropout, which are left out when it is compared.
+A block is a function: the layers that it has, and then what it computes, as the generator would write both. It is
+without norms and dropout, which are left out when it is compared.
 Of several libraries that have a block, the one is meant of which a file has most blocks that no other library has.
 """
 
@@ -15,196 +16,118 @@ MEMBERS = (
 )
 LIBRARIES = {
     "ultralytics": """
-class Conv(nn.Module):
-    def __init__(self):
-        self.conv = nn.Conv2d(c1, c2, k)
+def Conv(x):
+    self.conv = nn.Conv2d(c1, c2, k)
+    return F.silu(self.conv(x))
 
-    def forward(self, x):
-        return F.silu(self.conv(x))
+def Bottleneck(x):
+    self.cv1 = self.cv2 = Conv()
+    return x + self.cv2(self.cv1(x))
 
+def C3(x):
+    self.cv1 = self.cv2 = self.cv3 = Conv()
+    self.m = nn.Sequential(Bottleneck())
+    return self.cv3(torch.cat([self.m(self.cv1(x)), self.cv2(x)], dim=1))
 
-class Bottleneck(nn.Module):
-    def __init__(self):
-        self.cv1 = Conv()
-        self.cv2 = Conv()
+def C2f(x):
+    self.cv1 = self.cv2 = Conv()
+    self.m = nn.Sequential(Bottleneck())
+    a, b = self.cv1(x).chunk(2, dim=1)
+    return self.cv2(torch.cat([a, b, self.m(b)], dim=1))
 
-    def forward(self, x):
-        return x + self.cv2(self.cv1(x))
+def SPPF(x):
+    self.cv1 = self.cv2 = Conv()
+    x = self.cv1(x)
+    a = F.max_pool2d(x, 5)
+    b = F.max_pool2d(a, 5)
+    c = F.max_pool2d(b, 5)
+    return self.cv2(torch.cat([x, a, b, c], dim=1))
 
+def SPP(x):
+    self.cv1 = self.cv2 = Conv()
+    x = self.cv1(x)
+    a = F.max_pool2d(x, 5)
+    b = F.max_pool2d(x, 9)
+    c = F.max_pool2d(x, 13)
+    return self.cv2(torch.cat([x, a, b, c], dim=1))
 
-class C3(nn.Module):
-    def __init__(self):
-        self.cv1 = Conv()
-        self.cv2 = Conv()
-        self.m = nn.Sequential(Bottleneck())
-        self.cv3 = Conv()
+def DFL(x):
+    self.conv = nn.Conv2d(16, 1, 1)
+    return self.conv(F.softmax(x.unflatten(1, (4, 16)).transpose(1, 2), dim=1)).flatten(0, 1)
 
-    def forward(self, x):
-        return self.cv3(torch.cat([self.m(self.cv1(x)), self.cv2(x)], dim=1))
-
-
-class C2f(nn.Module):
-    def __init__(self):
-        self.cv1 = Conv()
-        self.m = nn.Sequential(Bottleneck())
-        self.cv2 = Conv()
-
-    def forward(self, x):
-        a, b = self.cv1(x).chunk(2, dim=1)
-        return self.cv2(torch.cat([a, b, self.m(b)], dim=1))
-
-
-class SPPF(nn.Module):
-    def __init__(self):
-        self.cv1 = Conv()
-        self.cv2 = Conv()
-
-    def forward(self, x):
-        x = self.cv1(x)
-        a = F.max_pool2d(x, 5)
-        b = F.max_pool2d(a, 5)
-        c = F.max_pool2d(b, 5)
-        return self.cv2(torch.cat([x, a, b, c], dim=1))
-
-
-class SPP(nn.Module):
-    def __init__(self):
-        self.cv1 = Conv()
-        self.cv2 = Conv()
-
-    def forward(self, x):
-        x = self.cv1(x)
-        a = F.max_pool2d(x, 5)
-        b = F.max_pool2d(x, 9)
-        c = F.max_pool2d(x, 13)
-        return self.cv2(torch.cat([x, a, b, c], dim=1))
-
-
-class DFL(nn.Module):
-    def __init__(self):
-        self.conv = nn.Conv2d(16, 1, 1)
-
-    def forward(self, x):
-        return self.conv(F.softmax(x.unflatten(1, (4, 16)).transpose(1, 2), dim=1)).flatten(0, 1)
-
-
-class Focus(nn.Module):
-    def __init__(self):
-        self.conv = Conv()
-
-    def forward(self, x):
-        a = x[..., ::2, ::2]
-        b = x[..., 1::2, ::2]
-        c = x[..., ::2, 1::2]
-        d = x[..., 1::2, 1::2]
-        return self.conv(torch.cat([a, b, c, d], dim=1))
+def Focus(x):
+    self.conv = Conv()
+    a = x[..., ::2, ::2]
+    b = x[..., 1::2, ::2]
+    c = x[..., ::2, 1::2]
+    d = x[..., 1::2, 1::2]
+    return self.conv(torch.cat([a, b, c, d], dim=1))
 """,
     "yolox": """
-class Bottleneck(nn.Module):
-    def __init__(self):
-        self.conv1 = nn.Conv2d(c, c, 1)
-        self.conv2 = nn.Conv2d(c, c, 3)
+def Bottleneck(x):
+    self.conv1 = nn.Conv2d(c, c, 1)
+    self.conv2 = nn.Conv2d(c, c, 3)
+    return F.silu(self.conv2(F.silu(self.conv1(x)))) + x
 
-    def forward(self, x):
-        return F.silu(self.conv2(F.silu(self.conv1(x)))) + x
+def CSPLayer(x):
+    self.conv1 = self.conv2 = nn.Conv2d(a, b, 1)
+    self.blocks = nn.Sequential(Bottleneck())
+    self.conv3 = nn.Conv2d(2 * b, a, 1)
+    x = torch.cat([self.blocks(F.silu(self.conv1(x))), F.silu(self.conv2(x))], dim=1)
+    return F.silu(self.conv3(x))
 
+def DarkStage(x):
+    self.conv = nn.Conv2d(a, b, 3)
+    self.csp = CSPLayer()
+    return self.csp(F.silu(self.conv(x)))
 
-class CSPLayer(nn.Module):
-    def __init__(self):
-        self.conv1 = nn.Conv2d(a, b, 1)
-        self.conv2 = nn.Conv2d(a, b, 1)
-        self.blocks = nn.Sequential(Bottleneck())
-        self.conv3 = nn.Conv2d(2 * b, a, 1)
-
-    def forward(self, x):
-        x = torch.cat([self.blocks(F.silu(self.conv1(x))), F.silu(self.conv2(x))], dim=1)
-        return F.silu(self.conv3(x))
-
-
-class DarkStage(nn.Module):
-    def __init__(self):
-        self.conv = nn.Conv2d(a, b, 3)
-        self.csp = CSPLayer()
-
-    def forward(self, x):
-        return self.csp(F.silu(self.conv(x)))
-
-
-class DecoupledHead(nn.Module):
-    def __init__(self):
-        self.stem = nn.Conv2d(a, b, 1)
-        self.cls_conv1 = nn.Conv2d(b, b, 3)
-        self.cls_conv2 = nn.Conv2d(b, b, 3)
-        self.cls_pred = nn.Conv2d(b, c, 1)
-        self.reg_conv1 = nn.Conv2d(b, b, 3)
-        self.reg_conv2 = nn.Conv2d(b, b, 3)
-        self.reg_pred = nn.Conv2d(b, 4, 1)
-        self.obj_pred = nn.Conv2d(b, 1, 1)
-
-    def forward(self, x):
-        x = F.silu(self.stem(x))
-        probs = torch.sigmoid(self.cls_pred(F.silu(self.cls_conv2(F.silu(self.cls_conv1(x))))))
-        x = F.silu(self.reg_conv2(F.silu(self.reg_conv1(x))))
-        return torch.cat([self.reg_pred(x), torch.sigmoid(self.obj_pred(x)), probs], dim=1)
+def DecoupledHead(x):
+    self.stem = nn.Conv2d(a, b, 1)
+    self.cls_conv1 = self.cls_conv2 = nn.Conv2d(b, b, 3)
+    self.cls_pred = nn.Conv2d(b, c, 1)
+    self.reg_conv1 = self.reg_conv2 = nn.Conv2d(b, b, 3)
+    self.reg_pred = nn.Conv2d(b, 4, 1)
+    self.obj_pred = nn.Conv2d(b, 1, 1)
+    x = F.silu(self.stem(x))
+    probs = torch.sigmoid(self.cls_pred(F.silu(self.cls_conv2(F.silu(self.cls_conv1(x))))))
+    x = F.silu(self.reg_conv2(F.silu(self.reg_conv1(x))))
+    return torch.cat([self.reg_pred(x), torch.sigmoid(self.obj_pred(x)), probs], dim=1)
 """,
     "timm": """
-class ConvNormAct(nn.Module):
-    def __init__(self):
-        self.conv = nn.Conv2d(c1, c2, 3)
+def ConvNormAct(x):
+    self.conv = nn.Conv2d(c1, c2, 3)
+    return F.relu(self.conv(x))
 
-    def forward(self, x):
-        return F.relu(self.conv(x))
+def SqueezeExcite(x):
+    self.fc1 = nn.Conv2d(a, b, 1)
+    self.fc2 = nn.Conv2d(b, a, 1)
+    h = F.relu(self.fc1(x.mean(dim=(2, 3), keepdim=True)))
+    return x * torch.sigmoid(self.fc2(h))
 
+def ConvNeXtBlock(x):
+    self.dwconv = nn.Conv2d(c, c, 7, groups=c)
+    self.norm = nn.LayerNorm(c)
+    self.pwconv1 = nn.Linear(a, b)
+    self.pwconv2 = nn.Linear(b, a)
+    self.gamma = nn.Parameter(torch.ones(c))
+    h = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
+    h = self.gamma * self.pwconv2(F.gelu(self.pwconv1(h)))
+    return x + h.permute(0, 3, 1, 2)
 
-class SqueezeExcite(nn.Module):
-    def __init__(self):
-        self.fc1 = nn.Conv2d(a, b, 1)
-        self.fc2 = nn.Conv2d(b, a, 1)
-
-    def forward(self, x):
-        h = F.relu(self.fc1(x.mean(dim=(2, 3), keepdim=True)))
-        return x * torch.sigmoid(self.fc2(h))
-
-
-class ConvNeXtBlock(nn.Module):
-    def __init__(self):
-        self.dwconv = nn.Conv2d(c, c, 7, groups=c)
-        self.norm = nn.LayerNorm(c)
-        self.pwconv1 = nn.Linear(a, b)
-        self.pwconv2 = nn.Linear(b, a)
-        self.gamma = nn.Parameter(torch.ones(c))
-
-    def forward(self, x):
-        h = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
-        h = self.gamma * self.pwconv2(F.gelu(self.pwconv1(h)))
-        return x + h.permute(0, 3, 1, 2)
-
-
-class RepVGGBlock(nn.Module):
-    def __init__(self):
-        self.conv1 = nn.Conv2d(a, b, 3)
-        self.conv2 = nn.Conv2d(a, b, 1)
-        self.bn = nn.BatchNorm2d(b)
-
-    def forward(self, x):
-        return F.relu(self.conv1(x) + self.conv2(x) + self.bn(x))
+def RepVGGBlock(x):
+    self.conv1 = nn.Conv2d(a, b, 3)
+    self.conv2 = nn.Conv2d(a, b, 1)
+    self.bn = nn.BatchNorm2d(b)
+    return F.relu(self.conv1(x) + self.conv2(x) + self.bn(x))
 """,
     "transformers": """
-class SwiGLU(nn.Module):
-    def __init__(self):
-        self.gate_proj = nn.Linear(a, b)
-        self.up_proj = nn.Linear(a, b)
-        self.down_proj = nn.Linear(b, a)
+def SwiGLU(x):
+    self.gate_proj = self.up_proj = nn.Linear(a, b)
+    self.down_proj = nn.Linear(b, a)
+    return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class RMSNorm(nn.Module):
-    def __init__(self):
-        self.weight = nn.Parameter(torch.ones(c))
-
-    def forward(self, x):
-        return self.weight * (x * torch.rsqrt((x**2).mean(dim=-1, keepdim=True) + 1e-6))
+def RMSNorm(x):
+    self.weight = nn.Parameter(torch.ones(c))
+    return self.weight * (x * torch.rsqrt((x**2).mean(dim=-1, keepdim=True) + 1e-6))
 """,
 }

@@ -152,13 +152,19 @@ def table() -> dict[Sketch, dict[str, str]]:
     for library, text in LIBRARIES.items():
         inside: dict[str, Sketch] = {}
         for block in ast.parse(text).body:
-            assert isinstance(block, ast.ClassDef)
-            init, forward = (f for f in block.body if isinstance(f, ast.FunctionDef))
-            whole = _whole(init.body, forward.body, [a.arg for a in forward.args.args[1:]], inside)
-            assert whole is not None, f"the table's {block.name} has no sketch"
-            inside[block.name] = whole
+            assert isinstance(block, ast.FunctionDef)
+            whole = inside[block.name] = of_table(block, inside)
             made.setdefault(whole, {})[library] = block.name
     return made
+
+
+def of_table(block: ast.FunctionDef, inside: Mapping[str, Sketch]) -> Sketch:
+    """Return the sketch of a block of the table: a function that makes its layers and then computes with them."""
+    setup = [s for s in block.body if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Attribute)]
+    layers = [ast.Assign([target], s.value) for s in setup for target in s.targets]
+    whole = _whole(layers, block.body[len(setup) :], [a.arg for a in block.args.args], inside)
+    assert whole is not None, f"the table's {block.name} has no sketch"
+    return whole
 
 
 class _Unknown(Exception):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onnxgen import generate
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.structure.blocks import LIBRARIES
-from onnxgen.structure.known import Sketch, _by_members, _whole, rename, table
+from onnxgen.structure.known import Sketch, _by_members, of_table, rename, table
 
 
 class Cv(nn.Module):
@@ -136,7 +136,7 @@ def test_a_block_with_other_layers_in_its_list_is_another() -> None:
     for text in LIBRARIES.values():
         inside: dict[str, Sketch] = {}
         for block in ast.parse(text).body:
-            assert isinstance(block, ast.ClassDef)
+            assert isinstance(block, ast.FunctionDef)
             source = ast.unparse(block)
             found = inside[block.name] = _sketched(source, inside)
             if "nn.Sequential(Bottleneck())" in source:
@@ -148,11 +148,8 @@ def test_a_block_with_other_layers_in_its_list_is_another() -> None:
 
 def _sketched(source: str, inside: dict[str, Sketch]) -> Sketch:
     (block,) = ast.parse(source).body
-    assert isinstance(block, ast.ClassDef)
-    init, forward = (f for f in block.body if isinstance(f, ast.FunctionDef))
-    found = _whole(init.body, forward.body, [a.arg for a in forward.args.args[1:]], inside)
-    assert found is not None
-    return found
+    assert isinstance(block, ast.FunctionDef)
+    return of_table(block, inside)
 
 
 def test_a_recorded_name_stays(tmp_path: Path) -> None:
