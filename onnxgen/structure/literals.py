@@ -7,7 +7,6 @@ slot for each literal. `fill` puts other literals, or parameters, into an expres
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,34 +14,16 @@ from typing import Any
 from onnxgen.code.copied import arguments, helper_names
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import MemberRef, Ref, rewrite, value_of
-from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, RECURRENT, dotted
+from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, SIGNATURES, dotted
 
 Key = tuple[int | str, ...]
 
-# names for the positional arguments of layers and functions, as parameters of a class in the file
-POSITIONAL = {
-    "nn.Conv": ("in_channels", "out_channels", "kernel_size"),
-    "nn.ConvTranspose": ("in_channels", "out_channels", "kernel_size"),
-    "nn.Linear": ("in_features", "out_features"),
-    "nn.BatchNorm": ("channels",),
-    "nn.InstanceNorm": ("channels",),
-    "nn.GroupNorm": ("groups", "channels"),
-    "nn.LayerNorm": ("dim",),
-    "nn.RMSNorm": ("dim",),
-    "nn.Embedding": ("rows", "dim"),
-    **dict.fromkeys(sorted(RECURRENT), ("input_size", "hidden_size")),
-    "nn.LSTMCell": ("input_size", "hidden_size"),
-    "nn.GRUCell": ("input_size", "hidden_size"),
-    "nn.RNNCell": ("input_size", "hidden_size"),
-    "nn.Dropout": ("dropout",),
-    "nn.PReLU": ("channels",),
-    "nn.MaxPool": ("kernel_size",),
-    "nn.AvgPool": ("kernel_size",),
-    "F.max_pool": ("", "kernel_size"),
-    "F.avg_pool": ("", "kernel_size"),
-    "F.dropout": ("", "dropout"),
-    "constant": ("key",),
-}
+# what a class in the file calls a positional argument of torch's layers and functions, as its own parameter
+OWN_NAMES = {
+    "num_features": "channels", "num_channels": "channels", "num_parameters": "channels", "num_groups": "groups",
+    "normalized_shape": "dim", "embedding_dim": "dim", "num_embeddings": "rows", "p": "dropout",
+    **dict.fromkeys(("input", "embed_dim", "d_model", "nhead", "dim_feedforward"), ""),
+}  # fmt: skip
 
 # functions and layers of one tensor and no options: a parameter of a class may be one of them
 APPLIED = {*ACTIVATIONS, *ACTIVATIONS.values()}
@@ -97,8 +78,9 @@ def signature(function: str, classes: Mapping[str, Signature]) -> Signature:
     if function in helper_names():
         names, usual = arguments(function)
         return Signature(names, {name: ast.Constant(value) for name, value in usual.items()})
-    positional = POSITIONAL.get(re.sub(r"\dd$", "", function), ())
-    return Signature(positional, {name: ast.Constant(value) for name, value in DEFAULTS.get(function, {}).items()})
+    names = ("key",) if function == "constant" else SIGNATURES.get(function, ())
+    defaults = {name: ast.Constant(value) for name, value in DEFAULTS.get(function, {}).items()}
+    return Signature(tuple(OWN_NAMES.get(name, name) for name in names), defaults)
 
 
 def is_literal(tree: ast.AST) -> bool:
