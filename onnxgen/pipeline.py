@@ -124,7 +124,7 @@ def _simplified(path: Path, options: Options, report: Report) -> tuple[ir.Model,
         report.notes.append(f"{counted(len(left_out), 'rewriting')} left out, which would change results: {names}")
     if checked is not None and checked.doubts:
         doubt = sentence(unscoped(checked.doubts[0]))
-        report.notes.append(f"what is trained is in doubt, please report it: {doubt}")
+        report.notes.append(f"what is trained is in doubt (--trainable and --frozen decide), please report it: {doubt}")
     return model, stored
 
 

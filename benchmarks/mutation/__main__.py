@@ -7,7 +7,8 @@ runs. Where a file then comes out with another meaning, the product's own checks
 `ONNXGEN_PARANOID=1`) and it is generated again: they should refuse it. No test of the suite judges. The corpus is made
 at the first run, in many minutes, and kept in `--folder`.
 
-With `--by-default` the checks are those of any generation, without `--paranoid`. `--in passes` draws in one folder.
+With `--by-default` neither variable is set: the checks are those of any generation, and a rewriting that they refuse is
+left out. Where the module is right then, the mutant is stopped, too. `--in passes` draws in one folder.
 With `--judge tests` the lines are those of every room, and the test suite judges: see `tested.py`.
 """
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {REPORT.name}")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "onnxgen-mutation"))
     parser.add_argument("--judge", choices=("checks", "tests"), default="checks", help="the product's checks, or tests")
-    parser.add_argument("--by-default", action="store_true", help="without ONNXGEN_PARANOID=1")
+    parser.add_argument("--by-default", action="store_true", help="neither variable is set")
     parser.add_argument("--in", dest="within", default="", metavar="FOLDER", help="only mutants of this folder")
     tested.add_arguments(parser)
     args = parser.parse_args()
@@ -53,8 +54,8 @@ def main() -> None:
         return tested.main(args, REPORT)
     began = time.monotonic()
     if args.by_default:
-        files.SWITCHES = files.SWITCHES[:1]
-        os.environ["ONNXGEN_PARANOID"] = "0"
+        os.environ.update(dict.fromkeys(files.SWITCHES, "0"))
+        files.SWITCHES = ()
     _preload()
     _, made = next(forked(prepare, [(args.folder, args.jobs)], 1, 7200))
     assert made is not None, "the corpus could not be made"

@@ -97,7 +97,8 @@ SITES: Annotation[ir.Node, Mapping[int, Mapping[str, Set[Site]]]] = Annotation("
 INFO: Annotation[ir.Value, Info | None] = Annotation("info", None)
 # The key and value types if the value is a map. graph.maps -> shapes
 MAP: Annotation[ir.Value, MapType | None] = Annotation("map", None)
-# True if a stored tensor is trained, and the reason. passes.trainable, passes.folded -> `is_trained`, reports
+# True if a stored tensor is trained, and the reason. passes.trainable, passes.folded, paranoid.quick -> `is_trained`,
+# reports
 TRAINABLE: Annotation[ir.Value, tuple[bool, str]] = Annotation("trainable", (False, "nobody decided"))
 # True if a name without a dot is a key of PyTorch's state dict. passes.trainable -> passes, lowering.parameter_paths
 ROOT: Annotation[ir.Value, bool] = Annotation("root", False)

@@ -101,7 +101,7 @@ class Checker:
         start = time.perf_counter()
         after = self.last = take(model)
         if self.learns is not None and name == TRAINABLE:
-            refuse(name, self.learns.faults(before))
+            refuse(name, map(str, self.learns.faults(before)))
         decided = TRAINABLE if name == "propagate" else name
         refuse(decided, broken(name, model, options, before, after, known, self.single))
         found = None if name == DECIDE else difference(before, after)

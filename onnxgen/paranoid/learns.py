@@ -20,6 +20,7 @@ from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.stands import carries, roots
+from onnxgen.paranoid.trained import Doubt
 
 # operators that pass a gradient on to each of their float inputs
 SMOOTH = frozenset(
@@ -69,7 +70,7 @@ class Learns:
             elif scale not in unsure and all(scales[tensor] <= {scale} for tensor in tensors[scale]):
                 self.own.add(scale)
 
-    def faults(self, picture: Picture) -> Iterator[str]:
+    def faults(self, picture: Picture) -> Iterator[Doubt]:
         """Yield the decisions of the pass `trainable` that differ. `picture`: the graph that it saw."""
         reached, as_weights = _reached(picture), _as_weights(picture)
         learned = self.options.quantized == "qat-learned"
@@ -77,15 +78,15 @@ class Learns:
             is_trained, why = TRAINABLE.get(scale)
             wanted = learned and scale in self.own
             if is_trained and not wanted and not self._is_asked(scale, self.options.trainable):
-                yield f"the scale {scale.name!r} is trained"
+                yield Doubt(scale, f"the scale {scale.name!r} is trained", False)
             if wanted and scale in reached and not is_trained and not self._is_asked(scale, self.options.frozen):
-                yield f"the scale {scale.name!r} is not trained: {why}"
+                yield Doubt(scale, f"the scale {scale.name!r} is not trained: {why}", True)
         for value in self.weights:
             is_trained, why = TRAINABLE.get(value)
             unreached = "no output depends" in why or "nobody" in why
             if value in reached and not is_trained and not self._is_asked(value, self.options.frozen):
                 if unreached or value in as_weights:
-                    yield f"{value.name!r} is not trained: {why}"
+                    yield Doubt(value, f"{value.name!r} is not trained: {why}", True)
 
     @staticmethod
     def _is_asked(value: ir.Value, pattern: str | None) -> bool:

@@ -39,7 +39,7 @@ def broken(
         yield from (f"{f} of {made.op} {made.name} is neither 0 nor 1" for f in wrong)
     if name == "propagate" and not DECIDED.has(model):
         DECIDED.set(model, True)
-        yield from wrong_decisions(model, options)
+        yield from map(str, wrong_decisions(model, options))
     elif name == "text":
         yield from _text_that_is_moved(after)
     elif name == "dynamic_batch" and options.dynamic_batch:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import WrongRewrite, is_strict
 from onnxgen.graph.annotations import DECIDED
+from onnxgen.graph.annotations import TRAINABLE as DECISION
 from onnxgen.options import Options
 from onnxgen.paranoid.check import DECIDE, QUANTIZED, RETYPE, TRAINABLE, Checker, Counts, Pass, name_of, refuse
 from onnxgen.paranoid.claims import Claim, Difference, difference
@@ -24,10 +25,12 @@ from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.promises import broken
 from onnxgen.paranoid.region import Region, Regions
 from onnxgen.paranoid.single import Single
-from onnxgen.paranoid.trained import wrong_decisions
+from onnxgen.paranoid.trained import Doubt, wrong_decisions
 
 PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 FEW, MANY = 48_000_000, 64_000_000  # elements of a region that are computed, and of one of which a part differs
+SECOND = "the file states it, as a second set of rules has it"  # why a tensor is trained or not
+FOLLOWED = "; the file states otherwise, which was followed"
 MOST = 20_000  # elements that onnx's evaluator, which is slow, is given; those of a tensor that are looked at
 # Passes after which facts are other ones: types and sizes, or what is trained, on which depends which values move.
 FACTS = frozenset("trainable propagate decide".split())
@@ -68,7 +71,8 @@ class QuickChecker(Checker):
             step(model, options)
             if name == "propagate" and not DECIDED.has(model):
                 DECIDED.set(model, True)
-                self._doubt(model, options)
+                if self._doubt(model, options):
+                    step(model, options)
                 self._again(model, options)
         elif name == RETYPE:
             self.retyped(step, model, options, take(model, self.last), MOST)
@@ -121,16 +125,24 @@ class QuickChecker(Checker):
                 raise
             self.counts.untold[f"the check failed: {type(error).__name__}"] += 1
 
-    def _doubt(self, model: ir.Model, options: Options) -> None:
-        """Decide a second time which tensors are trained, and count those about which the pass thinks otherwise."""
+    def _doubt(self, model: ir.Model, options: Options) -> bool:
+        """Decide a second time which tensors are trained. Returns True if other ones are now."""
         with self._checking():
-            self._doubted(wrong_decisions(model, options, MOST))
+            return self._doubted(wrong_decisions(model, options, MOST))
+        return False
 
-    def _doubted(self, doubts: Iterable[str]) -> None:
-        """Count doubts about what is trained. They are no reason to write nothing; tests refuse them."""
+    def _doubted(self, doubts: Iterable[Doubt]) -> bool:
+        """Count doubts about what is trained, which tests refuse, and follow the second decision where it is certain.
+
+        Returns True if it followed one.
+        """
         found = list(doubts)
-        self.counts.doubts += found
-        refuse(TRAINABLE, found if is_strict() else [])
+        self.counts.doubts += [f"{doubt}{FOLLOWED if doubt.certain is not None else ''}" for doubt in found]
+        refuse(TRAINABLE, map(str, found) if is_strict() else [])
+        for doubt in found:
+            if doubt.certain is not None:
+                DECISION.set(doubt.value, (doubt.certain, SECOND))
+        return any(doubt.certain is not None for doubt in found)
 
     def _verdict(self, regions: Regions, claim: Claim) -> str | None:
         """Compare quickly; what differs however much of the network is computed is compared as with `--paranoid`.

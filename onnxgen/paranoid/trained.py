@@ -88,7 +88,25 @@ def _is_barrier(node: ir.Node) -> bool:
     return reason(node.domain, node.op_type) is not None or to is not None and to.value not in FLOATS
 
 
-def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) -> Iterator[str]:
+@dataclass(frozen=True)
+class Doubt:
+    """A decision of the pass `trainable` that differs from a second one.
+
+    Attributes:
+        value: the stored tensor.
+        text: what is in doubt.
+        certain: the second decision where the file or an option states it; None where elements alone speak for it.
+    """
+
+    value: ir.Value
+    text: str
+    certain: bool | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) -> Iterator[Doubt]:
     """Yield the decisions of the pass `trainable` that differ from these rules.
 
     Args:
@@ -98,19 +116,19 @@ def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) 
     """
     reach = Reach()
     reach.walk(model.graph)
-    rules = Rules(model, options, reach, most)
+    rules, stated = Rules(model, options, reach, most), Rules(model, options, reach, 0)
     for value in _all_stored(model.graph):
         tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
             continue
-        if not TRAINABLE.has(value):
-            yield f"{value.name!r} was not decided"
-            continue
         decided, why = TRAINABLE.get(value)
-        if rules.wanted(value, tensor) is (not decided):
-            yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}"
+        text, wanted = f"{value.name!r} is {'' if decided else 'not '}trained: {why}", rules.wanted(value, tensor)
+        if not TRAINABLE.has(value):
+            yield Doubt(value, f"{value.name!r} was not decided", wanted)
+        elif wanted is (not decided):
+            yield Doubt(value, text, stated.wanted(value, tensor))
         elif rules.is_unfounded(value, why):
-            yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}, which is not so"
+            yield Doubt(value, f"{text}, which is not so")
 
 
 def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -122,7 +140,10 @@ def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 class Rules:
-    """Decides for each stored tensor of a model. The first rule that applies wins."""
+    """Decides for each stored tensor of a model. The first rule that applies wins.
+
+    `most`: see `wrong_decisions`. With 0, only what the file or an option states decides.
+    """
 
     def __init__(self, model: ir.Model, options: Options, reach: Reach, most: int | None = None) -> None:
         self.options, self.reach, self.most = options, reach, most

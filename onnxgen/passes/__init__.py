@@ -57,7 +57,7 @@ from onnxgen.passes.stack import stack
 from onnxgen.passes.standardised import standardised
 from onnxgen.passes.taken import decide, taken
 from onnxgen.passes.text import text
-from onnxgen.passes.trainable import trainable
+from onnxgen.passes.trainable import kept, trainable
 from onnxgen.passes.transformer import transformer
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.unrolled import unrolled
@@ -89,6 +89,7 @@ PASSES: list[Pass] = [
     dynamic,  # before trainable: what these layers have is not trained
     trainable,  # before anything is folded: trained tensors must not be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
+    kept,  # when it is decided what is trained; types are known then, which the second decision needs
     axes,  # also those of branches that are never taken
     decide,  # what ranks decide, while nodes are still those of the file
     taken,  # then inner values are all in one graph

@@ -94,18 +94,18 @@ def trainable(model: ir.Model, options: Options) -> None:
             continue
         names.append(value.name or "")
         TRAINABLE.set(value, _decide(value, tensor, value in reached, inputs, graph, options))
-    _note_kept(graph)
     for option, pattern in (("trainable", options.trainable), ("frozen", options.frozen)):
         if pattern and not any(re.search(pattern, name) for name in names):
             what = f"--{option} {pattern!r} matches the name of no floating-point initializer"
             raise OnnxgenError(what, help="onnxgen inspect lists the names")
 
 
-def _note_kept(graph: ir.Graph) -> None:
+def kept(model: ir.Model, options: Options) -> None:
     """Mark buffers of the state dict and their views: they are not folded, though their elements are known.
 
-    The legacy exporter only names tensors that are in the state dict; the dynamo exporter records those that are not.
+    What is trained is decided, and a second time, by now. The legacy exporter only names tensors that are in the state dict; the dynamo exporter records those that are not.
     """
+    graph = model.graph
     for value in stored_values(graph):
         named = param_path(value.name or "") is not None or ROOT.has(value)
         named = named or (value.metadata_props.get(KIND) == "BUFFER" and PERSISTENT in value.metadata_props)

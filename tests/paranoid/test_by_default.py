@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnxgen.passes
-from onnxgen.errors import OnnxgenError, WrongRewrite, WrongTranslation
+from onnxgen.errors import STRICT, OnnxgenError, WrongRewrite, WrongTranslation
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import take
@@ -78,6 +78,47 @@ def test_a_wrong_decision_is_refused(made: Callable[..., Any], monkeypatch: pyte
     after(monkeypatch, "trainable", forgets)
     with pytest.raises(WrongRewrite, match="trainable is wrong: 'w' is not trained: of course"):
         made(LAYER)
+
+
+FOUR = "float[4] w = {0.5,-0.5,0.25,1}"
+RECORDED = {"pkg.torch.export.graph_signature.InputSpec.kind": "PARAMETER"}
+
+
+@pytest.mark.parametrize(
+    ("stored", "nodes", "record", "is_trained"),
+    [
+        (FOUR, "y = Mul(x, w)", RECORDED, True),
+        (FOUR, "a = Greater(x, w) y = Where(a, x, x)", {}, False),
+        ("float[4,4] w = {1,-2,3,-4,5,6,-7,8,9,-1,2,3,4,5,6,8}", "y = Gemm(x, w)", {}, True),
+    ],
+    ids=["the exporter says so", "no gradient flows", "a layer's weight"],
+)
+def test_what_the_file_states_is_followed(
+    stored: str,
+    nodes: str,
+    record: dict[str, str],
+    is_trained: bool,
+    made: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without `ONNXGEN_STRICT=1` a wrong decision of the pass makes no other module."""
+
+    def wrong(model: ir.Model) -> None:
+        TRAINABLE.set(model.graph.initializers["w"], (not is_trained, "of course"))
+
+    net = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 17]> net (float[n,4] x) => (float[n,4] y) <{stored}> {{ {nodes} }}'
+    )
+    for key, value in record.items():
+        net.graph.value_info.append(helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [4]))
+        net.graph.value_info[0].metadata_props.add(key=key, value=value)
+    right = made(net)
+    assert not any("in doubt" in note for note in right.report.notes)
+    after(monkeypatch, "trainable", wrong)
+    monkeypatch.setenv(STRICT, "")
+    generated = made(net)
+    assert generated.source == right.source
+    assert any("of course; the file states otherwise" in note for note in generated.report.notes)
 
 
 @pytest.mark.parametrize(

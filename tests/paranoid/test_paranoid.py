@@ -24,7 +24,7 @@ from onnxgen.paranoid.apart import Apart, Crashed
 from onnxgen.paranoid.claims import claims, difference
 from onnxgen.paranoid.picture import take
 from onnxgen.paranoid.quick import PARANOID
-from onnxgen.paranoid.trained import Rules
+from onnxgen.paranoid.trained import Doubt, Rules
 from onnxgen.passes import PASSES, simplify
 from onnxgen.pipeline import build
 from onnxgen.reader import read
@@ -97,7 +97,8 @@ def test_what_is_said_of_a_name_is_one_printable_line(
     """Of what a pass changed, and of a tensor about which two decisions differ."""
     monkeypatch.setenv(STRICT, "")
     monkeypatch.setattr(onnxgen.passes, "PASSES", [*PASSES, wrong])
-    monkeypatch.setattr(Rules, "wanted", lambda self, value, tensor: not TRAINABLE.get(value)[0])
+    otherwise = lambda self, value, _: None if self.most == 0 else not TRAINABLE.get(value)[0]  # noqa: E731
+    monkeypatch.setattr(Rules, "wanted", otherwise)
     model = onnx.parser.parse_model(GELU)
     for node in model.graph.node:
         node.name = HOSTILE[name]
@@ -191,12 +192,14 @@ def test_a_crash_is_no_end(tmp_path: Path) -> None:
 
 def test_a_doubt_about_what_is_trained_is_said(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second decision is that of `--paranoid`, which refuses; any other generation says it, unless it is strict."""
-    monkeypatch.setattr(quick, "wrong_decisions", lambda *_: iter(["'w' is trained: of course"]))
+    doubt = Doubt(ir.Value(name="w"), "'w' is trained: of course")
+    monkeypatch.setattr(quick, "wrong_decisions", lambda *_: iter([doubt]))
     with pytest.raises(WrongRewrite, match="trainable is wrong: 'w' is trained: of course"):
         build(gelu, Options(), gelu.with_suffix(".py"))
     monkeypatch.setenv(STRICT, "")
     notes = build(gelu, Options(), gelu.with_suffix(".py")).report.notes
-    assert "what is trained is in doubt, please report it: 'w' is trained: of course" in notes
+    doubted = "what is trained is in doubt (--trainable and --frozen decide), please report it: 'w' is trained: of course"
+    assert doubted in notes
 
 
 def test_a_check_that_fails_is_no_reason_to_write_nothing(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
