@@ -45,6 +45,7 @@ from onnxgen.validate import (
     Difference,
     Specification,
     Stored,
+    decided,
     hold,
     hold_keys,
     same_either_way,
@@ -102,7 +103,7 @@ def build(
         generated = translated(made, differs, report)
         with timed(report, "validate"):
             hold_keys(module, generated.tensors)
-            hold(stored, module, json.loads(generated.metadata["wayback"]), options)
+            hold(stored, module, json.loads(generated.metadata["wayback"]), options, decided(model.graph))
             hold_way_back(model, generated, is_paranoid(options))
         return generated
 

@@ -83,7 +83,7 @@ class Learns:
                 yield Doubt(scale, f"the scale {scale.name!r} is not trained: {why}", True)
         for value in self.weights:
             is_trained, why = TRAINABLE.get(value)
-            unreached = "no output depends" in why or "nobody" in why
+            unreached = "no output depends" in str(why) or "nobody" in str(why)
             if value in reached and not is_trained and not self._is_asked(value, self.options.frozen):
                 if unreached or value in as_weights:
                     yield Doubt(value, f"{value.name!r} is not trained: {why}", True)

@@ -25,17 +25,18 @@ from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.promises import broken
 from onnxgen.paranoid.region import Region, Regions
 from onnxgen.paranoid.single import Single
-from onnxgen.paranoid.trained import Doubt, wrong_decisions
+from onnxgen.paranoid.trained import SECOND, Doubt, wrong_decisions
 
 PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 FEW, MANY = 48_000_000, 64_000_000  # elements of a region that are computed, and of one of which a part differs
-SECOND = "the file states it, as a second set of rules has it"  # why a tensor is trained or not
-FOLLOWED = "; the file states otherwise, which was followed"
+FOLLOWED = "; a second set of rules says otherwise, and was followed"
 MOST = 20_000  # elements that onnx's evaluator, which is slow, is given; those of a tensor that are looked at
 # Passes after which facts are other ones: types and sizes, or what is trained, on which depends which values move.
 FACTS = frozenset("trainable propagate decide".split())
 UNCOMPARED = frozenset(("propagate", DECIDE))  # they find facts; some sizes no longer count after the second
 
+# By options: what was asked for is not left out. And without `trainable`, nobody decides what is trained.
+ASKED_FOR = frozenset(("dynamic_batch", "restore_batchnorm", QUANTIZED, RETYPE, TRAINABLE))
 OWES = frozenset(("dynamic_batch", "text"))  # passes that must do something where they are asked for, or meet text
 
 
@@ -85,7 +86,7 @@ class QuickChecker(Checker):
             step(model, options)
             start = time.perf_counter()
             self.last = before if before.is_as(model) else take(model, before)
-            with self._checking():
+            with self._checking(name):
                 self._compare(name, model, options, before, self.last)
             self.counts.seconds += time.perf_counter() - start
         self.is_dated |= name in FACTS
@@ -108,41 +109,48 @@ class QuickChecker(Checker):
         """Compare what was left untold by passes that ran before types were known. Raises `WrongRewrite`."""
         start = time.perf_counter()
         for name, found in self.waiting:
-            with self._checking():
+            with self._checking(name):
                 super().judge(name, model, options, found)
         self.waiting.clear()
         self.counts.seconds += time.perf_counter() - start
 
     @contextmanager
-    def _checking(self) -> Iterator[None]:
-        """Count what the check itself can't do: that is no reason to write nothing."""
+    def _checking(self, name: str) -> Iterator[None]:
+        """Refuse a pass whose check fails, as nobody knows what it did. If nothing could be written without the pass, or
+        memory is short, only count it.
+        """
         try:
             yield
         except WrongRewrite:
             raise
         except Exception as error:
-            if is_strict() and not isinstance(error, MemoryError):  # drawn sizes may be too large for any machine
+            is_short = isinstance(error, MemoryError)  # drawn sizes may be too large for any machine
+            if is_strict() and not is_short:
                 raise
-            self.counts.untold[f"the check failed: {type(error).__name__}"] += 1
+            why = f"the check failed: {type(error).__name__}"
+            self.counts.untold[why] += 1
+            if name == TRAINABLE:
+                self.counts.doubts.append(why)
+            elif name not in ASKED_FOR and not is_short:
+                raise WrongRewrite(f"the pass {name} can't be compared: {why}", name) from error
 
     def _doubt(self, model: ir.Model, options: Options) -> bool:
         """Decide a second time which tensors are trained. Returns True if other ones are now."""
-        with self._checking():
+        with self._checking(TRAINABLE):
             return self._doubted(wrong_decisions(model, options, MOST))
         return False
 
     def _doubted(self, doubts: Iterable[Doubt]) -> bool:
-        """Count doubts about what is trained, which tests refuse, and follow the second decision where it is certain.
-
-        Returns True if it followed one.
+        """Count doubts about what is trained, which tests refuse, and follow the second decision, as it is silent unless
+        it is sure. Returns True if it followed one.
         """
         found = list(doubts)
-        self.counts.doubts += [f"{doubt}{FOLLOWED if doubt.certain is not None else ''}" for doubt in found]
+        self.counts.doubts += [f"{doubt}{FOLLOWED if doubt.wanted is not None else ''}" for doubt in found]
         refuse(TRAINABLE, map(str, found) if is_strict() else [])
         for doubt in found:
-            if doubt.certain is not None:
-                DECISION.set(doubt.value, (doubt.certain, SECOND))
-        return any(doubt.certain is not None for doubt in found)
+            if doubt.wanted is not None:
+                DECISION.set(doubt.value, (doubt.wanted, SECOND))
+        return any(doubt.wanted is not None for doubt in found)
 
     def _verdict(self, regions: Regions, claim: Claim) -> str | None:
         """Compare quickly; what differs however much of the network is computed is compared as with `--paranoid`.

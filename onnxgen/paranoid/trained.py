@@ -39,6 +39,7 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
+SECOND = "a second set of rules says so"  # why a tensor is trained or not, where these were followed
 _AFFINE = (JOINS, VIEW, STRIDES, SAME, STANDARDISES, ADDS, SCALES)
 
 
@@ -95,12 +96,12 @@ class Doubt:
     Attributes:
         value: the stored tensor.
         text: what is in doubt.
-        certain: the second decision where the file or an option states it; None where elements alone speak for it.
+        wanted: the second decision; None if it may be the same, but not for the reason that the pass gives.
     """
 
     value: ir.Value
     text: str
-    certain: bool | None = None
+    wanted: bool | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -116,18 +117,20 @@ def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) 
     """
     reach = Reach()
     reach.walk(model.graph)
-    rules, stated = Rules(model, options, reach, most), Rules(model, options, reach, 0)
+    rules = Rules(model, options, reach, most)
     for value in _all_stored(model.graph):
         tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
             continue
         decided, why = TRAINABLE.get(value)
+        if why == SECOND:  # those of quantised files, which know what these do not
+            continue
         text, wanted = f"{value.name!r} is {'' if decided else 'not '}trained: {why}", rules.wanted(value, tensor)
         if not TRAINABLE.has(value):
             yield Doubt(value, f"{value.name!r} was not decided", wanted)
         elif wanted is (not decided):
-            yield Doubt(value, text, stated.wanted(value, tensor))
-        elif rules.is_unfounded(value, why):
+            yield Doubt(value, text, wanted)
+        elif rules.is_unfounded(value, str(why)):
             yield Doubt(value, f"{text}, which is not so")
 
 
@@ -140,10 +143,7 @@ def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 class Rules:
-    """Decides for each stored tensor of a model. The first rule that applies wins.
-
-    `most`: see `wrong_decisions`. With 0, only what the file or an option states decides.
-    """
+    """Decides for each stored tensor of a model. The first rule that applies wins."""
 
     def __init__(self, model: ir.Model, options: Options, reach: Reach, most: int | None = None) -> None:
         self.options, self.reach, self.most = options, reach, most
@@ -214,7 +214,10 @@ class Rules:
         added = {_adds_to_product(use.node, use.idx, tensor) for use in value.uses()}
         if added - {False}:
             return True if True in added else None
-        if any(_may_add_to_convolution(node, i) or _may_be_statistic(node, i) for node, i in _uses(value)):
+        biases = {_adds_to_convolution(node, i, tensor) for node, i in _uses(value)}
+        if biases - {False}:
+            return True if True in biases else None
+        if any(_may_be_statistic(node, i) for node, i in _uses(value)):
             return None
         is_named = path is not None or ROOT.has(value)
         if not self.has_state and KIND not in value.metadata_props and (is_named or tensor.size > 1):
@@ -263,14 +266,22 @@ def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bo
     return None if may_follow(matrix) else True
 
 
-def _may_add_to_convolution(node: ir.Node, place: int) -> bool:
-    """Return True if something is added to a convolution that has no bias of its own."""
+def _adds_to_convolution(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bool | None:
+    """Return True if one number for each of several channels is added to a convolution that has no bias of its own.
+
+    None if it may be.
+    """
     other = node.inputs[1 - place] if _op(node) == "Add" else None
     made = other.producer() if other is not None else None
     if made is None or not is_a(made, SAMPLES) or known(made).matrix != 1 or len(known(made).weights) != 2:
         return False
     last = max(known(made).weights)
-    return len(made.inputs) <= last or made.inputs[last] is None
+    if len(made.inputs) > last and made.inputs[last] is not None:
+        return False
+    shape, own = (None if v is None else info(v).shape for v in (other, node.inputs[place]))
+    if shape is None or own is None or stored(made.inputs[1]) is None or tensor.size == 1:
+        return None
+    return own[1 - len(shape) :] == (shape[1], *(1,) * (len(shape) - 2)) and tensor.size == shape[1]
 
 
 def _may_be_statistic(node: ir.Node, place: int) -> bool:
@@ -289,7 +300,7 @@ def _may_scale_input(value: ir.Value, inputs: set[ir.Value], depth: int) -> bool
     """Return True if network inputs meet a tensor, or what is computed from it alone, elementwise."""
     for use in value.uses() if depth else ():
         others = [other for other in use.node.inputs if other is not None and other is not value]
-        if any(_is_input(other, inputs, 8) for other in others):
+        if is_a(use.node, ELEMENTWISE) and any(_is_input(other, inputs, 8) for other in others):
             return True
         if is_a(use.node, ELEMENTWISE, PASSES_ON) and all(v.producer() is None or stored(v) for v in others):
             if any(_may_scale_input(output, inputs, depth - 1) for output in use.node.outputs):

@@ -79,7 +79,8 @@ def may_follow(tensor: ir.TensorProtocol) -> bool:
     if rows.size < 4 * columns:
         return False
     rows = rows.reshape(-1, columns)
-    return bool((np.abs((rows[0] + rows[2]) * rows[2] - (rows[1] + rows[3]) * rows[1]) < 0.01).all())
+    gaps = np.abs((rows[0] + rows[2]) * rows[2] - (rows[1] + rows[3]) * rows[1])
+    return bool((gaps < 0.01 * np.abs(rows).max() ** 2).all())
 
 
 def may_be_fixed(name: str, tensor: ir.TensorProtocol) -> bool:

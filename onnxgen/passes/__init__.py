@@ -11,7 +11,7 @@ from onnxgen.errors import FIX_SHAPE, OnnxgenError, WrongRewrite, is_strict
 from onnxgen.graph.annotations import CHECKED
 from onnxgen.graph.element_types import NAMED
 from onnxgen.options import Options
-from onnxgen.paranoid.quick import checker_for, is_paranoid
+from onnxgen.paranoid.quick import ASKED_FOR, checker_for, is_paranoid
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.affine import affine
@@ -67,8 +67,6 @@ from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
-# By options: what was asked for is not left out. And without `trainable`, nobody decides what is trained.
-ASKED_FOR = ("dynamic_batch", "restore_batchnorm", "quantized", "retype", "trainable")
 
 
 def _propagate(model: ir.Model, options: Options) -> None:

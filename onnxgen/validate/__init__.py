@@ -12,13 +12,14 @@ from onnxgen.errors import WrongTranslation
 from onnxgen.validate.check import Difference, validate
 from onnxgen.validate.fallback import translated
 from onnxgen.validate.flat import Specification, same_either_way, specify
-from onnxgen.validate.stored import Stored, hold, hold_keys, stored_by
+from onnxgen.validate.stored import Stored, decided, hold, hold_keys, stored_by
 
 __all__ = [
     "Difference",
     "Specification",
     "Stored",
     "WrongTranslation",
+    "decided",
     "hold",
     "hold_keys",
     "same_either_way",

@@ -16,10 +16,13 @@ import onnx_ir as ir
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.own_code import OwnCode
 from onnxgen.errors import WrongTranslation
+from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.element_types import FLOATS, NAMED
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.validate.shapes import hold_shapes
 from onnxgen.weights.stored import is_uniform
+from onnxgen.weights.stored import stored as tensor_of
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 # inputs of operators through which a gradient flows; None: all inputs
@@ -197,7 +200,15 @@ def hold_keys(module: ModuleDef, keys: Collection[str]) -> None:
         raise WrongTranslation(f"the state dict's key {min(differing)!r} is not that of a stored tensor")
 
 
-def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: Options) -> None:
+def decided(graph: ir.Graph) -> Mapping[str, bool]:
+    """Return which stored tensors are to be trained, of those that any node takes after all passes."""
+    taken = dict.fromkeys(v for node in all_nodes(graph) for v in node.inputs if v is not None)
+    return {v.name or "": TRAINABLE.get(v)[0] for v in taken if tensor_of(v) is not None}
+
+
+def hold(
+    stored: Stored, module: ModuleDef, way_back: Collection[str], options: Options, decisions: Mapping[str, bool]
+) -> None:
     """Check that the flat module has the file's tensors, with the right trainable flags and their provenance.
 
     Args:
@@ -205,6 +216,7 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
         module: the flat module.
         way_back: names of the tensors that can be rebuilt from the state dict.
         options: `trainable` and `frozen` decide for the names that they match.
+        decisions: of the passes (see `decided`).
 
     Raises:
         WrongTranslation: a tensor is lost, or a flag is wrong.
@@ -215,6 +227,10 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
             is_trained = key not in member.frozen and member.kind != "buffer"
             if is_trained and (source.dtype not in FLOATS or options.dtype and source.dtype != NAMED[options.dtype]):
                 raise WrongTranslation(f"{member.state_key(key)} is trained, and is {source.dtype.name}")
+            told = {decisions[name] for name in source.names if name in decisions}
+            if told and is_trained not in told:
+                how = "trained" if is_trained else "not trained"
+                raise WrongTranslation(f"{member.state_key(key)} is {how}, which was decided otherwise")
             (trained if is_trained else frozen).update(source.names)
             several.update(piece.name for piece in source.pieces if is_uniform(piece.tensor))
     asked = {name for name in stored.floats if options.trainable and re.search(options.trainable, name)}

@@ -90,10 +90,11 @@ RECORDED = {"pkg.torch.export.graph_signature.InputSpec.kind": "PARAMETER"}
         (FOUR, "y = Mul(x, w)", RECORDED, True),
         (FOUR, "a = Greater(x, w) y = Where(a, x, x)", {}, False),
         ("float[4,4] w = {1,-2,3,-4,5,6,-7,8,9,-1,2,3,4,5,6,8}", "y = Gemm(x, w)", {}, True),
+        ("float[4] w = {1,2,3,4}", "a = Tanh(x) y = Add(a, w)", {}, False),
     ],
-    ids=["the exporter says so", "no gradient flows", "a layer's weight"],
+    ids=["the exporter says so", "no gradient flows", "a layer's weight", "even numbers"],
 )
-def test_what_the_file_states_is_followed(
+def test_the_second_decision_is_followed(
     stored: str,
     nodes: str,
     record: dict[str, str],
@@ -118,7 +119,7 @@ def test_what_the_file_states_is_followed(
     monkeypatch.setenv(STRICT, "")
     generated = made(net)
     assert generated.source == right.source
-    assert any("of course; the file states otherwise" in note for note in generated.report.notes)
+    assert any("of course; a second set of rules says otherwise" in note for note in generated.report.notes)
 
 
 @pytest.mark.parametrize(
