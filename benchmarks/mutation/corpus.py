@@ -19,6 +19,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from benchmarks.mutation.forks import at_most, forked
+from benchmarks.mutation.graphs import simplified
 from benchmarks.mutation.mutants import FOLDERS
 
 PACKAGE = Path(__file__).resolve().parents[2] / "onnxgen"
@@ -36,12 +37,14 @@ class Entry:
         place: its folder, which has `net.onnx`, `options.pickle` and `right.pickle`.
         test: where it is from.
         digest: of the module and its weights.
+        graph: a digest of the graph after all passes.
         lines: those of the package that its generation runs, by file.
     """
 
     place: Path
     test: str
     digest: str
+    graph: str
     lines: dict[str, frozenset[int]]
 
 
@@ -177,7 +180,8 @@ def _entry(place: Path) -> Entry | str:
         if why := difference(meaning(out[1] / "model.py", near), right):
             return f"rounding decides what it computes: {why}"
     (place / "right.pickle").write_bytes(pickle.dumps((feeds, right)))
-    return Entry(place, test, digest, {file: frozenset(found) for file, found in lines.items()})
+    graph = simplified(place, LONGEST)
+    return Entry(place, test, digest, graph, {file: frozenset(found) for file, found in lines.items()})
 
 
 def choose(entries: Sequence[Entry]) -> list[Entry]:

@@ -15,8 +15,9 @@ from tempfile import TemporaryDirectory
 from types import CodeType, FunctionType
 from typing import Any
 
-from benchmarks.mutation.corpus import PACKAGE, Corpus, Entry, generated, switch
+from benchmarks.mutation.corpus import LONGEST, PACKAGE, Corpus, Entry, generated, switch
 from benchmarks.mutation.forks import TooSlow, at_most
+from benchmarks.mutation.graphs import passes_alone, simplified
 from benchmarks.mutation.mutants import Mutant
 
 FILES = 8  # that a mutant is tried on, of those that run its line
@@ -96,16 +97,20 @@ def import_product() -> None:
             _IMPORTED.setdefault((code.co_filename, code.co_qualname, code.co_firstlineno), []).append(found)
 
 
-def task(mutant: Mutant, lines: range, corpus: Corpus) -> tuple[Mutant, list[Entry], bool]:
+def task(mutant: Mutant, lines: range, corpus: Corpus) -> tuple[Mutant, list[Entry], bool, bool]:
     """What `tried` takes: some of the files whose generation runs the mutant's statement, always the same ones."""
     is_imported = bool(corpus.imports.get(mutant.file, set()) & set(lines))
     found = [e for e in corpus.entries if is_imported or e.lines.get(mutant.file, frozenset()) & set(lines)]
-    return mutant, random.Random(str(mutant)).sample(found, min(FILES, len(found))), is_imported
+    some = random.Random(str(mutant)).sample(found, min(FILES, len(found)))
+    return mutant, some, is_imported, mutant.file in passes_alone(PACKAGE)
 
 
-def tried(arguments: tuple[Mutant, list[Entry], bool]) -> Verdict:
-    """Generate the files with a mutant, in a fork, as it spoils the process; `is_imported`: importing runs its line."""
-    mutant, entries, is_imported = arguments
+def tried(arguments: tuple[Mutant, list[Entry], bool, bool]) -> Verdict:
+    """Generate the files with a mutant, in a fork, as it spoils the process.
+
+    The arguments end with: importing runs its line, and only passes run it.
+    """
+    mutant, entries, is_imported, is_pass = arguments
     try:
         mutate(mutant, is_imported)
     except Exception as error:
@@ -115,7 +120,7 @@ def tried(arguments: tuple[Mutant, list[Entry], bool]) -> Verdict:
     with TemporaryDirectory() as folder:
         os.chdir(folder)
         for i, entry in enumerate(entries):
-            verdict = _of_file(entry, Path(folder, str(i)), found.is_counted)
+            verdict = _of_file(entry, Path(folder, str(i)), found.is_counted, is_pass)
             found = max(found, verdict, key=lambda v: list(OUTCOMES).index(v.outcome))
             errors += verdict.outcome == "error"
             if found.outcome == "survived" or found.outcome == "error" and errors == ERRORS or "TooSlow" in verdict.why:
@@ -123,12 +128,19 @@ def tried(arguments: tuple[Mutant, list[Entry], bool]) -> Verdict:
     return found
 
 
-def _of_file(entry: Entry, folder: Path, is_counted: bool) -> Verdict:
-    """What becomes of one file; `is_counted`: another came out wrong, so a module that is refused need not be run."""
+def _of_file(entry: Entry, folder: Path, is_counted: bool, is_pass: bool) -> Verdict:
+    """What becomes of one file.
+
+    `is_counted`: another came out wrong, so a module that is refused need not be run. `is_pass`: only passes run the line,
+    so that the file is the same if the graph that they leave is.
+    """
     plain, checked = folder / "plain", folder / "checked"
     plain.mkdir(parents=True)
     checked.mkdir()
+    switch(False)
     try:
+        if is_pass and simplified(entry.place, LONGEST / 3) == entry.graph:
+            return Verdict("equal")
         digest = generated(entry.place, plain, checked=False)
     except Exception as error:
         return Verdict("error", entry.test, _said(error))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
 
 Array: TypeAlias = Any  # numpy says no more of most results
 Own = Callable[..., Any]
@@ -219,10 +220,13 @@ def FakeQuantize(
     x: Array, scale: Array, zero: Array | None = None, *,
     axis: int = 1, block: int = 0, low: int = -128, high: int = 127, to: int = 0,
 ) -> Array:  # fmt: skip
-    """x as integers from `low` to `high` hold it, times `scale`."""
-    if to:
-        raise NotImplementedError("floats of eight bits")
+    """x as integers from `low` to `high` hold it, or floats of the type `to`, times `scale`."""
     steps, shift = spread(scale, x, axis, block), 0 if zero is None else spread(zero, x, axis, block)
+    if to:
+        kind = ir.DataType(to)
+        if not kind.is_floating_point():
+            raise ValueError(f"{kind} is no type of floats")
+        return (np.clip(x / steps, kind.min, kind.max).astype(kind.numpy()).astype(x.dtype) * steps).astype(x.dtype)
     whole = np.clip(np.round(x / steps) + shift, low, high) - shift
     return (whole * steps).astype(x.dtype)
 

@@ -35,8 +35,9 @@ MOST = 20_000  # elements that onnx's evaluator, which is slow, is given; those 
 FACTS = frozenset("trainable propagate decide".split())
 UNCOMPARED = frozenset(("propagate", DECIDE))  # they find facts; some sizes no longer count after the second
 
-# By options: what was asked for is not left out. And without `trainable`, nobody decides what is trained.
-ASKED_FOR = frozenset(("dynamic_batch", "restore_batchnorm", QUANTIZED, RETYPE, TRAINABLE))
+# By options: what was asked for is not left out. Without `trainable`, nobody decides what is trained, and without
+# `dynamic`, it decides otherwise. Without `text`, later stages take text for numbers.
+NEEDED = frozenset(("dynamic_batch", "restore_batchnorm", "dynamic", "text", QUANTIZED, RETYPE, TRAINABLE))
 OWES = frozenset(("dynamic_batch", "text"))  # passes that must do something where they are asked for, or meet text
 
 
@@ -131,7 +132,7 @@ class QuickChecker(Checker):
             self.counts.untold[why] += 1
             if name == TRAINABLE:
                 self.counts.doubts.append(why)
-            elif name not in ASKED_FOR and not is_short:
+            elif name not in NEEDED and not is_short:
                 raise WrongRewrite(f"the pass {name} can't be compared: {why}", name) from error
 
     def _doubt(self, model: ir.Model, options: Options) -> bool:

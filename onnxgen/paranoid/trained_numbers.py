@@ -84,14 +84,13 @@ def may_follow(tensor: ir.TensorProtocol) -> bool:
 
 
 def may_be_fixed(name: str, tensor: ir.TensorProtocol) -> bool:
-    """Return True for kernels without a layer's name of which some taps are those of the other end, or close to them.
-
-    Such a kernel of a convolution may be a buffer, which some exporters do not tell from a parameter.
+    """Return True for what is called a buffer, and for kernels without a layer's name of which some taps are those of
+    the other end, or close to them: they may be buffers, which some exporters do not tell from parameters.
     """
-    if len(tensor.shape) < 3 or "weight" in name.rpartition(".")[2]:
-        return False
     if "buffer" in name.rpartition(".")[2]:
         return True
+    if len(tensor.shape) < 3 or "weight" in name.rpartition(".")[2]:
+        return False
     sizes = np.sort(np.abs(_numbers(tensor)[:MAX_EXAMINED_ELEMENTS]))
     pairs = np.diff(sizes) <= 1e-5 * sizes[1:]
     return bool(pairs.mean() > 0.25) if pairs.size else False

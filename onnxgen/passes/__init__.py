@@ -11,7 +11,7 @@ from onnxgen.errors import FIX_SHAPE, OnnxgenError, WrongRewrite, is_strict
 from onnxgen.graph.annotations import CHECKED
 from onnxgen.graph.element_types import NAMED
 from onnxgen.options import Options
-from onnxgen.paranoid.quick import ASKED_FOR, checker_for, is_paranoid
+from onnxgen.paranoid.quick import NEEDED, checker_for, is_paranoid
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.affine import affine
@@ -165,12 +165,12 @@ def simplified(model: ir.Model, options: Options, left_out: dict[str, str]) -> b
 
     Raises:
         OnnxgenError: see `simplify`.
-        WrongRewrite: `ONNXGEN_STRICT=1` is set, or the options ask for the pass or for `--paranoid`.
+        WrongRewrite: `ONNXGEN_STRICT=1` is set, or the pass is needed, or the options ask for `--paranoid`.
     """
     try:
         simplify(model, options, left_out)
     except WrongRewrite as error:
-        if is_strict() or is_paranoid(options) or error.step in (*ASKED_FOR, *left_out):
+        if is_strict() or is_paranoid(options) or error.step in (*NEEDED, *left_out):
             raise
         left_out[error.step] = str(error)
         return False

@@ -113,6 +113,8 @@ def _taken(node: ir.Node) -> list[ir.Graph]:
 def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value]) -> bool:
     if value.metadata_props.get(KIND) in ("BUFFER", "CONSTANT_TENSOR") or _is_computed(value):
         return False
+    if (value.name or "").endswith("_buffer"):  # so its author called it
+        return False
     if 4 <= tensor.size == max(tensor.shape.numpy()) and np.array_equal(tensor.numpy().ravel(), np.arange(tensor.size)):
         return False  # such a kernel computes a mean
     if len(tensor.shape) > 2 and "weight" not in (value.name or "").rpartition(".")[2] and _is_paired(tensor):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onnxgen.options import Options
 from onnxgen.paranoid.check import name_of
 from onnxgen.paranoid.quick import UNCOMPARED
-from onnxgen.passes import ASKED_FOR, PASSES
+from onnxgen.passes import NEEDED, PASSES
 from tests.hunts.judge import Case, Unmade
 from tests.hunts.tied import tied
 from tests.support.exported import exported
@@ -101,7 +101,7 @@ def make(seed: int) -> Case:
     feeds = [{f"i{i}": np.array(x) for i, x in enumerate(given)}]
     options = _options(d, names)
     lied = frozenset(n for n in REWRITING if d.random() < 0.5) if d.random() < 0.08 else frozenset[str]()
-    lied -= {*ASKED_FOR}  # these are never left out: where one is wrong, nothing is written
+    lied -= {*NEEDED}  # these are never left out: where one is wrong, nothing is written
     classes = d.randint(1, CLASSES - 1) if isinstance(net, Classified) else 0
     return Case(seed, proto, feeds, options, False, classes, lied, doubts=d.random() < 0.05)
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from onnxgen import passes, pipeline
-from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
 from onnxgen.output.compose import Report
 from onnxgen.paranoid import trained
@@ -90,7 +89,10 @@ def _doubting() -> Iterator[None]:
     def unfounded(self: Any, value: ir.Value, why: str) -> bool:
         return True
 
-    with mock.patch.object(trained.Rules, "is_unfounded", unfounded), mock.patch.dict("os.environ", {"ONNXGEN_STRICT": "0"}):
+    with (
+        mock.patch.object(trained.Rules, "is_unfounded", unfounded),
+        mock.patch.dict("os.environ", {"ONNXGEN_STRICT": "0"}),
+    ):
         yield
 
 

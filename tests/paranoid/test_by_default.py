@@ -148,6 +148,12 @@ W = "float[4,4] w = {0.1,-0.72,0.33,-4.1,0.5,0.61,-0.07,0.8,0.99,-0.15,0.2,0.31,
 ROW = "float[4] w = {0.1,-0.72,0.33,-4.1}"
 ROWS = "float[4,4] w = {1,2,3,4,1,2,3,4,1,2,3,4,1,2,3,4}"
 PLACES = "float[4,4] w = {0,0,2,0,2,0,0,0,0,0,0,2,0,2,0,0}"
+CHANNELS = "float[4,1,1] w = {0,0,0,0}, float[4,1,1,1] k = {0.31,-0.7,0.2,0.11}, int64[4] four = {4,1,2,2}, "
+CHANNELS += "int64[2] two = {4,4}"
+SMALL = ", ".join(
+    f"float[{shape}] {name} = {{{', '.join(f'{n * size:.6f}' for n in np.random.default_rng(0).normal(size=32))}}}"
+    for name, shape, size in (("v", "4,8", 1), ("w", "8,4", 0.02))
+)
 TURNS = "int64 turns = {3}, bool going = {1}"
 BODY = "(int64 i, bool c, float[4,4] s) => (bool d, float[4,4] t) { d = Identity(c) t = MatMul(s, w) }"
 
@@ -157,10 +163,23 @@ BODY = "(int64 i, bool c, float[4,4] s) => (bool d, float[4,4] t) { d = Identity
     [
         (f"{W}, {TURNS}", f"y = Loop<body = once {BODY}>(turns, going, x)", True),
         (ROW, "y = Mul(x, w)", True),
+        (
+            CHANNELS,
+            "r = Reshape(x, four) c = Conv(r, k) a = Add(c, w) p = GlobalAveragePool(a) y = Reshape(p, two)",
+            True,
+        ),
+        (SMALL, "a = MatMul(x, v) y = MatMul(a, w)", True),
         (ROWS, "a = Tanh(x) y = Add(a, w)", False),
         (PLACES, "a = Tanh(x) y = Add(a, w)", False),
     ],
-    ids=["in a loop", "a row that no layer follows", "rows of even numbers", "a number in each row"],
+    ids=[
+        "in a loop",
+        "a row that no layer follows",
+        "zeros that channels are given",
+        "small numbers",
+        "rows of even numbers",
+        "a number in each row",
+    ],  # fmt: skip
 )
 def test_the_second_decision(
     stored: str, nodes: str, is_trained: bool, made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

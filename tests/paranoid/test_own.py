@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from onnxgen.graph.operators import operators
 from onnxgen.helpers.affine import LearnableAffine
-from onnxgen.helpers.fake_quant import fake_quantize, fake_quantize_dynamic
+from onnxgen.helpers.fake_quant import fake_quantize, fake_quantize_dynamic, fake_quantize_float
 from onnxgen.helpers.rotary import rotate_half, rotate_pairs
 from onnxgen.paranoid import own_layers, own_transformer
 from onnxgen.paranoid.own import OWN
@@ -65,6 +66,8 @@ CASES: list[Case] = [
      lambda x, s: fake_quantize(x, s, 0, -4, 3)),
     ("FakeQuantize", [X, X[:, :2].abs()], {"axis": 1, "block": 2, "low": -4, "high": 3},
      lambda x, s: fake_quantize(x, s.repeat_interleave(2, 1), 0, -4, 3)),
+    ("FakeQuantize", [300 * X, torch.tensor(0.3).double()], {"to": int(ir.DataType.FLOAT8E4M3FN)},
+     lambda x, s: fake_quantize_float(x, s, torch.float8_e4m3fn)),
 ]  # fmt: skip
 
 

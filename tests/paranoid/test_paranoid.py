@@ -17,7 +17,7 @@ import pytest
 import onnxgen.passes
 from onnxgen.cli import run
 from onnxgen.errors import STRICT, WrongRewrite
-from onnxgen.graph.annotations import CHECKED, TRAINABLE
+from onnxgen.graph.annotations import CHECKED
 from onnxgen.options import Options
 from onnxgen.paranoid import check, quick, single
 from onnxgen.paranoid.apart import Apart, Crashed
@@ -81,11 +81,11 @@ def test_a_pass_that_changes_results_is_left_out(
     assert generated.source == right and set(generated.report.left_out) == {"wrong"}
     assert run([str(gelu)]) == 0
     assert "1 rewriting left out, which would change results: wrong" in capsys.readouterr().out
-    monkeypatch.setattr(onnxgen.passes, "ASKED_FOR", ("wrong",))
+    monkeypatch.setattr(onnxgen.passes, "NEEDED", ("wrong",))
     with pytest.raises(WrongRewrite, match="the pass wrong changed 'y'"):
         build(gelu, Options(), gelu.with_suffix(".py"))
     monkeypatch.setenv(STRICT, "1")
-    monkeypatch.setattr(onnxgen.passes, "ASKED_FOR", ())
+    monkeypatch.setattr(onnxgen.passes, "NEEDED", ())
     with pytest.raises(WrongRewrite):
         build(gelu, Options(), gelu.with_suffix(".py"))
 
@@ -197,13 +197,43 @@ def test_a_doubt_about_what_is_trained_is_said(gelu: Path, monkeypatch: pytest.M
         build(gelu, Options(), gelu.with_suffix(".py"))
     monkeypatch.setenv(STRICT, "")
     notes = build(gelu, Options(), gelu.with_suffix(".py")).report.notes
-    doubted = "what is trained is in doubt (--trainable and --frozen decide), please report it: 'w' is trained: of course"
+    doubted = (
+        "what is trained is in doubt (--trainable and --frozen decide), please report it: 'w' is trained: of course"
+    )
     assert doubted in notes
 
 
-def test_a_check_that_fails_is_no_reason_to_write_nothing(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_whose_check_fails_is_left_out(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what it did. That is no reason to write nothing."""
     monkeypatch.setattr(quick.Comparison, "is_same", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         build(gelu, Options(), gelu.with_suffix(".py"))
     monkeypatch.setenv(STRICT, "")
-    assert "the check failed: ZeroDivisionError" in build(gelu, Options(), gelu.with_suffix(".py")).report.checked
+    generated = build(gelu, Options(), gelu.with_suffix(".py"))
+    assert "the check failed: ZeroDivisionError" in generated.report.left_out["activations"]
+    assert "torch.erf(" in generated.source and "gelu" not in generated.source.lower()
+
+
+def test_a_second_decision_that_fails_is_a_doubt(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STRICT, "")
+    right = build(gelu, Options(), gelu.with_suffix(".py")).source
+    monkeypatch.setattr(Rules, "wanted", lambda *_: 1 // 0)
+    generated = build(gelu, Options(), gelu.with_suffix(".py"))
+    assert generated.source == right
+    assert any("in doubt" in note and "ZeroDivisionError" in note for note in generated.report.notes)
+
+
+def test_a_pass_that_is_needed_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the pass `text`, a later stage would take text for numbers."""
+    net = 'g (int64[n] i) => (string y) <string[3] table = {"a", "bc", "d"}> { y = Gather(table, i) }'
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {net}'), tmp_path / "m.onnx")
+    assert build(tmp_path / "m.onnx", Options(), tmp_path / "m.py")
+    names = [step.__name__ for step in PASSES]
+
+    def text(model: ir.Model, options: Options) -> None:
+        """A pass that does nothing."""
+
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [text if n == "text" else p for n, p in zip(names, PASSES)])
+    monkeypatch.setenv(STRICT, "")
+    with pytest.raises(WrongRewrite, match="text is wrong: Gather .*is given text"):
+        build(tmp_path / "m.onnx", Options(), tmp_path / "m.py")

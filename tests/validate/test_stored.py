@@ -22,7 +22,7 @@ from onnxgen.code import copied
 from onnxgen.code.module_def import Member
 from onnxgen.code.numbers import held, hold_same
 from onnxgen.errors import WrongTranslation
-from onnxgen.lowering import lower
+from onnxgen.lowering import lower, members
 from onnxgen.options import Options
 from onnxgen.output import compose as generated
 from onnxgen.paranoid import quick
@@ -245,3 +245,20 @@ def test_a_branch_that_is_never_taken_has_no_weights(taken: int, tmp_path: Path)
     assert {name for name, (yes, _) in made.report.trainable.items() if yes} == {
         "b.weight" if not taken else "a.weight"
     }
+
+
+def test_what_is_trained_is_what_was_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of a buffer has a frozen weight."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> net (float[n, 4] x) => (float[n, 4] y) '
+        '{ y = Gemm (x, "fc_buffer", "fc.bias") }'
+    )
+    draw = np.random.default_rng(0)
+    for name, shape in (("fc_buffer", (4, 4)), ("fc.bias", (4,))):
+        model.graph.initializer.append(numpy_helper.from_array(draw.standard_normal(shape).astype(np.float32), name))
+    onnx.save(model, tmp_path / "net.onnx")
+    made = pipeline.generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    assert {name for name, (yes, _) in made.report.trainable.items() if yes} == {"fc.bias"}
+    monkeypatch.setattr(members, "stored_values", lambda _: iter(()))
+    with pytest.raises(WrongTranslation, match="fc.weight is trained, which was decided otherwise"):
+        build(tmp_path / "net.onnx")
