@@ -131,8 +131,8 @@ def tried(arguments: tuple[Mutant, list[Entry], bool, bool]) -> Verdict:
 def _of_file(entry: Entry, folder: Path, is_counted: bool, is_pass: bool) -> Verdict:
     """What becomes of one file.
 
-    `is_counted`: another came out wrong, so a module that is refused need not be run. `is_pass`: only passes run the line,
-    so that the file is the same if the graph that they leave is.
+    `is_counted`: another came out wrong, so a module that is refused need not be run. `is_pass`: only passes run the
+    line, so that the file is the same if the graph that they leave is.
     """
     plain, checked = folder / "plain", folder / "checked"
     plain.mkdir(parents=True)

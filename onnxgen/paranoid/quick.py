@@ -117,8 +117,8 @@ class QuickChecker(Checker):
 
     @contextmanager
     def _checking(self, name: str) -> Iterator[None]:
-        """Refuse a pass whose check fails, as nobody knows what it did. If nothing could be written without the pass, or
-        memory is short, only count it.
+        """Refuse a pass whose check fails, as nobody knows what it did. Only count it if the pass is needed, or memory
+        is short.
         """
         try:
             yield
@@ -142,7 +142,7 @@ class QuickChecker(Checker):
         return False
 
     def _doubted(self, doubts: Iterable[Doubt]) -> bool:
-        """Count doubts about what is trained, which tests refuse, and follow the second decision, as it is silent unless
+        """Count doubts about what is trained, which tests refuse, and follow the second decision, which is silent unless
         it is sure. Returns True if it followed one.
         """
         found = list(doubts)

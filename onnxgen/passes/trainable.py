@@ -103,7 +103,8 @@ def trainable(model: ir.Model, options: Options) -> None:
 def kept(model: ir.Model, options: Options) -> None:
     """Mark buffers of the state dict and their views: they are not folded, though their elements are known.
 
-    What is trained is decided, and a second time, by now. The legacy exporter only names tensors that are in the state dict; the dynamo exporter records those that are not.
+    What is trained is decided, and a second time, by now. The legacy exporter only names tensors that are in the state
+    dict; the dynamo exporter records those that are not.
     """
     graph = model.graph
     for value in stored_values(graph):
