@@ -142,8 +142,8 @@ class QuickChecker(Checker):
         return False
 
     def _doubted(self, doubts: Iterable[Doubt]) -> bool:
-        """Count doubts about what is trained, which tests refuse, and follow the second decision, which is silent unless
-        it is sure. Returns True if it followed one.
+        """Count doubts about what is trained, which tests refuse. Follow the second decision, which is silent unless it
+        is sure. Returns True if it followed one.
         """
         found = list(doubts)
         self.counts.doubts += [f"{doubt}{FOLLOWED if doubt.wanted is not None else ''}" for doubt in found]
