@@ -27,7 +27,7 @@ RANDOM_NUMBER = 0.4999
 def dropped(x: Array, ratio: float) -> Array:
     """Apply Dropout in training mode, with one random number for all elements."""
     if 1 - ratio <= RANDOM_NUMBER:
-        return np.zeros_like(x)
+        return x * x.dtype.type(0)  # what is no number stays none
     return x / x.dtype.type(1 - ratio) if ratio else x
 
 

@@ -42,10 +42,11 @@ def _layers(
     hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
 ) -> list[Array]:  # fmt: skip
     """Return y and the final states of every layer and direction. Gates are in ONNX's order."""
+    if x.ndim != 3:
+        raise ValueError(f"{x.ndim} axes")  # torch's layer takes two as one sample, which the node does not
     x = np.swapaxes(x, 0, 1) if batch_first else x
     count = len(weights) // 3
-    zeros = np.zeros((count * directions, x.shape[1], hidden_size), x.dtype)
-    firsts = [zeros if s is None else s for s in states]
+    firsts = _states(x, states, (count * directions, x.shape[1], hidden_size))
     ends: list[list[Array]] = [[] for _ in states]
     for layer in range(count):
         w, r, bias = weights[3 * layer : 3 * layer + 3]
@@ -67,21 +68,29 @@ def _layers(
     return [np.swapaxes(x, 0, 1) if batch_first else x, *(np.stack(end) for end in ends)]
 
 
+def _states(x: Array, given: Sequence[Array | None], shape: tuple[int, ...]) -> list[Array]:
+    """Return the states to start from, zeros where none is given. torch broadcasts none of them."""
+    states = [np.zeros(shape, x.dtype) if s is None else s for s in given]
+    if any(s.shape != shape for s in states):
+        raise ValueError(f"states {[s.shape for s in states]} instead of {shape}")
+    return states
+
+
 def _one(
     kind: str, x: Array, h: Array | None, c: Array | None, w: Array, r: Array, b: Array | None, rb: Array | None,
     relu: int = 0,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Return the states after one step. Gates are in torch's order."""
+    if x.ndim not in (1, 2):
+        raise ValueError(f"{x.ndim} axes")
     gates = TORCH_GATES[kind]
-    zeros = np.zeros((*x.shape[:-1], r.shape[1]), x.dtype)
     nothing = np.zeros(w.shape[0], x.dtype)
     parts = [
         np.concatenate([np.split(v, len(gates))[i] for i in gates])
         for v in (w, r, nothing if b is None else b, nothing if rb is None else rb)
     ]
-    states = [zeros if s is None else s for s in (h, c)]
-    made: tuple[Array, Array] = STEP_FUNCTIONS[kind](x, *states, *parts, relu)  # type: ignore[call-arg, arg-type]
-    return made
+    first, memory = _states(x, (h, c), (*x.shape[:-1], r.shape[1]))
+    return STEP_FUNCTIONS[kind](x, first, memory, *parts, relu)  # type: ignore[call-arg, arg-type]
 
 
 @own

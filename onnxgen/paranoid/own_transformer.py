@@ -18,8 +18,10 @@ def _projected(x: Array, weight: Array, bias: Array | None, start: int, width: i
     return made if bias is None else made + bias[start : start + width]
 
 
-def _added(mask: Array, x: Array) -> Array:
-    """Return the numbers that a mask adds to scores."""
+def _added(mask: Array, x: Array, *shapes: tuple[int, ...]) -> Array:
+    """Return the numbers that a mask of one of some shapes adds to scores. torch broadcasts no mask."""
+    if mask.shape not in shapes:
+        raise ValueError(f"a mask {mask.shape} instead of one of {shapes}")
     return np.where(mask, x.dtype.type(-np.inf), x.dtype.type(0)) if mask.dtype == bool else mask
 
 
@@ -36,15 +38,21 @@ def MultiheadAttention(
     inputs = [x.swapaxes(0, 1) for x in (query, key, value)] if not batch_first else [query, key, value]
     made = zip(inputs, weights, biases, starts)
     q, k, v = (_projected(x, w, b, start, width) for x, w, b, start in made)
-    q, k, v = (x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2) for x in (q, k, v))
+    q, k, v = (x.reshape(*x.shape[:2], heads, width // heads).swapaxes(1, 2) for x in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) / q.dtype.type(math.sqrt(width // heads))
+    batch, _, length, keys = scores.shape
+    if not need_weights and 0 in (batch, keys) and (attn_mask is not None or padding is not None):
+        raise ValueError("a mask without elements, which torch's layer does not split by heads")
     if attn_mask is not None:
-        attn_mask = _added(attn_mask, scores)
+        attn_mask = _added(attn_mask, scores, (length, keys), (batch * heads, length, keys))
         scores = scores + (attn_mask if attn_mask.ndim == 2 else attn_mask.reshape(scores.shape))
     if padding is not None:
-        scores = scores + _added(padding, scores)[:, None, None]
+        scores = scores + _added(padding, scores, (batch, keys))[:, None, None]
     powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
-    shares = dropped(powers / powers.sum(-1, keepdims=True), dropout)
+    shares = powers / powers.sum(-1, keepdims=True)
+    if not need_weights:  # torch's other function: a row without any key is zeros
+        shares = np.where((scores > -np.inf).any(-1, keepdims=True), shares, scores.dtype.type(0))
+    shares = dropped(shares, dropout)
     y = (shares @ v).swapaxes(1, 2)
     y = y.reshape(*y.shape[:2], width) @ (out_weight if transposed else out_weight.T)
     y = y if out_bias is None else y + out_bias

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from onnxgen.graph.operators import operators
 from onnxgen.helpers.affine import LearnableAffine
@@ -80,49 +80,6 @@ def test_own_operators(op: str, inputs: list[Tensor], attributes: dict[str, Any]
     pairs = zip(made, expected) if isinstance(made, list) else [(made, expected)]
     for ours, theirs in pairs:
         np.testing.assert_allclose(ours, theirs.numpy(), 1e-9, 1e-12)
-
-
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "relu"])
-@pytest.mark.parametrize("batch_first", [0, 1])
-def test_recurrent_layers(kind: str, batch_first: int) -> None:
-    """Two layers, both directions; torch has its gates in another order."""
-    torch.manual_seed(0)
-    options = {"nonlinearity": "relu"} if kind == "relu" else {}
-    kind, order = ("RNN", [0]) if kind in ("RNN", "relu") else (kind, {"LSTM": [0, 3, 1, 2], "GRU": [1, 0, 2]}[kind])
-    layer = getattr(nn, kind)(
-        6, 5, 2, batch_first=bool(batch_first), bidirectional=True, dtype=torch.float64, **options
-    )
-    weights = []
-    for number in range(2):
-        parts: dict[str, list[Any]] = {"weight_ih": [], "weight_hh": [], "bias_ih": [], "bias_hh": []}
-        for name, found in parts.items():
-            for suffix in ("", "_reverse"):
-                gates = getattr(layer, f"{name}_l{number}{suffix}").detach().numpy().reshape(len(order), 5, -1)
-                found.append(gates[order].reshape(5 * len(order), -1).squeeze(-1 if "bias" in name else ()))
-        biases = np.concatenate([parts["bias_ih"], parts["bias_hh"]], 1)
-        weights += [np.stack(parts["weight_ih"]), np.stack(parts["weight_hh"]), biases]
-    y, state = layer(X)
-    attributes = {"hidden_size": 5, "directions": 2, "batch_first": batch_first, "relu": int(bool(options))}
-    count = 2 if kind == "LSTM" else 1
-    made = OWN[kind](X.numpy(), *[None] * count, *weights, **attributes)
-    for ours, theirs in zip(made, [y, *state] if kind == "LSTM" else [y, state]):
-        np.testing.assert_allclose(ours, theirs.detach().numpy(), 1e-9, 1e-12)
-
-
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "relu"])
-def test_recurrent_cells(kind: str) -> None:
-    torch.manual_seed(0)
-    name = "RNN" if kind == "relu" else kind
-    cell = getattr(nn, f"{name}Cell")(6, 5, dtype=torch.float64, **({"nonlinearity": "relu"} if kind == "relu" else {}))
-    h, c = torch.randn(2, 4, 5, dtype=torch.float64)
-    states = [h, c] if kind == "LSTM" else [h]
-    made = OWN[f"{name}Cell"](
-        X[0].numpy(), *(s.numpy() for s in states), *(p.detach().numpy() for p in cell.parameters()),
-        **({"relu": 1} if kind == "relu" else {}),
-    )  # fmt: skip
-    theirs = cell(X[0], (h, c)) if kind == "LSTM" else [cell(X[0], h)]
-    for ours, wanted in zip(made if kind == "LSTM" else [made], theirs, strict=True):
-        np.testing.assert_allclose(ours, wanted.detach().numpy(), 1e-9, 1e-12)
 
 
 def test_every_own_operator_has_a_definition() -> None:
