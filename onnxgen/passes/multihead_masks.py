@@ -17,6 +17,7 @@ from onnxgen.passes.match import elements, uniform
 from onnxgen.passes.steps import constant
 from onnxgen.shapes.info import info
 
+HIDES = -1e4  # a number as low hides a score as -inf does: BERT's
 Full: TypeAlias = tuple[int, int, int, int]  # batch, heads, length, keys
 
 
@@ -128,3 +129,17 @@ def _keeps_a_key(mask: ir.Value) -> bool:
     if array is not None and array.dtype.kind == "f":
         return bool((array.astype(np.float64) > -math.inf).any(axis=-1).all())
     return triangle is not None and triangle.inside == 0
+
+
+def only_hides(mask: ir.Value | None) -> bool:
+    """True if a mask keeps each score as it is or hides it, and leaves each row a key.
+
+    `nn.TransformerEncoderLayer` without gradients takes the numbers of its mask for truth values.
+    """
+    if mask is None or info(mask).dtype == ir.DataType.BOOL:
+        return True
+    array, triangle = elements(mask), causal(mask)
+    if array is None:
+        return triangle is not None and triangle.inside == 0 and triangle.outside <= HIDES
+    kept = array == 0
+    return bool((kept | (array.astype(np.float64) <= HIDES)).all() and kept.any(axis=-1).all())

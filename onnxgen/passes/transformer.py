@@ -23,6 +23,7 @@ from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
 from onnxgen.passes.alone import Takers
 from onnxgen.passes.match import dropout_ratio, other
+from onnxgen.passes.multihead_masks import only_hides
 from onnxgen.passes.rewrite import only_user, own
 from onnxgen.passes.steps import input_at
 from onnxgen.passes.transformer_stacks import FIRST, Layer, Noted, join, put
@@ -111,6 +112,8 @@ class _Reader:
         found = self.found
         y = self._attention(self.first, found.x, "self_attn") if self.is_started else None
         cross = None if y is None else self._cross(y)
+        if cross is None and not only_hides(input_at(self.first, 11)):
+            return None
         if y is not None and cross is not None:
             y = self._attention(cross, y, "multihead_attn")
         y = None if y is None else self._feed_forward(y)

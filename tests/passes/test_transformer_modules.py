@@ -109,6 +109,35 @@ def test_a_sample_of_padding_alone(case: str, layer: bool) -> None:
     assert "nn.MultiheadAttention(" in ran.source
 
 
+class Masked(nn.Module):
+    """A layer with a stored mask. `hidden`: the number beside 0."""
+
+    def __init__(self, hidden: float, first: float = 0.0) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 20, 0.0, batch_first=True)
+        mask = torch.triu(torch.full((LENGTH, LENGTH), hidden), 1)
+        mask[0, 0] = first
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x, src_mask=self.mask)
+        return made
+
+
+@pytest.mark.parametrize(
+    ("hidden", "first", "is_layer"), [(-1.0, 0.0, False), (-1e9, 0.0, True), (-1e9, -1e9, False), (-torch.inf, 0, True)]
+)
+def test_a_mask_is_the_layers_if_it_only_hides(hidden: float, first: float, is_layer: bool) -> None:
+    """Without gradients, torch's layer takes each number but 0 for True."""
+    proto = exported(trained(Masked(hidden, first)).eval(), (X,), "legacy-17")
+    ran, expected = run_model(proto, {"i0": X.numpy()}), run_onnxruntime(proto, {"i0": X.numpy()})[0]
+    with torch.no_grad():
+        made = ran.model.eval()(X).numpy()
+    np.testing.assert_allclose(made, expected, 1e-4, 1e-5)
+    np.testing.assert_allclose(ran.model(X).detach().numpy(), expected, 1e-4, 1e-5)
+    assert ("nn.TransformerEncoderLayer(" in ran.source) == is_layer
+
+
 class Wrong(nn.Module):
     """Attention that differs from torch's module in one thing."""
 
