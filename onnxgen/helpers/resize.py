@@ -129,18 +129,24 @@ def resize_coordinates(
     if mode == "pytorch_half_pixel" and size <= 1:
         return torch.zeros_like(i)
     if mode == "half_pixel_symmetric":
-        center = before / 2 * (1 - size / (scale * before))
-        return center + (i + 0.5) / by - 0.5
+        step = single_precision(scale)
+        share = single_precision(size / single_precision(step * before))
+        offset = single_precision(before / 2 * single_precision(1 - share))
+        exact = offset + (torch.arange(size, dtype=torch.float64) + 0.5) / step - 0.5
+        return exact.to(device, torch.float32)  # not every device has float64
     return (i + 0.5) / by - 0.5
 
 
 def resize_nearest(at: Tensor, before: int, scale: float, rounding: str) -> Tensor:
     """Return the nearest input index of each coordinate, by ONNX's nearest_mode.
 
-    The rounding "simple" is that of opset 10.
+    The rounding "simple" is that of opset 10. Up to 1e-6 beside a half is a half, as in
+    onnxruntime.
     """
     if rounding == "simple":
         rounding = "ceil" if scale < 1 else "floor"
+    half = at.floor() + 0.5
+    at = torch.where((at - half).abs() <= 1e-6, half, at) if "round" in rounding else at
     if rounding == "round_prefer_floor":
         at = (at - 0.5).ceil()
     elif rounding == "round_prefer_ceil":

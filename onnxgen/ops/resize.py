@@ -309,6 +309,9 @@ def _nearest_agrees(r: Request, dim: Dim, scale: float | None) -> bool:
     if rounding == "simple":
         rounding = "ceil" if scale < 1 else "floor"
     half = np.float32(0.5)
+    if "round" in rounding:
+        between = np.floor(onnx) + half
+        onnx = np.where(np.abs(onnx - between) <= 1e-6, between, onnx)
     if rounding == "round_prefer_floor":
         rounded = np.ceil(onnx - half)
     elif rounding == "round_prefer_ceil":

@@ -16,7 +16,7 @@ from onnx import parser
 
 import onnxgen
 from tests.ops.fuzz import agree, examples, floats, ints
-from tests.ops.harness import run_node, unbound_names
+from tests.ops.harness import generate, instantiate, node_model, run_node, unbound_names
 
 COORDINATES = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"]
 ROUNDINGS = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
@@ -250,6 +250,28 @@ def test_nearest_of_related_sizes(steps: str, is_usual: bool, tmp_path: Path) ->
     for n in range(3, 600):
         x = np.arange(n, dtype=np.float32).reshape(1, 1, -1)
         assert np.array_equal(made(torch.from_numpy(x)), session.run(None, {"x": x})[0]), n
+
+
+# From and to these sizes, points lie at halves, or a rounding error beside them.
+HALVES = [(23, 14), (10, 24), (6, 10), (229, 115), (7, 135), (253, 172), (209, 144), (243, 129), (216, 75), (94, 101)]
+HALVES += [(122, 177), (107, 67), (256, 3), (1, 5), (5, 1), (200, 250)]
+
+
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_nearest_beside_halves(coordinates: str, rounding: str) -> None:
+    """Sizes of the run, and stored ones. onnxruntime takes up to 1e-6 beside a half for a half."""
+    attributes = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
+    first = np.arange(23, dtype=np.float32).reshape(1, 1, -1)
+    proto = node_model("Resize", [first, None, None, np.array([1, 1, 14])], attributes, opset=19, dynamic={2})
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    made, (x_name, size_name) = instantiate(generate(proto)), [i.name for i in proto.graph.input]
+    for before, after in HALVES:
+        x, size = np.arange(before, dtype=np.float32).reshape(1, 1, -1), np.array([1, 1, after])
+        expected = session.run(None, {x_name: x, size_name: size})[0]
+        assert np.array_equal(made(torch.from_numpy(x), torch.from_numpy(size)), expected), (before, after)
+        stored = node_model("Resize", [x, None, None, size], attributes, opset=19, initializers={3})
+        assert np.array_equal(instantiate(generate(stored))(torch.from_numpy(x)), expected), (before, after)
 
 
 @pytest.mark.parametrize("op", ["Resize", "Upsample"])
