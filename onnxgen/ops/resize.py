@@ -165,6 +165,13 @@ def _keeps_its_size(request: Request, X: Arg) -> bool:
     return all(isinstance(d, int) and scale_size(d, s) == d for d, s in zip(dims, scales))
 
 
+def _may_keep_its_size(r: Request, shape: tuple[Dim, ...]) -> bool:
+    """Return True if some sizes of the run are kept by scales that move points: from 3 by 1.25, but not from 1."""
+    dims = [(shape[axis], scale) for axis, scale in zip(r.axes, r.scales or [])]
+    kept = all(1 < s < 2 and (not isinstance(d, int) or scale_size(d, s) == d) for d, s in dims)
+    return kept and any(s < 1.5 and d != 1 for d, s in dims)
+
+
 def _drop_unchanged(request: Request, X: Arg) -> None:
     shape = X.shape or ()
     if request.scales is not None:
@@ -232,7 +239,7 @@ def _interpolate(b: Builder, X: Arg, r: Request) -> ast.expr | None:
     if r.scales is not None:
         by_axis = dict(zip(r.axes, r.scales))
         factors = [by_axis.get(a, 1.0) for a in range(2, rank)]
-        if not all(_same_size(shape[a], s) for a, s in by_axis.items()):
+        if not all(_same_size(shape[a], s) for a, s in by_axis.items()) or _may_keep_its_size(r, shape):
             return None
         options = {"scale_factor": same([_factor(f) for f in factors])}
         ratios: list[float | None] = list(r.scales)

@@ -43,9 +43,6 @@ def compare(x: Any, inputs: list[Any], attrs: dict[str, Any], opset: int, dynami
             inputs[1] = np.zeros(0, np.float32)
     if attrs.get("coordinate_transformation_mode") == "half_pixel_symmetric":
         opset = max(opset, 19)
-    # onnxruntime copies where no size changes, whatever the scales
-    after = list(x.shape) if inputs[1] is None or len(inputs[1]) == 0 else np.floor(inputs[1] * np.float32(x.shape))
-    assume(inputs[1] is None or len(inputs[1]) == 0 or (inputs[1] == 1).all() or list(after) != list(x.shape))
     # onnxruntime aligns corners between whole sizes, as PyTorch does, and ONNX's reference between fractions of pixels
     producer = "pytorch" if attrs.get("coordinate_transformation_mode") == "align_corners" else ""
     present = {i + 1 for i, v in enumerate(inputs) if v is not None} if stored else set()
@@ -272,6 +269,30 @@ def test_nearest_beside_halves(coordinates: str, rounding: str) -> None:
         assert np.array_equal(made(torch.from_numpy(x), torch.from_numpy(size)), expected), (before, after)
         stored = node_model("Resize", [x, None, None, size], attributes, opset=19, initializers={3})
         assert np.array_equal(instantiate(generate(stored))(torch.from_numpy(x)), expected), (before, after)
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize(("mode", "scale"), [("nearest", 1.25), ("linear", 1.25), ("cubic", 1.25), ("linear", 1.1)])
+def test_scales_that_keep_the_sizes_of_the_run(mode: str, scale: float, coordinates: str) -> None:
+    """onnxruntime copies the input if no size changes: (3, 3) by 1.25, but not (3, 8)."""
+    attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    if mode == "nearest":
+        attributes["nearest_mode"] = "floor"
+    scales = vector([1, 1, scale, scale])
+    for stored in (set(), {2}):
+        inputs = [floats(1, 1, 3, 3), None, scales]
+        proto = node_model(
+            "Resize", inputs, attributes, opset=19, initializers=stored, dynamic={2, 3}, producer="pytorch"
+        )
+        session = onnxruntime.InferenceSession(proto.SerializeToString())
+        made = instantiate(generate(proto))
+        for sizes in ((3, 3), (1, 2), (3, 8), (40, 40)):
+            x = floats(1, 1, *sizes)
+            arguments = [x] if stored else [x, scales]
+            expected = session.run(None, {i.name: a for i, a in zip(session.get_inputs(), arguments)})[0]
+            np.testing.assert_allclose(
+                made(*map(torch.from_numpy, arguments)), expected, 1e-4, 1e-5, err_msg=str(sizes)
+            )
 
 
 @pytest.mark.parametrize("op", ["Resize", "Upsample"])
