@@ -5,7 +5,7 @@ This is asked of the file's own nodes, before any pass moves their tensors. What
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -24,6 +24,7 @@ from onnxgen.shapes.misfit import misfit
 from onnxgen.weights.stored import stored
 
 OTHER_SIZES = "give other sizes; the table of `onnxgen verify MODEL` shows some at which it runs"
+CONVOLUTIONS = {"Conv": 1, "ConvTranspose": 0}  # the axis of the kernel along which the input's channels lie
 Sizes = tuple[Dim | None, ...]  # None: any size
 
 
@@ -33,6 +34,10 @@ def layer_sizes(model: ir.Model, options: Options) -> None:
         if node.domain == "" and is_a(node, SAMPLES):
             stored_shapes = [None if stored(v) is None else _shape(v) for v in node.inputs]
             _hold(model, node, dict(_vectors(model, node)), stored_shapes)
+    for node in standard_nodes(model, *CONVOLUTIONS):
+        _hold_counts(model, node)
+        shapes = [_shape(value) for value in node.inputs]
+        _hold(model, node, dict(_kernel(node, shapes)), shapes)
     for node in standard_nodes(model, *ACTIVATIONS):
         shapes = [_shape(value) for value in node.inputs]
         _hold(model, node, dict(_recurrent(node, shapes)), shapes)
@@ -60,6 +65,27 @@ def _vectors(model: ir.Model, node: ir.Node) -> Iterator[tuple[int, tuple[str, S
     for name in weights:
         if operator is not None and name != operator.matrix:
             yield names.index(name), (name, (None,))
+
+
+def _hold_counts(model: ir.Model, node: ir.Node) -> None:
+    """Refuse attributes of a convolution that are no counts."""
+    for name in ("group", "strides", "dilations", "kernel_shape"):
+        given = node.attributes[name].value if name in node.attributes else 1
+        if min(given if isinstance(given, Sequence) else [given], default=1) < 1:
+            what = f"attribute '{name}' has to be 1 or more"
+            raise OnnxgenError(Problem(what, told(node), node.op_type, opset_of(node, model), WRITER))
+
+
+def _kernel(node: ir.Node, shapes: list[Sizes | None]) -> Iterator[tuple[int, tuple[str, Sizes]]]:
+    """Yield the sizes of a convolution's kernel, as far as its input tells them."""
+    x, kernel, axis = shapes[0], shapes[1], CONVOLUTIONS[node.op_type]
+    if x is None or kernel is None or len(x) < 3:
+        return
+    channels, group = x[1], node.attributes.get_int("group", 1)
+    sizes: list[Dim | None] = [None] * len(x)
+    if isinstance(channels, int) and (axis == 0 or channels % group == 0):
+        sizes[axis] = channels if axis == 0 else channels // group
+    yield 1, ("W", tuple(sizes))
 
 
 def _shape(value: ir.Value | None) -> Sizes | None:

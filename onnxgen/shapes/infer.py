@@ -50,6 +50,8 @@ def is_operator(domain: str, name: str, opset: int) -> bool:
     """Return True if onnxruntime has an operator of this name: it takes that, and not a local function of the file."""
     if domain in STANDARD:
         return schema("", name, opset) is not None
+    if domain == "ai.onnx.ml":
+        return schema(domain, name, opset) is not None
     rules = OTHERS.get(domain, {}) if domain == "com.microsoft" else {}
     return name in rules or domain == "com.microsoft" and (name in UNRULED or own(domain, name, opset) is not None)
 

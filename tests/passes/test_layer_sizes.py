@@ -27,6 +27,8 @@ LAYERS: dict[str, tuple[tuple[int, ...], Shapes, dict[str, Any]]] = {
 }
 CASES = [
     *(("Conv", 1, s) for s in ((6, 1), (1, 6), (0,), (5,))),
+    *(("Conv", 0, s) for s in ((6, 3, 3, 3), (6, 4, 3, 3), (6, 2, 3), (6, 2), (6, 2, 0, 3), (6, 2, 3, 3, 3))),
+    *(("ConvTranspose", 0, s) for s in ((4, 3, 3), (8, 3, 3, 3))),
     *(("ConvTranspose", 0, s) for s in ((3, 3, 3, 3), (5, 3, 3, 3))),
     *(("ConvTranspose", 1, s) for s in ((6, 1), (1, 6))),
     *(("BatchNormalization", i, s) for i in range(4) for s in ((4, 1), (1, 4), (3,))),
@@ -76,6 +78,20 @@ def test_what_onnxruntime_refuses_is_one_line(op: str, at: int, shape: tuple[int
     with pytest.raises(OnnxgenError) as caught:
         onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py")
     assert caught.value.exit_code == 2 and len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("given", [{"group": 0}, {"group": -1}, {"strides": [0, 1]}, {"dilations": [1, -1]}])
+def test_attributes_that_are_no_counts(given: dict[str, Any], tmp_path: Path) -> None:
+    proto = network("Conv", 0, None)
+    (name,) = given
+    kept = [a for a in proto.graph.node[0].attribute if a.name != name]
+    del proto.graph.node[0].attribute[:]
+    proto.graph.node[0].attribute.extend([*kept, helper.make_attribute(name, given[name])])
+    assert not runs(proto, "Conv")
+    onnx.save(proto, tmp_path / "net.onnx")
+    with pytest.raises(OnnxgenError, match=f"layer .*attribute '{name}' has to be 1 or more") as caught:
+        onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("op", LAYERS)

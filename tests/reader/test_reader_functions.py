@@ -162,7 +162,7 @@ def test_exponential_functions_are_refused(write: Write) -> None:
     assert "makes more than 10**15 nodes" in refusal(write(calling([call("F59")], functions)))
 
 
-KERNELS = [("com.microsoft", "Gelu"), ("com.microsoft", "FastGelu"), ("", "Softplus")]
+KERNELS = [("com.microsoft", "Gelu"), ("com.microsoft", "FastGelu"), ("", "Softplus"), ("ai.onnx.ml", "Binarizer")]
 
 
 @pytest.mark.parametrize(("domain", "name"), KERNELS)
@@ -170,7 +170,11 @@ def test_a_function_with_the_name_of_an_operator(domain: str, name: str, write: 
     """onnxruntime takes its own operator, whatever the function of that name says; the node stays as it is."""
     opsets = [oh.make_opsetid("", 17)]
     made = oh.make_function(domain, name, ["a"], ["b"], [node("Neg", ["a"], ["b"])], opsets)
-    proto = model([node(name, ["x"], ["y"], domain=domain)], opsets={"": 17, "com.microsoft": 1}, functions=[made])
+    proto = model(
+        [node(name, ["x"], ["y"], domain=domain)],
+        opsets={"": 17, "com.microsoft": 1, "ai.onnx.ml": 3},
+        functions=[made],
+    )
     found = read(write(proto), Options())
     assert [n.op_type for n in found.graph] == [name] and not found.functions
     same_as_before(proto, found)
