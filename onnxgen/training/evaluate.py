@@ -30,10 +30,11 @@ from onnxgen.training.goals.choice import with_task
 from onnxgen.training.goals.goal import Goal
 from onnxgen.training.goals.own import restore
 from onnxgen.training.goals.teaching import with_teacher
+from onnxgen.training.known import table_of
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
-from onnxgen.training.model import fixed_batch, open_model, table_of
+from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.prepare import objectives_of, refuse_outside
 from onnxgen.training.quiet import quiet
 from onnxgen.training.settings import Settings

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,12 +28,12 @@ from onnxgen.training.data.fed import fed
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.goals.own import keep_state
+from onnxgen.training.known import set_known
 from onnxgen.training.runs.code import need_same_code
 from onnxgen.training.runs.folder import BEST, GOAL, NAME
 from onnxgen.training.runs.record import Record, need_own_code, read_record, whole_weights
 
 if TYPE_CHECKING:
-    from onnxgen.training.data.preprocessing import Table
     from onnxgen.training.data.samples import Batch, Samples
 
 _STAMP = "__onnxgen_stamp__"
@@ -171,7 +171,7 @@ def _as_in(model: nn.Module, record: Record, run: Path) -> nn.Module:
     """Return a model with the scales and the classes of a run."""
     settings = record.settings_for(run)
     note_learned(model)
-    set_scale(model, settings.normalize, fitted(settings.table))
+    set_known(model, settings.normalize, fitted(settings.table), settings)
     set_classes(model, settings.classes)
     if (run / GOAL).is_file():
         try:
@@ -219,24 +219,6 @@ def _with_other_head(module: ModuleType, path: Path, weights: Path, error: Excep
         raise OnnxgenError(what, help=f"give the weights of this module, under its own keys; {PARTIAL}") from error
     model.load_state_dict({key: to_torch(array) for key, array in state.items()})
     return model
-
-
-_SCALES: WeakKeyDictionary[nn.Module, tuple[str, Table | None]] = WeakKeyDictionary()
-
-
-def set_scale(model: nn.Module, normalize: str, table: Table | None = None) -> None:
-    """Remember how data was scaled for a model, so that other data gets the same: images ("0.13,0.31"), or a table."""
-    _SCALES[model] = normalize, table
-
-
-def scale_of(model: nn.Module) -> str:
-    """Return the numbers that `set_scale` stored for this very object; empty if none were."""
-    return _SCALES.get(model, ("", None))[0]
-
-
-def table_of(model: nn.Module) -> Table | None:
-    """Return the table that `set_scale` stored for this very object."""
-    return _SCALES.get(model, ("", None))[1]
 
 
 _LEARNED: WeakSet[nn.Module] = WeakSet()

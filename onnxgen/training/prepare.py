@@ -43,9 +43,10 @@ from onnxgen.training.goals.choice import (
 )
 from onnxgen.training.goals.goal import Goal, suffixed
 from onnxgen.training.goals.teaching import with_teacher
+from onnxgen.training.known import as_trained, note_known, set_known
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import has_learned, load_model, set_scale, trial_batch
+from onnxgen.training.model import has_learned, load_model, trial_batch
 from onnxgen.training.recipes.balanced import classes_of
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.runs.record import read_record
@@ -109,6 +110,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     model, said = _begun(model if file is None else file, settings)
     learned = has_learned(model) and not settings.from_scratch and settings.replace_head is None
     notes += [said] if said else []
+    settings = as_trained(settings, model)
     opened = open_data(data, model, settings)
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
@@ -128,7 +130,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     objectives = objectives_of(model, opened.train, feeding, settings)
     for samples in opened.parts.values():
         refuse_outside(samples, objectives)
-    set_scale(model, opened.normalize, opened.table)
+    set_known(model, opened.normalize, opened.table, settings)
     settings = _settled(settings, opened, feeding, objectives)
     set_classes(model, settings.classes)
     objectives = stressed(objectives, opened.train, settings)
@@ -252,7 +254,7 @@ def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module
         what = "weights= and partial= need a model that is given as a file"
         raise OnnxgenError(f"{what}: load the weights into this model yourself")
     if settings.from_scratch:
-        set_scale(model, "")
+        note_known(model, None)
         reset(model)
     return model, ""
 

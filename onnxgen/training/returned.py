@@ -15,7 +15,8 @@ from onnxgen.training.checkpoint.weights import load_weights
 from onnxgen.training.finetune.adapters import load_adapter, merge
 from onnxgen.training.finetune.packed import packed_layers
 from onnxgen.training.goals.own import keep_state, restore
-from onnxgen.training.model import note_learned, scale_of, set_scale, table_of
+from onnxgen.training.known import known_of, note_known
+from onnxgen.training.model import note_learned
 from onnxgen.training.recompute import keep_all
 from onnxgen.training.runs.folder import BEST, GOAL, LAST, there
 from onnxgen.training.sharded.rows import map_rows
@@ -34,7 +35,7 @@ def without_values(network: nn.Module) -> nn.Module:
     }
     memo |= {id(b): torch.empty(0, dtype=b.dtype) if id(b) in stored else b for b in network.buffers()}
     found = copy.deepcopy(network, memo)
-    set_scale(found, scale_of(network), table_of(network))
+    note_known(found, known_of(network))
     set_classes(found, classes_of(network))
     return found
 

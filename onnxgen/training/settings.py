@@ -16,7 +16,8 @@ from onnxgen.training.runs.folder import RUNS
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 LOGGERS = ("tensorboard", "csv", "wandb", "mlflow")
-RESIZES = ("auto", "stretch", "letterbox")
+RESIZES = ("auto", "stretch", "letterbox", "corner", "line")
+ORDERS = ("auto", "rgb", "bgr")
 SAMPLERS = ("shuffle", "balanced")
 RECIPES = ("fine-tune",)
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true")
@@ -186,8 +187,13 @@ class Settings:
     resize: str = _data(
         "auto",
         "HOW",
-        "How images get the model's size: stretch, or letterbox (in their proportions, with gray beside them). auto: "
-        "letterbox for boxes, else stretch.",
+        "How images get the model's size: stretch; or in their proportions, with gray beside them: letterbox (in the "
+        "middle), corner (top left, as YOLOX), line (left, in full height, as PaddleOCR). auto: letterbox for boxes, "
+        "else stretch.",
+    )
+    beside: int | None = _data(None, "BYTE", "The gray beside such images, from 0 to 255. Default: 114.")
+    channel_order: str = _data(
+        "auto", "ORDER", "The order of colours that the model takes: rgb, or bgr as OpenCV reads. auto: rgb."
     )
     normalize: str = _data("auto", "HOW", "auto, none, or MEAN,STD (for several channels: joined by /).")
     augment: str = _data("none", "HOW", "none, auto, or some of flip,vflip,rotate,shift,crop,light,noise,erase.")
@@ -243,6 +249,7 @@ class Settings:
             what = "keep says which classes stay in a new head of a classifier"
             raise OnnxgenError(what, help="--replace-head 12 --keep")
         known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS, "resize": RESIZES}
+        known["channel_order"] = ORDERS
         found = [(name, getattr(self, name), words) for name, words in known.items()]
         found += [("loggers", name, (*LOGGERS, "none")) for name in self.loggers]
         found += [] if self.recipe is None else [("recipe", self.recipe, RECIPES)]
@@ -274,6 +281,8 @@ class Settings:
             value = getattr(self, name)
             if value > 1 and value != int(value):
                 raise OnnxgenError(f"{name} must be a whole number or a share below 1, not {value}")
+        if self.beside is not None and not 0 <= self.beside <= 255:
+            raise OnnxgenError(f"beside must be a byte from 0 to 255, not {self.beside}")
         if not 0 <= self.teacher_weight <= 1:
             raise OnnxgenError(f"teacher_weight must be from 0 to 1, not {self.teacher_weight}")
         if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):

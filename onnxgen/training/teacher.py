@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import onnx
@@ -26,7 +27,8 @@ from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.data.source import listed
 from onnxgen.training.endings import ending_of
-from onnxgen.training.model import load_model, scale_of
+from onnxgen.training.known import known_of
+from onnxgen.training.model import load_model
 from onnxgen.training.runs.record import code_of
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.oracle import Onnxruntime, Refused
@@ -45,12 +47,14 @@ class Network(Protocol):
         outputs: their names.
         sha256: of all that decides its outputs.
         scale: how its images were normalised, in the form of `Settings.normalize`; empty if that is not known.
+        images: the settings of images with which it was trained, by name; {} if they are not known.
     """
 
     inputs: tuple[Port, ...]
     outputs: tuple[str, ...]
     sha256: str
     scale: str
+    images: Mapping[str, Any]
 
     def run(self, inputs: Sequence[Tensor]) -> Made:
         """Return outputs and features, in evaluation mode and without gradients."""
@@ -65,6 +69,7 @@ class OnnxNetwork:
     """An ONNX file, run by onnxruntime: on CUDA if the inputs are there and onnxruntime has it, else on the CPU."""
 
     scale = ""
+    images: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, path: Path, features: Sequence[str]) -> None:
         """`features` are names of further values of the graph.
@@ -131,7 +136,8 @@ class ModuleNetwork:
         self.path, self.model = path, load_model(path, None, False, True, False)[0].eval()
         ports = signature_of(self.model)
         self.inputs, self.outputs = ports.inputs, tuple(port.name for port in ports.outputs)
-        self.scale = scale_of(self.model)
+        known = known_of(self.model)
+        self.scale, self.images = (known.normalize, known.images) if known is not None else ("", {})
         self.seen = {name: Seen(module_called(self.model, name, f"teacher {path}"), always=True) for name in features}
         digest = hashlib.sha256((code_of(path) or code_of(path / "model.py") or "").encode())
         for name, tensor in self.model.state_dict().items():

@@ -31,9 +31,12 @@ def place(how, size):
     frame = how["width"], how["height"]
     if how["beside"] is None:
         return *frame, 0, 0
+    if how["at"] == "line":
+        return min(-(-frame[1] * size[0] // size[1]), frame[0]), frame[1], 0, 0
     ratio = min(most / side for most, side in zip(frame, size))
     width, height = (max(1, min(round(side * ratio), most)) for side, most in zip(size, frame))
-    return width, height, (frame[0] - width) // 2, (frame[1] - height) // 2
+    left, top = ((most - side) // 2 if how["at"] == "middle" else 0 for most, side in zip(frame, (width, height)))
+    return width, height, left, top
 
 
 def image(how, path):
@@ -49,6 +52,7 @@ def image(how, path):
     whole = Image.new(picture.mode, (how["width"], how["height"]), tuple(how["beside"] or [0] * how["channels"]))
     whole.paste(picture, (left, top))
     x = np.asarray(whole, np.float32).reshape(how["height"], how["width"], -1)
+    x = x[..., [2, 1, 0, *range(3, x.shape[2])]] if how["order"] == "BGR" else x
     x = (x / how["white"] - np.float32(how["mean"])) / np.float32(how["std"])
     x = x if how["dtype"].startswith("float") else x.round()
     return x if how["axes"] == "HWC" else x.transpose(2, 0, 1)
@@ -159,6 +163,7 @@ def heatmaps(how, y):
 def picture(how, y):
     y = np.moveaxis(y, how["axis"], 3)[0] if how["axis"] else y[0, ..., None]
     y = (y * np.float32(how["std"]) + np.float32(how["mean"])).clip(0, 1) * 255
+    y = y[..., ::-1] if how["order"] == "BGR" else y
     return y.round().astype(np.uint8).squeeze(2) if y.shape[2] == 1 else y.round().astype(np.uint8)
 
 

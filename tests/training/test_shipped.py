@@ -102,6 +102,8 @@ def photos(folder: Path) -> list[Path]:
         (3, True, {"normalize": "0.5/0.4/0.3,0.2/0.3/0.4"}),
         (1, False, {"resize": "letterbox", "normalize": "0,1"}),
         (4, False, {"resize": "letterbox", "normalize": "none"}),
+        (3, True, {"resize": "corner", "normalize": "0.5/0.4/0.3,0.2/0.3/0.4", "channel_order": "bgr"}),
+        (4, False, {"resize": "line", "beside": 127, "channel_order": "bgr"}),
     ],
 )
 def test_pictures(channels: int, last: bool, settings: dict[str, Any], tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
+
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.data.samples import Samples
+from onnxgen.training.data.samples import Field, Samples
 from onnxgen.training.data.streaming.stream import leading
 
 _LOOKED_AT = 200  # samples
@@ -39,4 +41,13 @@ def bright_notes(samples: Samples, columns: Iterable[str]) -> list[str]:
         f"divide them by {white:.0f}, unless the network takes them so"
         for column in columns
         if (white := white_of_floats(samples, column))
+    ]
+
+
+def bytes_notes(fed: Mapping[str, torch.dtype], fields: Mapping[str, Field]) -> list[str]:
+    """Return a note for each column of bytes that is fed as floats without being an image. `fed`: dtypes by column."""
+    return [
+        f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
+        for name, dtype in fed.items()
+        if dtype.is_floating_point and fields[name].dtype == torch.uint8
     ]

@@ -16,8 +16,9 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.advised import Runs, runner
+from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
 from onnxgen.training.data.augment import Augment, recipes
-from onnxgen.training.data.bright import bright_notes, refuse_bright
+from onnxgen.training.data.bright import bright_notes, bytes_notes, refuse_bright
 from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.encoding import encode
 from onnxgen.training.data.fed import fed
@@ -26,21 +27,18 @@ from onnxgen.training.data.image_pairs import TASK
 from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, asked_scales, image_target, with_clean_target
 from onnxgen.training.data.images import (
     CHANNELS,
-    MEASURED,
     ToInput,
     axes_of,
     by_input,
     converted,
     frame,
-    measured,
     of_inputs,
-    parse_scale,
-    scale_text,
 )
-from onnxgen.training.data.layout import PARTS
+from onnxgen.training.data.letterbox import Placing
 from onnxgen.training.data.placed import OnImage, lies_on, on_image
 from onnxgen.training.data.prepared import PAIR, ROLE, Prepared, Tuples
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
+from onnxgen.training.data.scaling import normalised
 from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
@@ -50,9 +48,10 @@ from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
 from onnxgen.training.data.tuples import feeding_of, members_of
-from onnxgen.training.goals.choice import AUTO, DETECTION, KEYPOINTS, names_of_classes
+from onnxgen.training.goals.choice import AUTO, DETECTION, names_of_classes
 from onnxgen.training.goals.deciding import decide
-from onnxgen.training.model import fixed_batch, scale_of
+from onnxgen.training.known import as_trained, scale_of
+from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
 
 
@@ -80,7 +79,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     """
     ports = fed(model, settings.const, signature_of(model))
     task = _task(source, model, ports, settings, targets)
-    settings = replace(settings, task=task) if task else settings
+    settings = replace(as_trained(settings, model), task=task or settings.task)
     tokens = is_tokens(next(iter(source.parts.values())))
     if tokens:
         fit_tokens(source, ports, settings)
@@ -99,14 +98,14 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     table = encode(source, ports, feeding, settings)
     fields = next(iter(source.parts.values())).fields
     steps = _steps(ports, feeding, fields, placed)
-    source.notes += _bytes_notes({name: step for name, step in steps.items() if name not in {*images, *placed}}, fields)
+    source.notes += bytes_notes({n: step.dtype for n, step in steps.items() if n not in {*images, *placed}}, fields)
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named, table=table)
     found.joined = {**source.joined, **(text.joined if text is not None else {})}
     found.text, found.task, found.rate, found.sizes = text, task, source.rate, source.sizes
     found.target = PAIR if members and not target else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
-    scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
+    scaled, found.normalize = normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
     if settings.normalize not in ("auto", "none") and not images:
         raise OnnxgenError(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
     augment = _augment(source, settings, found, bool(images))
@@ -182,15 +181,6 @@ def _steps(
     return steps
 
 
-def _bytes_notes(steps: Mapping[str, Step], fields: Mapping[str, Field]) -> list[str]:
-    """Return a note for each column of bytes that becomes floats without being an image."""
-    return [
-        f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
-        for name, step in steps.items()
-        if step.dtype.is_floating_point and fields[name].dtype == torch.uint8
-    ]
-
-
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
@@ -236,17 +226,23 @@ def _image_steps(
     whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
     refuse_bright(first := next(iter(source.parts.values())), whites)
     source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
-    letterbox = settings.resize == "letterbox" or (settings.resize == "auto" and settings.task == DETECTION)
-    if letterbox and settings.task == KEYPOINTS:
-        raise OnnxgenError("--resize letterbox would not move the keypoints", help="--resize stretch")
-    step = partial(_image_step, source, letterbox=letterbox, runs=runner(model, ports))
+    how = {"placing": placing_of(settings), "runs": runner(model, ports)}
+    step = partial(_image_step, source, reversed=settings.channel_order == BGR, **how)
     made = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
-    source.notes += converted(source.sizes, list(made.values()))
+    refuse_order(settings, made)
+    source.notes += converted(source.sizes, list(made.values())) + order_told(list(made.values()), source.sizes)
     return made
 
 
 def _image_step(
-    source: DataSource, column: str, port: Port, white: float, size: str, letterbox: bool, runs: Runs | None
+    source: DataSource,
+    column: str,
+    port: Port,
+    white: float,
+    size: str,
+    placing: Placing,
+    reversed: bool,
+    runs: Runs | None,
 ) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
@@ -254,54 +250,15 @@ def _image_step(
     for part, samples in source.parts.items():  # files are decoded in the wanted size
         sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
         if sized is not None:
-            source.parts[part] = sized(wanted.channels, wanted.height, wanted.width, *[True] * letterbox)
+            source.parts[part] = sized(wanted.channels, wanted.height, wanted.width, placing)
     shape = next(iter(source.parts.values())).fields[column].shape
     axes = axes_of(shape, port)
     if axes is None:
         what = f"column {column!r} has shape {list(shape)}, which is not an image"
         raise OnnxgenError(what, help="images are [H, W], [C, H, W] or [H, W, C]")
     dtype = torch.float32 if port.dtype is None else getattr(torch, port.dtype)
-    return ToInput(axes, white, wanted, dtype=dtype, letterbox=letterbox)
-
-
-def _normalised(
-    source: DataSource, images: Mapping[str, ToInput], columns: Mapping[str, str], asked: Mapping[str, str], known: str
-) -> tuple[dict[str, ToInput], str]:
-    """Return the steps with their scales, by column; and the scales as text, as in `Settings.normalize`.
-
-    Args:
-        columns, asked: by input: its column, and the normalisation that the settings ask for.
-        known: the normalisation with which the model was trained; "auto" uses it.
-    """
-    before, steps, scales = by_input(known, [*asked]), dict(images), {}
-    for name, column in columns.items():
-        if column in images:
-            made = steps[column] = _scaled(source, column, images[column], asked[name], before[name])
-            scales[name] = "none" if made.scale is None else scale_text(made.scale)
-    return steps, of_inputs(scales, [*asked])
-
-
-def _scaled(source: DataSource, column: str, step: ToInput, asked: str, known: str) -> ToInput:
-    """Return the step with mean and deviation as asked for, and note them."""
-    if not step.dtype.is_floating_point or "none" in (asked, known if asked == "auto" else ""):
-        source.notes.append(f"{column} is fed as it is stored, from 0 to {step.white:g}")
-        return step
-    if asked == FROM_0_TO_1:
-        source.notes.append(f"{column} goes from 0 to 1, which is white; --normalize mean,std gives another scale")
-        return replace(step, scale=parse_scale(asked, step.frame.channels))
-    if asked != "auto":
-        scale = parse_scale(asked, step.frame.channels)
-        source.notes.append(f"{column} is normalised by --normalize {scale_text(scale)}")
-    elif known not in ("", "auto"):
-        scale = parse_scale(known, step.frame.channels)
-        source.notes.append(f"{column} is normalised by {known}, as in training")
-    else:
-        scale = measured(source.parts[part := next(p for p in PARTS if p in source.parts)], column, step)
-        source.notes.append(
-            f"{column} {MEASURED} {part} part, {scale_text(scale)}; if the weights "
-            "were trained with others, give them with --normalize mean,std"
-        )
-    return replace(step, scale=scale)
+    reversed &= wanted.channels > 1
+    return ToInput(axes, white, wanted, dtype=dtype, placing=placing, reversed=reversed)
 
 
 def _placed(
@@ -313,6 +270,7 @@ def _placed(
     settings: Settings,
 ) -> Mapping[str, OnImage | ToTarget]:
     """Return a step for each target that lies on an image, augmented as the settings say."""
+    refuse_unmoved(source, feeding.aims, images.values(), settings)
     if settings.task == TASK:
         return image_target(source, ports, feeding, images, settings)
     found, augment = {}, Augment(recipes(settings.augment, source.glyphs))

@@ -21,7 +21,7 @@ from onnxgen.common.names import printable
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.layout import SUFFIXES, folders, layout
-from onnxgen.training.data.letterbox import fit_of, gray
+from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource, listed
 
@@ -44,7 +44,7 @@ class Files:
         labels: the target of each image [n, ...].
         size: channels, height and width that every image gets; None if the files differ and no size is set.
         target: the column of the labels.
-        letterbox: images keep their proportions in this size.
+        placing: how images get this size.
     """
 
     paths: tuple[Path | Image.Image, ...]
@@ -52,7 +52,7 @@ class Files:
     classes: tuple[str, ...]
     size: tuple[int, int, int] | None
     target: str = "label"
-    letterbox: bool = False
+    placing: Placing = STRETCHED
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -66,15 +66,15 @@ class Files:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def sized(self, channels: int, height: int, width: int, letterbox: bool = False) -> Files:
-        """Return the same images, stretched to another size, or letterboxed in it."""
-        return replace(self, size=(channels, height, width), letterbox=letterbox)
+    def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Files:
+        """Return the same images in another size."""
+        return replace(self, size=(channels, height, width), placing=placing)
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
         assert self.size is not None, "images of several sizes"
         images = np.empty((len(indices), *self.fields["image"].shape), np.uint8)
         for place, index in enumerate(indices):
-            images[place] = decoded(self.paths[index], self.size, self.letterbox)
+            images[place] = decoded(self.paths[index], self.size, self.placing)
         batch = {"image": torch.from_numpy(images)}
         return batch if self.labels is None else batch | {self.target: self.labels[torch.as_tensor(indices)]}
 
@@ -88,13 +88,13 @@ class Files:
 
 
 def decoded(
-    path: Path | io.BytesIO | Image.Image, size: tuple[int, int, int], letterbox: bool = False
+    path: Path | io.BytesIO | Image.Image, size: tuple[int, int, int], placing: Placing = STRETCHED
 ) -> NDArray[np.uint8]:
     """Decode the first frame of a file, or take a PIL image, as uint8 [H, W] or [H, W, C], upright.
 
     Args:
         size: channels, height and width of the result.
-        letterbox: keep the proportions, and fill up with gray.
+        placing: how the image gets this size.
 
     Raises:
         OnnxgenError: it can't be read.
@@ -107,11 +107,11 @@ def decoded(
             _need_range(image)
             image.draft(None, (2 * width, 2 * height))  # a JPEG of more than twice the size is decoded smaller
             upright = _eight_bits(ImageOps.exif_transpose(image)).convert(_MODES[channels])
-            fit = fit_of((upright.height, upright.width), (height, width), letterbox)
+            fit = placing.fit((upright.height, upright.width), (height, width))
             if upright.size != fit.inner[::-1]:
                 upright = upright.resize(fit.inner[::-1], Image.Resampling.BILINEAR)
             if fit.moves:
-                whole = Image.new(upright.mode, (width, height), gray(channels))
+                whole = Image.new(upright.mode, (width, height), placing.pixel(channels))
                 whole.paste(upright, (fit.left, fit.top))
                 upright = whole
             return np.asarray(upright)

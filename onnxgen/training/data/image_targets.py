@@ -19,7 +19,7 @@ from onnxgen.training.data.images import CHANNELS, Frame, ToInput, axes_of, by_i
 from onnxgen.training.data.samples import Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.goals.choice import AUTO, DETECTION
-from onnxgen.training.model import scale_of
+from onnxgen.training.known import scale_of
 from onnxgen.training.settings import Settings
 
 FROM_0_TO_1 = "0,1"  # the normalisation that only divides by white
@@ -78,7 +78,8 @@ def image_target(
     scaled = not field.dtype.is_floating_point
     white = source.whites.get(column, 255.0)
     scale = ((0.0,) * frame.channels, (1.0,) * frame.channels) if scaled else None
-    return {column: ToTarget(axes, white if scaled else 1.0, frame, scale)}
+    reversed = frame.channels > 1 and scaled and any(image.reversed for image in images.values())
+    return {column: ToTarget(axes, white if scaled else 1.0, frame, scale, reversed=reversed)}
 
 
 def _axes(field: Field, shape: tuple[int, ...], port: Port | None) -> str | None:

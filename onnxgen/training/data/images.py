@@ -18,7 +18,7 @@ from onnxgen.training.data.advised import Runs, advised, usual
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.draw import normal
-from onnxgen.training.data.letterbox import GRAY, Fit, fit_of
+from onnxgen.training.data.letterbox import STRETCHED, Fit, Placing
 from onnxgen.training.data.samples import Samples
 
 CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
@@ -177,7 +177,8 @@ class ToInput:
         noise: the deviation of normal noise that is added, as a share of white.
         frozen: True to draw the same noise in each epoch (for a validation).
         dtype: of the result.
-        letterbox: images keep their proportions in the frame, and gray fills it up.
+        placing: how images get the frame's size.
+        reversed: colours are fed as BGR, as OpenCV reads them; stored are RGB. `scale` is of what is fed.
     """
 
     axes: str
@@ -188,7 +189,8 @@ class ToInput:
     dtype: torch.dtype = torch.float32
     noise: float = 0.0
     frozen: bool = False
-    letterbox: bool = False
+    placing: Placing = STRETCHED
+    reversed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -201,6 +203,7 @@ class ToInput:
         if self.noise:
             drawn = normal(0 if self.frozen else seed, indices, x[0].numel(), _NOISE).reshape(tuple(x.shape))
             x = x + torch.from_numpy((drawn * self.noise * self.white).astype(np.float32))
+        x = self.ordered(x)
         if self.scale is not None:
             mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in self.scale)
             x = x.div(self.white).sub_(mean).div_(std)
@@ -218,14 +221,18 @@ class ToInput:
         if x.shape[2:] != fit.inner:
             x = F.interpolate(x.contiguous(), fit.inner, mode="bilinear", align_corners=False, antialias=True)
         if fit.moves:
-            whole = x.new_full((*x.shape[:2], *fit.frame), self.white * GRAY / 255)
+            whole = x.new_full((*x.shape[:2], *fit.frame), self.white * self.placing.byte / 255)
             whole[:, :, fit.top : fit.top + fit.inner[0], fit.left : fit.left + fit.inner[1]] = x
             x = whole
         return x
 
+    def ordered(self, x: Tensor) -> Tensor:
+        """Return images [n, C, H, W] with their colours in the order that the model takes, or back in that of RGB."""
+        return torch.cat([x[:, :3].flip(1), x[:, 3:]], 1) if self.reversed else x
+
     def fit(self, size: tuple[int, int]) -> Fit:
         """Return where an image of this height and width lies in the frame."""
-        return fit_of(size, (self.frame.height, self.frame.width), self.letterbox)
+        return self.placing.fit(size, (self.frame.height, self.frame.width))
 
 
 def _channels(x: Tensor, count: int, white: float) -> Tensor:
@@ -244,7 +251,8 @@ def measured(samples: Samples, column: str, step: ToInput) -> Scale:
     indices = spread(samples, MAX_MEASURED)
     total = squares = np.zeros(step.frame.channels)
     for start in range(0, len(indices), _MEASURED_AT_ONCE):
-        x = step.pixels(samples.take(indices[start : start + _MEASURED_AT_ONCE], 0)[column]) / step.white
+        x = step.pixels(samples.take(indices[start : start + _MEASURED_AT_ONCE], 0)[column])
+        x = step.ordered(x) / step.white
         wide = x.transpose(0, 1).flatten(1).numpy().astype(np.float64)
         total, squares = total + wide.sum(1), squares + np.square(wide).sum(1)
     count = len(indices) * step.frame.height * step.frame.width
@@ -300,6 +308,14 @@ def of_inputs(scales: Mapping[str, str], inputs: Sequence[str]) -> str:
     return ";".join(f"{name}={how}" for name, how in scales.items())
 
 
+_TOLD = {
+    "stretch": "stretched",
+    "letterbox": "letterboxed",
+    "corner": "put in the top left corner of gray, and shrunk or enlarged,",
+    "line": "put at the left, and shrunk or enlarged,",
+}
+
+
 def converted(sizes: frozenset[tuple[int, ...]], steps: Sequence[ToInput]) -> list[str]:
     """Return notes of how files of these channels, heights and widths become an input's images."""
     if not sizes or len(steps) != 1:
@@ -307,7 +323,7 @@ def converted(sizes: frozenset[tuple[int, ...]], steps: Sequence[ToInput]) -> li
     frame, said = steps[0].frame, []
     if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
         few = [f"{height}x{width}" for height, width in (others if len(others) < 3 else (others[0], others[-1]))]
-        how = "letterboxed" if steps[0].letterbox else "stretched"
+        how = _TOLD[steps[0].placing.how]
         said.append(
             f"images of {(' and ' if len(others) < 3 else ' to ').join(few)} are {how} to {frame.height}x{frame.width}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -46,15 +47,40 @@ class Fit:
         return scale, start, whole
 
 
-def gray(channels: int) -> tuple[int, ...]:
-    """Return the bytes of a pixel beside a letterboxed image: gray, and opaque."""
-    return (GRAY,) * min(channels, 3) + (255,) * (channels == 4)
+@dataclass(frozen=True)
+class Placing:
+    """How images get the size of a frame.
+
+    Attributes:
+        how: "stretch"; "letterbox" keeps the proportions, in the middle; "corner" does so at the top left, as YOLOX
+            (`preproc` in `yolox/data/data_augment.py`); "line" gives the frame's height, at the left, and squeezes what
+            is wider than the frame, as PaddleOCR (`resize_norm_img` in `ppocr/data/imaug/rec_img_aug.py`).
+        byte: the gray beside an image, of 255.
+    """
+
+    how: str = "stretch"
+    byte: int = GRAY
+
+    @property
+    def moves(self) -> bool:
+        """Return True if images keep their proportions, so that what is labelled on them moves, too."""
+        return self.how != "stretch"
+
+    def pixel(self, channels: int) -> tuple[int, ...]:
+        """Return the bytes of a pixel beside an image: gray, and opaque."""
+        return (self.byte,) * min(channels, 3) + (255,) * (channels == 4)
+
+    def fit(self, size: tuple[int, int], frame: tuple[int, int]) -> Fit:
+        """Return where an image of this height and width lies in a frame."""
+        if not self.moves:
+            return Fit(frame, frame)
+        if self.how == "line":
+            return Fit(frame, (frame[0], min(math.ceil(frame[0] * size[1] / size[0]), frame[1])))
+        ratio = min(frame[0] / size[0], frame[1] / size[1])
+        height, width = (max(1, min(round(side * ratio), most)) for side, most in zip(size, frame))
+        middle = self.how == "letterbox"
+        top, left = (frame[0] - height) // 2 * middle, (frame[1] - width) // 2 * middle
+        return Fit(frame, (height, width), top, left)
 
 
-def fit_of(size: tuple[int, int], frame: tuple[int, int], letterbox: bool) -> Fit:
-    """Return where an image of this height and width lies in a frame. A letterboxed image is in its middle."""
-    if not letterbox:
-        return Fit(frame, frame)
-    ratio = min(frame[0] / size[0], frame[1] / size[1])
-    height, width = (max(1, min(round(side * ratio), most)) for side, most in zip(size, frame))
-    return Fit(frame, (height, width), (frame[0] - height) // 2, (frame[1] - width) // 2)
+STRETCHED = Placing()

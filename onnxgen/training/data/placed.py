@@ -114,8 +114,6 @@ def on_image(
     field = next(iter(source.parts.values())).fields[column]
     dtype = field.dtype if field.dtype.is_floating_point or field.dtype == torch.bool else torch.int64
     is_boxes = field.dtype.is_floating_point
-    if image.letterbox and not is_boxes:
-        raise OnnxgenError(f"--resize letterbox would not move the masks of {column!r}", help="--resize stretch")
     fit = image.fit(size) if is_boxes else None
     return OnImage(dtype, field.shape, frame.width / frame.height, is_boxes, fit=fit)
 

@@ -14,6 +14,7 @@ from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files, looked
 from onnxgen.training.data.layout import SUFFIXES
+from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.pairs import laid_out, paired
 from onnxgen.training.data.samples import Batch, Feeding, Field
 from onnxgen.training.data.source import DataSource, listed
@@ -85,9 +86,9 @@ class Together:
     def __len__(self) -> int:
         return len(next(iter(self.files.values())))
 
-    def sized(self, channels: int, height: int, width: int) -> Together:
+    def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Together:
         """See `Files.sized`."""
-        return Together({name: files.sized(channels, height, width) for name, files in self.files.items()})
+        return Together({name: files.sized(channels, height, width, placing) for name, files in self.files.items()})
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
         return {name: files.take(indices, seed)["image"] for name, files in self.files.items()}

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.labels import PREFIX, Alphabet, recorded_alphabet
 from onnxgen.surgery.classes import told_classes
+from onnxgen.training.data.images import ToInput
 from onnxgen.verify.integrity import metadata_of
+
+if TYPE_CHECKING:
+    from onnxgen.training.goals.choice import Situation
 
 
 def own_alphabet(model: nn.Module, classes: int) -> Alphabet | None:
@@ -34,6 +39,17 @@ def extended(known: Sequence[str], used: Sequence[str], classes: int) -> tuple[s
     """
     every = (*known, *(c for c in used if c not in {*known}))
     return every if len(every) < classes else tuple(used)
+
+
+def as_paddle(found: Situation, alphabet: Alphabet | None) -> list[str]:
+    """Return a note of how PaddleOCR feeds images, if the file lists characters as its files do, but these are not."""
+    step = getattr(found.samples, "steps", {}).get(found.feeding.inputs[0])
+    if alphabet is None or alphabet.source != "character" or not isinstance(step, ToInput):
+        return []
+    usual = {"channel_order": "bgr", "resize": "line", "beside": 127, "normalize": "0.5,0.5"}
+    left = {name: value for name, value in usual.items() if getattr(found.settings, name) in ("auto", None)}
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in left.items())
+    return [f"the file lists its characters as PaddleOCR's do; PaddleOCR feeds images with {options}"] if left else []
 
 
 def _recorded(model: nn.Module) -> Alphabet | None:

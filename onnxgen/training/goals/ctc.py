@@ -19,7 +19,7 @@ from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.values import Values
 from onnxgen.training.endings import Ending, read_ending
-from onnxgen.training.goals.alphabet import own_alphabet
+from onnxgen.training.goals.alphabet import as_paddle, own_alphabet
 from onnxgen.training.goals.decoding import greedy, spelled
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.outputs import batch_axis, refuse_augment, trained_output
@@ -168,7 +168,7 @@ def make(found: Situation) -> list[Goal]:
     _check_characters(characters, layout, used, own, found.settings.task)
     goal = Reading(layout, column, blank, characters, texts)
     goal.settled = {"blank": blank, "classes": tuple(characters)}
-    goal.said = (*_notes(goal, asked, own), *_check(found, goal))
+    goal.said = (*_notes(goal, asked, own), *as_paddle(found, own), *_check(found, goal))
     return [goal]
 
 

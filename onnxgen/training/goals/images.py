@@ -40,6 +40,7 @@ class Images(Goal):
             not an image but numbers, as they are stored.
         loss: "l1" and so on, in the range of the output.
         small: True if images are too small for SSIM.
+        order: of the colours of an image: "RGB" or "BGR".
     """
 
     output: int
@@ -49,6 +50,7 @@ class Images(Goal):
     scale: Scale | None
     loss: str = "l1"
     small: bool = False
+    order: str = "RGB"
     name: str = ""
     classes: int = 0
     said: tuple[str, ...] = ()
@@ -108,12 +110,13 @@ class Images(Goal):
         kind = self.loss if self.scale is None else "image"
         how = "" if self.scale is None else scale_text(self.scale)
         axis = -1 if self.axes == "HW" else 1 if self.axes == "CHW" else 3
-        return Target(self.output, self.output_name, self.column, kind, "", 0, axis, (), scale=how)
+        return Target(self.output, self.output_name, self.column, kind, "", 0, axis, (), scale=how, order=self.order)
 
     def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown | None:
         pair = [x[place] for x in reversed(self.compared(outputs, batch))]
         if pair[0].shape[0] not in (1, 3):
             return None
+        pair = [x.flip(0) for x in pair] if self.order == "BGR" else pair
         if self.scale is None:
             low, high = pair[0].amin(), pair[0].amax()
             pair = [(x - low) / (high - low).clamp_min(1e-12) for x in pair]
@@ -142,7 +145,8 @@ def make(found: Situation) -> list[Goal]:
     )
     said = f"{said}; output {found.names[output]} is trained with {loss}"
     said += f"; no ssim, which needs {SMALLEST} pixels in both directions" if small and images else ""
-    return [Images(output, found.names[output], column, axes, scale, loss, small, said=(said,))]
+    order = "BGR" if isinstance(step, ToInput) and step.reversed else "RGB"
+    return [Images(output, found.names[output], column, axes, scale, loss, small, order, said=(said,))]
 
 
 def _range(found: Situation, output: int, axes: str, target: Tensor) -> tuple[Scale, str]:

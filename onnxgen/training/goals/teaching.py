@@ -25,6 +25,17 @@ from onnxgen.training.teacher import Seen, Teacher, kinds_of, module_called, ope
 _OF_A_SOFTMAX = ("softmax", "log_softmax")
 
 
+def _refuse_other_images(teacher: Teacher, settings: Settings) -> None:
+    """Refuse images that the teacher was not trained with: its outputs would be those of other pictures."""
+    for name, usual in (("channel_order", "rgb"), ("resize", "")):
+        taught, given = teacher.network.images.get(name, "auto"), getattr(settings, name)
+        taught, given = (usual if value == "auto" else value for value in (taught, given))
+        if taught and given and taught != given:
+            option = f"--{name.replace('_', '-')}"
+            what = f"the teacher {settings.teacher} was trained with {option} {taught}, and the student gets {given}"
+            raise OnnxgenError(what, help=f"{option} {taught}")
+
+
 def with_teacher(
     goals: Sequence[Goal], model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings, scale: str
 ) -> list[Goal]:
@@ -42,6 +53,7 @@ def with_teacher(
     ports = fed(model).inputs
     inputs = {port.name: column for port, column in zip(ports, feeding.inputs)}
     teacher = open_teacher(settings.teacher, [*settings.teacher_features], inputs, batch, scale)
+    _refuse_other_images(teacher, settings)
     said = teacher(batch)
     inside = {path: Seen(module_called(model, path, "student")) for path in settings.teacher_features.values()}
     outputs = _outputs(model, feeding.arguments(batch))

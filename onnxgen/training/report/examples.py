@@ -155,6 +155,7 @@ def pixels(x: Tensor, step: ToInput) -> np.ndarray:
     else:
         mean, std = map(torch.tensor, step.scale)
         x = x * std + mean
+    x = step.ordered(x.movedim(-1, 1)).movedim(1, -1)
     return np.asarray(x.clamp(0, 1).mul(255).round().to(torch.uint8))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError, counted, typed
 from onnxgen.heads.tail import tail_of
 from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.asked import order_told
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
@@ -75,6 +76,18 @@ def _only_images(fields: Mapping[str, Field], target: str) -> str:
     """Return the only column besides the target that has two axes or more for each sample; "" if there is none."""
     found = [name for name, field in fields.items() if len(field.shape) >= 2 and name != target]
     return found[0] if len(found) == 1 else ""
+
+
+def finished(data: Data, feeding: Feeding, record: Record) -> list[str]:
+    """Check that data is like that of the training, and give it the same range of values. Returns notes.
+
+    Raises:
+        OnnxgenError: see `need_alike`.
+    """
+    need_alike(data, feeding, record)
+    with_white_of_training(data, feeding, record)
+    steps = (getattr(samples, "steps", {}).get(column) for samples in data.parts.values() for column in feeding.inputs)
+    return order_told([step for step in steps if isinstance(step, ToInput)])
 
 
 def need_alike(data: Data, feeding: Feeding, record: Record) -> None:

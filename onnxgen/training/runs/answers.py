@@ -208,6 +208,7 @@ def _picture(output: Tensor, target: Target) -> Answer:
     x = output.movedim(target.axis, 3) if target.axis > 0 else output[..., None]
     mean, deviation = (x.new_tensor(values) for values in parse_scale(target.scale, x.shape[3]))
     image = (x * deviation + mean).clamp(0, 1).mul(255).round().to(torch.uint8)[0].numpy()
+    image = image[..., ::-1] if target.order == "BGR" else image
     return Answer(None, {}, image[..., 0] if image.shape[2] == 1 else image)
 
 

@@ -78,7 +78,7 @@ def _made(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any])
 
 def _image(image: Image) -> dict[str, Any]:
     """Return how bytes become the input; without a mean in the run, 255 becomes the white of its data."""
-    fixed = {name: getattr(image, name) for name in ("channels", "height", "width", "beside", "axes")}
+    fixed = {name: getattr(image, name) for name in ("channels", "height", "width", "beside", "at", "order", "axes")}
     mean, std = image.mean or (0.0,) * image.channels, image.std or (1 / image.white,) * image.channels
     return {**fixed, "white": _WHITE, "mean": mean, "std": std}
 
@@ -95,7 +95,7 @@ def _output(target: Target) -> dict[str, Any]:
         return {"name": target.name, "kind": "heatmaps", **axes}
     if target.loss == "image":
         mean, std = ([float(x) for x in part.split("/")] for part in target.scale.split(","))
-        return {"name": target.name, "kind": "image", **axes, "mean": mean, "std": std}
+        return {"name": target.name, "kind": "image", **axes, "mean": mean, "std": std, "order": target.order}
     if not target.classes:
         return {"name": target.name, "kind": "numbers", **axes}
     if target.loss.startswith("binary"):

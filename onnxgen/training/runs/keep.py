@@ -28,7 +28,6 @@ from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
-from onnxgen.training.data.letterbox import gray
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.sounds import name_of_sounds
@@ -244,8 +243,11 @@ def _input(name: str, column: str, plan: Plan, batch: int) -> Input:
     step = samples.steps[column] if isinstance(samples, Prepared) else None
     if isinstance(step, ToInput):
         mean, std = step.scale or (None, None)
-        frame, beside = step.frame, gray(step.frame.channels) if step.letterbox else None
-        image = Image(frame.channels, frame.height, frame.width, frame.axes, mean, std, step.white, beside)
+        frame, placing = step.frame, step.placing
+        beside = placing.pixel(frame.channels) if placing.moves else None
+        at, order = placing.how if placing.how in ("corner", "line") else "middle", "BGR" if step.reversed else "RGB"
+        sizes = frame.channels, frame.height, frame.width
+        image = Image(*sizes, frame.axes, mean, std, step.white, beside, at, order)
     rate = plan.data.rate if column == name_of_sounds(samples) else 0
     text, role, pad = plan.data.text, "", 0
     if text is not None and text.tokenizing is not None:

@@ -32,7 +32,7 @@ from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
-from onnxgen.training.runs.alike import as_in_training, batched, fits, need_alike, need_classes, with_white_of_training
+from onnxgen.training.runs.alike import as_in_training, batched, finished, fits, need_classes
 from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
@@ -369,8 +369,7 @@ class Learner:
             settings = replace(settings, inputs={})
         found = fit_to_model(source, self.model, settings, targets=targets)
         feeding = feed(found, self.model, settings, targets=False)
-        need_alike(found, feeding, self.record)
-        with_white_of_training(found, feeding, self.record)
+        self.notes += [note for note in finished(found, feeding, self.record) if note not in self.notes]
         return found
 
 

@@ -21,6 +21,7 @@ from onnxgen.output.signature import file_sha256
 from onnxgen.training.config import TYPES, seen_here, typed
 from onnxgen.training.runs.code import is_same_code
 from onnxgen.training.runs.folder import MODULE, RECORD, TOKENIZER, best_of
+from onnxgen.training.runs.image import ORDERS, Image
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
 FORMAT = 1  # of the file; a newer one is refused
@@ -32,40 +33,6 @@ DTYPES += ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint
 BOXES = "boxes"  # the loss of a `Target` whose answers are boxes
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _Size: TypeAlias = Annotated[int, Between(0, 1 << 40)]
-
-
-@dataclass(frozen=True)
-class Image:
-    """How an image becomes an input: convert to these channels, fit (bilinear, antialiased), scale, normalise.
-
-    Attributes:
-        channels: 1 is gray, 3 is RGB, 4 is RGBA.
-        height, width: in pixels.
-        axes: of one sample: "CHW", "HWC", "HW", or "flat" (the elements of CHW in one axis).
-        mean, std: for each channel, of values from 0 to 1. None: values are fed as they are, from 0 to `white`.
-        white: the value of white in the data of the run.
-        beside: the bytes of a pixel beside an image that keeps its proportions; None: images are stretched.
-    """
-
-    channels: Annotated[int, OneOf((1, 3, 4))]
-    height: Annotated[int, Between(1, 1 << 20)]
-    width: Annotated[int, Between(1, 1 << 20)]
-    axes: Annotated[str, OneOf(("CHW", "HWC", "HW", "flat"))]
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    white: Annotated[float, Between(1e-9, 1e9)]
-    beside: tuple[Annotated[int, Between(0, 255)], ...] | None = None
-
-    def check(self) -> None:
-        """Raise `ValueError` if the values do not go together."""
-        if (self.mean is None) != (self.std is None):
-            raise ValueError("its image has a mean without a deviation, or the other way round")
-        for values in (self.mean, self.std, self.beside):
-            if values is not None and len(values) != self.channels:
-                what = f"{len(values)} means, deviations or bytes of a pixel"
-                raise ValueError(f"its image has {self.channels} channels, and {what}")
-        if not all(deviation > 0 for deviation in self.std or ()):
-            raise ValueError("its image has a deviation that is not positive")
 
 
 @dataclass(frozen=True)
@@ -109,6 +76,7 @@ class Target:
         blank: the class that stands for no character, of a text (loss "ctc_loss").
         scale: of an image (loss "image"), mean and deviation as in `Settings.normalize`: the output is the image, of
             values from 0 to 1, minus the mean, by the deviation.
+        order: of the colours of an image, as of `Image`.
         head: of boxes (loss "boxes"), `places` of the raw maps among the outputs, and what they mean (`tail`).
     """
 
@@ -124,6 +92,7 @@ class Target:
     blank: _Size = 0
     scale: str = ""
     head: Mapping[str, Any] = field(default_factory=dict)
+    order: Annotated[str, OneOf(ORDERS)] = "RGB"
 
     def check(self) -> None:
         """Raise `ValueError` if the values do not go together."""

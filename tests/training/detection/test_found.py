@@ -21,7 +21,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.training import evaluate, fit, load
 from onnxgen.training.data.folder import decoded, size_of
-from onnxgen.training.data.letterbox import fit_of
+from onnxgen.training.data.letterbox import Placing
 from onnxgen.training.goals.detection.found import boxes_of
 from onnxgen.training.prepare import prepare
 from onnxgen.training.runs.record import Target
@@ -40,14 +40,14 @@ GIVEN: dict[str, Any] = {"epochs": 1, "batch_size": 4, "lr": 0.01, "show": "noth
 def test_proportions_stay_and_gray_fills_up() -> None:
     """A picture of 20x40 in 32x32: 16 rows of it, between 8 and 8 rows of gray, as Ultralytics' LetterBox has it."""
     picture = Image.new("RGB", (40, 20), (200, 10, 60))
-    found = decoded(picture, (3, 32, 32), letterbox=True)
+    found = decoded(picture, (3, 32, 32), Placing("letterbox"))
     assert (found[:8] == 114).all() and (found[24:] == 114).all()
     assert (found[8:24] == (200, 10, 60)).all()
     assert (decoded(picture, (3, 32, 32)) == (200, 10, 60)).all()
 
 
 def test_a_box_goes_into_the_frame_and_back() -> None:
-    fit = fit_of((20, 40), (32, 32), True)
+    fit = Placing("letterbox").fit((20, 40), (32, 32))
     assert (fit.inner, fit.top, fit.left) == ((16, 32), 8, 0)
     box = torch.tensor([0.25, 0.5, 0.5, 1.0])  # x 8 to 16, y 8 + 8 to 8 + 16 of 32
     inside = fit.into_frame(box)
@@ -55,7 +55,7 @@ def test_a_box_goes_into_the_frame_and_back() -> None:
     torch.testing.assert_close(fit.out_of_frame(inside * 32), box)
     beyond = fit.out_of_frame(torch.tensor([-5.0, 0.0, 40.0, 32.0]))
     assert beyond.tolist() == [0, 0, 1, 1], "cut off at the edges"
-    assert not fit_of((20, 40), (32, 32), False).moves
+    assert not Placing("stretch").fit((20, 40), (32, 32)).moves
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_files_of_ultralytics_get_pixels_from_0_to_1(
 
 
 def test_what_would_not_move_is_refused(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(OnnxgenError, match="resize must be one of auto, stretch, letterbox, not 'crop'"):
+    with pytest.raises(OnnxgenError, match="resize must be one of auto, stretch, letterbox, corner, line, not 'crop'"):
         Settings(resize="crop")
 
 
@@ -155,7 +155,7 @@ def test_boxes_come_back_to_the_original() -> None:
     maps[0][0, :, 2, 1] = torch.tensor([1.0, 2.0, 1.0, 2.0])
     maps[1][0, 2, 2, 1] = 2.0
     target = Target(0, "boxes", "boxes", "boxes", "", 3, 1, ("a", "b", "c"), head={"tail": tail.record()})
-    fit = fit_of((100, 200), (32, 32), True)  # 16 rows of 32, from row 8 on; 6.25 pixels for each
+    fit = Placing("letterbox").fit((100, 200), (32, 32))  # 16 rows of 32, from row 8 on; 6.25 pixels for each
     found = boxes_of(maps, target, fit, (100, 200), 0.25)
     (box,) = found.boxes or ()
     assert box.label == "c" and box.score == pytest.approx(1 / (1 + np.exp(-2)), abs=1e-6)

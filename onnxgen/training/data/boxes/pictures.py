@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.boxes.clipping import share_of
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files, Seen, looked
-from onnxgen.training.data.letterbox import fit_of
+from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
 
@@ -58,7 +58,8 @@ class Picture:
 class Boxed(Files):
     """Image files with "boxes": float32 [most, 5] of class index and corners x1, y1, x2, y2 as shares of 0 to 1.
 
-    Rows of -1 fill up to the most boxes of any image. In letterboxed images corners are shares of the whole frame.
+    Rows of -1 fill up to the most boxes of any image. Of images that keep their proportions, corners are shares of the
+    whole frame.
 
     Attributes:
         sizes: height and width of each image in its file.
@@ -67,14 +68,14 @@ class Boxed(Files):
     target: str = BOXES
     sizes: tuple[tuple[int, int], ...] = ()
 
-    def sized(self, channels: int, height: int, width: int, letterbox: bool = False) -> Boxed:
+    def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Boxed:
         """See `Files.sized`."""
-        assert self.labels is not None and not self.letterbox
+        assert self.labels is not None and not self.placing.moves
         labels = self.labels.clone()
-        for rows, size in zip(labels, self.sizes) if letterbox else ():
+        for rows, size in zip(labels, self.sizes) if placing.moves else ():
             real = rows[:, 0] >= 0
-            rows[real, 1:] = fit_of(size, (height, width), True).into_frame(rows[real, 1:].double()).float()
-        return replace(self, size=(channels, height, width), labels=labels, letterbox=letterbox)
+            rows[real, 1:] = placing.fit(size, (height, width)).into_frame(rows[real, 1:].double()).float()
+        return replace(self, size=(channels, height, width), labels=labels, placing=placing)
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Boxed:
         """See `Arrays.renumbered`."""

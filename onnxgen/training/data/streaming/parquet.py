@@ -16,6 +16,7 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.columns import tensor_of
 from onnxgen.training.data.folder import decoded
+from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.spans import Spans, spans_of
@@ -45,7 +46,7 @@ class ParquetReader:
     types: the columns, without the shape of pictures.
     pictures: the columns of pictures as files, of which there is at most one.
     joined: columns that are made of columns of single numbers.
-    size, letterbox: of pictures; see `Files`.
+    size, placing: of pictures; see `Files`.
     """
 
     groups: tuple[tuple[Path, int, int], ...]
@@ -53,7 +54,7 @@ class ParquetReader:
     pictures: tuple[str, ...] = ()
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     size: tuple[int, int, int] | None = None
-    letterbox: bool = False
+    placing: Placing = STRETCHED
     _open: _Open = field(default_factory=_Open, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class ParquetReader:
             for i, place in enumerate(places):
                 try:
                     member = Member(columns[name][place] or b"", f"column {name!r}")
-                    images[i] = decoded(member, self.size, self.letterbox)
+                    images[i] = decoded(member, self.size, self.placing)
                 except OnnxgenError as error:
                     faults[place] = f"{self.name(*columns[_PLACE][place])}: {error}"
             made[name] = torch.from_numpy(images)

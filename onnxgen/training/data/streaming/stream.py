@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.streaming.spans import Interval, Spans, Window
 
@@ -194,9 +195,9 @@ class Stream:
         joined: Mapping[str, tuple[str, ...]] = getattr(self.reader, "joined", {})
         return self.changed(joined={**joined, name: tuple(members)})
 
-    def sized(self, channels: int, height: int, width: int, letterbox: bool = False) -> Stream:
+    def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Stream:
         """See `Files.sized`."""
-        return self.changed(size=(channels, height, width), letterbox=letterbox)
+        return self.changed(size=(channels, height, width), placing=placing)
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Stream:
         """The classes were numbered when the shards were opened: a stream can't count which there are."""

@@ -21,6 +21,7 @@ from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.folder import decoded
 from onnxgen.training.data.layout import SUFFIXES
+from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.streaming.stream import Columns, Run
 
@@ -159,7 +160,7 @@ class TarReader:
     made_of: by column, the ending that it is made of, and of JSON the entry.
     types: the columns that are no pictures.
     named: the columns that hold class names.
-    size, letterbox: of pictures; see `Files`.
+    size, placing: of pictures; see `Files`.
     """
 
     paths: tuple[Path, ...]
@@ -168,7 +169,7 @@ class TarReader:
     types: Mapping[str, Field]
     named: frozenset[str] = frozenset()
     size: tuple[int, int, int] | None = None
-    letterbox: bool = False
+    placing: Placing = STRETCHED
     in_memory = False
     _open: _Open = field(default_factory=_Open, init=False, repr=False, compare=False)
 
@@ -228,7 +229,7 @@ class TarReader:
         if ending == PICTURE:
             assert self.size is not None, "images of several sizes"
             try:
-                return decoded(member, self.size, self.letterbox)
+                return decoded(member, self.size, self.placing)
             except OnnxgenError as error:
                 raise Fault(str(error)) from None
         found, wanted = stored(member, ending, entry), self.types[name]

@@ -1,0 +1,240 @@
+"""The order of colours that a network takes, and where an image lies in its frame: as its author fed it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from onnxgen import generate
+from onnxgen.cli import run as cli
+from onnxgen.errors import OnnxgenError
+from onnxgen.training import load
+from onnxgen.training.data import feed, open_data
+from onnxgen.training.data.letterbox import Placing
+from onnxgen.training.prepare import prepare
+from onnxgen.training.runs.record import read_record
+from onnxgen.training.settings import Settings
+from tests.training.shipping import entries, need_same, shipped, with_entry
+from tests.training.shipping import network as exported
+from tests.training.small import network
+
+RNG = np.random.default_rng(0)
+RAW = Settings(val=0, normalize="none", batch_size=1)
+Model = Callable[..., nn.Module]
+MEANS, DEVIATIONS = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+GIVEN = "0.1/0.2/0.3,0.4/0.5/0.6"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Return a model with one input of these dims; each is made once."""
+
+    @cache
+    def of(*dims: int | str, dtype: str = "float32") -> nn.Module:
+        return network(tmp_path_factory.mktemp("image"), image=(dtype, ("batch", *dims)))
+
+    return of
+
+
+def pixels(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+def folders(folder: Path, size: tuple[int, int] = (6, 5), gray: bool = False) -> Path:
+    """Two classes of two images."""
+    for label in "ab":
+        (folder / label).mkdir(parents=True)
+        for n in range(2):
+            Image.fromarray(pixels(*size) if gray else pixels(*size, 3)).save(folder / label / f"{n}.png")
+    return folder
+
+
+def fed(spec: Any, network: nn.Module, settings: Settings) -> tuple[Tensor, list[str]]:
+    """Return all that the training part feeds to the model, and the notes."""
+    data = open_data(spec, network, settings)
+    assert data.train is not None
+    return data.train.take(range(len(data.train)), 0)[feed(data, network, settings).inputs[0]], data.notes
+
+
+# ---- the order of colours --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dims", [(3, 6, 5), (6, 5, 3), (90,), (4, 6, 5)])
+def test_bgr_is_what_opencv_reads(dims: tuple[int, ...], model: Model, tmp_path: Path) -> None:
+    """`cv2.imread` returns the bytes [H, W, BGR]: those of PIL, reversed. Mean and deviation count in this order."""
+    data = folders(tmp_path / "data")
+    files = sorted(data.glob("*/*.png"))
+    x = np.stack([np.asarray(Image.open(path)) for path in files])[..., ::-1].astype(np.float64)
+    scale = GIVEN if dims[0] != 4 else "0,1"
+    wanted = (x / 255 - MEANS) / DEVIATIONS if scale == GIVEN else x / 255
+    wanted = np.concatenate([wanted, np.ones_like(wanted[..., :1])], 3) if dims[0] == 4 else wanted
+    wanted = wanted if dims == (6, 5, 3) else wanted.transpose(0, 3, 1, 2)
+    found, notes = fed(data, model(*dims), replace(RAW, normalize=scale, channel_order="bgr"))
+    np.testing.assert_allclose(found.numpy(), wanted.reshape(found.shape), atol=1e-6)
+    assert "colours are fed in the order BGR, as OpenCV reads them" in notes
+    rgb, notes = fed(data, model(*dims), replace(RAW, normalize=scale))
+    assert not torch.equal(found, rgb) and any("order RGB; " in n and "--channel-order bgr" in n for n in notes)
+
+
+def test_measured_numbers_are_in_the_order_of_the_channels(model: Model) -> None:
+    x = pixels(8, 6, 5, 3) // np.array([1, 2, 4], np.uint8)
+    spec = (x, np.arange(8) % 2)
+    found, _ = fed(spec, model(3, 6, 5), replace(RAW, normalize="auto", channel_order="bgr"))
+    assert found.mean((0, 2, 3)).abs().max() < 1e-3 and (found.std((0, 2, 3)) - 1).abs().max() < 1e-2
+
+
+def test_gray_images_have_no_order(model: Model, tmp_path: Path) -> None:
+    gray, colours = folders(tmp_path / "gray", gray=True), folders(tmp_path / "colours")
+    assert not any("order" in note for note in fed(gray, model(3, 6, 5), RAW)[1]), "three equal channels"
+    assert not any("order" in note for note in fed(colours, model(1, 6, 5), RAW)[1])
+    with pytest.raises(OnnxgenError, match="--channel-order bgr: its images are gray"):
+        open_data(colours, model(1, 6, 5), replace(RAW, channel_order="bgr"))
+    floats = (RNG.random((4, 3, 6, 5)).astype(np.float32), np.arange(4) % 2)
+    with pytest.raises(OnnxgenError, match="the data has no images whose colours onnxgen knows"):
+        open_data(floats, model(3, 6, 5), replace(RAW, channel_order="bgr"))
+
+
+class Means(nn.Module):
+    """Scores of two classes, of the mean of each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.mean((2, 3)))
+
+
+def test_a_run_and_its_file_keep_the_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`predict`, a run that goes on, the model object and a student know it, and so does the exported file."""
+    module = exported(tmp_path, Means(), torch.zeros(2, 3, 6, 5), names="image", output="scores")
+    data = folders(tmp_path / "data")
+    run = shipped(module, data, tmp_path / "run", channel_order="bgr", resize="corner", beside=7, normalize=GIVEN)
+    (image,) = (entry.image for entry in read_record(run).inputs)
+    assert image is not None and (image.order, image.at, image.beside) == ("BGR", "corner", (7, 7, 7))
+    assert '"order": "BGR"' in entries(run)["onnxgen.preprocessing"]
+    Image.fromarray(pixels(9, 4, 3)).save(tmp_path / "new.png")
+    need_same(run, tmp_path / "new.png")
+    x = np.full((6, 5, 3), 7, np.float32)
+    x[:, :3] = np.asarray(Image.open(tmp_path / "new.png").resize((3, 6), Image.Resampling.BILINEAR))
+    x = ((x[..., ::-1] / 255 - MEANS) / DEVIATIONS).astype(np.float32).transpose(2, 0, 1)[None]
+    learner = load(run, device="cpu")
+    (found,) = learner.predict(tmp_path / "new.png")
+    with torch.no_grad():
+        wanted = learner.model(torch.from_numpy(x)).softmax(1)[0]
+    np.testing.assert_allclose([*found.probabilities.values()], wanted, atol=1e-6)
+    assert cli(["predict", str(run), str(tmp_path / "new.png")]) == 0
+    assert "note: colours are fed in the order BGR" in capsys.readouterr().err
+    for model in (run, learner.model):  # other data, as that of the training
+        plan = prepare(model, data, Settings(val=0, device="cpu", out=tmp_path / "next"))
+        assert plan.settings.channel_order == "bgr" and plan.settings.resize == "corner" and plan.settings.beside == 7
+    with pytest.raises(OnnxgenError, match="trained with --channel-order bgr, and the student gets rgb"):
+        prepare(module, data, Settings(val=0, device="cpu", teacher=run, normalize=GIVEN, resize="corner"))
+
+
+class Same(nn.Module):
+    """Returns the image, times one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        nn.init.dirac_(self.conv.weight)
+        nn.init.zeros_(self.conv.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+def test_an_image_that_is_answered_has_its_own_colours(tmp_path: Path) -> None:
+    module = exported(tmp_path, Same(), torch.zeros(2, 3, 12, 12), names="image", output="clean")
+    for part in ("input", "target"):
+        (tmp_path / "data" / part).mkdir(parents=True)
+        Image.new("RGB", (12, 12), (255, 128, 0)).save(tmp_path / "data" / part / "0.png")
+        Image.new("RGB", (12, 12), (0, 64, 255)).save(tmp_path / "data" / part / "1.png")
+    settings = {"normalize": "0,1", "lr": 1e-9, "channel_order": "bgr"}
+    run = shipped(module, tmp_path / "data", tmp_path / "run", **settings)
+    (found,) = load(run, device="cpu").predict(tmp_path / "data" / "input" / "0.png")
+    assert found.answers["clean"].value[0, 0].tolist() == [255, 128, 0]
+    need_same(run, tmp_path / "data" / "input" / "0.png")
+    same = tmp_path / "data" / "same"
+    shutil.copytree(tmp_path / "data" / "input", same / "input")
+    shutil.copytree(tmp_path / "data" / "input", same / "target")
+    assert load(run, device="cpu").evaluate(same, part="train")["loss"] < 1e-6, "the target is BGR, too"
+    with pytest.raises(OnnxgenError, match="--resize letterbox would not move 'target'"):
+        prepare(module, tmp_path / "data", Settings(val=0, device="cpu", resize="letterbox"))
+
+
+# ---- where an image lies ---------------------------------------------------------------------------------------------
+
+
+def paddle(size: tuple[int, int], frame: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of a line of text in a frame, by `resize_norm_img` of PaddleOCR."""
+    height, most = frame
+    ratio = size[1] / float(size[0])
+    return height, most if ceil(height * ratio) > most else int(ceil(height * ratio))
+
+
+@pytest.mark.parametrize("size", [(10, 20), (20, 10), (7, 90), (48, 320), (31, 33), (1, 1)])
+def test_places_are_those_of_the_authors(size: tuple[int, int]) -> None:
+    frame = (48, 320)
+    line, corner, box = (Placing(how).fit(size, frame) for how in ("line", "corner", "letterbox"))
+    assert line.inner == paddle(size, frame) and (line.top, line.left) == (0, 0)
+    assert corner.inner == box.inner and (corner.top, corner.left) == (0, 0)
+    assert (box.top, box.left) == ((frame[0] - box.inner[0]) // 2, (frame[1] - box.inner[1]) // 2)
+
+
+@pytest.mark.parametrize("how", ["corner", "line"])
+@pytest.mark.parametrize("kind", ["files", "arrays"])
+def test_gray_is_right_and_below_alone(kind: str, how: str, model: Model, tmp_path: Path) -> None:
+    data: Any = folders(tmp_path / "data", (10, 10))
+    if kind == "arrays":
+        data = (np.stack([np.asarray(Image.open(path)) for path in sorted(data.glob("*/*.png"))]), np.arange(4) % 2)
+    found, notes = fed(data, model(3, 10, 30), replace(RAW, resize=how, beside=127))
+    wanted = (
+        data[0] if kind == "arrays" else np.stack([np.asarray(Image.open(p)) for p in sorted(data.glob("*/*.png"))])
+    )
+    np.testing.assert_array_equal(found[..., :10], wanted.transpose(0, 3, 1, 2))
+    assert (found[..., 10:] == 127).all()
+
+
+def test_what_lies_on_images_that_move_is_refused(model: Model, tmp_path: Path) -> None:
+    x, masks = pixels(4, 6, 5, 3), RNG.integers(0, 2, (4, 6, 5))
+    with pytest.raises(OnnxgenError, match="--resize corner would not move 'label', which lies on the images"):
+        open_data({"image": x, "label": masks}, model(3, 12, 12), replace(RAW, resize="corner"))
+    with pytest.raises(OnnxgenError, match="--beside 3: images are stretched, and nothing is beside them"):
+        open_data({"image": x, "label": masks}, model(3, 12, 12), replace(RAW, beside=3))
+    with pytest.raises(OnnxgenError, match="beside must be a byte from 0 to 255, not 256"):
+        replace(RAW, beside=256)
+
+
+class Line(nn.Module):
+    """Reads 10 steps of 5 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.permute(0, 3, 1, 2).flatten(2)).softmax(2)
+
+
+def test_a_file_of_paddleocr_s_kind_tells_how_it_is_fed(tmp_path: Path) -> None:
+    module = exported(tmp_path, Line(), torch.zeros(2, 3, 8, 10), names="image", output="text")
+    generate(with_entry(tmp_path / "net.onnx", "character", "a\nb\nc\n "), module, force=True)
+    data = {"image": pixels(4, 8, 20, 3), "text": np.array(["a", "ab", "c", "b"], dtype=object)}
+    settings = Settings(val=0, device="cpu", task="ctc")
+    told = "PaddleOCR feeds images with --channel-order bgr --resize line --beside 127 --normalize 0.5,0.5"
+    assert told in "\n".join(prepare(module, data, settings).notes)
+    given = replace(settings, channel_order="bgr", resize="line", beside=127, normalize="0.5,0.5")
+    assert "PaddleOCR" not in "\n".join(prepare(module, data, given).notes)
