@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +113,17 @@ class Problems:
         problem = Problem(problem, help=help) if isinstance(problem, str) else problem
         if problem not in self.found:
             self.found.append(problem)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Record the problems of an error that is raised in this context. Edits by hand stay an error of their own."""
+        try:
+            yield
+        except EditedError:
+            raise
+        except OnnxgenError as error:
+            for problem in error.problems:
+                self.add(problem)
 
     def raise_if_any(self) -> None:
         """Raise one `OnnxgenError` with all problems, if there are any."""

@@ -25,7 +25,7 @@ from onnxgen.cli.group import (
 )
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
-from onnxgen.cli.train_options import given_settings, train_options
+from onnxgen.cli.train_options import given_settings, train_options, wrong_options
 from onnxgen.training.runs.folder import RUNS
 from onnxgen.training.settings import SETTINGS
 
@@ -240,7 +240,7 @@ def train(context: click.Context, /, model: Path | None, **given: Any) -> int:
     from onnxgen.cli.training import train_command
 
     others = {name: value for name, value in given.items() if name not in SETTINGS}
-    return train_command(model, given_settings(context), **others)
+    return train_command(model, given_settings(context), wrong_options(context), **others)
 
 
 _run = click.argument("run", type=_path, required=False)

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from onnxgen.cli.group import AnyPath, Function, option
+from onnxgen.errors import Problem
 from onnxgen.training.config import typed
 from onnxgen.training.settings import SETTINGS, Settings
 
@@ -21,6 +22,7 @@ else:  # not generic before click 8.4
 
 PAIR = "NAME=VALUE"  # metavar of an option that gives one item of a table
 DATA = "A file, a folder, module:function, or digits (the default)."
+WRONG = "onnxgen.wrong"  # of `click.Context.meta`
 CONFIG = "A file with options by name. The command line overrules it."
 
 
@@ -48,17 +50,27 @@ def train_options(function: Function) -> Function:
 
 
 def given_settings(context: click.Context) -> dict[str, Any]:
-    """Return the settings that the command line gives, by field, without defaults."""
+    """Return the settings that the command line gives, by field: no defaults, and none of `wrong_options`."""
     found: dict[str, Any] = {}
     for name, about in SETTINGS.items():
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT and name not in context.meta.get(
+            WRONG, ()
+        ):
             value = context.params[name]
             found[name] = {k: v for one in value for k, v in one.items()} if about.like == PAIR else value
     return found
 
 
+def wrong_options(context: click.Context) -> list[Problem]:
+    """Return what is wrong with the values of settings on the command line, in their order."""
+    return [problem for problems in context.meta.get(WRONG, {}).values() for problem in problems]
+
+
 class Value(ParamType):
-    """Converts text to the type of a field of `Settings`. `none` resets the value of a configuration file."""
+    """Converts text to the type of a field of `Settings`. `none` resets the value of a configuration file.
+
+    A text of another type becomes one of `wrong_options`, so that all of them are told at once.
+    """
 
     name = "value"
 
@@ -74,10 +86,15 @@ class Value(ParamType):
             except ValueError as error:
                 why = str(error)
         if ",..." in like and "=" not in like and "" in (parts := value.split(",")) and value:
-            return self.fail(f"{value!r} has an empty name at place {parts.index('') + 1} of {len(parts)}", param, ctx)
-        return self.fail(
-            f"{value!r} is not {why}" + (f" like {like}" if "=" in like or "," in like else ""), param, ctx
-        )
+            why = f"{value!r} has an empty name at place {parts.index('') + 1} of {len(parts)}"
+        else:
+            why = f"{value!r} is not {why}" + (f" like {like}" if "=" in like or "," in like else "")
+        if ctx is None or param is None or param.name is None:
+            self.fail(why, param, ctx)
+        said = click.BadParameter(why, ctx, param).format_message()
+        wrong = ctx.meta.setdefault(WRONG, {}).setdefault(param.name, [])
+        wrong.append(Problem(f"{said} (try: {ctx.command_path} -h)"))
+        return None
 
 
 def _readings(text: str, is_pair: bool) -> Iterator[Any]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import like, python_file
-from onnxgen.errors import OnnxgenError, counted
+from onnxgen.errors import OnnxgenError, Problem, Problems, counted
 from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, is_there, read_config
 from onnxgen.training.data.glance import glance
 from onnxgen.training.launch import first_process, restarted
@@ -26,6 +26,7 @@ from onnxgen.training.words import command_words
 def train_command(
     model: Path | None,
     given: dict[str, Any],
+    wrong: Sequence[Problem] = (),
     *,
     data: str | None,
     config: Path | None,
@@ -37,21 +38,33 @@ def train_command(
 
     Args:
         given: settings of the command line, which overrule those of `config`.
+        wrong: what is wrong with others of them.
+
+    Raises:
+        OnnxgenError: all that is wrong with options, files and, as far as it is seen without PyTorch, the data.
     """
     if given.get("resume") and "out" not in given:
         given = {**given, "out": latest(given.get("name", ""))}
+    problems = Problems()
+    for problem in wrong:
+        problems.add(problem)
     places = {name: given[name] for name in ("restartable", "resume", "out") if name in given}
     given = {**given, "resume": True} if restarted(Settings(**places)).resume else given
     named = {"model": model, "data": data}
     given = {**given, **{k: v for k, v in named.items() if v is not None}}
-    chosen = {**_configured(config, given), **given}
+    chosen: dict[str, Any] = given
+    with problems.gathered():
+        chosen = {**_configured(config, given), **given}
     before = model if model is not None and model.is_dir() else None
     base = {} if before is None else {**going_on(before, data), "data": read_record(before).data_for(before)}
     if before is not None:
         refuse_code(base, chosen, before)
     values = {**base, **chosen}
     run = {name: str(values[name]) for name in named if name in values}
-    _check(run, restarted(Settings(**_of_settings(values))), quiet or as_json)
+    settings = _sound(_of_settings(values), problems)
+    if "model" in run or not problems.found:  # a configuration file that can't be read may name it
+        _check(run, settings, problems, quiet or as_json)
+    problems.raise_if_any()
     with progress("loading PyTorch and Lightning", quiet or as_json):
         fit = _fit()
     if before is not None and data is not None:  # it may be a copy of the run's data, which takes PyTorch to tell
@@ -102,32 +115,59 @@ def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check(run: dict[str, str], settings: Settings, quiet: bool) -> None:
+def _sound(values: Mapping[str, Any], problems: Problems) -> Settings:
+    """Return the settings, after all that is wrong with them was added to the problems: then without those."""
+    with problems.gathered():
+        return restarted(Settings(**values))
+    sound = {}
+    for name, value in values.items():
+        with suppress(OnnxgenError):
+            Settings(**{name: value})
+            sound[name] = value
+    with suppress(OnnxgenError):
+        return Settings(**sound)
+    return Settings()  # some of them exclude each other
+
+
+def _check(run: dict[str, str], settings: Settings, problems: Problems, quiet: bool) -> None:
     """Check everything that needs no PyTorch, which takes seconds to load."""
     if settings.resume and first_process():  # other processes may start after the first one has begun
-        need_run(settings.out)
-    if "model" not in run:
-        raise OnnxgenError("MODEL is missing", help="onnxgen train model.py --data DATA")
-    if not Path(run["model"]).is_file() and not Path(run["model"]).is_dir():
-        raise OnnxgenError(f"there is no file or folder {run['model']}", help=like(Path(run["model"]), NAME))
+        with problems.gathered():
+            need_run(settings.out)
+        if problems.found and "model" not in run:  # which only that run would name
+            return
     if settings.weights is not None and not settings.weights.is_file():
-        raise OnnxgenError(f"there is no file {settings.weights}")
+        problems.add(f"there is no file {settings.weights}")
     if settings.teacher is not None and not settings.teacher.exists():
-        raise OnnxgenError(f"there is no teacher {settings.teacher}", help="--teacher names an ONNX file or a module")
-    if not Path(run["model"]).is_dir():
-        python_file(Path(run["model"]))
-    elif not run["data"]:
-        raise OnnxgenError(f"the data of {run['model']} was a Python object", help="name data with --data")
+        problems.add(f"there is no teacher {settings.teacher}", help="--teacher names an ONNX file or a module")
+    if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
+        problems.add(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
+    before = len(problems.found)
+    with problems.gathered():
+        _check_model(run)
+    sound = len(problems.found) == before
     if "data" not in run and first_process() and not quiet:
         tell("no --data is given: trains on the digits, 1,797 images of 8x8 that come with scikit-learn")
     data = run.setdefault("data", DIGITS)
     if is_path(data) and not is_there(data):
-        raise OnnxgenError(
-            f"there is no data at {data}", help="--data names a file, a folder, module:function or digits"
-        )
-    if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
-        raise OnnxgenError(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
-    glance(Path(run["model"]), data, settings)
+        way = "--data names a file, a folder, module:function or digits"
+        problems.add(f"there is no data at {data}", help=way)
+    elif sound:
+        with problems.gathered():
+            glance(Path(run["model"]), data, settings)
+
+
+def _check_model(run: Mapping[str, str]) -> None:
+    """Refuse a MODEL that is missing, or is no module and no run. Raises `OnnxgenError`."""
+    if "model" not in run:
+        raise OnnxgenError("MODEL is missing", help="onnxgen train model.py --data DATA")
+    model = Path(run["model"])
+    if not model.is_file() and not model.is_dir():
+        raise OnnxgenError(f"there is no file or folder {model}", help=like(model, NAME))
+    if not model.is_dir():
+        python_file(model)
+    elif not run["data"]:
+        raise OnnxgenError(f"the data of {model} was a Python object", help="name data with --data")
 
 
 def _fit() -> Any:

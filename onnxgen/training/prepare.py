@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.head import find_head
 from onnxgen.surgery.ports import signature_of
+from onnxgen.training.begun import begun
 from onnxgen.training.checkpoint.identity import compare_model
 from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.data import check, feed, open_data
@@ -31,7 +32,6 @@ from onnxgen.training.devices import Device, choose
 from onnxgen.training.endings import Look
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.kept import put_head
-from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.goals.choice import (
     DETECTION,
     Situation,
@@ -43,13 +43,13 @@ from onnxgen.training.goals.choice import (
 )
 from onnxgen.training.goals.goal import Goal, suffixed
 from onnxgen.training.goals.teaching import with_teacher
-from onnxgen.training.known import as_trained, note_known, set_known
+from onnxgen.training.known import as_trained, set_known
 from onnxgen.training.launch import launched
+from onnxgen.training.looked_up import look_up
 from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import has_learned, load_model, trial_batch
+from onnxgen.training.model import has_learned, trial_batch
 from onnxgen.training.recipes.balanced import classes_of
 from onnxgen.training.runs.folder import CHECKPOINTS
-from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
 from onnxgen.training.stress import stressed
 
@@ -104,14 +104,20 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
         OnnxgenError: the device, the data, a pattern, the loss or anything else does not fit. Nothing was trained.
     """
     settings = launched(settings)
-    device = choose(settings.device, settings.imports)
+    problems, device, opened = Problems(), None, None
+    with problems.gathered():
+        device = choose(settings.device, settings.imports)
     file = None if isinstance(model, nn.Module) else Path(model)
     file, notes = _to_train(file, data, settings)
-    model, said = _begun(model if file is None else file, settings)
+    model, said = begun(model if file is None else file, settings)
     learned = has_learned(model) and not settings.from_scratch and settings.replace_head is None
     notes += [said] if said else []
     settings = as_trained(settings, model)
-    opened = open_data(data, model, settings)
+    look_up(model, settings, problems)
+    with problems.gathered():
+        opened = open_data(data, model, settings)
+    problems.raise_if_any()
+    assert device is not None and opened is not None
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
     settings = with_task(settings, opened)
@@ -200,7 +206,7 @@ def _detector(
     notes: list[str] = []
     if file is not None and (part := detector_of(model, settings.size).part())[0] != file and not file.is_dir():
         file, notes = part
-        model = _begun(file, settings)[0]
+        model = begun(file, settings)[0]
     head, more = fit_head(model, opened, settings.replace_head)
     return model, file, head, notes + more
 
@@ -240,44 +246,6 @@ def _settled(settings: Settings, opened: Data, feeding: Feeding, objectives: Seq
     settings = replace(settings, normalize=normalize, size=size, classes=classes, table=table)
     settings = replace(settings, sample_rate=opened.rate or settings.sample_rate)
     return opened.text.kept(settings) if opened.text is not None else settings
-
-
-def _begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module, str]:
-    """Return the model with the weights that training begins with, and what was loaded in part."""
-    partial = settings.partial
-    if not isinstance(model, nn.Module):
-        if settings.lora and Path(model).is_dir() and read_record(Path(model)).settings.get("lora"):
-            what = f"{model} has an adapter, and a second one can't be put on it"
-            raise OnnxgenError(what, help="continue it with --resume, or start from its base with --lora again")
-        return _loaded(Path(model), settings)
-    if settings.weights is not None or partial:
-        what = "weights= and partial= need a model that is given as a file"
-        raise OnnxgenError(f"{what}: load the weights into this model yourself")
-    if settings.from_scratch:
-        note_known(model, None)
-        reset(model)
-    return model, ""
-
-
-def _loaded(model: Path, settings: Settings) -> tuple[nn.Module, str]:
-    """Return a model as `load_model` does. What a sharded run begins with is mapped from files."""
-
-    def load() -> tuple[nn.Module, str]:
-        partial = settings.partial
-        return load_model(model, settings.weights, settings.from_scratch, not partial, partial)
-
-    if settings.strategy != "fsdp" or not (settings.from_scratch or settings.partial):
-        return load()
-    from onnxgen.training.sharded.outside import built_outside
-
-    said: list[str] = []
-
-    def build() -> nn.Module:
-        made, note = load()
-        said.append(note)
-        return made
-
-    return built_outside(build), said[0]
 
 
 def _adapted(

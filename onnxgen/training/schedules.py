@@ -45,7 +45,7 @@ def make_schedule(
     """
     if settings.schedule is None:
         return None
-    chosen = _class(settings.schedule)
+    chosen = schedule_class(settings.schedule)
     arguments = dict(settings.schedule_args)
     by_step = chosen.__name__ in _STEPPED_BY_BATCH
     if chosen.__name__ in ("SequentialLR", "ChainedScheduler"):
@@ -72,7 +72,7 @@ def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings, total_step
     steps = int(settings.warmup) or math.ceil(settings.warmup * total_steps)
     if not steps:
         return None
-    name = "" if settings.schedule is None else _class(settings.schedule).__name__
+    name = "" if settings.schedule is None else schedule_class(settings.schedule).__name__
     if name in _ABSOLUTE:
         way = "leave out --warmup; OneCycleLR begins low itself"
         raise OnnxgenError(f"{name} sets the learning rate itself, so that a warm-up has no effect", help=way)
@@ -80,7 +80,8 @@ def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings, total_step
     return {"scheduler": made, "interval": "step", "frequency": 1}
 
 
-def _class(name: str) -> type[LRScheduler]:
+def schedule_class(name: str) -> type[LRScheduler]:
+    """Return the class of `torch.optim.lr_scheduler` with this name. Raises `OnnxgenError` if there is none."""
     known = subclasses_in(lr_scheduler, LRScheduler)
     known["ReduceLROnPlateau"] = lr_scheduler.ReduceLROnPlateau
     return by_name(name, known, "schedule")
@@ -107,7 +108,7 @@ def _parts(chosen: type, arguments: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _part(optimizer: torch.optim.Optimizer, part: dict[str, Any], epochs: int) -> LRScheduler:
-    chosen = _class(part.pop("name"))
+    chosen = schedule_class(part.pop("name"))
     if chosen.__name__ in _STEPPED_BY_BATCH or issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
         raise OnnxgenError(f"{chosen.__name__} can't be part of a schedule that steps once an epoch")
     _fill_in(chosen, part, optimizer, epochs)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from onnxgen.common.declared import declared, options_of
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.training.runs.folder import RUNS
 
 STRATEGIES = ("auto", "ddp", "fsdp")
@@ -219,35 +219,33 @@ class Settings:
     name: str = _run("", "NAME", "The folder is runs/NAME-1, runs/NAME-2 and so on. Default: the ONNX file's name.")
 
     def __post_init__(self) -> None:
+        problems = Problems()
         for name in ("weights", "out", "tokenizer", "teacher"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
             if "\0" in str(getattr(self, name)):
-                raise OnnxgenError(f"{name} is no path: it has a zero byte")
+                problems.add(f"{name} is no path: it has a zero byte")
         for name in ("freeze", "imports", "lora_target", "metric", "loggers"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        object.__setattr__(self, "classes", _names(self.classes))
-        object.__setattr__(self, "loss_weights", _numbers(self.loss_weights, "loss_weights"))
-        object.__setattr__(self, "const", _numbers(self.const, "const"))
-        if not isinstance(self.class_weights, str):
-            object.__setattr__(self, "class_weights", _numbers(self.class_weights, "class_weights"))
-        self._check_numbers()
-        self._check_together()
-        self._check_words()
-        if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
-            raise OnnxgenError(f"workers must be a number or 'auto', not {self.workers!r}")
-        if self.class_weights not in ("none", "balanced") and isinstance(self.class_weights, str):
-            what = f"class_weights must be none, balanced or a weight for each class, not {self.class_weights!r}"
-            raise OnnxgenError(what, help="give it like cat=1,dog=2.5")
+        with problems.gathered():
+            object.__setattr__(self, "classes", _names(self.classes))
+        for name in ("loss_weights", "const", "class_weights"):
+            if not isinstance(getattr(self, name), str):
+                with problems.gathered():
+                    object.__setattr__(self, name, _numbers(getattr(self, name), name))
+        for found in (self._wrong_numbers(), self._wrong_together(), self._wrong_words()):
+            for problem in found:
+                problems.add(problem)
+        problems.raise_if_any()
 
-    def _check_words(self) -> None:
+    def _wrong_words(self) -> Iterator[Problem]:
         if self.keep and self.task == "detection":
             what = "keep leaves classes in a new head of a classifier, and all classes of a detector's new head are new"
-            raise OnnxgenError(what, help="leave out --keep")
+            yield Problem(what, help="leave out --keep")
         if self.keep and self.replace_head is None:
             what = "keep says which classes stay in a new head of a classifier"
-            raise OnnxgenError(what, help="--replace-head 12 --keep")
+            yield Problem(what, help="--replace-head 12 --keep")
         known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS, "resize": RESIZES}
         known["channel_order"] = ORDERS
         found = [(name, getattr(self, name), words) for name, words in known.items()]
@@ -255,9 +253,14 @@ class Settings:
         found += [] if self.recipe is None else [("recipe", self.recipe, RECIPES)]
         for name, value, words in found:
             if value not in words:
-                raise OnnxgenError(f"{name} must be one of {', '.join(words)}, not {value!r}")
+                yield Problem(f"{name} must be one of {', '.join(words)}, not {value!r}")
+        if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
+            yield Problem(f"workers must be a number or 'auto', not {self.workers!r}")
+        if self.class_weights not in ("none", "balanced") and isinstance(self.class_weights, str):
+            what = f"class_weights must be none, balanced or a weight for each class, not {self.class_weights!r}"
+            yield Problem(what, help="give it like cat=1,dog=2.5")
 
-    def _check_numbers(self) -> None:
+    def _wrong_numbers(self) -> Iterator[Problem]:
         limits = {
             "at least 1": "epochs batch_size accumulate devices nodes tensor_parallel max_steps replace_head early_stop"
             " lora max_length sample_rate shuffle_window",
@@ -268,33 +271,33 @@ class Settings:
             for name in names.split():
                 value = getattr(self, name)
                 if value is not None and value < least:
-                    raise OnnxgenError(f"{name} must be {words}, not {value}")
+                    yield Problem(f"{name} must be {words}, not {value}")
         for name in ("lr", "max_hours", "layer_decay", "temperature", "noise", "largest_score"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise OnnxgenError(f"{name} must be more than 0, not {value}")
+                yield Problem(f"{name} must be more than 0, not {value}")
         if not self.label_smoothing < 1:
-            raise OnnxgenError(f"label_smoothing must be less than 1, not {self.label_smoothing}")
+            yield Problem(f"label_smoothing must be less than 1, not {self.label_smoothing}")
         if self.ema is not None and not 0 < self.ema < 1:
-            raise OnnxgenError(f"ema must be between 0 and 1, not {self.ema}", help="--ema 0.999")
+            yield Problem(f"ema must be between 0 and 1, not {self.ema}", help="--ema 0.999")
         for name in ("warmup", "head_first"):
             value = getattr(self, name)
             if value > 1 and value != int(value):
-                raise OnnxgenError(f"{name} must be a whole number or a share below 1, not {value}")
+                yield Problem(f"{name} must be a whole number or a share below 1, not {value}")
         if self.beside is not None and not 0 <= self.beside <= 255:
-            raise OnnxgenError(f"beside must be a byte from 0 to 255, not {self.beside}")
+            yield Problem(f"beside must be a byte from 0 to 255, not {self.beside}")
         if not 0 <= self.teacher_weight <= 1:
-            raise OnnxgenError(f"teacher_weight must be from 0 to 1, not {self.teacher_weight}")
+            yield Problem(f"teacher_weight must be from 0 to 1, not {self.teacher_weight}")
         if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
-            raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
+            yield Problem("val and test must be shares of the data: each at least 0, together less than 1")
 
-    def _check_together(self) -> None:
+    def _wrong_together(self) -> Iterator[Problem]:
         for name in ("weights", "partial") if self.from_scratch else ():
             if getattr(self, name):
-                raise OnnxgenError(f"{name} and from_scratch exclude each other: give one of them")
+                yield Problem(f"{name} and from_scratch exclude each other: give one of them")
         for name in ("freeze", "weights", "partial", "from_scratch") if self.lora else ():
             if getattr(self, name):
-                raise OnnxgenError(f"{name} and lora exclude each other: an adapter belongs to the file's own weights")
+                yield Problem(f"{name} and lora exclude each other: an adapter belongs to the file's own weights")
         several, shards = self.devices * self.nodes > 1, self.strategy == "fsdp"
         for clash, names, why in (
             (self.find_lr and self.lr is not None and not self.resume, "lr and find_lr", "the second finds the first"),
@@ -313,19 +316,19 @@ class Settings:
             ),
         ):
             if clash:
-                raise OnnxgenError(f"{names} exclude each other: {why}")
+                yield Problem(f"{names} exclude each other: {why}")
         if self.tensor_parallel > 1 and not shards:
-            raise OnnxgenError("tensor_parallel needs the strategy fsdp", help="--strategy fsdp")
+            yield Problem("tensor_parallel needs the strategy fsdp", help="--strategy fsdp")
         if not self.lora and (self.lora_target or self.dora):
-            raise OnnxgenError("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
+            yield Problem("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
 
         if self.teacher_features and self.teacher is None:
-            raise OnnxgenError("teacher_features needs a teacher", help="--teacher FILE.onnx")
+            yield Problem("teacher_features needs a teacher", help="--teacher FILE.onnx")
         for name in ("compile", "gradient_checkpointing") if self.teacher_features else ():
             if getattr(self, name):
-                raise OnnxgenError(f"{name} and teacher_features exclude each other: give one of them")
+                yield Problem(f"{name} and teacher_features exclude each other: give one of them")
         if self.teacher_features and self.strategy == "fsdp":
-            raise OnnxgenError("strategy fsdp and teacher_features exclude each other", help="--strategy ddp")
+            yield Problem("strategy fsdp and teacher_features exclude each other", help="--strategy ddp")
 
     @property
     def shares(self) -> int:
@@ -338,14 +341,17 @@ class Settings:
 
 
 def _numbers(weights: Mapping[str, Any], name: str) -> dict[str, float]:
-    found = {}
+    found, least, problems = {}, "" if name == "const" else "at least 0 and ", Problems()
     for key, value in weights.items():
+        what = f"{name}: the {'weight' if least else 'value'} of {key}"
         try:
             found[str(key)] = float(value)
         except (TypeError, ValueError):
-            raise OnnxgenError(f"{name}: the weight of {key} must be a number, not {value!r}") from None
-        if not 0 <= found[str(key)] < math.inf:
-            raise OnnxgenError(f"{name}: the weight of {key} must be at least 0 and finite, not {value}")
+            problems.add(f"{what} must be a number, not {value!r}")
+            continue
+        if not math.isfinite(found[str(key)]) or (least and found[str(key)] < 0):
+            problems.add(f"{what} must be {least}finite, not {value}")
+    problems.raise_if_any()
     return found
 
 
@@ -354,12 +360,13 @@ def _names(classes: Iterable[str]) -> tuple[str, ...]:
         raise OnnxgenError(
             f"classes must be a list of names, not the text {classes!r}", help="give it like classes=('cat', 'dog')"
         )
-    found = tuple(map(str, classes))
+    found, problems = tuple(map(str, classes)), Problems()
     if "" in found:  # white space is a name: characters of texts are
-        raise OnnxgenError(f"classes has an empty name at place {found.index('') + 1} of {len(found)}")
+        problems.add(f"classes has an empty name at place {found.index('') + 1} of {len(found)}")
     for name, count in Counter(found).items():
-        if count > 1:
-            raise OnnxgenError(f"classes has {name!r} twice")
+        if count > 1 and name:
+            problems.add(f"classes has {name!r} twice")
+    problems.raise_if_any()
     return found
 
 

@@ -19,9 +19,10 @@ from onnxgen.training import Settings, fit, open_model
 from onnxgen.training.data import Data, check, feed, open_data
 from onnxgen.training.data import folder as folder_module
 from onnxgen.training.data import masks as masks_module
-from onnxgen.training.data.augment import RECIPES, Augment
+from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.placed import moved_boxes, moved_masks
+from onnxgen.training.data.recipes import RECIPES
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.losses import IGNORED_CLASS
 from samples.tasks.scenes import draw_scenes, write_masks

@@ -19,10 +19,10 @@ from torch.utils.data import Dataset, TensorDataset
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings
 from onnxgen.training.data import Data, check, feed, open_data
-from onnxgen.training.data.augment import RECIPES
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import _FILES
+from onnxgen.training.data.recipes import RECIPES
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split

@@ -80,6 +80,71 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def many(folder: Path) -> str:
+    """A table with rows that are cut, beside options that are wrong in each way: all of it is said at once."""
+    (folder / "data.csv").write_text("a,b,label\n1,2,x\n3,4\n5,6,y\n7\n")
+    (folder / "old").mkdir()
+    (folder / "old" / "best.safetensors").touch()
+    return "\n".join(
+        f"error: {line}"
+        for line in (
+            "Invalid value for '--epochs': 'many' is not a whole number (try: onnxgen train -h)",
+            "Invalid value for '--lr': 'high' is not a number (try: onnxgen train -h)",
+            "classes has 'a' twice",
+            "classes has 'b' twice",
+            "val and test must be shares of the data: each at least 0, together less than 1",
+            "keep says which classes stay in a new head of a classifier -> --replace-head 12 --keep",
+            "there is no file mine.safetensors",
+            "old already has a run -> continue it with --resume, or name another --out",
+            "there is no augmentation 'spin' -> use none, auto, or some of flip, vflip, rotate, shift, crop, light, "
+            "noise, erase",
+            "size 3x3: input 'image' is [batch, 1, 28, 28] -> leave --size out",
+            "data.csv, line 3: 2 values, but 3 columns",
+            "data.csv, line 5: 1 value, but 3 columns",
+        )
+    )
+
+
+WRONG = "--epochs many --lr high --classes a,a,b,b --val 2 --keep --weights mine.safetensors --out old --augment spin"
+
+
+def lacking(folder: Path) -> str:
+    """Columns, inputs and values that options name, and that there are not."""
+    (folder / "data.csv").write_text("a,b,label\n1,2,x\n3,4,\n5,,y\n")
+    return "\n".join(
+        f"error: {line}"
+        for line in (
+            "the model has no input 'x' (it has image)",
+            "--inputs image=a+c: the data has no such column (it has a, b, label)",
+            "--inputs x=d: the data has no such column (it has a, b, label)",
+            "--target kind: the data has no such column (it has a, b, label)",
+        )
+    )
+
+
+def gaps(folder: Path) -> str:
+    (folder / "data.csv").write_text("a,b,label\n1,2,x\n3,4,\n5,,y\n")
+    way = "fill it in (--table auto), drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
+    places = ("line 4: column 'b'", "line 3: column 'label'")
+    return "\n".join(f"error: data.csv, {place} has no value -> {way}" for place in places)
+
+
+def bare(folder: Path) -> str:
+    """Class folders without images."""
+    for name in ("cat", "dog", "emu"):
+        (folder / "data" / name).mkdir(parents=True)
+    picture(folder / "data" / "cat" / "1.png")
+    way = "put images into it (.bmp, .gif, .jpeg, .jpg, .pbm, .pgm, .png, .ppm, .tif, .tiff, .webp), or remove it"
+    return "\n".join(f"error: the class folder data/{name} has no images -> {way}" for name in ("dog", "emu"))
+
+
+ASKED: dict[Callable[[Path], str], tuple[str, str]]
+ASKED = {
+    many: ("data.csv", f"{WRONG} --size 3x3"),
+    lacking: ("data.csv", "--inputs image=a+c,x=d --target kind"),
+    gaps: ("data.csv", "--inputs image=a+b"),
+    bare: ("data", ""),
+}
 LAID = [empty, a_class_without, without_classes, too_many]
 
 
@@ -94,10 +159,13 @@ def seen(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tup
     for lay in LAID:
         folder = tmp_path_factory.mktemp(lay.__name__)
         ask(lay.__name__, lay(folder), "train", model, "--data", "data")
+    for lay, (data, words) in ASKED.items():
+        folder = tmp_path_factory.mktemp(lay.__name__)
+        ask(lay.__name__, lay(folder), "train", model, "--data", data, *words.split())
     folder = tmp_path_factory.mktemp("predict")
-    data = {"x": np.zeros((40, 1, 28, 28), np.float32), "y": np.arange(40) % 10}
-    fit(model, data, epochs=1, out=folder / "run", device="cpu", show="nothing", max_steps=1)
-    np.save(folder / "new.npy", data["x"][:2])
+    arrays = {"x": np.zeros((40, 1, 28, 28), np.float32), "y": np.arange(40) % 10}
+    fit(model, arrays, epochs=1, out=folder / "run", device="cpu", show="nothing", max_steps=1)
+    np.save(folder / "new.npy", arrays["x"][:2])
     np.savez(folder / "data.npz", x=np.zeros((20, 3), np.float32), y=np.arange(20) % 10)
     ask("gone", "error: there is no file gone.npy -> ", "predict", "run", "new.npy", "gone.npy")
     ask("unfit", "input 'image' takes", "train", model, "--data", "data.npz")
@@ -115,6 +183,23 @@ def test_bad_folders_are_refused_before_pytorch_is_imported(
     monkeypatch.chdir(folder)
     with pytest.raises(OnnxgenError, match=re.escape(wanted.partition(" -> ")[0])):  # Python's `fit` says the same
         fit(model, "data", out=folder / "out")
+
+
+@pytest.mark.parametrize("lay", ASKED)
+def test_all_that_is_wrong_is_told_at_once(lay: Callable[[Path], str], seen: dict[str, tuple[Path, str, Ran]]) -> None:
+    """With options and data, before PyTorch is imported."""
+    _, wanted, (code, imported, said) = seen[lay.__name__]
+    assert (code, imported, said) == (2, [], wanted)
+
+
+def test_names_that_torch_or_the_model_lacks_are_told_at_once(model: Path, tmp_path: Path) -> None:
+    given = {"optimizer": "foo", "schedule": "bar", "loss": "baz", "freeze": ("nope", "conv1"), "device": "cuda:77"}
+    with pytest.raises(OnnxgenError) as caught:
+        fit(model, tmp_path / "gone.npz", out=tmp_path / "out", **given)
+    said = [problem.what.split(" is called ")[0] for problem in caught.value.problems]
+    gone = f"no file or folder {tmp_path / 'gone.npz'}"
+    assert said[1:] == ["no optimizer", "no schedule", "no loss", "no module or parameter", gone]
+    assert said[0].startswith("no device cuda:77")
 
 
 def test_classes_are_left_to_what_the_options_change(model: Path, tmp_path: Path) -> None:

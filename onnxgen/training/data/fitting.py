@@ -17,7 +17,7 @@ from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.advised import Runs, runner
 from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
-from onnxgen.training.data.augment import Augment, recipes
+from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.bright import bright_notes, bytes_notes, refuse_bright
 from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.encoding import encode
@@ -25,19 +25,13 @@ from onnxgen.training.data.fed import fed
 from onnxgen.training.data.feeding import matched
 from onnxgen.training.data.image_pairs import TASK
 from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, asked_scales, image_target, with_clean_target
-from onnxgen.training.data.images import (
-    CHANNELS,
-    ToInput,
-    axes_of,
-    by_input,
-    converted,
-    frame,
-    of_inputs,
-)
+from onnxgen.training.data.images import CHANNELS, ToInput, axes_of, converted, frame
 from onnxgen.training.data.letterbox import Placing
 from onnxgen.training.data.placed import OnImage, lies_on, on_image
 from onnxgen.training.data.prepared import PAIR, ROLE, Prepared, Tuples
+from onnxgen.training.data.recipes import recipes
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
+from onnxgen.training.data.scales import by_input, of_inputs
 from onnxgen.training.data.scaling import normalised
 from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource

@@ -199,9 +199,10 @@ def _files(
     root: Path, pairs: list[tuple[Path, int]], seen: Mapping[Path, Seen], classes: tuple[str, ...], size: Any
 ) -> Files:
     read = [(path, label) for path, label in pairs if not isinstance(seen[path], str)]
-    for label in sorted({label for _, label in pairs} - {label for _, label in read}):
-        name = classes[label] if classes else root.name
-        raise OnnxgenError(f"none of the images of {printable(name)!r} in {root} can be read")
+    bare = sorted({label for _, label in pairs} - {label for _, label in read})
+    names = [printable(classes[label] if classes else root.name) for label in bare]
+    if names:
+        raise OnnxgenError(*(f"none of the images of {name!r} in {root} can be read" for name in names))
     if not read:
         raise OnnxgenError(f"{root} has no images")
     labels = torch.tensor([label for _, label in read]) if classes else None

@@ -5,16 +5,20 @@ All of it is checked again, and more, where the data is opened.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from onnxgen.common.names import printable
 from onnxgen.common.paths import need
-from onnxgen.errors import EditedError, OnnxgenError, Problems, counted
+from onnxgen.errors import OnnxgenError, Problems, counted
 from onnxgen.training.config import DIGITS
-from onnxgen.training.data.layout import SOUNDS, SUFFIXES, Layout, layout
+from onnxgen.training.data.layout import SOUNDS, SUFFIXES, layout
+from onnxgen.training.data.named import check_ports, check_table, check_words
 from onnxgen.training.settings import Settings
+
+if TYPE_CHECKING:
+    from onnxgen.output.signature import Signature
 
 ALWAYS = ("torch", "lightning", "torchmetrics", "tensorboard", "matplotlib")  # packages of every run
 _AUTO = ("auto", "classification")
@@ -30,26 +34,38 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     Raises:
         OnnxgenError: a package is missing, a folder has no images, or has more classes than the model.
     """
-    path, boxes = Path(data), has_boxes(data, settings)
+    path, boxes, problems = Path(data), has_boxes(data, settings), Problems()
     is_folder = data != DIGITS and path.is_dir()
     kinds = {file.suffix.lower() for file in _files(path)} if is_folder else set[str]()
+    with problems.gathered():
+        _need_packages(path, kinds, boxes, settings)
+    check_words(settings, problems)
+    if (found := _signature_of(model)) is not None and not boxes:  # of a detector another part may be trained
+        check_ports(found.inputs, settings, problems)
+    if boxes:
+        with problems.gathered():
+            _refuse_boxes(path, model, settings)
+    plain = settings.teacher is None and settings.noise is None and settings.task in _AUTO
+    if is_folder and not boxes and kinds <= {*SUFFIXES} and plain:
+        with problems.gathered():
+            _refuse_classes(layout(path).classes, model, settings)
+    elif data != DIGITS and not is_folder:
+        check_table(path, settings, problems, lambda names: _refuse_classes(names, model, settings))
+    problems.raise_if_any()
+
+
+def _need_packages(path: Path, kinds: set[str], boxes: bool, settings: Settings) -> None:
     need(
         (
             *ALWAYS,
             *(name for name in settings.loggers if name in ("wandb", "mlflow")),
             *(["peft"] if settings.lora else []),
-            *(["sklearn"] if data == DIGITS else []),
+            *(["sklearn"] if str(path) == DIGITS else []),
             *(["soundfile"] if path.suffix.lower() in SOUNDS else []),
             *(["PIL"] if kinds & {*SUFFIXES} or boxes else []),
             *(["yaml", "faster_coco_eval"] if boxes else []),
         )
     )
-    if boxes:
-        _refuse_boxes(path, model, settings)
-        return
-    plain = settings.teacher is None and settings.noise is None and settings.task in _AUTO
-    if is_folder and kinds <= {*SUFFIXES} and plain:
-        _refuse_classes(layout(path), path, model, settings)
 
 
 def has_boxes(data: Any, settings: Settings) -> bool:
@@ -71,20 +87,13 @@ def _refuse_boxes(path: Path, model: Path, settings: Settings) -> None:
 
     problems = Problems()
 
-    def add(found: Callable[[], object]) -> None:
-        try:
-            found()
-        except EditedError:
-            raise
-        except OnnxgenError as error:
-            for problem in error.problems:
-                problems.add(problem)
-
     file = None if is_coco(path) else yolo_file(path)
     if file is not None:
-        add(lambda: described(file))
+        with problems.gathered():
+            described(file)
     if not model.is_dir():
-        add(lambda: part_to_train(model, settings.size))
+        with problems.gathered():
+            part_to_train(model, settings.size)
     problems.raise_if_any()
 
 
@@ -92,27 +101,36 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
 
 
-def _refuse_classes(found: Layout, folder: Path, model: Path, settings: Settings) -> None:
+def _refuse_classes(names: Sequence[str], model: Path, settings: Settings) -> None:
     """Refuse more classes than a classifier has, with the words of `checking.py`."""
     if settings.replace_head is not None or settings.weights is not None or settings.partial or settings.loss != "auto":
         return
-    has, count = len(found.classes), _classes_of(model)
+    has, count = len(names), _classes_of(model)
     if count and has > count:
-        some = ", ".join(found.classes[:3]) + (", ..." if has > 3 else "")
+        some = ", ".join(map(printable, names[:3])) + (", ..." if has > 3 else "")
         what = f"the data has {counted(has, 'class')} ({some}), but the model has {count}"
         raise OnnxgenError(what, help=f"--replace-head {has}")
 
 
 def _classes_of(model: Path) -> int:
     """Return how many classes a generated classifier has by what its weights say; 0 if they do not say it."""
-    from onnxgen.weights.sidecar import sidecar_files  # these import onnx, which an empty folder need not wait for
+    found = _signature_of(model)
+    purpose = None if found is None else found.purpose
+    if purpose is None or purpose.kind != "classification" or purpose.facts.get("axis") != 1:
+        return 0
+    count: Any = purpose.facts.get("classes")
+    return count if type(count) is int else 0
+
+
+def _signature_of(model: Path) -> Signature | None:
+    """Return what the weights beside a module say of its inputs and outputs; None if they say nothing."""
+    from onnxgen.output.signature import recorded  # these import onnx, which an empty folder need not wait for
+    from onnxgen.weights.sidecar import sidecar_files
     from onnxgen.weights.streamed import read_header
 
+    if model.is_dir():  # of a run another module may be trained
+        return None
     try:
-        metadata = read_header(sidecar_files(model.with_suffix(".safetensors"))[0])[0]
-        purpose: Any = json.loads(metadata["signature"])["purpose"]
-        if purpose["kind"] == "classification" and purpose["facts"]["axis"] == 1:
-            return int(purpose["facts"]["classes"])
+        return recorded(read_header(sidecar_files(model.with_suffix(".safetensors"))[0])[0])
     except (OnnxgenError, OSError, LookupError, TypeError, ValueError):
-        pass
-    return 0
+        return None

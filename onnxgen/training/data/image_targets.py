@@ -12,11 +12,13 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.augment import FOR_PHOTOS, MOVING, Augment, recipes
+from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.image_pairs import TARGET, TASK, Paired
-from onnxgen.training.data.images import CHANNELS, Frame, ToInput, axes_of, by_input, wanted_axes
+from onnxgen.training.data.images import CHANNELS, Frame, ToInput, axes_of, wanted_axes
+from onnxgen.training.data.recipes import FOR_PHOTOS, MOVING, recipes
 from onnxgen.training.data.samples import Feeding, Field, Samples
+from onnxgen.training.data.scales import by_input
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.goals.choice import AUTO, DETECTION
 from onnxgen.training.known import scale_of

@@ -20,6 +20,7 @@ from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.draw import normal
 from onnxgen.training.data.letterbox import STRETCHED, Fit, Placing
 from onnxgen.training.data.samples import Samples
+from onnxgen.training.data.scales import Scale
 
 CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 MAX_MEASURED = 10_000  # images from which mean and deviation are computed
@@ -30,8 +31,6 @@ _NOISE = 2  # the stream of random numbers of `ToInput.noise`; augmentation has 
 _TIMES = 4  # how many times wider than high a line of text is, say
 _SIZE = "--size HEIGHTxWIDTH"
 _GIVE_ARRAYS = "give floating-point arrays of exactly that shape (.npz)"
-
-Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel, of values 0 to 1
 
 
 @dataclass(frozen=True)
@@ -260,52 +259,6 @@ def measured(samples: Samples, column: str, step: ToInput) -> Scale:
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
     # Images of one value have a deviation of 0, which can't be divided by.
     return tuple(round(float(m), 4) for m in mean), tuple(round(float(s), 4) or 1.0 for s in std)
-
-
-def parse_scale(text: str, channels: int) -> Scale:
-    """Parse mean and deviation: "0.1307,0.3081", or for each channel "0.485/0.456/0.406,0.229/0.224/0.225".
-
-    Raises:
-        OnnxgenError: the text has another form, the wrong number of channels, or a deviation that is not positive.
-    """
-    way = "--normalize takes auto, none, or mean,std such as 0.1307,0.3081 (a channel each: 0.5/0.5/0.5,0.2/0.2/0.2)"
-    try:
-        mean, std = (tuple(float(n) for n in part.split("/")) for part in text.split(","))
-    except ValueError:
-        raise OnnxgenError(f"normalize {text!r} is not a pair of numbers", help=way) from None
-    if not all(len(p) in (1, channels) for p in (mean, std)):
-        raise OnnxgenError(f"normalize {text!r} does not fit {channels} channels", help=way)
-    if not all(s > 0 for s in std) or not all(map(math.isfinite, mean + std)):
-        raise OnnxgenError(f"normalize {text!r}: a standard deviation must be positive", help=way)
-    return (mean * channels)[:channels], (std * channels)[:channels]
-
-
-def scale_text(scale: Scale) -> str:
-    """Write a scale as `parse_scale` reads it."""
-    return ",".join("/".join(repr(n).removesuffix(".0") for n in part) for part in scale)
-
-
-def by_input(text: str, inputs: Sequence[str]) -> dict[str, str]:
-    """Parse `Settings.normalize` or `.size` to a text for each input: "left=0.1,0.3;right=none", or one text for all.
-
-    Raises:
-        OnnxgenError: it names an unknown input.
-    """
-    if "=" not in text:
-        return dict.fromkeys(inputs, text)
-    said = {name.strip(): how.strip() for name, _, how in (part.rpartition("=") for part in text.split(";"))}
-    for name in said:
-        if name not in inputs:
-            what = f"{text!r}: the model has no input {name!r}"
-            raise OnnxgenError(what, help=f"there are {', '.join(inputs)}")
-    return {name: said.get(name, "auto") for name in inputs}
-
-
-def of_inputs(scales: Mapping[str, str], inputs: Sequence[str]) -> str:
-    """Write scales as `by_input` reads them: one text if all inputs have the same; empty without any."""
-    if scales.keys() == {*inputs} and len(set(scales.values())) == 1:
-        return scales[inputs[0]]
-    return ";".join(f"{name}={how}" for name, how in scales.items())
 
 
 _TOLD = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, Problem
 
 PARTS = ("train", "val", "test")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -82,8 +82,9 @@ def _labelled(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     if not classes:
         return [(path, 0) for path in images_in(root)]
     found = {path: images_in(path) for path in folders(root)}
-    for path, images in found.items():
-        if not images:
-            way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
-            raise OnnxgenError(f"the class folder {path} has no images", help=way)
+    way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
+    if bare := [
+        Problem(f"the class folder {path} has no images", help=way) for path, images in found.items() if not images
+    ]:
+        raise OnnxgenError(*bare)
     return [(image, classes.index(path.name)) for path, images in found.items() for image in images]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from onnxgen.training.data.image_targets import FROM_0_TO_1
-from onnxgen.training.data.images import MEASURED, ToInput, by_input, measured, of_inputs, parse_scale, scale_text
+from onnxgen.training.data.images import MEASURED, ToInput, measured
 from onnxgen.training.data.layout import PARTS
+from onnxgen.training.data.scales import by_input, of_inputs, parse_scale, scale_text
 from onnxgen.training.data.source import DataSource
 
 

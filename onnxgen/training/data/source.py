@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.training.data.samples import Samples
+
+if TYPE_CHECKING:
+    from onnxgen.training.data.samples import Samples
 
 TARGETS = ("target", "targets", "label", "labels", "class", "classes", "y")  # names of a target; the first one counts
 

@@ -19,6 +19,7 @@ from onnxgen.training.data.source import Gaps, Held, Lists, Rows, listed
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
 TEXT = "text"  # a column of this name is text, also if all of it looks like numbers: 007
+_NAMED = 5  # lines that are named, of those that are wrong in one way
 _DELIMITERS = ",;\t|"
 _COMMA = re.compile(r"[-+]?(\d+(,\d*)?|,\d+)([eE][-+]?\d+)?")
 _DECIMAL = re.compile(r"[-+]?(0*,\d+|\d{4,},\d*|\d+,(\d{0,2}|\d{4,}))([eE][-+]?\d+)?")  # not thousands: 1,234
@@ -45,10 +46,11 @@ def read_csv(path: Path, texts: Collection[str] = ()) -> Rows:
         raise OnnxgenError(f"{path} has no rows" if rows else f"{path} is empty")
     names = [name.strip() for name in rows[0][1]]
     _check_names(path, names)
-    for line, row in rows[1:]:
-        if len(row) != len(names):
-            what = f"{counted(len(row), 'value')}, but {counted(len(names), 'column')}"
-            raise OnnxgenError(f"{path}, line {line}: {what}")
+    wrong = [(line, row) for line, row in rows[1:] if len(row) != len(names)]
+    said = [f"{path}, line {n}: {counted(len(row), 'value')}, but {counted(len(names), 'column')}" for n, row in wrong]
+    if said:
+        more = [f"{path}: so have {counted(len(said) - _NAMED, 'more line')}"] if len(said) > _NAMED else []
+        raise OnnxgenError(*said[:_NAMED], *more)
     lines, texts = [line for line, _ in rows[1:]], {*texts, TEXT}
     cells = {name: [cell.strip() for cell in of] for name, of in zip(names, zip(*(row for _, row in rows[1:])))}
     commas = [name for name, of in cells.items() if name not in texts and _has_commas(of)]

@@ -13,8 +13,9 @@ from torchmetrics.image import PeakSignalNoiseRatio, StructuralSimilarityIndexMe
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
-from onnxgen.training.data.images import Scale, ToInput, scale_text
+from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch
+from onnxgen.training.data.scales import Scale, scale_text
 from onnxgen.training.endings import VIEWS
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.keypoints import NAMES

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.data.augment import FOR_PHOTOS, recipes
+from onnxgen.training.data.recipes import FOR_PHOTOS, recipes
 from onnxgen.training.data.source import listed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxgen.training.data.images import parse_scale
+from onnxgen.training.data.scales import parse_scale
 from onnxgen.training.goals.decoding import greedy, peaks, spelled
 from onnxgen.training.losses import BINARY_LOSSES
 from onnxgen.training.runs.record import Target

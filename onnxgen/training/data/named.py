@@ -1,0 +1,132 @@
+"""Compares what options name with the network's inputs and a table's columns. Nothing here imports torch.
+
+It refuses only what is certain. All of it is checked again, and more, where the data is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.common.names import printable
+from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.training.config import parse_size
+from onnxgen.training.data.layout import SOUNDS, SUFFIXES
+from onnxgen.training.data.preprocessing import texts_of
+from onnxgen.training.data.recipes import recipes
+from onnxgen.training.data.scales import by_input, parse_scale
+from onnxgen.training.data.source import listed, target_called
+from onnxgen.training.data.table import read_csv
+from onnxgen.training.settings import Settings
+
+if TYPE_CHECKING:
+    from onnxgen.output.signature import Port
+
+_TABLES = (".csv", ".tsv")
+_MOST = 4 << 20  # bytes of a table that is read here, which takes a tenth of a second for each MiB
+_WORDS = ("auto", "none", "")
+_CHANNELS = (1, 3, 4)
+
+
+def check_words(settings: Settings, problems: Problems) -> None:
+    """Add what is wrong with settings that are small languages: --size, --normalize and --augment."""
+    with problems.gathered():
+        recipes(settings.augment, False)
+    for text, read in ((settings.size, parse_size), (settings.normalize, _read_scale)):
+        for part in (part.rpartition("=")[2].strip() for part in text.split(";")):
+            if part not in _WORDS:
+                with problems.gathered():
+                    read(part)
+
+
+def _read_scale(text: str) -> None:
+    parse_scale(text, max(part.count("/") + 1 for part in text.split(",")))
+
+
+def check_ports(ports: Sequence[Port], settings: Settings, problems: Problems) -> None:
+    """Add the names of inputs that the network does not have, a size that is not its own, and a batch that is not."""
+    names = [port.name for port in ports]
+    has = listed(names)
+    for name in {**settings.inputs, **settings.const}:
+        if name not in names:
+            problems.add(f"the model has no input {printable(name)!r} (it has {has})")
+    for text in (settings.size, settings.normalize):
+        with problems.gathered():
+            by_input(text, names)
+    with problems.gathered():
+        _check_sizes(ports, settings)
+    fixed = {port.dims[0] if port.dims else 0 for port in ports if port.name not in settings.const}
+    every = [dim for port in ports for dim in port.dims or ("?",)]
+    if len(fixed) == 1 and all(isinstance(dim, int) for dim in every) and {0, settings.batch_size} & fixed == set():
+        (size,), port = fixed, next(port for port in ports if port.name not in settings.const)
+        what = f"input {port.name!r} {_shown(port)} fixes the batch at {size}, but --batch-size is "
+        way = f"--batch-size {size}, or generate the model again with --dynamic-batch"
+        problems.add(f"{what}{settings.batch_size}", help=way)
+
+
+def _check_sizes(ports: Sequence[Port], settings: Settings) -> None:
+    for name, size in by_input(settings.size, [port.name for port in ports]).items():
+        port = next(port for port in ports if port.name == name)
+        dims = port.dims or ()
+        if size == "auto" or len(dims) != 4 or dims[1] not in _CHANNELS:
+            continue
+        pairs = zip(dims[2:], parse_size(size))
+        if any(isinstance(dim, int) and dim != side for dim, side in pairs):
+            raise OnnxgenError(f"size {size}: input {name!r} is {_shown(port)}", help="leave --size out")
+
+
+def _shown(port: Port) -> str:
+    return f"[{', '.join(map(str, port.dims or ()))}]"
+
+
+def check_table(
+    path: Path, settings: Settings, problems: Problems, refuse_classes: Callable[[Sequence[str]], None]
+) -> None:
+    """Add what is wrong with a table: rows that can't be read, columns that options name and it lacks, and gaps.
+
+    `refuse_classes` gets the names of the target's classes, if these are text.
+    """
+    if path.suffix.lower() not in _TABLES or not path.is_file() or path.stat().st_size > _MOST:
+        return
+    try:
+        columns = read_csv(path, texts_of(settings.table))
+    except OnnxgenError as error:
+        for problem in error.problems:
+            problems.add(problem)
+        return
+    if any(map(_are_files, columns.values())):  # a list of images or sounds, whose columns get other names
+        return
+    for option, name in _asked(settings):
+        if name not in columns:
+            problems.add(f"{option}: the data has no such column (it has {listed(columns)})")
+    target = settings.target if isinstance(settings.target, str) else target_called(columns)
+    used = [name for _, name in _asked(settings)]
+    plain = settings.task in ("auto", "classification", "outputs") and settings.teacher is None
+    for name in (*used, *([target] if plain and settings.target is None else ())):
+        if settings.table == "none" and isinstance(problem := columns.get(name), Problem):
+            problems.add(problem)
+    values: Any = columns.get(target)
+    if plain and target and _is_text(values):
+        refuse_classes(sorted({str(value) for value in values}))
+
+
+def _asked(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield what is given, and each column that it names."""
+    said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
+    targets = [settings.target] if isinstance(settings.target, str) else [*said.values()]
+    for option, given in (*(("--inputs", f"{name}={c}") for name, c in settings.inputs.items()),):
+        for column in given.rpartition("=")[2].split("+"):
+            yield f"{option} {printable(given)}", column.strip()
+    for target in targets:
+        for column in target.split("+"):
+            yield f"--target {printable(target)}", column.strip()
+
+
+def _is_text(values: Any) -> bool:
+    return hasattr(values, "dtype") and values.dtype.kind == "O"
+
+
+def _are_files(values: Any) -> bool:
+    """Return True if a column may hold paths of images or sounds."""
+    return _is_text(values) and any(str(value).lower().endswith((*SUFFIXES, *SOUNDS)) for value in values.tolist())
