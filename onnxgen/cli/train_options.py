@@ -85,7 +85,7 @@ class Value(ParamType):
                 return typed(reading, self.wanted)
             except ValueError as error:
                 why = str(error)
-        if ",..." in like and "=" not in like and "" in (parts := value.split(",")) and value:
+        if ",..." in like and "=" not in like and "" in (parts := _parts(value)) and value:
             why = f"{value!r} has an empty name at place {parts.index('') + 1} of {len(parts)}"
         else:
             why = f"{value!r} is not {why}" + (f" like {like}" if "=" in like or "," in like else "")
@@ -107,12 +107,24 @@ def _readings(text: str, is_pair: bool) -> Iterator[Any]:
         yield from (None, ())
     if isinstance(number := _literal(text), (int, float)) and not isinstance(number, bool):
         yield number
-    parts = [part.strip() or part for part in text.split(",")]  # a space may be a name: a character of texts
+    parts = _parts(text)
     if equals:
         pairs = [(name.strip(), value.strip()) for name, _, value in (part.partition("=") for part in parts)]
         yield dict(pairs) if all(name and value for name, value in pairs) else None
     yield parts if all(parts) else None
     yield text
+
+
+def _parts(text: str) -> list[str]:
+    """Return the names between commas. A name may be a space, or the comma itself: `a,,,b` has three names."""
+    found: list[str] = []
+    parts = iter(text.split(","))
+    for part in parts:
+        if part == "" and (after := next(parts, None)) is not None:
+            found += [","] if after == "" else ["", after.strip() or after]
+        else:
+            found.append(part.strip() or part)
+    return found
 
 
 def _literal(text: str) -> Any:

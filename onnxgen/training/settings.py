@@ -132,7 +132,10 @@ class Settings:
     )
     target: str | Mapping[str, str] | None = _data(None, "COLUMN", "The column with the target, or OUTPUT=COLUMN,...")
     classes: tuple[str, ...] = _data(
-        (), "NAME,...", "The classes in the order of the model's outputs. Default: the names in the data, sorted."
+        (),
+        "NAME,...",
+        "The classes in the order of the model's outputs. Default: the names in the data, sorted. A name may be a comma: "
+        "a,,,b has three.",
     )
     tokenizer: Path | None = _data(
         None, "FILE", "tokenizer.json for texts, or its folder. Default: the one beside the module or its weights."

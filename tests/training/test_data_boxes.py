@@ -239,6 +239,22 @@ def test_yolo_without_data_yaml(classes: str, inside: bool, tmp_path: Path) -> N
     assert found.text == (frozenset({"boxes"}) if classes else frozenset())
 
 
+@pytest.mark.parametrize("file", ["data.yaml", ""])
+def test_yolo_without_names_gets_those_of_classes(file: str, tmp_path: Path) -> None:
+    """`--classes` names the numbers in their order. A number beyond them is a fault."""
+    write_yolo(tmp_path, PARTS)
+    (tmp_path / "data.yaml").unlink()
+    if file:
+        (tmp_path / file).write_text("train: images/train\nval: images/val\n")
+        with pytest.raises(OnnxgenError, match="has no names of the classes -> .*; or --classes cat,dog"):
+            opened(tmp_path)
+    found = opened(tmp_path, strict=True, classes=SHAPES[::-1])
+    check_all(found)
+    assert found.parts["train"].fields["boxes"].classes == SHAPES[::-1] and found.text == frozenset({"boxes"})
+    with pytest.raises(OnnxgenError, match="2 is no class: there are 2, from 0"):
+        opened(tmp_path, strict=True, classes=SHAPES[:2])
+
+
 def test_labels_in_one_folder_without_parts(tmp_path: Path) -> None:
     write_yolo(tmp_path / "from", {"train": PARTS["train"]})
     for what in ("images", "labels"):

@@ -229,6 +229,11 @@ def test_numbers_are_not_saved_as_class_names(tmp_path: Path) -> None:
         ("none", ()),
         ("sea lion, cat", ("sea lion", "cat")),
         (" ,-,\u3000", (" ", "-", "\u3000")),
+        ("a,,,b", ("a", ",", "b")),  # a comma is a name, too
+        (",,b", (",", "b")),
+        ("b,,", ("b", ",")),
+        (",", (",",)),
+        ('-,=,,,"', ("-", "=", ",", '"')),
     ],
 )
 def test_the_option(text: str, value: tuple[str, ...]) -> None:

@@ -90,7 +90,7 @@ def _refuse_boxes(path: Path, model: Path, settings: Settings) -> None:
     file = None if is_coco(path) else yolo_file(path)
     if file is not None:
         with problems.gathered():
-            described(file)
+            described(file, settings.classes)
     if not model.is_dir():
         with problems.gathered():
             part_to_train(model, settings.size)

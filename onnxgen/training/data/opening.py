@@ -122,7 +122,9 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
     if len(kinds) > 1:
         raise OnnxgenError(f"{path} has {' and '.join(kinds)}", help="name the one to train with")
     if kinds:
-        return _LABELLED[kinds[0]][1](path, strict=settings.strict, labelled=targets)
+        reader = _LABELLED[kinds[0]][1]
+        reader = partial(reader, classes=settings.classes) if reader is open_yolo else reader
+        return reader(path, strict=settings.strict, labelled=targets)
     if path.is_dir():
         return open_folder(
             path, strict=settings.strict, labelled=targets and settings.teacher is None and settings.noise is None

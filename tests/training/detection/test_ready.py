@@ -294,13 +294,15 @@ def test_classes_without_names_are_told(place: Path) -> None:
     write_yolo(place / "data", PARTS)
     (place / "data" / "data.yaml").unlink()
     onnxgen.generate(place / "fixed.onnx", place / "net.py")
-    way = "name them in data.yaml (names) or classes.txt"
+    way = "name them with --classes, in data.yaml (names) or classes.txt"
     for head, said in (
         (None, f"they are the first 3 of the model's 3, called 0, 1, 2 -> {way}, for a head of their own"),
         (4, f"they are called 0, 1, 2 -> {way}"),
     ):
         plan = prepare(place / "net.py", place / "data", Settings(replace_head=head, device="cpu"))
         assert f"data has no names of its classes: {said}" in plan.notes
+    named = Settings(classes=("circle", "square", "triangle"), device="cpu")
+    assert prepare(place / "net.py", place / "data", named).settings.classes == named.classes
     (place / "data" / "classes.txt").write_text("circle\nsquare\ntriangle\n")
     plan = prepare(place / "net.py", place / "data", Settings(device="cpu"))
     assert not any("has no names" in note for note in plan.notes)

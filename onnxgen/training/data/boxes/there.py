@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,14 +101,14 @@ class Described:
     notes: tuple[str, ...] = ()
 
 
-def described(file: Path) -> Described:
-    """Read a `data.yaml`.
+def described(file: Path, classes: Sequence[str] = ()) -> Described:
+    """Read a `data.yaml`. `classes` are the names if it has none.
 
     Raises:
         OnnxgenError: it can't be read, or has no names or no train, or names a place of train or val that is not there.
     """
     given = _read(file)
-    names = _names(file, given)
+    names = _names(file, {**given, "names": given.get("names") or [*classes]})
     base = given.get("path", "")
     root = file.parent / base if isinstance(base, str) else file.parent
     root = root if root.is_dir() else file.parent  # written for another machine
@@ -164,9 +164,8 @@ _FORM = "it has lines such as train: images/train, and names: [cat, dog]"
 def _names(file: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
     names = given.get("names")
     if not names:
-        raise OnnxgenError(
-            f"{file} has no names of the classes", help="names: [cat, dog], in the order of their numbers"
-        )
+        way = "names: [cat, dog], in the order of their numbers; or --classes cat,dog"
+        raise OnnxgenError(f"{file} has no names of the classes", help=way)
     if isinstance(names, dict):
         numbers = [str(number) for number in range(len(names))]
         if {*names} != {*numbers}:

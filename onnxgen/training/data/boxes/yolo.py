@@ -24,10 +24,10 @@ _NAMES = "classes.txt"  # labelImg and Label Studio write the names of the class
 _LEAST = 7  # numbers of a polygon of three corners
 
 
-def open_yolo(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
+def open_yolo(path: Path, *, strict: bool, labelled: bool = True, classes: tuple[str, ...] = ()) -> DataSource:
     """Open `data.yaml` with the folders or lists of images, or `images/` beside `labels/`: "image" and "boxes".
 
-    An image without a file of labels has no boxes.
+    An image without a file of labels has no boxes. Classes without names get those of `classes`.
 
     Raises:
         OnnxgenError: `data.yaml` can't be read or has no names, or no image can be used.
@@ -37,11 +37,11 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     faults = Faults(folder)
     notes: list[str] = []
     if file is not None:
-        said = described(file)
+        said = described(file, classes)
         classes, notes = said.names, [*said.notes]
         found = {part: _listed(places, said.root, faults) for part, places in said.parts.items()}
     else:
-        classes, pairs = _class_file(folder), laid_out(folder, LABELS)
+        classes, pairs = _class_file(folder) or classes, laid_out(folder, LABELS)
         found = {part: _of_folder(images, labels, faults) for part, (images, labels) in pairs.items()}
         notes = unread(pairs)
     parts = {

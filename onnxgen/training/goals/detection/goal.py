@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.decoded import decoded_boxes
 from onnxgen.heads.tail import Tail
 from onnxgen.training.data.arrays import column_of
@@ -101,5 +102,8 @@ def make(found: Situation) -> list[Goal]:
         refuse_wrong(boxes, tail.classes)
     said = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
     said += [f"assumed: {tail.assumed}"] if tail.assumed else []
-    names = found.samples.fields[COLUMN].classes
+    names = found.settings.classes or found.samples.fields[COLUMN].classes
+    if len(names) > tail.classes:
+        what = f"--classes has {counted(len(names), 'name')}, but the model has {counted(tail.classes, 'class')}"
+        raise OnnxgenError(what, help=f"--replace-head {len(names)}")
     return [Detection(tail, places, names, said=tuple(said), whole=(detector.onnx, detector.tail))]

@@ -55,7 +55,8 @@ def _unnamed(data: Data, tail: Tail, classes: int | None) -> list[str]:
         return []
     names = next(iter(data.parts.values())).fields[COLUMN].classes
     whose = f"the first {len(names)} of the model's {tail.classes}, " if classes is None else ""
-    way = "name them in data.yaml (names) or classes.txt" + (", for a head of their own" if classes is None else "")
+    own = ", for a head of their own" if classes is None else ""
+    way = f"name them with --classes, in data.yaml (names) or classes.txt{own}"
     return [f"{data.name} has no names of its classes: they are {whose}called {listed(names)} -> {way}"]
 
 
