@@ -134,8 +134,8 @@ class Settings:
     classes: tuple[str, ...] = _data(
         (),
         "NAME,...",
-        "The classes in the order of the model's outputs. Default: the names in the data, sorted. A name may be a comma: "
-        "a,,,b has three.",
+        "The classes in the order of the model's outputs. Default: the names in the data, sorted. A comma may be a "
+        "name: a,,,b.",
     )
     tokenizer: Path | None = _data(
         None, "FILE", "tokenizer.json for texts, or its folder. Default: the one beside the module or its weights."

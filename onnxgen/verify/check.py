@@ -41,6 +41,7 @@ from onnxgen.verify.integrity import (
     metadata_of,
     other_file,
     record_of,
+    without_alphabet,
 )
 from onnxgen.verify.limits import LOOP_SECONDS, SLOWER, TimedOut
 from onnxgen.verify.oracle import Answer, ModelPart, proto
@@ -210,6 +211,7 @@ class Check:
         """Return the report before the first run, and decide what is compared and how."""
         self._cut(space, is_anew)
         self.notes += [] if is_anew else other_file(self.path, self.graph, space, shown)
+        self.notes += [] if is_anew else without_alphabet(self.path, space, shown)
         self._approximate(space)
         self._free_batch(space)
         self._choose_tolerance(network, metadata_of(space).get(DTYPE, ""))

@@ -13,6 +13,7 @@ from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
+from onnxgen.output.labels import alphabet_in, recorded_alphabet
 from onnxgen.output.signature import METADATA, file_sha256, recorded
 from onnxgen.passes.trainable import stored_values
 from onnxgen.reader import read
@@ -85,6 +86,20 @@ def other_file(path: Path, graph: Graph, space: Mapping[str, Any], module: str) 
     )
     what = f"{module} was generated from {source}, not from {path}: its inputs and outputs are {has}, not {wanted}"
     raise OnnxgenError(what, help=f"verify it with {source}, or generate it from {path} again")
+
+
+def without_alphabet(path: Path, space: Mapping[str, Any], module: str) -> list[str]:
+    """Return a note if the file lists the characters that it reads, and a module of an older version does not."""
+    metadata = metadata_of(space)
+    signature = recorded(metadata)
+    texts = signature is not None and any(port.dims is None or len(port.dims) == 3 for port in signature.outputs)
+    if not texts or recorded_alphabet(metadata) is not None:
+        return []
+    found = alphabet_in(read(path, Options()).metadata_props)
+    if found is None:
+        return []
+    what = f"the weights of {module} lack the {len(found.characters):,} characters that {path} lists ({found.source})"
+    return [f"{what}: train would number those of its data; generate it again"]
 
 
 def shapes_of(space: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -12,9 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
-from onnxgen import generate
+from onnxgen import generate, verify
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.labels import relabelled
@@ -80,6 +82,20 @@ def test_the_file_s_list_is_the_alphabet(listed: str, tmp_path: Path) -> None:
     plan = planned(path, *words)
     assert "".join(plan.settings.classes) == READ and plan.settings.blank == 0
     assert "the 5 characters are the model's own, as character of the file lists them" in "\n".join(plan.notes)
+
+
+def test_a_module_of_an_older_version_is_told_by_verify(tmp_path: Path) -> None:
+    """Its weights have no alphabet, so `train` would number the characters of its data."""
+    path = reader(tmp_path, character=LISTED)
+    assert not any("characters" in note for note in verify(tmp_path / "net.onnx", path).notes)
+    weights = path.with_suffix(".safetensors")
+    with safe_open(weights, "np") as file:
+        metadata = file.metadata()
+    save_file(load_file(weights), weights, {key: text for key, text in metadata.items() if key != "alphabet"})
+    report = verify(tmp_path / "net.onnx", path)
+    (note,) = (note for note in report.notes if "characters" in note)
+    assert report.agrees and note.endswith("train would number those of its data; generate it again")
+    assert f"net.py lack the 4 characters that {tmp_path / 'net.onnx'} lists (character)" in note
 
 
 def test_without_a_list_that_fits_the_data_s_characters_are_sorted(tmp_path: Path) -> None:

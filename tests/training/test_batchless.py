@@ -153,3 +153,38 @@ def test_rows_that_see_each_other_are_told(
     assert (
         "depends on the others of its batch: is the first axis of input 'x' [16, 8] one of samples?" in said
     ) == told
+
+
+class Normed(nn.Module):
+    """[n, 3, 8, 8] to [n, 2], with a norm that has statistics, which a batch of one sample has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+def test_a_batch_of_one_sample_is_trained_by_summing_gradients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The advice of the error makes the same steps as batches of 8 of the same network with a free batch."""
+    (tmp_path / "one").mkdir(), (tmp_path / "free").mkdir()
+    one = generated(Features(), tmp_path / "one", (1, 3))
+    free = generated(Features(), tmp_path / "free", (1, 3), "batch")
+    samples = data(tmp_path, 3)
+    words = ["train", str(one), "--data", str(samples), "--batch-size", "8", "-q", "--out"]
+    assert cli([*words, str(tmp_path / "refused")]) == 2
+    way = "--batch-size 1 --accumulate 8 (the same step, a sample at a time), or generate the model again with"
+    assert f"fixes the batch at 1, but --batch-size is 8 -> {way}" in capsys.readouterr().err
+    given = {**QUIET, "val": 0.0, "lr": 0.1, "optimizer": "sgd"}
+    found = fit(one, samples, out=tmp_path / "a", batch_size=1, accumulate=8, **given)
+    wanted = fit(free, samples, out=tmp_path / "b", batch_size=8, **given)
+    for mine, theirs in zip(found.model.parameters(), wanted.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+    assert found.history[-1]["step"] == wanted.history[-1]["step"] == 6
+    (tmp_path / "normed").mkdir()
+    normed = generated(Normed(), tmp_path / "normed", (1, 3, 8, 8))
+    found = fit(normed, data(tmp_path, 3, 8, 8), out=tmp_path / "c", batch_size=1, accumulate=8, **given)
+    assert found.history[-1]["train_loss"] < 2

@@ -22,6 +22,7 @@ from onnxgen.training.data.batchless import check_batch, refuse_whole_samples
 from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput, shown
+from onnxgen.training.data.named import for_fixed
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
@@ -114,9 +115,7 @@ def _check_size(
             what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
             way = "generate the model again with --dynamic-batch"
             if fixed != settings.batch_size:
-                problems.add(
-                    f"{what}, but --batch-size is {settings.batch_size}", help=f"--batch-size {fixed}, or {way}"
-                )
+                problems.add(f"{what}, but --batch-size is {settings.batch_size}", help=for_fixed(fixed, settings))
             if len(samples) < fixed or (part != "train" and len(samples) % fixed):  # training leaves out the rest
                 problems.add(f"{what}, but the {part} part has {counted(len(samples), 'sample')}", help=way)
     if part == "train" and len(samples) < settings.batch_size:

@@ -61,8 +61,13 @@ def check_ports(ports: Sequence[Port], settings: Settings, problems: Problems) -
     if len(fixed) == 1 and all(isinstance(dim, int) for dim in every) and {0, settings.batch_size} & fixed == set():
         (size,), port = fixed, next(port for port in ports if port.name not in settings.const)
         what = f"input {port.name!r} {_shown(port)} fixes the batch at {size}, but --batch-size is "
-        way = f"--batch-size {size}, or generate the model again with --dynamic-batch"
-        problems.add(f"{what}{settings.batch_size}", help=way)
+        problems.add(f"{what}{settings.batch_size}", help=for_fixed(int(size), settings))
+
+
+def for_fixed(batch: int, settings: Settings) -> str:
+    """Return the way out for a network that takes batches of one size. Of one sample, gradients can be summed."""
+    sums = f" --accumulate {settings.batch_size * settings.accumulate} (the same step, a sample at a time)"
+    return f"--batch-size {batch}{sums if batch == 1 else ''}, or generate the model again with --dynamic-batch"
 
 
 def _check_sizes(ports: Sequence[Port], settings: Settings) -> None:
