@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import onnxgen
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
+from onnxgen.options import Options
 from onnxgen.training import evaluate, fit, predict
 
 QUIET: dict[str, Any] = {"epochs": 1, "show": "nothing", "workers": 0, "device": "cpu", "loggers": "none"}
@@ -171,8 +172,9 @@ def test_a_batch_of_one_sample_is_trained_by_summing_gradients(
 ) -> None:
     """The advice of the error makes the same steps as batches of 8 of the same network with a free batch."""
     (tmp_path / "one").mkdir(), (tmp_path / "free").mkdir()
-    one = generated(Features(), tmp_path / "one", (1, 3))
-    free = generated(Features(), tmp_path / "free", (1, 3), "batch")
+    network = Features()
+    one = generated(network, tmp_path / "one", (1, 3))
+    free = generated(network, tmp_path / "free", (1, 3), "batch")
     samples = data(tmp_path, 3)
     words = ["train", str(one), "--data", str(samples), "--batch-size", "8", "-q", "--out"]
     assert cli([*words, str(tmp_path / "refused")]) == 2
@@ -184,7 +186,14 @@ def test_a_batch_of_one_sample_is_trained_by_summing_gradients(
     for mine, theirs in zip(found.model.parameters(), wanted.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
     assert found.history[-1]["step"] == wanted.history[-1]["step"] == 6
-    (tmp_path / "normed").mkdir()
-    normed = generated(Normed(), tmp_path / "normed", (1, 3, 8, 8))
-    found = fit(normed, data(tmp_path, 3, 8, 8), out=tmp_path / "c", batch_size=1, accumulate=8, **given)
-    assert found.history[-1]["train_loss"] < 2
+
+
+def test_norms_over_a_single_sample_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generated(Normed(), tmp_path, (1, 3, 8, 8))
+    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "normed.py", Options(restore_batchnorm=True))
+    given = {**QUIET, "show": "lines", "batch_size": 1, "max_steps": 1}
+    samples = data(tmp_path, 3, 8, 8)
+    fit(tmp_path / "normed.py", samples, out=tmp_path / "a", **given)
+    assert "each sample is a batch, by which 1 BatchNorm (bn) normalise it; " in capsys.readouterr().out
+    fit(tmp_path / "normed.py", samples, out=tmp_path / "b", freeze=["bn"], **given)
+    assert "each sample is a batch" not in capsys.readouterr().out

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, counted, typed
 from onnxgen.surgery.example import undisturbed
+from onnxgen.surgery.owners import is_below
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.finetune.freezing import freeze
@@ -97,6 +98,10 @@ def norms_before(
         notes.append(
             f"the recipe froze {counted(len(norms), 'BatchNorm')}: {len(samples)} samples are too few for them"
         )
+    left = [path for path in _norms(model, True) if not frozen and not is_below(path, settings.freeze)]
+    if settings.batch_size == 1 and left:
+        shown = f"{counted(len(left), 'BatchNorm')} ({', '.join(left[:3])}{', ...' * (len(left) > 3)})"
+        notes.append(f"each sample is a batch, by which {shown} normalise it; --freeze them to use their statistics")
     return notes, frozen
 
 
