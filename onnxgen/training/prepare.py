@@ -23,8 +23,10 @@ from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
+from onnxgen.training.data.folder import Files
 from onnxgen.training.data.glance import has_boxes
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
+from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.data.values import Values
@@ -183,9 +185,10 @@ def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
     names = opened.train.fields[opened.target].classes
     if len(names) == 1 and not settings.classes[1:]:
         what = f"{opened.name} has one class alone, {printable(names[0])!r}: there is nothing to tell apart"
-        raise OnnxgenError(
-            what, help="lay it out as folder/class_name/*, with a folder for each class, and name that folder"
-        )
+        way = "lay it out as folder/class_name/*, with a folder for each class, and name that folder"
+        if not isinstance(getattr(opened.train, "samples", None), (Files, Sounds)):
+            way = f"name another column than {printable(opened.target)}: --target COLUMN"
+        raise OnnxgenError(what, help=way)
     counts: dict[str, list[int]] = {}
     for part, samples in opened.parts.items():
         values = column_of(samples, opened.target)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
-from onnxgen.training import Settings
+from onnxgen.training import Settings, fit
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.source import DataSource
@@ -170,6 +170,12 @@ def test_tables(text: str | bytes, says: str, vector: torch.nn.Module, tmp_path:
     path = tmp_path / "table.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert says in refused(path, vector)
+
+
+def test_a_table_of_one_class_is_refused_in_words_of_a_table(vector: torch.nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("a,b,y\n1,2,cat\n3,4,cat\n")
+    with pytest.raises(OnnxgenError, match="has one class alone, 'cat': .* -> name another column than y: target"):
+        fit(vector, tmp_path / "table.csv", val=0.0, out=tmp_path / "run")
 
 
 X, Y = np.ones((4, 2), np.float32), np.arange(4) % 2

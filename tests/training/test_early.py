@@ -129,6 +129,12 @@ def gaps(folder: Path) -> str:
     return "\n".join(f"error: data.csv, {place} has no value -> {way}" for place in places)
 
 
+def pipe(folder: Path) -> str:
+    """A pipe as data: to read it would never end."""
+    os.mkfifo(folder / "data.csv")
+    return "error: data.csv is neither a file nor a folder -> save its contents in a file"
+
+
 def bare(folder: Path) -> str:
     """Class folders without images."""
     for name in ("cat", "dog", "emu"):
@@ -144,6 +150,7 @@ ASKED = {
     lacking: ("data.csv", "--inputs image=a+c,x=d --target kind"),
     gaps: ("data.csv", "--inputs image=a+b"),
     bare: ("data", ""),
+    pipe: ("data.csv", ""),
 }
 LAID = [empty, a_class_without, without_classes, too_many]
 

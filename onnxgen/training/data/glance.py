@@ -13,7 +13,7 @@ from onnxgen.common.names import printable
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problems, counted
 from onnxgen.training.config import DIGITS
-from onnxgen.training.data.layout import SOUNDS, SUFFIXES, layout
+from onnxgen.training.data.layout import SOUNDS, SUFFIXES, layout, refuse_special
 from onnxgen.training.data.named import check_ports, check_table, check_words
 from onnxgen.training.settings import Settings
 
@@ -34,7 +34,9 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     Raises:
         OnnxgenError: a package is missing, a folder has no images, or has more classes than the model.
     """
-    path, boxes, problems = Path(data), has_boxes(data, settings), Problems()
+    path = Path(data)
+    refuse_special(path)
+    boxes, problems = has_boxes(data, settings), Problems()
     is_folder = data != DIGITS and path.is_dir()
     kinds = {file.suffix.lower() for file in _files(path)} if is_folder else set[str]()
     with problems.gathered():
@@ -74,6 +76,7 @@ def has_boxes(data: Any, settings: Settings) -> bool:
         return False
     from onnxgen.training.data.boxes.there import is_boxes
 
+    refuse_special(Path(data))
     return is_boxes(Path(data))
 
 

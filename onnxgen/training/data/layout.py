@@ -22,6 +22,12 @@ class Layout(NamedTuple):
     images: dict[str, list[tuple[Path, int]]]
 
 
+def refuse_special(path: Path) -> None:
+    """Refuse a pipe or a device as data: to read it may never end. Raises `OnnxgenError`."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OnnxgenError(f"{path} is neither a file nor a folder", help="save its contents in a file")
+
+
 def part_called(name: str) -> str | None:
     """Return the part that is meant by the name of a folder, file or key; None if it means none."""
     return _SPELLED.get(name.lower())

@@ -20,7 +20,7 @@ from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.idx import is_idx, open_idx
 from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
-from onnxgen.training.data.layout import part_called
+from onnxgen.training.data.layout import part_called, refuse_special
 from onnxgen.training.data.lists import IMAGE, is_list, lists_in, read_list, with_images, without_targets
 from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
@@ -94,6 +94,7 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
         return open_stream(matching(str(path)), path.name, settings)
     if not path.exists():
         raise OnnxgenError(f"no file or folder {path}", help=KINDS)
+    refuse_special(path)
     if is_idx(path):
         return open_idx(path)
     if shards := shards_of(path) if targets or path.suffix.lower() != ".npy" else []:

@@ -80,6 +80,19 @@ def columns(place: Path, out: Path, data: Any, **given: Any) -> dict[str, Tensor
     return train.take(range(min(8, len(train))), 0)
 
 
+@pytest.mark.parametrize(("resize", "width"), [("corner", 43), ("line", 43)])
+def test_boxes_move_with_images_that_lie_at_the_left(place: Path, tmp_path: Path, resize: str, width: int) -> None:
+    """48x64 in 32x48 is 32x43, and 5 columns at the right are of the gray that was asked for."""
+    batch = columns(place, tmp_path / "run", place / "data", resize=resize, beside=9)
+    images, boxes = batch["image"], batch["boxes"]
+    torch.testing.assert_close(images[..., width:], torch.full((8, 3, 32, 48 - width), 9 / 255))
+    for image, rows in zip(images, boxes):
+        for row in rows[rows[:, 0] >= 0]:
+            x1, y1, x2, y2 = (row[1:] * torch.tensor([48, 32, 48, 32])).tolist()
+            middle = image[:, int((y1 + y2) / 2), int((x1 + x2) / 2)]
+            assert x2 <= width + 1e-4 and middle.max() > 0.5 and middle.argmax() == row[0]
+
+
 @pytest.mark.parametrize("form", ["data", "coco"])
 def test_boxes_lie_on_the_shapes_of_letterboxed_images(place: Path, tmp_path: Path, form: str) -> None:
     """48x64 in 32x48 is 32x43: stripes of 2 and 3 columns are gray, and each box is as bright as a shape."""

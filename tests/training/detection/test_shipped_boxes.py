@@ -25,7 +25,9 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize(("head", "resize"), [*zip(HEADS, ["auto", "stretch"] * 2)])
+@pytest.mark.parametrize(
+    ("head", "resize"), [*zip(HEADS, ["auto", "stretch"] * 2), ("yolox", "corner"), ("ssd", "line")]
+)
 def test_boxes(head: str, resize: str, tmp_path: Path) -> None:
     """Heads of another number of classes than the data has, and a list of names that is then wrong."""
     torch.manual_seed(0)
@@ -33,7 +35,8 @@ def test_boxes(head: str, resize: str, tmp_path: Path) -> None:
     with_entry(path, "names", str(dict(enumerate("abcde"))))
     generate(path, tmp_path / "net.py", Options(task="detection"))
     write_yolo(tmp_path / "data", {"train": draw_scenes(8, seed=0), "val": draw_scenes(2, seed=1)})
-    settings = {"normalize": "0,1", "resize": resize}
+    order = "bgr" if resize in ("corner", "line") else "auto"
+    settings = {"normalize": "0,1", "resize": resize, "channel_order": order}
     run = shipped(tmp_path / "net.py", tmp_path / "data", tmp_path / "run", **settings)
     assert entries(run)["names"] == "{0: 'circle', 1: 'square', 2: 'triangle'}"
     picture = shot(tmp_path / "new.png", (50, 91))

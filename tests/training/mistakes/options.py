@@ -53,7 +53,10 @@ KNOWN = {
     "--table": "auto p=scale p=median+scale p=drop p=onehot target=scale auto,p=scale",
     "--class-weights": "balanced a=1 a=1,b=2,c=3 a=0,b=0,c=0 a=nan",
     "--sampler": "shuffle balanced",
-    "--resize": "stretch letterbox",
+    "--resize": "stretch letterbox corner line",
+    "--beside": "0 127 255 256 -1",
+    "--channel-order": "rgb bgr auto BGR",
+    "--classes": "a,b a,,,b , ,, a,b,c =,,, a",
     "--monitor": "val_loss val_accuracy train_loss accuracy loss",
     "--logger": "csv tensorboard none",
     "--import": "json math os.path a.b.c .x json:loads",
@@ -72,7 +75,7 @@ KNOWN = {
     "--part": "train val test all",
     "--device": "cpu cuda cuda:1 mps xpu directml meta cpu:1 cuda:x gpu",
     "--sizes": "n=2 n=0 n=-1 x=1 n=nan",
-    "--const": "x=1 x=0 one=2 x=1,2 x=nan",
+    "--const": "x=1 x=0 x=-1 one=2 x=1,2 x=nan",
 }  # fmt: skip
 FIRST = {  # the arguments that come first, and what a command always needs
     "train": (("small.py",), ("small.onnx",), ("run",), ("nothing.py",), ("empty.py",), ()),
@@ -98,7 +101,7 @@ def value(option: str, draw: random.Random, param: click.Parameter) -> str:
     if known and way < 0.5:
         return draw.choice(known)
     found = draw.choice(NUMBERS if way < 0.65 else PATHS if way < 0.8 else WORDS)
-    if option == "--workers" and found.isdecimal() and int(found) > MOST_WORKERS:
+    if option == "--workers" and found.isdecimal() and (len(found) > 9 or int(found) > MOST_WORKERS):
         return "0"
     return "x" if found in NOT_VALUES else found
 
