@@ -113,7 +113,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("the metadata is not a map of strings")
         entries = {key: _entry(key, found, 8 + length) for key, found in header.items()}
-        _check_offsets(entries, size)
+        _check_offsets(entries, 8 + length, size)
         return metadata, entries
     except OSError as error:
         raise OnnxgenError(f"cannot read {path}: {error.strerror or error}") from error
@@ -139,15 +139,19 @@ def _are_sizes(found: Any) -> TypeGuard[list[int]]:
     return isinstance(found, list) and all(type(number) is int and number >= 0 for number in found)
 
 
-def _check_offsets(entries: Mapping[str, Entry], size: int) -> None:
-    """Check that tensors lie in the file and do not overlap."""
-    end = 0
+def _check_offsets(entries: Mapping[str, Entry], begin: int, size: int) -> None:
+    """Check that tensors fill the file behind its header, in any order. The library reads no other file."""
+    end = begin
     for key, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
         if entry.start < end:
             raise ValueError(f"tensor {printable(key)!r} lies over another")
+        if entry.start > end:
+            raise ValueError(f"{entry.start - end} bytes before tensor {printable(key)!r} are of no tensor")
         end = entry.stop
         if end > size:
             raise ValueError(f"tensor {printable(key)!r} is cut short")
+    if end < size:
+        raise ValueError(f"{size - end} bytes behind its tensors are of no tensor")
 
 
 # ---- one file --------------------------------------------------------------------------------------------------------

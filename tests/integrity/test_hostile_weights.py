@@ -9,6 +9,7 @@ import pytest
 
 from onnxgen.cli import run as command
 from onnxgen.errors import OnnxgenError
+from onnxgen.runtime.checkpoint import read_weights
 from onnxgen.weights.streamed import read_header
 from tests.support.reader_models import Write, model, node, weight, write
 
@@ -42,6 +43,8 @@ HOSTILE: dict[str, bytes] = {
     "negative offsets": file({"w": F32 | {"data_offsets": [-16, 0]}}),
     "overlapping": file({"v": F32, "w": F32 | {"data_offsets": [8, 24]}}, b"\0" * 24),
     "cut short": file({"w": F32 | {"shape": [400], "data_offsets": [0, 1600]}}),
+    "longer": file({"w": F32}, b"\0" * 17),
+    "a hole": file({"w": F32 | {"data_offsets": [8, 24]}}, b"\0" * 24),
 }
 
 
@@ -49,8 +52,9 @@ HOSTILE: dict[str, bytes] = {
 def test_a_header_is_checked_in_every_field(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(HOSTILE[kind])
-    with pytest.raises(OnnxgenError, match="is not a safetensors file: "):
-        read_header(path)
+    for read in (read_header, read_weights):  # the latter of `predict --weights`, by the library
+        with pytest.raises(OnnxgenError, match="is not a safetensors file: "):
+            read(path)
 
 
 def generated(write: Write, folder: Path) -> tuple[Path, Path]:

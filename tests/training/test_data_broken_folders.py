@@ -123,6 +123,19 @@ def test_class_folders(breaks: Breaks, says: str, left: int, tmp_path: Path) -> 
     assert note.startswith(f"1 image of {folder} can't be read, skipped: {says}") and "\n" not in note
 
 
+def test_images_beside_the_class_folders_are_told(tmp_path: Path) -> None:
+    """They have no class, so they are in no part; with parts, those of each count."""
+    folder = classes(tmp_path / "one")
+    shutil.copy(folder / "owl" / "1.png", folder / "lost.png")
+    (note,) = open_source(folder, Settings()).notes
+    assert note == "1 image beside the folders of the classes, which has no class, ignored: lost.png"
+    for part in ("train", "val"):
+        inner = classes(tmp_path / "parts" / part)
+        shutil.copy(inner / "owl" / "1.png", inner / f"{part}.png")
+    (note,) = open_source(tmp_path / "parts", Settings()).notes
+    assert note.endswith("2 images beside the folders of the classes, which have no class, ignored: train.png, val.png")
+
+
 # ---- tables and arrays -----------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from onnxgen.common.cache import Cache
 from onnxgen.common.names import printable
 from onnxgen.common.paths import need
-from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.layout import SUFFIXES, folders, layout
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
@@ -178,9 +178,20 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     made = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in found.items()}
     left = [p.name for p in folders(folder) if p not in parts.values()] if parts != {"train": folder} else []
     notes += [f"not part of the data, ignored: {listed(left)}"] if left else []
+    stray = [path.name for root in {folder, *parts.values()} for path in _images_beside(root)] if classes else []
+    if stray:
+        what = f"{counted(len(stray), 'image')} beside the folders of the classes"
+        notes.append(
+            f"{what}, which {'has' if len(stray) == 1 else 'have'} no class, ignored: {listed(sorted(stray), 5)}"
+        )
     text = frozenset({"label"} if classes else ())
     target = "label" if classes else ""
     return DataSource(dict(made), folder.name, target, {"image": 255.0}, text=text, notes=notes, sizes=sizes)
+
+
+def _images_beside(folder: Path) -> list[Path]:
+    """Return the images that lie in a folder itself."""
+    return [p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file() and not p.name.startswith(".")]
 
 
 def refuse_nested(folder: Path, parts: Mapping[str, Path], suffixes: Sequence[str]) -> None:

@@ -254,6 +254,7 @@ def load_adapter(model: nn.Module, path: Path) -> None:
     Raises:
         OnnxgenError: the file has other names or shapes.
     """
+    read_header(path)  # its faults are one line
     state = safetensors.torch.load_file(path)
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name in state or "lora_" in name}
     wrong = sorted(wanted.keys() ^ state.keys()) or [n for n in state if state[n].shape != wanted[n].shape]
