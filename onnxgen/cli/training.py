@@ -117,8 +117,11 @@ def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
 
 def _sound(values: Mapping[str, Any], problems: Problems) -> Settings:
     """Return the settings, after all that is wrong with them was added to the problems: then without those."""
+    found: list[Settings] = []
     with problems.gathered():
-        return restarted(Settings(**values))
+        found.append(restarted(Settings(**values)))
+    if found:
+        return found[0]
     sound = {}
     for name, value in values.items():
         with suppress(OnnxgenError):

@@ -220,8 +220,8 @@ def _image_steps(
     whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
     refuse_bright(first := next(iter(source.parts.values())), whites)
     source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
-    how = {"placing": placing_of(settings), "runs": runner(model, ports)}
-    step = partial(_image_step, source, reversed=settings.channel_order == BGR, **how)
+    placing, bgr, runs = placing_of(settings), settings.channel_order == BGR, runner(model, ports)
+    step = partial(_image_step, source, placing=placing, reversed=bgr, runs=runs)
     made = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
     refuse_order(settings, made)
     source.notes += converted(source.sizes, list(made.values())) + order_told(list(made.values()), source.sizes)

@@ -109,8 +109,8 @@ def check_table(
     used = [name for _, name in _asked(settings)]
     plain = settings.task in ("auto", "classification", "outputs") and settings.teacher is None
     for name in (*used, *([target] if plain and settings.target is None else ())):
-        if settings.table == "none" and isinstance(problem := columns.get(name), Problem):
-            problems.add(problem)
+        if settings.table == "none" and isinstance(gap := columns.get(name), Problem):
+            problems.add(gap)
     values: Any = columns.get(target)
     if plain and target and _is_text(values):
         refuse_classes(sorted({str(value) for value in values}))

@@ -13,7 +13,8 @@ from typing import Any
 
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.runs.folder import RECORD, TOKENIZER
-from onnxgen.training.runs.record import BOXES, Image, Input, Record, Target
+from onnxgen.training.runs.image import Image
+from onnxgen.training.runs.record import BOXES, Input, Record, Target
 from onnxgen.weights.streamed import TRAINED
 
 VERSION = 2  # 1 was the list of inputs

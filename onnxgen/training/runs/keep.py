@@ -42,7 +42,8 @@ from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.loggers import need_packages
 from onnxgen.training.runs.contract import facts_of
 from onnxgen.training.runs.folder import BEST, MODULE, RECORD, RUNS, TOKENIZER, files_of, numbered, slug
-from onnxgen.training.runs.record import Image, Input, Part, Record, Target, code_of, noted, read_record, write_record
+from onnxgen.training.runs.image import Image
+from onnxgen.training.runs.record import Input, Part, Record, Target, code_of, noted, read_record, write_record
 from onnxgen.training.runs.seen import SAMPLES, digests
 from onnxgen.training.runs.source import fingerprint_of, source_of
 from onnxgen.training.settings import Settings
