@@ -22,7 +22,6 @@ else:  # not generic before click 8.4
 
 PAIR = "NAME=VALUE"  # metavar of an option that gives one item of a table
 DATA = "A file, a folder, module:function, or digits (the default)."
-WRONG = "onnxgen.wrong"  # of `click.Context.meta`
 CONFIG = "A file with options by name. The command line overrules it."
 
 
@@ -53,9 +52,8 @@ def given_settings(context: click.Context) -> dict[str, Any]:
     """Return the settings that the command line gives, by field: no defaults, and none of `wrong_options`."""
     found: dict[str, Any] = {}
     for name, about in SETTINGS.items():
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT and name not in context.meta.get(
-            WRONG, ()
-        ):
+        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if given and name not in _wrong(context):
             value = context.params[name]
             found[name] = {k: v for one in value for k, v in one.items()} if about.like == PAIR else value
     return found
@@ -63,7 +61,13 @@ def given_settings(context: click.Context) -> dict[str, Any]:
 
 def wrong_options(context: click.Context) -> list[Problem]:
     """Return what is wrong with the values of settings on the command line, in their order."""
-    return [problem for problems in context.meta.get(WRONG, {}).values() for problem in problems]
+    return [problem for problems in _wrong(context).values() for problem in problems]
+
+
+def _wrong(context: click.Context) -> dict[str, list[Problem]]:
+    """Return what is wrong by the name of a parameter, to be added to."""
+    found: dict[str, list[Problem]] = context.ensure_object(dict).setdefault("wrong", {})
+    return found
 
 
 class Value(ParamType):
@@ -92,8 +96,7 @@ class Value(ParamType):
         if ctx is None or param is None or param.name is None:
             self.fail(why, param, ctx)
         said = click.BadParameter(why, ctx, param).format_message()
-        wrong = ctx.meta.setdefault(WRONG, {}).setdefault(param.name, [])
-        wrong.append(Problem(f"{said} (try: {ctx.command_path} -h)"))
+        _wrong(ctx).setdefault(param.name, []).append(Problem(f"{said} (try: {ctx.command_path} -h)"))
         return None
 
 

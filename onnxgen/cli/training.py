@@ -48,19 +48,14 @@ def train_command(
     problems = Problems()
     for problem in wrong:
         problems.add(problem)
-    places = {name: given[name] for name in ("restartable", "resume", "out") if name in given}
-    given = {**given, "resume": True} if restarted(Settings(**places)).resume else given
-    named = {"model": model, "data": data}
-    given = {**given, **{k: v for k, v in named.items() if v is not None}}
+    named = {name: value for name, value in (("model", model), ("data", data)) if value is not None}
+    given = {**_restarted(given), **named}
     chosen: dict[str, Any] = given
     with problems.gathered():
         chosen = {**_configured(config, given), **given}
     before = model if model is not None and model.is_dir() else None
-    base = {} if before is None else {**going_on(before, data), "data": read_record(before).data_for(before)}
-    if before is not None:
-        refuse_code(base, chosen, before)
-    values = {**base, **chosen}
-    run = {name: str(values[name]) for name in named if name in values}
+    values = {**(_of_run(before, data, chosen) if before is not None else {}), **chosen}
+    run = {name: str(values[name]) for name in NOT_SETTINGS if name in values}
     settings = _sound(_of_settings(values), problems)
     if "model" in run or not problems.found:  # a configuration file that can't be read may name it
         _check(run, settings, problems, quiet or as_json)
@@ -77,6 +72,19 @@ def train_command(
     if first_process():
         _tell(result, quiet, as_json)
     return INTERRUPTED if result.stopped == "interrupted" else 0
+
+
+def _restarted(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what the command line gives; a job that was started again goes on (`--restartable`)."""
+    places = {name: given[name] for name in ("restartable", "resume", "out") if name in given}
+    return {**given, "resume": True} if restarted(Settings(**places)).resume else given
+
+
+def _of_run(before: Path, data: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings and the data of the run that is trained on. Code that it names is not run unasked."""
+    base = {**going_on(before, data), "data": read_record(before).data_for(before)}
+    refuse_code(base, chosen, before)
+    return base
 
 
 @contextmanager

@@ -105,23 +105,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     Raises:
         OnnxgenError: the device, the data, a pattern, the loss or anything else does not fit. Nothing was trained.
     """
-    settings = launched(settings)
-    problems, device, opened = Problems(), None, None
-    with problems.gathered():
-        device = choose(settings.device, settings.imports)
-    file = None if isinstance(model, nn.Module) else Path(model)
-    file, notes = _to_train(file, data, settings)
-    model, said = begun(model if file is None else file, settings)
+    model, file, opened, device, settings, notes = _opened(model, data, launched(settings))
+    assert opened.train is not None
     learned = has_learned(model) and not settings.from_scratch and settings.replace_head is None
-    notes += [said] if said else []
-    settings = as_trained(settings, model)
-    look_up(model, settings, problems)
-    with problems.gathered():
-        opened = open_data(data, model, settings)
-    problems.raise_if_any()
-    assert device is not None and opened is not None
-    if opened.train is None:
-        raise OnnxgenError(f"{opened.name} has no samples to train with")
     settings = with_task(settings, opened)
     notes += _classes_of_parts(opened, settings)
     head: tuple[str, ...] = ()
@@ -149,6 +135,31 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     top = _top(model, head, settings)
     learned = learned and not head
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned, top, file)
+
+
+def _opened(
+    model: nn.Module | Path | str, data: Any, settings: Settings
+) -> tuple[nn.Module, Path | None, Data, Device, Settings, list[str]]:
+    """Return the model with its first weights, its file, its data, the device, the settings as trained, and notes.
+
+    Raises:
+        OnnxgenError: the model can't be opened; or all that is wrong with the device, the data, and names.
+    """
+    problems, device, opened = Problems(), None, None
+    with problems.gathered():
+        device = choose(settings.device, settings.imports)
+    file = None if isinstance(model, nn.Module) else Path(model)
+    file, notes = _to_train(file, data, settings)
+    model, said = begun(model if file is None else file, settings)
+    settings = as_trained(settings, model)
+    look_up(model, settings, problems)
+    with problems.gathered():
+        opened = open_data(data, model, settings)
+        if opened.train is None:
+            raise OnnxgenError(f"{opened.name} has no samples to train with")
+    problems.raise_if_any()
+    assert device is not None and opened is not None
+    return model, file, opened, device, settings, notes + ([said] if said else [])
 
 
 def _to_train(file: Path | None, data: Any, settings: Settings) -> tuple[Path | None, list[str]]:

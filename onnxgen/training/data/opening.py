@@ -92,9 +92,7 @@ def open_source(
 def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[str]) -> DataSource:
     if SHARDS.fullmatch(str(path)) and not path.exists():
         return open_stream(matching(str(path)), path.name, settings)
-    if not path.exists():
-        raise OnnxgenError(f"no file or folder {path}", help=KINDS)
-    refuse_special(path)
+    _need(path)
     if is_idx(path):
         return open_idx(path)
     if shards := shards_of(path) if targets or path.suffix.lower() != ".npy" else []:
@@ -131,6 +129,12 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
             path, strict=settings.strict, labelled=targets and settings.teacher is None and settings.noise is None
         )
     raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
+
+
+def _need(path: Path) -> None:
+    if not path.exists():
+        raise OnnxgenError(f"no file or folder {path}", help=KINDS)
+    refuse_special(path)
 
 
 def _parts(folder: Path) -> dict[str, Path]:
