@@ -55,11 +55,12 @@ def drawn(name: str, default: Any, unit: int, rng: random.Random) -> Any:
     return step * rng.choice([n for n in range(1, 2 * default // step + 2) if n * step != default])
 
 
-def unit_of(network: nn.Module) -> int:
-    """The number that widths must be multiples of: groups of norms, heads of attention."""
+def unit_of(network: nn.Module, source: str) -> int:
+    """The number that widths must be multiples of: groups of norms, heads of attention and of views."""
     numbers = [m.num_groups for m in network.modules() if isinstance(m, nn.GroupNorm)]
     heads = [getattr(m, "num_heads", None) for m in network.modules()]
-    return math.lcm(*numbers, *(number for number in heads if isinstance(number, int)))
+    split = map(int, re.findall(r"unflatten\(-1, \((\d+), -1\)\)", source))
+    return math.lcm(*numbers, *split, *(number for number in heads if isinstance(number, int)))
 
 
 def candidates(inputs: Inputs, sizes: dict[int, int]) -> Iterator[Inputs]:
@@ -98,7 +99,7 @@ def rows_of(path: Path, draws: int, rng: random.Random, folder: Path) -> Iterato
         defaults = {k: p.default for k, p in inspect.signature(build).parameters.items()}
         if not defaults or works(own, inputs) != "trained":
             return
-        unit = unit_of(own)
+        unit = unit_of(own, module.read_text(encoding="utf-8"))
         for name in [*([n] for n in defaults), [*defaults]]:
             for _ in range(draws):
                 values = {n: drawn(n, defaults[n], unit, rng) for n in name}
