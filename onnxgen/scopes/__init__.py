@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.common.names import common_scope
+from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.graph.annotations import CLASSES, FOUND_CLASSES, SCOPE
 from onnxgen.options import Options
 from onnxgen.scopes.flow import Flow
 from onnxgen.scopes.regions import find_regions
 from onnxgen.scopes.repeats import Arranger
-from onnxgen.scopes.scopes import Writer, set_scope
+from onnxgen.scopes.scopes import Writer, set_scope, write_branches
 from onnxgen.scopes.tokens import Tokenizer
 
 FEW = 4  # layers in which no block can repeat
@@ -29,6 +29,8 @@ def find_blocks(model: ir.Model, options: Options) -> None:
     """
     if options.flat:
         return
+    branches = write_branches(model.graph, {SCOPE.get(node)[0] for node in model.graph if SCOPE.get(node)}, FEW)
+    _add_classes(model, branches)
     flow = Flow(model.graph)
     named = {i for i, node in enumerate(flow.nodes) if SCOPE.get(node)}
     layers = [i for i, weighs in enumerate(flow.weighs) if weighs]
@@ -41,9 +43,13 @@ def find_blocks(model: ir.Model, options: Options) -> None:
     Writer(flow, arranger, taken).sequence(tokens, ())  # the second pass knows all blocks that are inside of others
     writer = Writer(flow, arranger, taken)
     writer.sequence(tokens, ())
-    CLASSES.set(model, {**CLASSES.get(model), **writer.classes})
-    FOUND_CLASSES.set(model, frozenset(writer.classes))
+    _add_classes(model, writer.classes)
     for node in reversed(flow.fixed):  # nodes that only compute with stored tensors belong to their users
         if not SCOPE.get(node):
             users = (SCOPE.get(use.node) for output in node.outputs for use in output.uses())
             set_scope(node, common_scope(users) or ())
+
+
+def _add_classes(model: ir.Model, classes: dict[ModulePath, str]) -> None:
+    CLASSES.set(model, {**CLASSES.get(model), **classes})
+    FOUND_CLASSES.set(model, frozenset((*FOUND_CLASSES.get(model), *classes)))

@@ -221,3 +221,26 @@ def set_scope(node: ir.Node, path: ModulePath) -> None:
     for graph in subgraphs(node):
         for inner in graph:
             set_scope(inner, path)
+
+
+def write_branches(graph: ir.Graph, taken: set[str], least: int) -> dict[ModulePath, str]:
+    """Give the branches of an `If` that have the same layers, at least so many, a module each; return their classes."""
+    found: dict[ModulePath, str] = {}
+    for node in graph:
+        if node.op_type != "If" or SCOPE.get(node):
+            continue
+        bodies = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+        layers = [_layers(Flow(body)) for body in bodies]
+        if layers[0] != layers[1] or len(layers[0]) < least or any(SCOPE.get(inner) for b in bodies for inner in b):
+            continue
+        for body in bodies:
+            number = next(n for n in range(1, len(found) + len(taken) + 2) if f"branch{n}" not in taken)
+            taken.add(f"branch{number}")
+            found[(f"branch{number}",)] = "Branch"
+            for inner in body:
+                set_scope(inner, (f"branch{number}",))
+    return found
+
+
+def _layers(flow: Flow) -> list[str]:
+    return [kind(flow, i) for i, weighs in enumerate(flow.weighs) if weighs]

@@ -256,3 +256,43 @@ def steps(path: Path) -> int:
     finally:
         sys.settrace(None)
     return count
+
+
+def either_net(path: Path, depths: tuple[int, int]) -> Path:
+    """An `If` whose branches are convolutions in a row, with strides of their own."""
+    random, bodies = np.random.default_rng(1), []
+    for branch, depth in enumerate(depths):
+        nodes, stored, value, channels = [], [], "x", 1
+        for n in range(depth):
+            weight = random.normal(size=(4, channels, 3)).astype(np.float32)
+            stored.append(numpy_helper.from_array(weight, f"{branch}{n}"))
+            nodes.append(helper.make_node("Conv", [value, f"{branch}{n}"], [f"c{branch}{n}"], strides=[1 + branch]))
+            nodes.append(helper.make_node("Relu", [f"c{branch}{n}"], [value := f"r{branch}{n}"]))
+            channels = 4
+        nodes.append(helper.make_node("ReduceMean", [value], [f"out{branch}"], axes=[2], keepdims=0))
+        out = helper.make_tensor_value_info(f"out{branch}", TensorProto.FLOAT, None)
+        bodies.append(helper.make_graph(nodes, "body", [], [out], stored))
+    choice = helper.make_node("If", ["fine"], ["y"], then_branch=bodies[0], else_branch=bodies[1])
+    given = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 64]),
+        helper.make_tensor_value_info("fine", TensorProto.BOOL, []),
+    ]
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])
+    graph = helper.make_graph([choice], "either", given, [out])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(("depths", "modules"), [((4, 4), {"branch1", "branch2"}), ((4, 5), set()), ((3, 3), set())])
+def test_branches_with_the_same_layers_are_one_class(
+    depths: tuple[int, int], modules: set[str], tmp_path: Path
+) -> None:
+    path = either_net(tmp_path / "either.onnx", depths)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(2).normal(size=(1, 1, 64)).astype(np.float32)
+    for fine in (True, False):
+        feeds = {"x": x, "fine": np.array(fine)}
+        made = run(path, tmp_path, feeds)
+        assert {name for name, _ in made.model.named_children() if name.startswith("branch")} == modules
+        assert made.generated.source.count("class Branch(") == bool(modules)
+        check(made, session.run(None, feeds), path)
