@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from onnxgen.code import printer
 from onnxgen.code.formula import formula
@@ -31,6 +32,8 @@ MAX_PARAMETERS = 10  # with the flags
 MAX_FLAGS = 4
 MAX_NAMELESS = 3  # parameters whose literals are not arguments with a name
 MAX_FACTOR = 16  # between two sizes of which one follows from the other
+COUNT = "depth"  # how many blocks a row has
+JOINED, SHARES = (0, 1, 2), (1, 2)  # what else is beside the blocks' results; parts of a width that each of them has
 SIZE = re.compile("channels|features|(?<!kernel_)size|^(hidden_|embed_|embedding_)?dim$")  # the name of a width
 
 Column = dict[int, Slot]  # a literal in each instance that has it
@@ -156,6 +159,8 @@ class Parameters:
         if group.wanted == "head_dim":
             heads = [g for g in self.all if g.wanted == "num_heads" and g.numbers.keys() >= numbers.keys()][:1]
             numbers = {i: n * heads[0].numbers[i] for i, n in numbers.items()} if heads else {}
+        elif self._joins(group):
+            return
         for kind, rule, holds in _rules(group.wanted) if numbers else ():
             for base in self.all:
                 is_size = base.is_size and not base.wanted.startswith("hidden_")
@@ -165,6 +170,19 @@ class Parameters:
                 if numbers.keys() <= known.keys() and all(holds(n, known[i]) for i, n in numbers.items()):
                     group.bases, group.rule = [base, *heads], rule
                     return
+
+    def _joins(self, group: Group) -> bool:
+        """Let a width be that of what a row of blocks and some others return, side by side, if it is: C2f, CSP."""
+        counts = [g for g in self.all if g.wanted == COUNT and len(set(g.numbers.values())) > 1]
+        sizes = [g for g in self.all if g.is_size and g is not group and not g.bases]
+        numbers = group.numbers if group.is_size else {}
+        for count, base, more, share in product(counts, sizes, JOINED, SHARES) if numbers else ():
+            n, size = count.numbers, base.numbers
+            if numbers.keys() <= n.keys() & size.keys():
+                if all(number * share == (n[i] + more) * size[i] for i, number in numbers.items()):
+                    group.bases, group.rule = [count, base], f"({{}} + {more}) * {{}}" + f" // {share}" * (share > 1)
+                    return True
+        return False
 
     @property
     def are_few(self) -> bool:
@@ -278,7 +296,7 @@ def _rules(wanted: str) -> Iterator[tuple[str, str, Callable[[int, int], bool]]]
         yield from (("dilation", f"{factor} * {{}}", is_ratio(factor, 1)) for factor in factors)
     elif wanted == "head_dim":  # times the number of heads
         yield "size", "{} // {}", is_ratio(1, 1)
-    elif wanted.startswith("hidden_"):
+    elif wanted.startswith("hidden_") or wanted == "channels":
         for factor in factors:
             yield "size", f"{factor} * {{}}", is_ratio(factor, 1)
             yield "size", f"{{}} // {factor}", is_ratio(1, factor)

@@ -70,8 +70,9 @@ class Tabled(nn.Module):
         return torch.sigmoid(self.body(self.stem(x)))
 
 
-def test_a_table_of_widths_keeps_its_numbers(tmp_path: Path) -> None:
-    assert "nn.Conv2d(16, " in classes(made(Tabled, tmp_path, images))["Body"]
+def test_a_table_of_widths_is_the_network_s(tmp_path: Path) -> None:
+    source = classes(made(Tabled, tmp_path, images))
+    assert "nn.Conv2d(widths[0], widths[1], " in source["Body"] and "Body(widths, " in source["Net"]
 
 
 class Split(nn.Module):
@@ -130,3 +131,41 @@ class Pair(nn.Sequential):
 def test_who_has_a_constant_keeps_the_width(tmp_path: Path) -> None:
     block, _ = classes(made(Pair, tmp_path, rows, Case("dynamo", 18, False))).values()
     assert "constant(" in block and "nn.Linear(8, 8)" in block
+
+
+class Inner(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x))
+
+
+class Part(nn.Module):
+    """Blocks in a row, of which the results of all stand side by side with what they take: a C2f."""
+
+    def __init__(self, channels: int, out: int, depth: int) -> None:
+        super().__init__()
+        self.cv1, half = nn.Conv2d(channels, out, 1), out // 2
+        self.m = nn.ModuleList([Inner(half) for _ in range(depth)])
+        self.cv2 = nn.Conv2d((2 + depth) * half, out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [*self.cv1(x).chunk(2, 1)]
+        for m in self.m:
+            parts.append(m(parts[-1]))
+        return torch.relu(self.cv2(torch.cat(parts, 1)))
+
+
+class Rows(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(Part(3, 16, 1), Part(16, 24, 3), Part(24, 32, 2), Part(32, 16, 1))
+
+
+def test_a_width_follows_from_the_depth(tmp_path: Path) -> None:
+    source = made(Rows, tmp_path, images)
+    assert "nn.Conv2d((depth + 2) * out_channels // 2, out_channels, kernel_size=1)" in source
+    module = imported(tmp_path / "generated.py")
+    assert module.Part(6, 10, 4)(torch.randn(2, 6, 8, 8)).shape == (2, 10, 8, 8)
