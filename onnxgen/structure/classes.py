@@ -22,7 +22,7 @@ from onnxgen.structure.forms import Differ, Form, FormMaker, add, parts, values
 from onnxgen.structure.literals import Signature
 from onnxgen.structure.loops import Run
 from onnxgen.structure.methods import extract
-from onnxgen.structure.runs import Place, collect_runs, has_one
+from onnxgen.structure.runs import Place, collect_calls, collect_runs, has_one
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 from onnxgen.structure.sequences import share_rows
 from onnxgen.structure.share import Shared, share
@@ -66,6 +66,7 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath], 
             own = {id(statement) for statement in scope.body}
             collect_runs(scope, module, loops)
             roll(scope, module, [s for s in scope.body if isinstance(s, Loop) and id(s) not in own])
+            collect_calls(scope, module)
             fill_gaps(scope)
             slice_lists(scope)
     share_rows([scope for scope in order if scope.path not in plain], module.reserved)

@@ -79,7 +79,7 @@ def signature(function: str, classes: Mapping[str, Signature]) -> Signature:
         names, usual = arguments(function)
         return Signature(names, {name: ast.Constant(value) for name, value in usual.items()})
     names = ("key",) if function == "constant" else SIGNATURES.get(function, ())
-    defaults = {name: ast.Constant(value) for name, value in DEFAULTS.get(function, {}).items()}
+    defaults: dict[str, ast.expr] = {key: ast.Constant(value) for key, value in DEFAULTS.get(function, {}).items()}
     return Signature(tuple(OWN_NAMES.get(name, name) for name in names), defaults)
 
 

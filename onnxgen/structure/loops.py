@@ -27,7 +27,7 @@ Result = tuple[int, int]  # a value that each turn makes: the index of a stateme
 
 
 class Run:
-    """The dataflow between the turns of a run over a list of submodules (`find_turns`).
+    """The dataflow between the turns of a run, over a list of submodules or calls of one (`find_turns`).
 
     If it `is_regular` and can `arrange` the statements, `write` replaces them by a loop.
 
@@ -215,7 +215,7 @@ class Run:
 
         def change(node: ast.AST) -> ast.expr | None:
             if isinstance(node, MemberRef) and id(node.member) in self.items.number:
-                return Ref(parts[self.items.number[id(node.member)]])
+                return Ref(parts[self.items.number[id(node.member)]]) if parts else None
             if not isinstance(node, Ref):
                 return None
             read = next(reads)
@@ -259,7 +259,8 @@ class Run:
         return inside and (mine.dtype, mine.shape, mine.kind) == (its.dtype, its.shape, its.kind)
 
     def _value(self, kind: str, role: str) -> str:
-        value = f"{'.'.join(self.items.path or ())}%{kind}"
+        path = next(iter(self.items.parts[0].values())).path if self.items.path is None else self.items.path
+        value = f"{'.'.join(path)}%{kind}"
         if role:
             self.module.roles[value] = role
         return value

@@ -63,6 +63,17 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
             flow = _looped(flow, _items(parts, path), module, loops)
 
 
+def collect_calls(scope: Scope, module: ModuleDef) -> None:
+    """Replace calls of one submodule, each with the result of the call before it, by a loop."""
+    called = [callee(statement.value) for statement in scope.body if isinstance(statement, Assign)]
+    modules = {id(member): member for member in called if member is not None and member.kind == "module"}
+    counts = Counter(map(id, called))
+    flow = Flow(scope)
+    for key, member in modules.items():
+        if counts[key] > 2:
+            flow = _looped(flow, Items(None, [{-1: member}]), module, {})
+
+
 def place(scope: Scope, path: ModulePath) -> Place:
     """Return where a list is: the role of its module, and its path there."""
     return role_path(scope.path), path[len(scope.path) :]
@@ -102,14 +113,18 @@ def _looped(flow: Flow, items: Items | None, module: ModuleDef, loops: dict[Plac
         if not run.is_regular or not run.arrange():
             continue
         run.write()
-        loops.setdefault(place(flow.scope, items.path or ()), run)
+        if items.path is not None:
+            loops.setdefault(place(flow.scope, items.path), run)
         return Flow(flow.scope)  # its results may be items of a list now, in all statements after it
     return flow
 
 
 def _anchors(flow: Flow, items: Items) -> list[list[Assign]]:
     """Return the statements that use each item; [] if they are not all assignments of the body."""
-    found = [[s for part in item.values() for s in flow.mentions.get(id(part), ())] for item in items.parts]
+    if items.path is None:
+        found = [[statement] for statement in flow.mentions[id(items.parts[0][-1])]]
+    else:
+        found = [[s for part in item.values() for s in flow.mentions.get(id(part), ())] for item in items.parts]
     plain = {i: s for i, s in enumerate(flow.scope.body) if isinstance(s, Assign) and s.targets}
     at = {id(s): i for i, s in plain.items()}
     if not all(found) or any(id(s) not in at for statements in found for s in statements):

@@ -37,7 +37,6 @@ MAX_NUMBERS = 4  # sequences of numbers that a loop goes over
 FEW = 4  # turns that are enough to compare rotations
 LEAST_GAIN = 2.0  # lines, about
 MANY, LEAST_OF_MANY = 4, 1.0  # a loop of so many turns may gain less
-LEAST_OF_CALLS = -0.5  # of three calls of one submodule
 STATEMENTS_A_LINE = 2.0
 IN_LANES = 0.9  # what a stretch of statements is worth that do not follow each other
 WITH_NUMBERS = 0.8  # what a stretch with other numbers in each turn is worth beside one that is the same
@@ -221,7 +220,7 @@ def _loop(around: Around, module: ModuleDef, statements: list[Statement], period
             continue
         changed, stretch = made
         gain = (turns - 1) * period / STATEMENTS_A_LINE - stretch.cost
-        if stretch.is_regular and gain >= _least(stretch):
+        if stretch.is_regular and gain >= _least(turns, bool(stretch.starts)):
             scope.body = [changed.get(id(statement), statement) for statement in body]
             if stretch.arrange():
                 return next(s for s in stretch.write() if isinstance(s, Loop))
@@ -229,13 +228,10 @@ def _loop(around: Around, module: ModuleDef, statements: list[Statement], period
     return None
 
 
-def _least(stretch: Stretch) -> float:
+def _least(turns: int, carries: bool) -> float:
     """Return how many lines a loop must gain."""
-    turns, first = len(stretch.turns), stretch.turns[0]
-    if not stretch.starts:  # one item for each turn, as in a list of scales
+    if not carries:  # one item for each turn, as in a list of scales
         return LEAST_GAIN if turns < 3 else 0
-    if len(first) == 1 and callee(first[0].value) is not None:  # one submodule, called again and again
-        return LEAST_GAIN if turns < 3 else LEAST_OF_CALLS
     return LEAST_GAIN if turns < MANY else LEAST_OF_MANY
 
 

@@ -28,7 +28,7 @@ class Items:
     """The items that a loop goes over.
 
     Attributes:
-        path: the module path of the list; None of a stretch, whose items have names of their own (`stretch.py`).
+        path: the module path of the list; None for the calls of one submodule, and for a stretch (`stretch.py`).
         parts: for each item its submodules by number; an item that is itself a submodule has the number -1.
     """
 
