@@ -21,11 +21,12 @@ from dataclasses import dataclass
 
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, Input, Loop, ModuleDef, Statement, flattened, used
-from onnxgen.code.quote import Ref, members, put, refs, rewrite, walk
+from onnxgen.code.quote import Ref, put, refs, rewrite, walk
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.lowering.roles import seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.makers import made_by
+from onnxgen.structure.repeated import wired
 from onnxgen.structure.scopes import Method, Scope, callee
 from onnxgen.structure.stretches import common, numbered, text_of
 
@@ -56,15 +57,10 @@ def loops_of(block: Sequence[Statement]) -> list[Loop]:
 
 @dataclass
 class _Stretch:
-    """One place where the statements of a method stand.
-
-    Attributes:
-        rows: the statements, by their indices in the body.
-        given: the values from outside, in order of first use.
-        made: the values that the statements make, in order.
-    """
+    """One place where the statements of a method stand: their indices in the body, and what they compute (`Wired`)."""
 
     rows: list[int]
+    lines: list[str]
     given: list[str]
     made: list[str]
 
@@ -120,53 +116,38 @@ class _Search:
     def _gain(self, stretches: list[_Stretch]) -> float:
         """Return about how many lines a method saves, less those that it must save."""
         calls, rows = len(stretches), stretches[0].rows
-        layers = sum(callee(node) is not None for row in rows for node in walk(self._value(row)))
+        layers = sum(callee(node) is not None for row in rows for node in walk(self._statement(row).value))
         saved = (calls - 1) * len(rows) / STATEMENTS_A_LINE - 2 - 0.5 * calls
         return saved - LEAST_GAIN[min(layers, 3)]
 
     def _stretch(self, start: int, size: int) -> _Stretch | None:
         """Return a stretch; None if a statement between its own needs what it makes."""
         rows = self.rows[start : start + size]
-        given: dict[str, None] = {}
-        made: list[str] = []
-        for row in rows:
-            statement = self.body.body[row]
-            assert isinstance(statement, Assign)
-            given.update(dict.fromkeys(name for name in refs(statement.value) if name not in made))
-            made += statement.targets
-        mine, known = set(rows), set(made)
+        found = _Stretch(rows, *wired(map(self._statement, rows)))
+        mine, known = set(rows), set(found.made)
         for row in range(rows[0], rows[-1]):
             if row not in mine and not known.isdisjoint(used(self.body.body[row])):
                 return None
-        return _Stretch(rows, list(given), made)
+        return found
 
     def _alike(self, stretches: list[_Stretch]) -> list[int] | None:
         """Return the indices of the results that are used outside; None if the stretches differ or need too much."""
-        forms = [self._form(stretch) for stretch in stretches]
         first = stretches[0]
-        if any(form != forms[0] for form in forms) or not 0 < len(first.given) <= MAX_ARGUMENTS:
+        if any(stretch.lines != first.lines for stretch in stretches) or not 0 < len(first.given) <= MAX_ARGUMENTS:
             return None
         kinds = [[_kind(self.module.infos.get(name, Info())) for name in s.given] for s in stretches]
         if any(kind != kinds[0] for kind in kinds) or len({tuple(s.given) for s in stretches}) == 1:
             return None
         results: set[int] = set()
         for stretch in stretches:
-            inside = Counter(n for row in stretch.rows for n in refs(self._value(row)))
+            inside = Counter(n for row in stretch.rows for n in refs(self._statement(row).value))
             results |= {i for i, name in enumerate(stretch.made) if self.uses[name] > inside[name]}
         return sorted(results) if 0 < len(results) <= MAX_RESULTS else None
 
-    def _value(self, row: int) -> ast.expr:
+    def _statement(self, row: int) -> Assign:
         statement = self.body.body[row]
         assert isinstance(statement, Assign)
-        return statement.value
-
-    def _form(self, stretch: _Stretch) -> list[object]:
-        """Return where each operand of each statement comes from, and the members that they use."""
-        place = {name: (True, i) for i, name in enumerate(stretch.made)}
-        place |= {name: (False, i) for i, name in enumerate(stretch.given)}
-        values = [self._value(row) for row in stretch.rows]
-        used_members = [id(member) for value in values for member in members(value)]
-        return [[place[name] for name in refs(value)] for value in values] + [used_members]
+        return statement
 
     def _write(self, stretches: list[_Stretch], results: list[int]) -> None:
         first, infos = stretches[0], self.module.infos
@@ -180,8 +161,7 @@ class _Search:
         inner.inputs = [Input(own[value], annotation(infos[own[value]])) for value in first.given]
         inner.outputs = [Ref(own[first.made[i]]) for i in results]
         for row in first.rows:
-            statement = self.body.body[row]
-            assert isinstance(statement, Assign)
+            statement = self._statement(row)
             made = rewrite(statement.value, put(own))
             targets = tuple(own[target] for target in statement.targets)
             nodes = tuple(node for s in stretches for node in self.body.body[s.rows[first.rows.index(row)]].nodes)
@@ -202,11 +182,11 @@ class _Search:
 
     def _name(self, first: _Stretch, stretches: list[_Stretch]) -> str:
         """Return a name by what the method is given and whether it has layers."""
-        layers = any(callee(node) is not None for row in first.rows for node in walk(self._value(row)))
+        layers = any(callee(node) is not None for row in first.rows for node in walk(self._statement(row).value))
         inputs = {argument.value for argument in self.root.inputs}
         own = zip(*(column for column in zip(*(s.given for s in stretches)) if len(set(column)) > 1))
         begins = all(inputs.intersection(given) for given in own)
-        steps = [self._value(row) for row in first.rows]
+        steps = [self._statement(row).value for row in first.rows]
         wanted = "step" if not begins else "encode"
         if not layers:
             wanted = "rearrange" if all(map(_is_view, steps)) else "transform"

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 from onnxgen.code.module_def import Assign, Statement, members_of, spelled
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, refs, walk
@@ -19,6 +21,20 @@ from onnxgen.shapes.info import Info
 from onnxgen.structure.literals import differing, with_names
 
 MAX_NUMBERS = 3  # arguments of a class that are numbers
+
+
+class Wired(NamedTuple):
+    """What statements compute, equal for those that do the same with other values.
+
+    Attributes:
+        lines: what each statement does, and where its operands come from.
+        given: the values from outside, in order of first use.
+        made: the values that the statements make, in order.
+    """
+
+    lines: list[str]
+    given: list[str]
+    made: list[str]
 
 
 @dataclass
@@ -100,10 +116,10 @@ def _from_operands(statements: list[Assign], known: list[int | None]) -> list[in
 
 def _alike(calls: list[list[Assign]], infos: dict[str, Info]) -> Repeated | None:
     calls, numbers = _with_arguments(calls)
-    texts = [_text(call) for call in calls]
-    if any(text != texts[0][0] for text, _, _ in texts[1:]):
+    alike = [wired(call) for call in calls]
+    if any(call.lines != alike[0].lines for call in alike):
         return None
-    inputs, made = [t[1] for t in texts], [t[2] for t in texts]
+    inputs, made = [call.given for call in alike], [call.made for call in alike]
     shapes = [[str(infos.get(name, Info()).shape) for name in names] for names in inputs]
     kinds = [[infos.get(name, Info()).kind for name in names] for names in inputs]
     varies = any(s != shapes[0] for s in shapes)
@@ -132,25 +148,24 @@ def _with_arguments(calls: list[list[Assign]]) -> tuple[list[list[Assign]], dict
     return [[with_names(s, own) for s in call] for call, own in zip(calls, names)], numbers
 
 
-def _text(statements: list[Assign]) -> tuple[list[str], list[str], list[str]]:
-    """Return what a call computes (equal for equal calls), the values that it is given, and those that it makes."""
+def wired(statements: Iterable[Assign]) -> Wired:
+    """Return how the values of these statements are connected."""
     names: dict[str, str] = {}
-    inputs: list[str] = []
+    found = Wired([], [], [])
 
     def token(node: ast.AST) -> str | None:
         if isinstance(node, Ref):
             if node.value not in names:
-                names[node.value] = f"%in{len(inputs)}"
-                inputs.append(node.value)
+                names[node.value] = f"%in{len(found.given)}"
+                found.given.append(node.value)
             return names[node.value]
         if isinstance(node, MemberRef):
             return "%" + ".".join(node.member.path)
         return f"%{node.dim}" if isinstance(node, SizeOf) else None
 
-    lines, made = [], []
     for statement in statements:
-        lines.append(spelled(statement, token))
+        found.lines.append(spelled(statement, token))
         for target in statement.targets:
             names[target] = f"%{len(names)}"
-            made.append(target)
-    return lines, inputs, made
+            found.made.append(target)
+    return found
