@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, used
-from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite, walk
+from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite
 from onnxgen.common.names import FileText, identifier, singular
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import is_made_up
@@ -154,9 +154,7 @@ class Run:
         begun: list[Statement] = [
             Assign((self._name(r),), self._before(start), scope.path) for r, start in self.starts.items()
         ]
-        for name, result in zip(results, self.kept):
-            items = ast.List([Ref(self._name(result)) for _ in self._first(result)], ast.Load())
-            begun.append(Assign((name,), items, scope.path))
+        begun += [Assign((n,), self._begun(result), scope.path) for n, result in zip(results, self.kept)]
         body: list[Statement] = []
         for s in range(len(last)):
             body.append(self._statement(s, parts, own))
@@ -180,6 +178,10 @@ class Run:
             self._read_lists(dict(zip(self.kept, results)))
         scope.body = [*self.before, *begun, loop, *self.after]
         return [*begun, loop]
+
+    def _begun(self, result: Result) -> ast.expr:
+        """Return the list that collects a result, before the first turn."""
+        return ast.List([Ref(self._name(result)) for _ in self._first(result)], ast.Load())
 
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         """Return the values of one variable, one for each turn."""
@@ -318,36 +320,6 @@ class Run:
         for statement in self.after:
             replace_in(statement, change)
         self.scope.outputs = _starred([rewrite(o, change) for o in self.scope.outputs], len(self.turns))
-
-
-class OneTurn(Run):
-    """A loop over a list of one item, where the same list of another module has several: both may be of one class.
-
-    The statement that calls the item does what a turn of the other loop, `like`, does.
-    """
-
-    def __init__(
-        self, scope: Scope, items: Items, statement: Assign, uses: Counter[str], module: ModuleDef, like: Run
-    ) -> None:
-        super().__init__(scope, items, [[statement]], uses, module)
-        given = refs(statement.value)
-        self.is_regular = (
-            like.kept == [(0, 0)] == [*like.starts]
-            and len(like.turns[0]) == 1
-            and not like.own
-            and like.items.text(like.turns[-1][0]) == items.text(statement)
-            and len(given) == len(like.reads[0])
-            and self._is_listed(statement.targets[0], like.beside)
-        )
-        if self.is_regular:
-            self.reads, self.kept = like.reads, like.kept
-            self.starts = {(0, 0): given[like.reads[0].index((0, 0))]}
-
-    def _is_listed(self, value: str, beside: int) -> bool:
-        """True if a value is an item of a list with so many others."""
-        trees = (node for tree in self.scope.expressions() for node in walk(tree))
-        lists = [tree.elts for tree in trees if isinstance(tree, ast.List)]
-        return any(len(e) - 1 == beside and any(isinstance(i, Ref) and i.value == value for i in e) for e in lists)
 
 
 def with_whole(

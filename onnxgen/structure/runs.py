@@ -23,8 +23,9 @@ from onnxgen.code.torch_api import LAYER_OF, function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.structure.classnames import role_path
 from onnxgen.structure.literals import is_literal, is_number
-from onnxgen.structure.loops import OneTurn, Run
+from onnxgen.structure.loops import Run
 from onnxgen.structure.scopes import Scope, callee
+from onnxgen.structure.stretch import OneTurn
 from onnxgen.structure.tree import fillable
 from onnxgen.structure.turns import Items, find_turns
 

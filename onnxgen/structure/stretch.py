@@ -1,4 +1,4 @@
-"""One stretch of statements that repeats, as a loop.
+"""Loops beside those over a list of several items: a stretch of statements that repeats, and a list of one item.
 
 Goes in: the statements of each turn, in which numbers that differ from turn to turn have names. Comes out: the loop
 over a range, over these numbers, or over values that each turn has its own of.
@@ -220,6 +220,36 @@ class Stretch(Run):
         names = (self.starts[result], *self._names(result)) if result in self.starts else ()
         is_whole = bool(names) and names in self.around.lists.get(names[0], ()) and self.uses[names[1]] > 0
         return names[:1] if is_whole else ()
+
+
+class OneTurn(Run):
+    """A loop over a list of one item, where the same list of another module has several: both may be of one class.
+
+    The statement that calls the item does what a turn of the other loop, `like`, does.
+    """
+
+    def __init__(
+        self, scope: Scope, items: Items, statement: Assign, uses: Counter[str], module: ModuleDef, like: Run
+    ) -> None:
+        super().__init__(scope, items, [[statement]], uses, module)
+        given = refs(statement.value)
+        self.is_regular = (
+            like.kept == [(0, 0)] == [*like.starts]
+            and len(like.turns[0]) == 1
+            and not like.own
+            and like.items.text(like.turns[-1][0]) == items.text(statement)
+            and len(given) == len(like.reads[0])
+            and self._is_listed(statement.targets[0], like.beside)
+        )
+        if self.is_regular:
+            self.reads, self.kept = like.reads, like.kept
+            self.starts = {(0, 0): given[like.reads[0].index((0, 0))]}
+
+    def _is_listed(self, value: str, beside: int) -> bool:
+        """True if a value is an item of a list with so many others."""
+        trees = (node for tree in self.scope.expressions() for node in walk(tree))
+        lists = [tree.elts for tree in trees if isinstance(tree, ast.List)]
+        return any(len(e) - 1 == beside and any(isinstance(i, Ref) and i.value == value for i in e) for e in lists)
 
 
 def is_range(values: list[float]) -> bool:
