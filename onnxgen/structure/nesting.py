@@ -11,17 +11,7 @@ from collections import ChainMap, Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnxgen.code.module_def import (
-    Assign,
-    If,
-    Member,
-    ModuleDef,
-    Statement,
-    assigned,
-    blocks,
-    change_own,
-    expressions,
-)
+from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Statement, assigned, blocks, change_own, expressions
 from onnxgen.code.quote import MemberRef, Ref, depth, members, put, refs, rewrite, walk
 from onnxgen.common.names import FileText
 from onnxgen.structure.clues import input_name, is_general, says_what

@@ -10,17 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 
-from onnxgen.code.module_def import (
-    Assign,
-    If,
-    ModuleDef,
-    Statement,
-    assigned,
-    expressions,
-    members_of,
-    spelled,
-    used,
-)
+from onnxgen.code.module_def import Assign, If, ModuleDef, Statement, assigned, expressions, members_of, spelled, used
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, put, quote, walk
 from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import ModulePath
