@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from onnxgen.scopes.tokens import Token, joined
 
-_LAYERS = ("conv", "point", "depth", "linear")  # all the layers that a body may have
 _MAX_BODIES = 16  # different residual bodies that are searched for
 
 
@@ -55,7 +54,7 @@ def _bodies(tokens: list[Token]) -> dict[Hashable, Body]:
             continue
         parts = [p for p in token.parts[:-1] if p not in token.skip]
         at = [i for i, p in enumerate(parts) if p.is_layer]
-        if len(at) > 1 and all(parts[i].kind in _LAYERS for i in at) and all(p.is_soft or p.is_layer for p in parts):
+        if len(at) > 1 and all(p.is_plain and (p.is_soft or p.is_layer) for p in parts):
             leading = [p.label for p in parts[: at[0]]]
             trailing = [p.label for p in parts[at[-1] + 1 :]]
             found[token.label] = Body(token.label, [parts[i].label for i in at], leading, trailing)

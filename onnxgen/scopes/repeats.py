@@ -14,7 +14,6 @@ from onnxgen.scopes.tokens import Token, Tokenizer, joined
 _MAX_UNIT = 64  # tokens in a unit
 _MAX_LEVELS = 4  # blocks nested in blocks
 _MAX_UNITS = 64  # different units that are searched for in a whole sequence
-_PLAIN = ("conv", "point", "depth", "linear")  # the layers of a stretch
 _MAIN = "norm act pool squeeze resize attention product add mul deconv drop softmax gate".split()  # what layers do
 _MIN_LAYERS = 4  # in a run of blocks; a run of plain layers needs more
 _MIN_STEPS = 12  # layers, norms and activations in a run, if a unit has a single layer with a matrix
@@ -206,7 +205,7 @@ class Arranger:
     def _stretches(self, tokens: list[Token], least: int) -> list[Token]:
         """Replace equal stretches of plain layers, such as the two convolutions of each level of a U-Net."""
         labels = [t.label for t in tokens]
-        plain = [_is_plain(t) for t in tokens]
+        plain = [t.is_plain for t in tokens]
         ends = [i for i in range(len(tokens) + 1) if i == len(tokens) or not plain[i]]
         stretches: Counter[tuple[Hashable, ...]] = Counter()
         start = 0
@@ -283,15 +282,11 @@ def _is_cut_off(unit: list[Token]) -> int:
         return 0
     if first.kind == "act" or (first.kind == "norm" and last.is_layer and not last.is_region):
         return 2
-    if _is_plain(first) and _is_plain(last) and not all(map(_is_plain, unit)):
+    if first.is_plain and last.is_plain and not all(t.is_plain for t in unit):
         return 2
     if last.kind.startswith("concat") and not last.is_region:
         return 2
     return 1 if first.kind in ("norm", "drop", "move", "scale", "pool", "run") else 0
-
-
-def _is_plain(token: Token) -> bool:
-    return token.is_soft or token.kind in _PLAIN
 
 
 def _is_worth(unit: list[Token], copies: int, least: int) -> bool:
@@ -318,8 +313,8 @@ def _occurrences(labels: list[Hashable], unit: tuple[Hashable, ...], free: _Mask
 def _is_torn(tokens: list[Token], start: int, size: int, starts: list[int]) -> bool:
     """True if a unit at `start` would tear a stretch of plain layers apart."""
     end = start + size
-    before = start > 0 and _is_plain(tokens[start - 1]) and _is_plain(tokens[start]) and start - size not in starts
-    after = end < len(tokens) and _is_plain(tokens[end]) and _is_plain(tokens[end - 1]) and end not in starts
+    before = start > 0 and tokens[start - 1].is_plain and tokens[start].is_plain and start - size not in starts
+    after = end < len(tokens) and tokens[end].is_plain and tokens[end - 1].is_plain and end not in starts
     return before or (after and not tokens[end].is_soft)
 
 

@@ -11,6 +11,7 @@ from onnxgen.scopes.kinds import SOFT, kind
 from onnxgen.scopes.regions import Region
 
 _ATTENTION = ("attention", "product")
+_PLAIN = ("conv", "point", "depth", "linear")
 _MAX_BLOCK_LAYERS = 12  # of a region that is the only one of its kind
 
 
@@ -48,6 +49,11 @@ class Token:
     def is_soft(self) -> bool:
         """True if two blocks may be alike of which only one has it."""
         return self.kind in SOFT
+
+    @property
+    def is_plain(self) -> bool:
+        """True if it is soft, or a layer as a stretch of plain layers has them."""
+        return self.is_soft or self.kind in _PLAIN
 
     @property
     def is_layer(self) -> bool:
