@@ -73,6 +73,22 @@ def test_a_method_ends_before_what_stands_between_its_statements(tmp_path: Path)
     assert "h1 = torch.erf(x)" in text and "self." not in text
 
 
+class Once(Towers):
+    """The gate of both towers is computed once, in the middle of the first one, as exporters write equal values."""
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        x = torch.tanh(self.fc1(x))
+        gate = torch.sigmoid(z)
+        x = self.fc3(torch.relu(self.fc2(x)) * gate + gate)
+        y = torch.tanh(self.fc1(y))
+        return x - self.fc3(torch.relu(self.fc2(y)) * gate + gate)
+
+
+def test_a_value_that_both_towers_need_parts_none_of_them(tmp_path: Path) -> None:
+    text = forward(Once(), vectors() * 3, tmp_path)
+    assert text.count("self.encode(") == 2 and "self.fc" not in text
+
+
 class Part(nn.Module):
     def __init__(self, size: int = 9) -> None:
         super().__init__()
