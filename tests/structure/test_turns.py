@@ -133,3 +133,23 @@ def test_neighbours_in_a_list_are_called_as_a_slice(tmp_path: Path) -> None:
     source = made(Skipping, tmp_path)
     assert "self.model[:2](x)" in source and "self.model[2:4](" in source and "self.model[5:](" in source
     assert "self.model = nn.Sequential(" in source
+
+
+class Again(nn.Module):
+    """One layer, three times, each time of what it has made; all that it has made is the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for _ in range(3):
+            x = self.layer(x)
+            found.append(x)
+        return torch.cat(found, 1)
+
+
+def test_calls_of_one_layer_are_a_loop_that_may_collect(tmp_path: Path) -> None:
+    source = made(Again, tmp_path, rows)
+    assert "for _ in range(3):\n            x = self.layer(x)\n            hidden_states.append(x)\n" in source
