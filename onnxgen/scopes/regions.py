@@ -180,18 +180,15 @@ class _Search:
         others, as SqueezeNet's, it narrows the input of the next block.
         """
         branches = [i for i in self.flow.after[fork] if fork >= 0 and self.flow.weighs[i]]
-        found, at = list[int](), merge
+        found = [merge]
         is_joined = len(branches) > 1 and kind(self.flow, merge).startswith("concat")
-        if not is_joined or not all(map(self._narrows, branches)):
-            return []
-        for wanted in (("point",), ("norm", "act"), ("act",)):
-            after = self.flow.after[at]
-            if len(after) == 1 and kind(self.flow, after[0]) in wanted and self.flow.before[after[0]] == [at]:
-                at = after[0]
-                found.append(at)
-            elif not found:
+        for wanted in ("point", "norm", "act") if is_joined and all(map(self._narrows, branches)) else ():
+            after = self.flow.after[found[-1]]
+            if len(after) == 1 and kind(self.flow, after[0]) == wanted and self.flow.before[after[0]] == found[-1:]:
+                found += after
+            elif found == [merge]:
                 break
-        return found
+        return found[1:]
 
     def _narrows(self, i: int) -> bool:
         """True if a vertex makes a map of fewer channels."""

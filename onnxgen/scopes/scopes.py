@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
 from itertools import groupby
 
 import onnx_ir as ir
@@ -29,13 +28,11 @@ class Writer:
 
     Attributes:
         classes: class names by path.
-        equal: how many blocks of the root have each label.
     """
 
     def __init__(self, flow: Flow, arranger: Arranger, taken: set[str]) -> None:
         self.flow, self.arranger, self.taken = flow, arranger, taken
         self.classes: dict[ModulePath, str] = {}
-        self.equal = Counter[Hashable]()
 
     def sequence(self, tokens: list[Token], path: ModulePath, listed: bool = False) -> None:
         """Write the paths of the runs and blocks in the sequence of the module at `path`.
@@ -43,8 +40,6 @@ class Writer:
         `listed`: a block alone is an item of a list, too, since equal modules have several.
         """
         found = [token for token in tokens if token.kind in ("run", "block")]
-        if not path:
-            self.equal.update(b.label for token in found for b in ([token] if token.kind == "block" else token.parts))
         groups = [group for token in found for group in self._groups(token, not path)]
         bases = [base_name(group[0], len(group) > 1 or listed, self._is_chain(group), not path) for group in groups]
         if "decoder_layers" in bases:
@@ -127,7 +122,7 @@ class Writer:
             self._body(parts[0], path)
             return
         roles = [part_name(p) if p.is_region else "" for p in parts]
-        roles = ["" if role == "branches" and self._is_own(p, block) else role for role, p in zip(roles, parts)]
+        roles = ["" if role == "branches" and _is_flat(p) else role for role, p in zip(roles, parts)]
         if any(p.crosses for p in parts) and roles.count("attn") > 1:
             cross = ["cross_attn" if part.crosses else "self_attn" for part in parts]
             roles = [own if role == "attn" else role for own, role in zip(cross, roles)]
@@ -139,12 +134,6 @@ class Writer:
         if not any(roles):
             self._gates(block.parts, path)
         self.sequence(block.parts if any(roles) else self.arranger.arrange(block.parts, top=False), path)
-
-    def _is_own(self, branches: Token, block: Token) -> bool:
-        """True if the layers of branches are the block's own: they are few, or plain and in no other block."""
-        is_plain = not any(p.is_region and p.is_layer for p in branches.parts)
-        counts = self.arranger.tokenizer.counts
-        return branches.weight < 4 or (is_plain and counts[branches.label] == self.equal[block.label])
 
     def _is_row(self, block: Token, path: ModulePath) -> bool:
         """True for an item of a list that is nothing but blocks which feed each other."""
@@ -195,6 +184,12 @@ class Writer:
     def _write(self, nodes: list[int], path: ModulePath) -> None:
         for i in nodes:
             set_scope(self.flow.nodes[i], path)
+
+
+def _is_flat(branches: Token) -> bool:
+    """True if the layers of branches are the block's own: they are few, or plain and nothing mixes their results."""
+    is_plain = not any(p.is_region and p.is_layer for p in branches.parts)
+    return branches.weight < 4 or (is_plain and branches.parts[-1].kind.startswith("concat"))
 
 
 def _without_ends(parts: list[Token]) -> list[Token]:

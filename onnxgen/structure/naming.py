@@ -95,7 +95,9 @@ class Names:
         name = self.clues.hint(value)
         hint = name.identifier()
         several = len(self.clues.given & self.arguments) > 1  # inputs of the graph
-        beside = len(self.arguments) > 1 and len(hint) > 1 and value not in self.uses.roles  # of other arguments
+        beside = (
+            len(self.arguments) > 1 and value in self.clues.own and value not in self.uses.roles
+        )  # of other arguments
         is_own = _IDENTIFIER.fullmatch(hint) and not is_made_up(name)
         if value in self.clues.given and (several or beside) and is_own:
             return hint
@@ -127,7 +129,7 @@ class Names:
             ended = self._release(needs[i], last, i, kept)
             for target in statement.targets:
                 if target not in self.names:
-                    wanted = self._wanted(target, statement, ended) if target in last else [UNUSED]
+                    wanted: list[str] = self._wanted(target, statement, ended) if target in last else [UNUSED]
                     self._take(target, wanted, ended.values())
                     if target not in last:
                         self._set_free(self.names[target])
