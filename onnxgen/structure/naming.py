@@ -95,9 +95,7 @@ class Names:
         name = self.clues.hint(value)
         hint = name.identifier()
         several = len(self.clues.given & self.arguments) > 1  # inputs of the graph
-        beside = (
-            len(self.arguments) > 1 and value in self.clues.own and value not in self.uses.roles
-        )  # of other arguments
+        beside = len(self.arguments) > 1 and value in self.clues.own and value not in self.uses.roles
         is_own = _IDENTIFIER.fullmatch(hint) and not is_made_up(name)
         if value in self.clues.given and (several or beside) and is_own:
             return hint
