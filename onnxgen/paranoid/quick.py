@@ -137,9 +137,10 @@ class QuickChecker(Checker):
 
     def _doubt(self, model: ir.Model, options: Options) -> bool:
         """Decide a second time which tensors are trained. Returns True if other ones are now."""
+        is_other = False
         with self._checking(TRAINABLE):
-            return self._doubted(wrong_decisions(model, options, MOST))
-        return False
+            is_other = self._doubted(wrong_decisions(model, options, MOST))
+        return is_other
 
     def _doubted(self, doubts: Iterable[Doubt]) -> bool:
         """Count doubts about what is trained, which tests refuse. Follow the second decision, which is silent unless it

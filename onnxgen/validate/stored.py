@@ -223,7 +223,7 @@ def hold(
     Raises:
         WrongTranslation: a tensor is lost, or a flag is wrong.
     """
-    trained, frozen, several = set[str](), set[str](), set[str]()
+    trained, frozen, several, others = set[str](), set[str](), set[str](), list[str]()
     for member in module.members:
         for key, source in member.keys.items():
             is_trained = key not in member.frozen and member.kind != "buffer"
@@ -231,8 +231,7 @@ def hold(
                 raise WrongTranslation(f"{member.state_key(key)} is trained, and is {source.dtype.name}")
             told = {decisions[name] for name in source.names if name in decisions}
             if told and is_trained not in told:
-                how = "trained" if is_trained else "not trained"
-                raise WrongTranslation(f"{member.state_key(key)} is {how}, which was decided otherwise")
+                others.append(f"{member.state_key(key)} is {'' if is_trained else 'not '}trained")
             (trained if is_trained else frozen).update(source.names)
             several.update(piece.name for piece in source.pieces if is_uniform(piece.tensor))
     asked = {name for name in stored.floats if options.trainable and re.search(options.trainable, name)}
@@ -247,5 +246,7 @@ def hold(
         raise WrongTranslation(f"{min(lost)!r} is a constant or a statistic, and is trained")
     if lost := frozen & (asked | weights):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not trained")
+    if others:
+        raise WrongTranslation(f"{others[0]}, which was decided otherwise")
     if options.quantized == "keep" and (lost := set(weights.difference(way_back, barred))):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not written back")

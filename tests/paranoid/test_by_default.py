@@ -179,7 +179,7 @@ BODY = "(int64 i, bool c, float[4,4] s) => (bool d, float[4,4] t) { d = Identity
         "small numbers",
         "rows of even numbers",
         "a number in each row",
-    ],  # fmt: skip
+    ],
 )
 def test_the_second_decision(
     stored: str, nodes: str, is_trained: bool, made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

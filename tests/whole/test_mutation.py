@@ -9,9 +9,13 @@ from collections import Counter
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import pytest
 
+import onnxgen.passes
+from benchmarks.mutation.graphs import passes_alone, simplified
 from benchmarks.mutation.mutants import by_statement, drawn
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.options import Options
 from tests.conftest import ROOT
 from tests.support import forked
@@ -46,6 +50,19 @@ def test_mistakes_in_a_condition(folder: Path) -> None:
     text = tried(folder, FILE, "if name not in self.busy and name not in self.reserved")
     found = Counter(line.partition(" ")[0] for line in text.splitlines() if f" {FILE}:" in line)
     assert found["stopped"] == 3 and found["equal"] == 1 and found["cosmetic"] == 4, text
+
+
+def test_the_graph_tells_what_a_pass_did(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it only notes something. Other stages run lines of some passes, too."""
+
+    def noting(model: ir.Model, options: Options) -> None:
+        SCOPE.set(next(iter(model.graph)), ("another",))
+
+    before, again = (simplified(folder / "pool" / "one", 60) for _ in range(2))
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [*onnxgen.passes.PASSES, noting])
+    assert before == again != simplified(folder / "pool" / "one", 60)
+    alone = passes_alone(ROOT / "onnxgen")
+    assert "passes/norms.py" in alone and "passes/trainable.py" not in alone and "passes/regular.py" not in alone
 
 
 def test_every_mistake_is_python() -> None:
