@@ -126,6 +126,7 @@ def test_the_second_decision_is_followed(
     "why",
     [
         "the exporter computed it, and not from a parameter",
+        "a tensor of one number that forward made",
         "the mean or standard deviation of the input",
         "a statistic of a BatchNorm, by its place",
     ],
