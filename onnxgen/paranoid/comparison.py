@@ -23,6 +23,7 @@ from onnxgen.paranoid.draws import (
     elements,
     facts_of,
     few_sizes,
+    shape_counts,
     sizes,
 )
 from onnxgen.paranoid.foreign import MICROSOFT, SHAPES
@@ -57,8 +58,10 @@ class Comparison:
         self.styles = [replace(s, integers=STYLES[0].integers, bytes=s.integers) for s in STYLES]
         self.styles = self.styles if self.trusts else list(STYLES)
         self.is_usual = all(step.domain == DOMAIN or usual.has(step.domain, step.op) for step in steps)
-        outputs = ((cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs)
-        self.is_half = any(facts_of(*value).dtype in HALVES for value in outputs)
+        outputs = [facts_of(cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs]
+        self.is_half = any(facts.dtype in HALVES for facts in outputs)
+        drawn = [facts_of(cone.picture, v) for cone in region.cones for v in cone.cuts]
+        self.shapes = shape_counts([*drawn, *outputs])
         self.has_epsilon = any("epsilon" in step.attributes for step in steps)
         self.more = list(more)
         self.fits = any(step.domain == MICROSOFT and step.op in SHAPES for step in region.before.steps)
@@ -135,9 +138,7 @@ class Comparison:
         return True if tells(expected) else None
 
     def _weight(self, numbers: dict[str, int]) -> int:
-        found = ((cone, [*cone.cuts, *(v for step in cone.steps for v in step.outputs)]) for cone in self.region.cones)
-        values = ((cone.picture, v) for cone, values in found for v in values)
-        return element_count((facts_of(*value) for value in values), numbers)
+        return element_count(self.shapes, numbers)
 
     def _on(self, numbers: dict[str, int]) -> str:
         """Compare both sides on some sizes. Raises `Broken` if only the second side fails on them."""

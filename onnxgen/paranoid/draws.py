@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ ENOUGH_ROWS = 3
 FEW_SIZES, ENOUGH_FEW = (*DRAWN_SIZES[:2], (33, 40, 36), (160,), (640,), (1,)), 3
 STATED, WIDEST = 6, 128  # number and limit of sizes stated by the file, tried if no others were conclusive
 MAX_DRAWN_ELEMENTS, FEW_DRAWN_ELEMENTS = 1_000_003, 2_003  # a larger tensor repeats them
+MAX_KEPT_ELEMENTS = 1 << 18  # elements of a tensor that is drawn once for several regions
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,17 @@ def facts_of(picture: Picture, value: ir.Value) -> Info:
     return found if found.dtype is not None and found.shape is not None else info(value)
 
 
-def element_count(facts: Iterable[Info], numbers: Mapping[str, int]) -> int:
-    """Return the number of elements of several values, without those of unknown shape."""
+def shape_counts(facts: Iterable[Info]) -> Counter[tuple[Dim, ...]]:
+    """Return how many values have each shape. Those of unknown shape are left out."""
+    return Counter(one.shape for one in facts if one.shape is not None)
+
+
+def element_count(shapes: Mapping[tuple[Dim, ...], int], numbers: Mapping[str, int]) -> int:
+    """Return the number of elements of several values. `shapes`: how many have each shape (`shape_counts`)."""
     total = 0
-    for one in facts:
+    for shape, count in shapes.items():
         with suppress(Untold):
-            total += math.prod(shape_of(one, numbers))
+            total += count * math.prod(_numbered(shape, numbers))
     return total
 
 
@@ -160,7 +167,11 @@ def shape_of(facts: Info, numbers: Mapping[str, int]) -> tuple[int, ...]:
     """Return a shape in numbers. Raises `Untold`."""
     if facts.shape is None:
         raise Untold("a value of unknown rank")
-    found = tuple(_number(dim, numbers) for dim in facts.shape)
+    return _numbered(facts.shape, numbers)
+
+
+def _numbered(shape: tuple[Dim, ...], numbers: Mapping[str, int]) -> tuple[int, ...]:
+    found = tuple(_number(dim, numbers) for dim in shape)
     if any(n < 0 for n in found):
         raise Untold("a size below 0")
     return found
@@ -225,9 +236,12 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
         flat = [evaluate(d, numbers) if isinstance(d, Sym) else d for d in facts.data.flat]
         return np.array(flat, facts.dtype.numpy()).reshape(shape)
     count = math.prod(shape)
-    flat = _few(facts.dtype, style, seed)[:count] if style in QUICK else _many(facts.dtype, count, style, seed)
     if style.filled is not None and seed % EVERY == style.filled[0] and facts.dtype != ir.DataType.STRING:
-        flat[:] = style.filled[1]
+        flat = np.full(count, style.filled[1])
+    elif style in QUICK:
+        flat = _few(facts.dtype, style, seed)[:count]
+    else:
+        flat = (_again if count <= MAX_KEPT_ELEMENTS else _many)(facts.dtype, count, style, seed)
     array = np.resize(flat, count).reshape(shape)
     if facts.dtype == ir.DataType.STRING:
         return array
@@ -238,6 +252,12 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
 @lru_cache(256)
 def _few(dtype: ir.DataType, style: Style, seed: int) -> Any:
     return _many(dtype, FEW_DRAWN_ELEMENTS, style, seed)
+
+
+@lru_cache(64)
+def _again(dtype: ir.DataType, count: int, style: Style, seed: int) -> Any:
+    """Return the same as `_many`: larger parts of the network are drawn what smaller ones were."""
+    return _many(dtype, count, style, seed)
 
 
 def _many(dtype: ir.DataType, count: int, style: Style, seed: int) -> Any:
@@ -258,5 +278,6 @@ def _flat(dtype: ir.DataType, count: int, style: Style, rng: np.random.Generator
         return rng.integers(low if dtype.is_signed() else max(0, low), high, count)
     flat = rng.uniform(-1, 1, count) if style.even else rng.standard_normal(count)
     flat = np.abs(flat) + 0.1 if style.positive else flat
-    flat[rng.random(count) < style.zeros] = 0
+    if style.zeros:
+        flat[rng.random(count) < style.zeros] = 0
     return flat.astype(np.float32) * np.float32(style.scale)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import FREED
 from onnxgen.paranoid.compare import unlike
-from onnxgen.paranoid.draws import STYLES, drawn, element_count
+from onnxgen.paranoid.draws import STYLES, drawn, element_count, shape_counts
 from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.region import Broken, Untold
 from onnxgen.paranoid.run import Side
@@ -34,7 +34,7 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
         name: NAMED_DIM_SIZE for facts in before.facts.values() for dim in facts.shape or () for name in symbols(dim)
     }
     try:
-        if element_count(before.facts.values(), numbers) > MAX_ELEMENTS:
+        if element_count(shape_counts(before.facts.values()), numbers) > MAX_ELEMENTS:
             return
         batches = [_inputs(model, before, numbers, freed.inputs, turn) for turn in range(BATCH_COUNT)]
         alone = [_outputs(model, before, single, numbers, batch) for batch in batches]

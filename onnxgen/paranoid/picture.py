@@ -83,6 +83,7 @@ class Picture:
         given: the inputs of all graphs.
         facts: what was known of each value.
         names: the name of each value.
+        used: the values that nodes with subgraphs use, as far as they were asked for (`region.uses`).
     """
 
     nodes: dict[ir.Node, Made] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class Picture:
     given: set[ir.Value] = field(default_factory=set)
     facts: dict[ir.Value, Info] = field(default_factory=dict)
     names: dict[ir.Value, str] = field(default_factory=dict)
+    used: dict[ir.Node, list[ir.Value]] = field(default_factory=dict)
 
     def is_known(self, value: ir.Value) -> bool:
         """Return True if a value has known elements and no node computes it."""

@@ -19,7 +19,7 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.paranoid import stands_rules  # noqa: F401  # imported to register its operators
 from onnxgen.paranoid.compare import CANCELLATION_ERROR, gap_of, unlike
 from onnxgen.paranoid.compare import RTOL_BY_TYPE as NARROW
-from onnxgen.paranoid.draws import DRAWN_SIZES, STYLES, Style, drawn, element_count, facts_of
+from onnxgen.paranoid.draws import DRAWN_SIZES, STYLES, Style, drawn, element_count, facts_of, shape_counts
 from onnxgen.paranoid.own import OWN, spread
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Untold
@@ -110,7 +110,7 @@ class Quantised:
             yield {name: row[i % len(row)] for i, name in enumerate(names)}
 
     def _computed(self, numbers: Mapping[str, int], style: Style) -> tuple[Stands, Stands]:
-        if element_count(map(info, filter(None, self.after.maker)), numbers) > MAX_ELEMENTS:
+        if element_count(shape_counts(map(info, filter(None, self.after.maker))), numbers) > MAX_ELEMENTS:
             raise Untold(f"more than {MAX_ELEMENTS:,} elements")
         given = {v: drawn(facts_of(self.before, v), numbers, style, True, i) for i, v in enumerate(self._inputs())}
         sides = [Stands(p, self.single, numbers, self.rounds) for p in (self.before, self.after)]

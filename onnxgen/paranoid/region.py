@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +17,9 @@ from onnxgen.paranoid.picture import Made, Picture
 MAX_SIDE_VALUES = 2000  # largest number of values on one side
 MAX_LEVELLED_NODES = 200  # nodes of both sides; larger regions are not cut at equal values
 MAX_DIGEST_ELEMENTS = 1 << 16  # elements of a constant; larger constants are not compared between regions
+
+
+CONTENTS: WeakKeyDictionary[ir.TensorProtocol, str] = WeakKeyDictionary()  # digests, while the tensors live
 
 
 class Untold(Exception):
@@ -177,16 +181,21 @@ class Regions:
 Picture_ = str  # "before" or "after"
 
 
-def uses(picture: Picture, made: Made) -> Iterator[ir.Value]:
-    """Yield the values that a node uses: its inputs, and outer values that its subgraphs read."""
-    yield from (v for v in made.inputs if v is not None)
-    for body in made.bodies:
-        inside = set(picture.graphs[body][0]) | set(body.initializers.values())
-        inner = [*picture.graphs[body][1]]
-        for step in picture.members.get(body, ()):
-            inside.update(step.outputs)
-            inner += uses(picture, step)
-        yield from (v for v in inner if v not in inside)
+def uses(picture: Picture, made: Made) -> Sequence[ir.Value]:
+    """Return the values that a node uses: its inputs, and outer values that its subgraphs read."""
+    found = picture.used.get(made.node)
+    if found is None:
+        found = [v for v in made.inputs if v is not None]
+        for body in made.bodies:
+            inside = set(picture.graphs[body][0]) | set(body.initializers.values())
+            inner = [*picture.graphs[body][1]]
+            for step in picture.members.get(body, ()):
+                inside.update(step.outputs)
+                inner += uses(picture, step)
+            found += [v for v in inner if v not in inside]
+        if made.bodies:
+            picture.used[made.node] = found
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- equal regions
@@ -233,11 +242,19 @@ def _constant(cone: Cone, value: ir.Value) -> str | None:
     if tensor is not None:
         if tensor.size > MAX_DIGEST_ELEMENTS or tensor.dtype == ir.DataType.STRING:
             return None
-        return f"{tensor.dtype} {_bytes(np.asarray(tensor.numpy()))}"
+        return _content(tensor)
     facts = cone.picture.facts[value]
     assert facts.data is not None
     symbolic = facts.data.dtype == object
     return f"{facts.dtype} " + (f"{facts.data.shape} {facts.data.tolist()}" if symbolic else _bytes(facts.data))
+
+
+def _content(tensor: ir.TensorProtocol) -> str:
+    """Return the type and the digest of a stored tensor, which no pass changes: it puts another in its place."""
+    found = CONTENTS.get(tensor)
+    if found is None:
+        found = CONTENTS[tensor] = f"{tensor.dtype} {_bytes(np.asarray(tensor.numpy()))}"
+    return found
 
 
 def _bytes(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> str:
@@ -249,6 +266,6 @@ def _attributes(step: Made) -> str:
     for name, attribute in sorted(step.attributes.items()):
         held = attribute.value
         if attribute.type == ir.AttributeType.TENSOR:
-            held = f"{held.dtype} {_bytes(np.asarray(held.numpy()))}"
+            held = _content(held)
         found.append(f"{name}={held!r}")
     return str(found)

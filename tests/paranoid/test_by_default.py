@@ -18,6 +18,7 @@ import onnxgen.passes
 from onnxgen.errors import STRICT, OnnxgenError, WrongRewrite, WrongTranslation
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
+from onnxgen.paranoid.draws import FILLED, QUICK, STYLES, drawn
 from onnxgen.paranoid.picture import take
 from onnxgen.paranoid.quick import PARANOID
 from onnxgen.paranoid.region import Broken
@@ -25,6 +26,7 @@ from onnxgen.paranoid.single import Single
 from onnxgen.passes import PASSES
 from onnxgen.pipeline import build
 from onnxgen.reader import read
+from onnxgen.shapes.info import Info
 from tests.conftest import SHARED
 
 trainable, retype, dynamic, text = (
@@ -324,3 +326,15 @@ def test_a_branch_of_what_nothing_computes_is_refused_in_words(paranoid: bool, t
         pytest.skip("the collection is not there")
     with pytest.raises(OnnxgenError, match="input cond2 was never computed"):
         build(path, Options(quantized="qat", paranoid=paranoid), tmp_path / "m.py")
+
+
+def test_a_draw_is_the_same_whenever_it_is_made() -> None:
+    """Arrays that are kept between regions are copied before anyone writes into them."""
+    facts = Info(ir.DataType.FLOAT, (4, 3))
+    for style in (*STYLES, *QUICK, *FILLED):
+        first = drawn(facts, {}, style, wide=False, seed=1)
+        kept = first.copy()
+        first[:] = 9
+        np.testing.assert_array_equal(drawn(facts, {}, style, wide=False, seed=1), kept)
+        filled = style.filled is not None and style.filled[0] == 1
+        assert first.dtype == np.float32 and (np.unique(kept).size == 1) == filled
