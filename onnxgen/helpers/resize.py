@@ -43,14 +43,12 @@ def resize(
         whole: "align_corners" is between whole sizes, as in PyTorch, even if a scale
             gives a fraction.
     """
-    n = len(axes)
-    old = [x.shape[a] for a in axes]
+    n, old, dtype = len(axes), [x.shape[a] for a in axes], x.dtype
     starts, ends = (list(roi[:n]), list(roi[n:])) if roi is not None else ([0.0] * n, [1.0] * n)
     cropped = coordinates == "tf_crop_and_resize"
     sizes, scales, widths = resize_targets(old, sizes, scales, policy, whole)
     if list(sizes) == old and not cropped:
         return x  # as onnxruntime, whatever the scales are
-    dtype = x.dtype
     if mode != "nearest" and dtype not in (torch.float32, torch.float64):
         x = x.float()
     missed = torch.zeros([1] * x.dim(), dtype=torch.bool, device=x.device)

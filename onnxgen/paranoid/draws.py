@@ -233,8 +233,8 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
         raise Untold(f"a {facts.kind} is given" if facts.kind != "tensor" else "a value of unknown type")
     shape = shape_of(facts, numbers)
     if facts.data is not None:
-        flat = [evaluate(d, numbers) if isinstance(d, Sym) else d for d in facts.data.flat]
-        return np.array(flat, facts.dtype.numpy()).reshape(shape)
+        known = [evaluate(d, numbers) if isinstance(d, Sym) else d for d in facts.data.flat]
+        return np.array(known, facts.dtype.numpy()).reshape(shape)
     count = math.prod(shape)
     if style.filled is not None and seed % EVERY == style.filled[0] and facts.dtype != ir.DataType.STRING:
         flat = np.full(count, style.filled[1])
