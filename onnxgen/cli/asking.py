@@ -72,12 +72,12 @@ def predict_command(
         tell(f"wrote {out}")
     elif out is None:
         _print(found, top, LIKELY_BOX if min_score is None else min_score)
-    return _said_of(learner)
+    return _said_of(learner, quiet)
 
 
-def _said_of(learner: Learner) -> int:
+def _said_of(learner: Learner, quiet: bool) -> int:
     """Tell what the values are, and what was left out. Returns the exit code."""
-    for text in dict.fromkeys(learner.notes):
+    for text in dict.fromkeys([*learner.notes, *([] if quiet else learner.fed)]):
         tell(f"note: {text}", to_errors=True)
     for text in learner.skipped:
         tell(f"skipped: {text}", to_errors=True)
@@ -133,7 +133,7 @@ def evaluate_command(
     with progress("loading PyTorch and Lightning", quiet or as_json):
         learner = _learner(run, device, weights, task=task, teacher=teacher)
     found = learner.evaluate(data, part=part)
-    for text in learner.notes:
+    for text in (*learner.notes, *([] if quiet else learner.fed)):
         tell(f"note: {text}", to_errors=True)
     if as_json:
         tell_json(found)

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import onnx
@@ -20,6 +19,7 @@ from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, did_you_mean, one_line
 from onnxgen.graph.catalogue import having
 from onnxgen.graph.traits import RESHAPE, SAME
+from onnxgen.output.labels import PREFIX
 from onnxgen.output.signature import Port
 from onnxgen.purpose.operators import softmax_of
 from onnxgen.surgery.ports import signature_of
@@ -29,9 +29,11 @@ from onnxgen.training.data.source import listed
 from onnxgen.training.endings import ending_of
 from onnxgen.training.known import known_of
 from onnxgen.training.model import load_model
+from onnxgen.training.runs.contract import fed_images
 from onnxgen.training.runs.record import code_of
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.oracle import Onnxruntime, Refused
+from onnxgen.weights.streamed import TRAINED
 
 Made = dict[str, Tensor]  # outputs and features by name
 _TYPES = {"float": "float32", "double": "float64"}  # onnxruntime's names of types that torch calls otherwise
@@ -68,9 +70,6 @@ class Network(Protocol):
 class OnnxNetwork:
     """An ONNX file, run by onnxruntime: on CUDA if the inputs are there and onnxruntime has it, else on the CPU."""
 
-    scale = ""
-    images: Mapping[str, Any] = MappingProxyType({})
-
     def __init__(self, path: Path, features: Sequence[str]) -> None:
         """`features` are names of further values of the graph.
 
@@ -93,6 +92,8 @@ class OnnxNetwork:
         self.sessions: dict[str, Onnxruntime] = {}
         self.inputs = tuple(map(_port, self._session("cpu").session.get_inputs()))
         self.sha256 = _sha256_of(path, self.model)
+        entries = {entry.key: entry.value for entry in self.model.metadata_props}
+        self.scale, self.images = fed_images(entries.get(PREFIX + TRAINED, ""))
 
     def _session(self, kind: str) -> Onnxruntime:
         if kind not in self.sessions:

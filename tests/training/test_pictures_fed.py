@@ -141,6 +141,15 @@ def test_a_run_and_its_file_keep_the_order(tmp_path: Path, capsys: pytest.Captur
         assert plan.settings.channel_order == "bgr" and plan.settings.resize == "corner" and plan.settings.beside == 7
     with pytest.raises(OnnxgenError, match="trained with --channel-order bgr, and the student gets rgb"):
         prepare(module, data, Settings(val=0, device="cpu", teacher=run, normalize=GIVEN, resize="corner"))
+    asked = Settings(val=0, device="cpu", teacher=run / "tuned.onnx", normalize=GIVEN, resize="corner")
+    for wrong, said in (
+        ({"resize": "line", "channel_order": "bgr"}, "--resize corner, and the student gets line"),
+        ({}, "--channel-order bgr, and the student gets rgb"),
+        ({"channel_order": "bgr", "normalize": "0,1"}, f"normalised by {GIVEN}, and the student gets 0/0/0,1/1/1"),
+    ):
+        with pytest.raises(OnnxgenError, match=f"the teacher .*tuned.onnx was trained with .*{said}"):
+            prepare(module, data, replace(asked, **wrong))
+    assert prepare(module, data, replace(asked, channel_order="bgr")).objectives
 
 
 class Same(nn.Module):

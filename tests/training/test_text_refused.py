@@ -13,6 +13,7 @@ import torch
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate
 from onnxgen.training.data import open_data
+from onnxgen.training.data.text.lines import read_jsonl
 from onnxgen.training.data.text.tokenizer import beside
 from onnxgen.training.settings import Settings
 from tests.training import texts
@@ -193,3 +194,14 @@ def test_a_tokenizer_is_looked_for_beside_generated_modules_alone(tmp_path: Path
     """The folder of another class is its library's, whose tokenizer is another model's."""
     made = network(tmp_path, x=("float32", ("n", 4)))
     assert beside(made)[0] == tmp_path and beside(torch.nn.Linear(1, 1)) == []
+
+
+def test_all_lines_that_can_not_be_read_are_told_at_once(tmp_path: Path) -> None:
+    """The first five of them."""
+    path = tmp_path / "x.jsonl"
+    for bad in (3, 9):
+        path.write_bytes(lines(*[GOOD[0], "{"] * bad))
+        with pytest.raises(OnnxgenError) as caught:
+            read_jsonl(path)
+        said = [problem.what.partition(" can't")[0] for problem in caught.value.problems]
+        assert said == [f"{path}, line {2 * n + 2}" for n in range(min(bad, 5))]

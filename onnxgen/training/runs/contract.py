@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.training.data.scales import scale_text
 from onnxgen.training.runs.folder import RECORD, TOKENIZER
 from onnxgen.training.runs.image import Image
 from onnxgen.training.runs.record import BOXES, Input, Record, Target
@@ -56,6 +58,26 @@ def contract(record: Record) -> dict[str, Any]:
     return {"version": VERSION, "inputs": inputs, "outputs": [_output(target) for target in record.targets]}
 
 
+def fed_images(text: str) -> tuple[str, dict[str, Any]]:
+    """Return how images are fed by the contract of a file: their `Settings.normalize`, and other settings by name.
+
+    They are "" and {} if the text is no contract, or its first input takes no images.
+    """
+    try:
+        first = json_object(text)["inputs"][0]
+        scale = (tuple(map(float, first["mean"])), tuple(map(float, first["std"])))
+        placed = {"middle": "letterbox"}.get(first["at"], first["at"]) if first["beside"] else "stretch"
+        said = {"channel_order": str(first["order"]).lower(), "resize": str(placed)}
+        return "none" if scale == plain_scale(first["channels"], _WHITE) else scale_text(scale), said
+    except (KeyError, TypeError, ValueError, IndexError):
+        return "", {}
+
+
+def plain_scale(channels: int, white: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation that leave values as they are, of a picture whose white is `white`."""
+    return (0.0,) * channels, (1 / white,) * channels
+
+
 def _input(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     known = {"name": entry.name, "column": entry.column, "dtype": entry.dtype, "shape": entry.shape}
     return {**known, "batch": entry.batch, **_made(entry, columns, settings)}
@@ -80,7 +102,8 @@ def _made(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any])
 def _image(image: Image) -> dict[str, Any]:
     """Return how bytes become the input; without a mean in the run, 255 becomes the white of its data."""
     fixed = {name: getattr(image, name) for name in ("channels", "height", "width", "beside", "at", "order", "axes")}
-    mean, std = image.mean or (0.0,) * image.channels, image.std or (1 / image.white,) * image.channels
+    plain = plain_scale(image.channels, image.white)
+    mean, std = image.mean or plain[0], image.std or plain[1]
     return {**fixed, "white": _WHITE, "mean": mean, "std": std}
 
 

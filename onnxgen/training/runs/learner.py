@@ -79,6 +79,7 @@ class Learner:
         named: the settings that the user named, beside the record.
         skipped: what `predict` left out.
         notes: what `predict` and `evaluate` say of other data.
+        fed: how they feed its images.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Learner:
         self.texts: tuple[str, ...] = ()
         self.skipped: list[str] = []
         self.notes: list[str] = []
+        self.fed: list[str] = []
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name
             self.texts = next((entry.columns for entry in self.record.inputs if entry.name == name), ())
@@ -369,7 +371,7 @@ class Learner:
             settings = replace(settings, inputs={})
         found = fit_to_model(source, self.model, settings, targets=targets)
         feeding = feed(found, self.model, settings, targets=False)
-        self.notes += [note for note in finished(found, feeding, self.record) if note not in self.notes]
+        self.fed = finished(found, feeding, self.record)
         return found
 
 

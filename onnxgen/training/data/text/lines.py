@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem, one_line
+from onnxgen.errors import OnnxgenError, Problem, Problems, one_line
 from onnxgen.training.data.source import Lists, Rows
 from onnxgen.training.data.table import TEXT, missing
 
+_NAMED = 5  # lines that are named, of those that can't be read
 _UTF8 = "save it in UTF-8"
 _FORM = 'an object in each line: {"text": "...", "label": "..."}'
 
@@ -40,16 +41,19 @@ def read_jsonl(path: Path) -> Rows:
     Raises:
         OnnxgenError: the file is not UTF-8, a line is no object, or there are none.
     """
-    rows, lines = [], []
+    rows, lines, problems = [], [], Problems()
     for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
         try:
             rows.append(json_object(line))
         except ValueError as error:
-            what = f"{path}, line {number} can't be read: {one_line(error, 200)}"
-            raise OnnxgenError(what, help=_FORM) from None
-        lines.append(number)
+            problems.add(f"{path}, line {number} can't be read: {one_line(error, 200)}", help=_FORM)
+            if len(problems.found) == _NAMED:
+                break
+        else:
+            lines.append(number)
+    problems.raise_if_any()
     if not rows or not (names := list(dict.fromkeys(name for row in rows for name in row))):
         raise OnnxgenError(f"{path} has no rows", help=_FORM)
     return Rows({name: _column(path, name, [row.get(name) for row in rows], lines) for name in names}, path, lines)
