@@ -177,7 +177,7 @@ def _check_model(run: Mapping[str, str]) -> None:
         raise OnnxgenError(f"there is no file or folder {model}", help=like(model, NAME))
     if not model.is_dir():
         python_file(model)
-    elif not run["data"]:
+    elif not run.get("data", DIGITS):
         raise OnnxgenError(f"the data of {model} was a Python object", help="name data with --data")
 
 

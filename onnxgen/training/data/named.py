@@ -58,10 +58,11 @@ def check_ports(ports: Sequence[Port], settings: Settings, problems: Problems) -
         _check_sizes(ports, settings)
     fixed = {port.dims[0] if port.dims else 0 for port in ports if port.name not in settings.const}
     every = [dim for port in ports for dim in port.dims or ("?",)]
-    if len(fixed) == 1 and all(isinstance(dim, int) for dim in every) and {0, settings.batch_size} & fixed == set():
-        (size,), port = fixed, next(port for port in ports if port.name not in settings.const)
-        what = f"input {port.name!r} {_shown(port)} fixes the batch at {size}, but --batch-size is "
-        problems.add(f"{what}{settings.batch_size}", help=for_fixed(int(size), settings))
+    # Another number may be no batch: [16, 80] are frames of one sample, which the data would tell.
+    if fixed == {1} and all(isinstance(dim, int) for dim in every) and settings.batch_size != 1:
+        port = next(port for port in ports if port.name not in settings.const)
+        what = f"input {port.name!r} {_shown(port)} fixes the batch at 1, but --batch-size is {settings.batch_size}"
+        problems.add(what, help=for_fixed(1, settings))
 
 
 def for_fixed(batch: int, settings: Settings) -> str:
@@ -102,11 +103,11 @@ def check_table(
         return
     if any(map(_are_files, columns.values())):  # a list of images or sounds, whose columns get other names
         return
-    for option, name in _asked(settings):
+    for option, name in _asked(settings, columns):
         if name not in columns:
             problems.add(f"{option}: the data has no such column (it has {listed(columns)})")
     target = settings.target if isinstance(settings.target, str) else target_called(columns)
-    used = [name for _, name in _asked(settings)]
+    used = [name for _, name in _asked(settings, columns)]
     plain = settings.task in ("auto", "classification", "outputs") and settings.teacher is None
     for name in (*used, *([target] if plain and settings.target is None else ())):
         if settings.table == "none" and isinstance(gap := columns.get(name), Problem):
@@ -116,16 +117,14 @@ def check_table(
         refuse_classes(sorted({str(value) for value in values}))
 
 
-def _asked(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield what is given, and each column that it names."""
+def _asked(settings: Settings, columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is given, and each column that it names: `a+b` names two, unless a column is called so."""
     said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
     targets = [settings.target] if isinstance(settings.target, str) else [*said.values()]
-    for option, given in (*(("--inputs", f"{name}={c}") for name, c in settings.inputs.items()),):
-        for column in given.rpartition("=")[2].split("+"):
-            yield f"{option} {printable(given)}", column.strip()
-    for target in targets:
-        for column in target.split("+"):
-            yield f"--target {printable(target)}", column.strip()
+    given = [(f"--inputs {name}={printable(whole)}", whole) for name, whole in settings.inputs.items()]
+    for option, whole in given + [(f"--target {printable(whole)}", whole) for whole in targets]:
+        for column in [whole] if whole in columns else whole.split("+"):
+            yield option, column.strip()
 
 
 def _is_text(values: Any) -> bool:
