@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -25,6 +27,7 @@ from onnxgen.training.data.letterbox import Placing
 from onnxgen.training.prepare import prepare
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
+from tests.conftest import ROOT
 from tests.training.shipping import entries, need_same, shipped, with_entry
 from tests.training.shipping import network as exported
 from tests.training.small import network
@@ -33,6 +36,7 @@ RNG = np.random.default_rng(0)
 RAW = Settings(val=0, normalize="none", batch_size=1)
 Model = Callable[..., nn.Module]
 MEANS, DEVIATIONS = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+PAGE = ROOT / "docs" / "EXPORT.md"
 GIVEN = "0.1/0.2/0.3,0.4/0.5/0.6"
 
 
@@ -152,6 +156,27 @@ def test_a_run_and_its_file_keep_the_order(tmp_path: Path, capsys: pytest.Captur
     assert prepare(module, data, replace(asked, channel_order="bgr")).objectives
 
 
+def test_the_short_program_of_the_page_follows_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what `predict` says, and stops where images keep their proportions."""
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    program = next(text for text in programs if "Image.open" in text)
+    module = exported(tmp_path, Means(), torch.zeros(2, 3, 6, 5), names="image", output="scores")
+    data = folders(tmp_path / "data")
+    Image.fromarray(pixels(9, 4, 3)).save(tmp_path / "three.png")
+    monkeypatch.chdir(tmp_path)
+    for given in ({"channel_order": "bgr"}, {"channel_order": "rgb"}, {"resize": "line"}):
+        run = shipped(module, data, tmp_path / "-".join(given.values()), normalize=GIVEN, **given)
+        shutil.copy(run / "tuned.onnx", "digits.onnx")
+        found: dict[str, Any] = {}
+        if "resize" in given:
+            with pytest.raises(AssertionError, match="images keep their proportions"):
+                exec(program, found)
+            continue
+        exec(program, found)
+        (wanted,) = load(run, device="cpu").predict(tmp_path / "three.png")
+        assert found["probabilities"] == pytest.approx(wanted.probabilities, rel=1e-5)
+
+
 class Same(nn.Module):
     """Returns the image, times one."""
 
@@ -215,6 +240,32 @@ def test_gray_is_right_and_below_alone(kind: str, how: str, model: Model, tmp_pa
     )
     np.testing.assert_array_equal(found[..., :10], wanted.transpose(0, 3, 1, 2))
     assert (found[..., 10:] == 127).all()
+
+
+@pytest.mark.parametrize("kind", ["shards", "pairs for vectors"])
+def test_other_sources_of_files_are_placed_and_ordered_alike(kind: str, model: Model, tmp_path: Path) -> None:
+    images = [pixels(5, 5, 3) for _ in range(4)]
+    if kind == "shards":
+        data: Path = tmp_path / "data-000.tar"
+        with tarfile.open(data, "w") as shard:
+            for n, image in enumerate(images):
+                Image.fromarray(image).save(tmp_path / "a.png")
+                (tmp_path / "a.cls").write_text(str(n % 2))
+                shard.add(tmp_path / "a.png", f"{n}.png"), shard.add(tmp_path / "a.cls", f"{n}.cls")
+    else:
+        data = tmp_path / "data"
+        for n, image in enumerate(images):
+            for member in ("anchor", "positive"):
+                (data / member).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image).save(data / member / f"{n}.png")
+    settings = replace(RAW, resize="line", beside=9, channel_order="bgr")
+    settings = replace(settings, task="embedding") if kind != "shards" else settings
+    found = open_data(data, model(3, 5, 15), settings)
+    assert found.train is not None and any("order BGR" in note for note in found.notes)
+    made = next(x for x in found.train.take(range(4), 0).values() if x.ndim >= 4)
+    whole = np.full((4, 3, 5, 15), 9.0)
+    whole[..., :5] = np.stack(images)[..., ::-1].transpose(0, 3, 1, 2)
+    np.testing.assert_array_equal(made[:: len(made) // 4], whole)
 
 
 def test_what_lies_on_images_that_move_is_refused(model: Model, tmp_path: Path) -> None:
