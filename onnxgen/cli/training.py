@@ -53,7 +53,7 @@ def train_command(
     chosen: dict[str, Any] = given
     with problems.gathered():
         chosen = {**_configured(config, given), **given}
-    before = model if model is not None and model.is_dir() else None
+    before = _trained_on(model, chosen)
     values = {**(_of_run(before, data, chosen) if before is not None else {}), **chosen}
     run = {name: str(values[name]) for name in NOT_SETTINGS if name in values}
     settings = _sound(_of_settings(values), problems)
@@ -78,6 +78,13 @@ def _restarted(given: dict[str, Any]) -> dict[str, Any]:
     """Return what the command line gives; a job that was started again goes on (`--restartable`)."""
     places = {name: given[name] for name in ("restartable", "resume", "out") if name in given}
     return {**given, "resume": True} if restarted(Settings(**places)).resume else given
+
+
+def _trained_on(model: Path | None, chosen: Mapping[str, Any]) -> Path | None:
+    """Return the run that is named as the model, also by a configuration file that names no data; else None."""
+    if model is None and not chosen.get("resume") and "data" not in chosen:
+        model = Path(chosen["model"]) if "model" in chosen else None
+    return model if model is not None and model.is_dir() else None
 
 
 def _of_run(before: Path, data: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +164,7 @@ def _check(run: dict[str, str], settings: Settings, problems: Problems, quiet: b
     with problems.gathered():
         _check_model(run)
     sound = len(problems.found) == before
-    if "data" not in run and first_process() and not quiet:
+    if "data" not in run and first_process() and not quiet and not problems.found:
         tell("no --data is given: trains on the digits, 1,797 images of 8x8 that come with scikit-learn")
     data = run.setdefault("data", DIGITS)
     if is_path(data) and not is_there(data):

@@ -140,6 +140,10 @@ def test_a_run_and_its_file_keep_the_order(tmp_path: Path, capsys: pytest.Captur
     np.testing.assert_allclose([*found.probabilities.values()], wanted, atol=1e-6)
     assert cli(["predict", str(run), str(tmp_path / "new.png")]) == 0
     assert "note: colours are fed in the order BGR" in capsys.readouterr().err
+    (tmp_path / "next.toml").write_text('model = "run"\nmax-steps = 1\nworkers = 0\ndevice = "cpu"\n')
+    assert cli(["train", "--config", str(tmp_path / "next.toml"), "--out", str(tmp_path / "on"), "-q"]) == 0
+    on = read_record(tmp_path / "on")  # on the run's own data, as it was fed
+    assert on.parts == read_record(run).parts and on.inputs == read_record(run).inputs
     for model in (run, learner.model):  # other data, as that of the training
         plan = prepare(model, data, Settings(val=0, device="cpu", out=tmp_path / "next"))
         assert plan.settings.channel_order == "bgr" and plan.settings.resize == "corner" and plan.settings.beside == 7
