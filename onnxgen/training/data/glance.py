@@ -41,10 +41,11 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     kinds = {file.suffix.lower() for file in _files(path)} if is_folder else set[str]()
     with problems.gathered():
         _need_packages(path, kinds, boxes, settings)
+    lacking = bool(problems.found)
     check_words(settings, problems)
     if (found := _signature_of(model)) is not None and not boxes:  # of a detector another part may be trained
         check_ports(found.inputs, settings, problems)
-    if boxes:
+    if boxes and not lacking:  # they read its file, and write the part of the detector that is trained
         with problems.gathered():
             _refuse_boxes(path, model, settings)
     plain = settings.teacher is None and settings.noise is None and settings.task in _AUTO
