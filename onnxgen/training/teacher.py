@@ -70,6 +70,8 @@ class Network(Protocol):
 class OnnxNetwork:
     """An ONNX file, run by onnxruntime: on CUDA if the inputs are there and onnxruntime has it, else on the CPU."""
 
+    images: Mapping[str, Any]
+
     def __init__(self, path: Path, features: Sequence[str]) -> None:
         """`features` are names of further values of the graph.
 
