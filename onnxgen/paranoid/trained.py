@@ -193,6 +193,8 @@ class Rules:
 
     def is_unfounded(self, value: ir.Value, why: str) -> bool:
         """Return True if a reason surely does not apply."""
+        if "no gradient reaches" in why:
+            return value in self.reach.sure
         if "the exporter" in why or "forward made" in why:
             return not self.is_recorded
         if "deviation of the input" in why:

@@ -128,6 +128,7 @@ def test_the_second_decision_is_followed(
     "why",
     [
         "the exporter computed it, and not from a parameter",
+        "no gradient reaches it from an output",
         "a tensor of one number that forward made",
         "the mean or standard deviation of the input",
         "a statistic of a BatchNorm, by its place",
