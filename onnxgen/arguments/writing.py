@@ -59,7 +59,7 @@ class _Writer:
         }
         defaults = {names[i].partition("[")[0]: str(a.number) for i, a in needed.items()}
         if whole:
-            defaults[whole] = str((*(argument.number for argument in table),))
+            defaults[whole] = str((*(argument.number for argument in sorted(table, key=_entry)),))
         made = [Parameter(name, "int", default if is_root else None) for name, default in defaults.items()]
         own = sum(parameter.default is None for parameter in tree.parameters)
         counts = {names[i] for i, argument in needed.items() if _is_count(argument)}
@@ -95,6 +95,11 @@ def _passed(needed: list[Argument], names: dict[int, str]) -> list[ast.expr]:
     whole = sum(argument.entry is not None for argument in needed) > 1
     texts = {id(a): names[id(a)].partition("[")[0] if whole and a.entry is not None else names[id(a)] for a in needed}
     return [quote(text) for text in dict.fromkeys(texts.values())]
+
+
+def _entry(argument: Argument) -> int:
+    assert argument.entry is not None
+    return argument.entry
 
 
 def _is_count(argument: Argument) -> bool:

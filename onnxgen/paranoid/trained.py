@@ -294,7 +294,7 @@ def _may_be_statistic(node: ir.Node, place: int) -> bool:
 
 def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
     """Return True if network inputs are shifted or divided by a tensor before anything else."""
-    scales = _op(node) in ("Sub", "Div") and node.inputs[1] is value
+    scales = _op(node) in ("Sub", "Div", "Scaler") and node.inputs[0] is not value
     return scales and _is_input(node.inputs[0], inputs, 8, (JOINS, VIEW, STRIDES, SAME, STANDARDISES))
 
 

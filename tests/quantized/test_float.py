@@ -46,7 +46,7 @@ def source(path: Path) -> str:
 
 def test_it_reads_as_the_original_did(files: Path) -> None:
     text = source(quantised("cnn-QOperator-s8s8-channels", files))
-    assert "2 * channels, 2 * channels, kernel_size=3, padding=1, groups=2 * channels" in text
+    assert "widths[1], widths[1], kernel_size=3, padding=1, groups=widths[1]" in text
     assert "x = F.relu(self.conv2(x))" in text and "round" not in text
     text = source(quantised("transformer-QDQ-u8s8", files))
     assert "F.scaled_dot_product_attention(q, k, v)" in text and "F.gelu(self.up(" in text

@@ -73,7 +73,7 @@ def test_an_optional_submodule_is_an_identity_elsewhere(case: Case, tmp_path: Pa
     assert re.search(r"self, in_channels, out_channels, stride=1\)", " ".join(block.split()))
     assert "self.downsample = nn.Identity()\n        if stride != 1 or in_channels != out_channels:\n" in block
     assert "self.downsample(x)" in block
-    assert re.search(r"(\w+)\(channels, channels\),\s+\1\(channels, 2 \* channels, stride=2\),", source)
+    assert re.search(r"(\w+)\(widths\[0\], widths\[0\]\),\s+\1\(widths\[0\], widths\[1\], stride=2\),", source)
 
 
 class Inverted(nn.Module):

@@ -73,7 +73,7 @@ def test_lines_have_their_nodes() -> None:
     _, lines, nodes = traced(CNN, Options(), Path("m.py"))
     of = {line.strip(): nodes.get(number, []) for number, line in enumerate(lines, 1)}
     assert of["x = F.relu(self.conv1(image))"] == ["/conv1/Conv", "/Relu"]
-    assert of["self.conv1 = nn.Conv2d(in_channels, channels, kernel_size=3)"] == ["/conv1/Conv", "/Relu"]
+    assert of["self.conv1 = nn.Conv2d(in_channels, widths[0], kernel_size=3)"] == ["/conv1/Conv", "/Relu"]
     made = {name for names in nodes.values() for name in names}
     assert made == {node.name for node in onnx.load(CNN).graph.node if node.op_type != "Constant"}
 

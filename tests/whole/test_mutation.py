@@ -47,7 +47,7 @@ def tried(folder: Path, file: str, text: str) -> str:
 
 def test_mistakes_in_a_condition(folder: Path) -> None:
     """Of all that can be wrong in one condition some make a wrong module, some other names, some nothing."""
-    text = tried(folder, FILE, "if name not in self.busy and name not in self.reserved")
+    text = tried(folder, FILE, "if name not in self.busy and name not in gone")
     found = Counter(line.partition(" ")[0] for line in text.splitlines() if f" {FILE}:" in line)
     assert found["stopped"] == 3 and found["equal"] == 1 and found["cosmetic"] == 4, text
 
