@@ -48,8 +48,8 @@ def window_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim], ceil_mode: b
     result: list[Dim] = []
     for i, size in enumerate(sizes):
         span = size + pads[i] + pads[i + count] - (kernel[i] - 1) * dilations[i] - 1
-        if isinstance(span, int) and span < 0:  # the window is larger than its input: runtimes disagree
-            result.append(n.fresh(i + 2))
+        if isinstance(span, int) and (span <= -strides[i] if ceil_mode else span < 0):
+            result.append(n.fresh(i + 2))  # the window is larger than its input: runtimes disagree
         elif ceil_mode:
             inside = floordiv(size + pads[i] - 1, strides[i])  # last window that starts before the end padding
             result.append(dim_min(ceildiv(span, strides[i]), inside) + 1)

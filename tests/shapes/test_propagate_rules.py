@@ -102,6 +102,13 @@ CASES: list[tuple[str, int, str, str, str]] = [
         "y = MaxPool<kernel_shape=[3], strides=[2], pads=[1, 1], ceil_mode=1>(x)",
         "n, 1, (h + 2)//2",
     ),
+    (
+        "a window that rounding up lets reach further than its input",
+        13,
+        "float[n, 1, 1] x",
+        "y = AveragePool<kernel_shape=[2], strides=[2], ceil_mode=1>(x)",
+        "n, 1, 1",
+    ),
     ("means", 18, "float[n, m, 3] x", "y = ReduceMean<keepdims=0>(x, {1, -1})", "n"),
     ("places", 13, "float[n, m, 4] x", "y = ArgMax<axis=1, keepdims=0>(x)", "n, 4"),
     ("places in rows", 13, "float[n, m, 4] x", "y = ArgMin<axis=-1>(x)", "n, m, 1"),
