@@ -20,7 +20,7 @@ from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.images import MEASURED
-from onnxgen.training.data.prepared import Tuples
+from onnxgen.training.data.prepared import Tuples, unaugmented
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
@@ -199,7 +199,7 @@ def _part(data: Data, name: str | None) -> Samples:
         raise OnnxgenError(f"the part of the data must be one of {', '.join(PREFERRED_PARTS)}, not {name!r}")
     for wanted in PREFERRED_PARTS if name is None else (name,):
         if wanted in data.parts:
-            return data.parts[wanted]
+            return unaugmented(data.parts[wanted])  # `Data` that was opened for a training may have augmentation
     raise OnnxgenError(f"{data.name} has no samples{f' to {name}' if name else ''}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,14 @@ class Prepared:
     def column(self, name: str) -> Tensor | None:
         """Return the column as it is stored, before the step."""
         return column_of(self.samples, name)
+
+
+def unaugmented(samples: Samples) -> Samples:
+    """Return samples as they are measured: without the augmentation of a training part."""
+    if not isinstance(samples, Prepared):
+        return samples
+    drawn = [name for name, step in samples.steps.items() if getattr(step, "augment", None) is not None]
+    return replace(samples, steps={**samples.steps, **{n: replace(samples.steps[n], augment=None) for n in drawn}})
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from onnxgen.common.names import visible
 from onnxgen.surgery.example import evaluating
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.images import ToInput
-from onnxgen.training.data.prepared import Prepared
+from onnxgen.training.data.prepared import Prepared, unaugmented
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.goals.goal import Goal, Shown
 from onnxgen.training.goals.language import LABELS, Tokens
@@ -45,9 +45,10 @@ def examples(plan: Plan, model: nn.Module) -> bytes | None:
     Args:
         model: on the CPU.
     """
-    samples = plan.data.test or plan.data.val or plan.data.train
+    assert plan.data.train is not None
+    samples = plan.data.test or plan.data.val or unaugmented(plan.data.train)
     column = next((c for c in plan.feeding.inputs if isinstance(_step(samples, c), ToInput)), None)
-    if samples is None or column is None:
+    if column is None:
         return None
     found = list(_asked(plan, model, samples, column))
     if len(found) <= 1 or all(one.loss == found[0].loss for one in found):  # there is no order among them

@@ -74,7 +74,7 @@ class Learner:
         run: the folder.
         record: see `Record`: classes, inputs, settings, results.
         model: in eval mode.
-        settings: those of the run, for its data.
+        settings: those of the run, for its data, which are not augmented.
         texts: the columns of text that it was trained on; () if it reads none.
         named: the settings that the user named, beside the record.
         skipped: what `predict` left out.
@@ -87,7 +87,7 @@ class Learner:
     ) -> None:
         self.run, self.record = run, read_record(run)
         self.named: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-        self.settings = replace(self.record.settings_for(run), device=device, resume=False)
+        self.settings = replace(self.record.settings_for(run), device=device, resume=False, augment="none")
         if self.named.get("task", self.settings.task) != self.settings.task:
             what = f"{run} was trained with the task {self.settings.task}, not {self.named['task']}"
             raise OnnxgenError(what, help="leave --task out, or name that one")
@@ -208,7 +208,7 @@ class Learner:
     def _is_copy(self, data: Any) -> bool:
         """Return True if data, split as that of the run, has the same parts: a copy, or the same in another place."""
         try:
-            found = open_data(data, self.model, replace(self.settings, augment="none"))
+            found = open_data(data, self.model, self.settings)
         except OnnxgenError:  # other data may have no such column, or be too small for these parts
             return False
         return _parts_of(found) == self.record.parts
@@ -220,7 +220,7 @@ class Learner:
         if isinstance(own, str) and is_path(own) and not is_there(own):
             what = f"the data of {self.run} is gone: there is no {own}"
             raise OnnxgenError(what, help="say where it is now, with --data; in Python: evaluate(data)")
-        found = open_data(own, self.model, replace(self.settings, augment="none"))
+        found = open_data(own, self.model, self.settings)
         name = self._part(part)
         samples, then = found.parts.get(name), self.record.parts.get(name)
         if samples is None or then is None:
