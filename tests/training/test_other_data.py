@@ -13,11 +13,15 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from onnxgen.cli import run as cli
 from onnxgen.training import evaluate, fit, load, open_model
-from onnxgen.training.data import open_data
+from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.prepared import unaugmented
+from onnxgen.training.runs.record import read_record
+from onnxgen.training.runs.seen import _each, digests
 from onnxgen.training.settings import Settings
 from samples.tasks.scenes import draw_scenes, write_masks, write_yolo
+from tests.training import texts
 from tests.training.small import network
 from tests.training.test_data_placed import convolution
 from tests.training.test_goals_images import Net
@@ -107,3 +111,80 @@ def test_data_that_was_opened_for_a_training_is_not_augmented(tmp_path: Path) ->
         opened = open_data(path, model, Settings(augment=augment, normalize="0,1"))
         losses.append(evaluate(model, opened, part="train", device="cpu", workers=0))
     assert losses[0] == losses[1]
+
+
+# ---- samples that were trained on ------------------------------------------------------------------------------------
+
+
+def classes(path: Path) -> tuple[torch.nn.Module, Path]:
+    return photos(path), folder(path / "data", range(9))
+
+
+def listed(path: Path) -> tuple[torch.nn.Module, Path]:
+    folder(path / "data", range(9))
+    lines = [f"{'abc'[seed % 3]}/{seed}.png,{'abc'[seed % 3]}" for seed in range(9)]
+    (path / "data" / "labels.csv").write_text("\n".join(["image,label", *lines]))
+    return photos(path), path / "data"
+
+
+def table(path: Path) -> tuple[torch.nn.Module, Path]:
+    (path / "data.csv").write_text("\n".join(["p,q,target", *(f"{n},{n * n},{'abc'[n % 3]}" for n in range(9))]))
+    return network(path, x=("float32", ["n", 2])), path / "data.csv"
+
+
+def sounds(path: Path) -> tuple[torch.nn.Module, Path]:
+    soundfile = pytest.importorskip("soundfile")
+    for n in range(9):
+        (path / "data" / "abc"[n % 3]).mkdir(parents=True, exist_ok=True)
+        soundfile.write(path / "data" / "abc"[n % 3] / f"{n}.wav", np.full(16, n / 20), 8000)
+    return network(path, x=("float32", ["n", 16])), path / "data"
+
+
+KINDS = {**dict.fromkeys((classes, listed, table, sounds), "auto"), **TASKS}
+
+
+@pytest.mark.parametrize("shares", [{"val": 0.3}, {"val": 0.0}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_training_sample_has_a_digest(kind: Kind, shares: dict[str, float], tmp_path: Path) -> None:
+    """Also if other parts were drawn from the data; and a copy of a sample has the same, wherever it stands."""
+    model, path = kind(tmp_path)
+    settings = Settings(normalize="none", task=KINDS[kind])
+    data, whole = (open_data(path, model, replace(settings, **some)) for some in (shares, {"val": 0.0}))
+    feeding = feed(data, model, settings)
+    parts = [set(_each(digests(samples, feeding.inputs))) for samples in data.parts.values()]
+    assert whole.train is not None
+    assert [len(part) for part in parts] == [len(samples) for samples in data.parts.values()]
+    assert set.union(*parts) == set(_each(digests(whole.train, feeding.inputs))) and len(set.union(*parts)) == 9
+
+
+def test_what_is_drawn_for_a_sample_is_not_in_its_digest(tmp_path: Path) -> None:
+    settings = Settings(normalize="0,1", val=0.0, augment="flip,noise", task="image-to-image", noise=0.1)
+    arrays = {"image": np.stack([np.asarray(picture(seed)) for seed in range(9)])}
+    ahead, later = (open_data(x, Net(ins=3, outs=3), settings) for x in (arrays, {"image": arrays["image"][::-1]}))
+    one, other = (digests(data.parts["train"], ["image"]) for data in (ahead, later))
+    assert one != other and sorted(_each(one)) == sorted(_each(other)) and len(set(_each(one))) == 9
+
+
+@pytest.mark.parametrize("task", ["language-model", "masked-language-model", "embedding"])
+def test_texts_are_told_whatever_their_padding_and_masks(task: str, tmp_path: Path) -> None:
+    file = texts.tokenizer(tmp_path)
+    net = texts.WithMask(texts.bert("MaskedLM", texts.size(file)) if task[0] == "m" else texts.gpt2(texts.size(file)))
+    settings = Settings(tokenizer=file, task=task, val=0.0)
+    names = ["anchor", "positive"] if task == "embedding" else ["text", "n"]
+    rows = [[text, text[::-1] if task == "embedding" else 1] for text in texts.SENTENCES]
+    found = []
+    for some in (rows, [rows[4], rows[2]]):  # which are shorter than others
+        data = open_data(texts.table(tmp_path / "x.csv", names, some), net, settings)
+        found.append([*_each(digests(data.parts["train"], feed(data, net, settings).inputs, data.text))])
+    assert found[1] == [found[0][4], found[0][2]] and len(set(found[0])) == 6
+
+
+def test_samples_of_which_a_part_was_held_back_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit(photos(tmp_path), folder(tmp_path / "data", range(18)), val=0.2, out=tmp_path / "run", **QUICK)
+    (trained,) = [part.samples for name, part in read_record(tmp_path / "run").parts.items() if name == "train"]
+    folder(folder(tmp_path / "more", range(18)), range(100, 103))
+    assert cli(["evaluate", "run", "--data", "more", "--device", "cpu"]) == 0
+    assert f"{trained} of 21 samples were trained on" in capsys.readouterr().err

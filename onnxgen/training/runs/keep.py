@@ -138,7 +138,8 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     record = _record(plan, named, signature)
     tokenizing = plan.data.text.tokenizing if plan.data.text is not None else None
     found = Kept(record, tokenizer=tokenizing.kept() if tokenizing is not None else {})
-    found.samples = digests(plan.data.train, plan.feeding.inputs) if first_process() else b""
+    if first_process():
+        found.samples = digests(plan.data.train, plan.feeding.inputs, plan.data.text)
     if plan.adapter is not None:
         found.record = replace(record, module="", note=ADAPTED)
         found.metadata = {KEY: plan.adapter.to_json(), SIGNATURE: signature.to_json()}

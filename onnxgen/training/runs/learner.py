@@ -38,7 +38,7 @@ from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
 from onnxgen.training.runs.record import BOXES, Part, Target, going_on, is_same, read_record
-from onnxgen.training.runs.seen import count_seen
+from onnxgen.training.runs.seen import count_seen, digests
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import run_words
 
@@ -176,7 +176,7 @@ class Learner:
         if (samples := data.parts.get(name)) is None:
             return
         inputs = feed(data, self.model, settings).inputs
-        if seen := count_seen(self.run, samples, inputs):
+        if seen := count_seen(self.run, digests(samples, inputs, data.text)):
             what = f"{seen:,} of {counted(len(samples), 'sample')} were trained on"
             self.notes.append(f"{what}: the numbers say little about new ones")
 

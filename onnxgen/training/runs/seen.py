@@ -6,51 +6,98 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from torch import Tensor
+
+from onnxgen.training.data.arrays import Subset
+from onnxgen.training.data.fitting import Plain
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.images import ToInput
-from onnxgen.training.data.prepared import Prepared
+from onnxgen.training.data.prepared import Prepared, Tuples
 from onnxgen.training.data.samples import Samples
+from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.streaming.stream import stream_of
+from onnxgen.training.data.text.columns import Text
+from onnxgen.training.data.text.masking import Masked
+from onnxgen.training.data.tuples import Together
 
 SAMPLES = "samples.bin"  # in the folder of a run
 MOST = 1_000_000  # samples; of more, and of streamed ones, no digests are kept
 _LENGTH, _BATCH = 8, 256
 
 
-def digests(samples: Samples, inputs: Sequence[str]) -> bytes:
+def digests(samples: Samples, inputs: Sequence[str], text: Text | None = None) -> bytes:
     """Return a digest of each sample, one behind the other; b"" if there would be too many, or reading takes long.
 
-    Of files it is that of their contents, else that of what the inputs get, without augmentation and targets.
+    Of files it is that of their contents, of texts that of their tokens, else that of what the inputs get, without what
+    is drawn and without targets.
+
+    Args:
+        inputs: the columns of the inputs.
+        text: how texts became token ids; None if they did not.
     """
-    stored = samples.samples if isinstance(samples, Prepared) else samples
-    if isinstance(stored, Files) and len(stored) <= MOST:
-        paths = [path for path in stored.paths if isinstance(path, Path)]
-        return b"".join(_digest(path.read_bytes()) for path in paths)
-    fast = getattr(stored, "in_memory", False) and stream_of(samples) is None
-    if not fast or len(samples) > MOST or type(samples) is not Prepared:
+    if len(samples) > MOST or stream_of(samples) is not None:
         return b""
-    steps = {n: replace(s, augment=None, noise=0.0) if isinstance(s, ToInput) else s for n, s in samples.steps.items()}
-    return b"".join(_rows(replace(samples, steps={name: steps[name] for name in inputs})))
+    if (files := _files(samples)) is not None:
+        return b"".join(_digest(b"".join(path.read_bytes() for path in of_sample)) for of_sample in files)
+    if not isinstance(samples, Prepared) or not samples.in_memory:
+        return b""
+    plain = replace(samples, steps={name: _undrawn(step) for name, step in samples.steps.items()})
+    if text is not None and text.tokenizing is not None:
+        return b"".join(map(_digest, _rows(plain, [text.ids], text.tokenizing.pad)))
+    return b"".join(map(_digest, _rows(plain, sorted(samples.members if isinstance(samples, Tuples) else inputs))))
 
 
-def _rows(samples: Prepared) -> Iterator[bytes]:
+def _files(samples: Samples) -> Sequence[tuple[Path, ...]] | None:
+    """Return the files of each sample, one for each input; None if samples are of no files."""
+    if isinstance(samples, Subset):
+        whole = _files(samples.samples)
+        return None if whole is None else [whole[index] for index in samples.indices.tolist()]
+    if isinstance(samples, Prepared):
+        return _files(samples.samples)
+    if isinstance(samples, Together):
+        return list(zip(*(files.paths for files in samples.files.values())))  # type: ignore[arg-type]
+    if isinstance(samples, (Files, Sounds)) and all(isinstance(path, Path) for path in samples.paths):
+        return [(path,) for path in samples.paths]  # type: ignore[misc]
+    return None
+
+
+def _undrawn(step: Any) -> Any:
+    """Return a step that draws nothing: no augmentation, noise or masked tokens. It makes the same of equal samples."""
+    if isinstance(step, ToInput):
+        return replace(step, augment=None, noise=0.0)
+    return Plain(step.dtype, step.shape) if isinstance(step, Masked) else step
+
+
+def _rows(samples: Prepared, columns: Sequence[str], pad: int | None = None) -> Iterator[bytes]:
+    """Yield what columns have of each sample; of a tuple, of all its members. `pad`: the token that fills texts up."""
     for start in range(0, len(samples), _BATCH):
-        batch = samples.take(range(start, min(start + _BATCH, len(samples))), 0)
-        arrays = [batch[name].float().contiguous().numpy() for name in sorted(batch)]
-        yield from (_digest(b"".join(array[row].tobytes() for array in arrays)) for row in range(len(arrays[0])))
+        which = range(start, min(start + _BATCH, len(samples)))
+        batch = samples.take(which, 0)
+        arrays = [batch[name].reshape(len(which), -1, *batch[name].shape[1:]) for name in columns]
+        for of_sample in zip(*arrays):
+            yield b"".join(_bytes(member, pad) for members in of_sample for member in members)
+
+
+def _bytes(member: Tensor, pad: int | None) -> bytes:
+    if pad is None:
+        return member.float().contiguous().numpy().tobytes()
+    tokens = member.numpy()
+    return np.append(tokens[: np.flatnonzero(tokens != pad).max(initial=-1) + 1], pad).tobytes()
 
 
 def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=_LENGTH).digest()
 
 
-def count_seen(run: Path, samples: Samples, inputs: Sequence[str]) -> int:
-    """Return how many of these samples a run was trained on, as far as its digests tell."""
+def count_seen(run: Path, found: bytes) -> int:
+    """Return how many of the samples with these digests a run was trained on, as far as its own digests tell."""
     if not (run / SAMPLES).is_file():
         return 0
     known = set(_each((run / SAMPLES).read_bytes()))
-    return sum(one in known for one in _each(digests(samples, inputs)))
+    return sum(one in known for one in _each(found))
 
 
 def _each(found: bytes) -> Iterator[bytes]:
